@@ -5,7 +5,7 @@
 
 use inlane_ntb::device::Ntb;
 use inlane_ntb::fault::Faults;
-use inlane_ntb::handshake::protocol::{Handshake, ROW, Row};
+use inlane_ntb::handshake::protocol::{Handshake, ROW, ScratchpadRow};
 use inlane_ntb::handshake::{self, Offer};
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_ntb::window::Window;
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     let row: [u32; ROW] =
         std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
     let mut side = Handshake::new(1, 512, 512, true);
-    let _ = (Row::decode(&row), side.read(&row));
+    let _ = (ScratchpadRow::decode(&row), side.read(&row));
 
     let (from, to) = (pair.layout.notifications(1), pair.layout.landing());
     if let (Some(at), Some(value)) = (words.next(), words.next()) {

@@ -16,7 +16,7 @@ use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
 use inlane_pgas::launch::{HEAP, Job, MoverChoice, variables};
-use inlane_pgas::transport::select::Kind;
+use inlane_pgas::transport::select::TransportKind;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -85,7 +85,7 @@ struct Run {
     /// How the PEs communicate: windows (on one machine) or ucx (UCX: shared memory, TCP or RDMA between any
     /// machines) [default: INLANE_NTB_TRANSPORT, else windows]
     #[arg(long, value_name = "TRANSPORT")]
-    transport: Option<Kind>,
+    transport: Option<TransportKind>,
     /// Over ucx: the address of this machine at which the PEs meet [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
@@ -137,7 +137,7 @@ impl Run {
             Some(kind) => kind,
             None => variables::transport()?.unwrap_or_default(),
         };
-        if let Some(address) = self.address.filter(|_| transport != Kind::Ucx) {
+        if let Some(address) = self.address.filter(|_| transport != TransportKind::Ucx) {
             let why = "it applies to --transport ucx only; add --transport ucx, or leave --address out";
             return Err(Error::invalid(format!("--address {address}"), why).into());
         }

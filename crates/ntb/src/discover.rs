@@ -14,7 +14,7 @@ pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
 /// The kind of a device that is or may be a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum BridgeKind {
     /// An NTB that a driver of the kernel holds. inlane does not support such bridges yet.
     Hardware,
     /// A device of the class that NTBs have, without an NTB driver. It may be another chipset device.
@@ -29,7 +29,7 @@ pub struct Bridge {
     /// PCI address.
     pub address: String,
     /// The kind of the device.
-    pub kind: Kind,
+    pub kind: BridgeKind,
     /// The kernel driver that holds the device.
     pub driver: Option<String>,
 }
@@ -43,9 +43,9 @@ fn bridge(sysfs: &Sysfs, address: Address) -> Option<Bridge> {
     let device = Device::read(sysfs, address).ok()?;
     let is_ntb = device.driver.as_deref().is_some_and(|driver| DRIVERS.contains(&driver));
     let kind = match (device.vendor, device.device) {
-        IVSHMEM => Kind::Ivshmem,
-        _ if is_ntb => Kind::Hardware,
-        _ if device.class == OTHER_BRIDGE => Kind::OtherBridge,
+        IVSHMEM => BridgeKind::Ivshmem,
+        _ if is_ntb => BridgeKind::Hardware,
+        _ if device.class == OTHER_BRIDGE => BridgeKind::OtherBridge,
         _ => return None,
     };
     Some(Bridge { address: address.to_string(), kind, driver: device.driver })
@@ -53,7 +53,7 @@ fn bridge(sysfs: &Sysfs, address: Address) -> Option<Bridge> {
 
 /// Explains why the twin is the back-end: no NTB is among `bridges`, or those are not supported yet.
 pub fn why_twin(bridges: &[Bridge]) -> String {
-    match bridges.iter().find(|bridge| bridge.kind == Kind::Hardware) {
+    match bridges.iter().find(|bridge| bridge.kind == BridgeKind::Hardware) {
         Some(Bridge { address, driver, .. }) => format!(
             "the default back-end; the NTB at {address} (driver {}) is not supported yet",
             driver.as_deref().unwrap_or("unknown")
@@ -89,7 +89,7 @@ mod tests {
         device(root.path(), "0000:00:02.0", &ids("0x8086", "0x1533", "0x020000"), Some("igb"));
         device(root.path(), "0000:00:03.0", &ids("0x1af4", "0x1110", "0x050000"), Some("vfio-pci"));
         let found: Vec<_> = bridges(&sysfs).into_iter().map(|bridge| bridge.kind).collect();
-        assert_eq!(found, [Kind::OtherBridge, Kind::Ivshmem]);
+        assert_eq!(found, [BridgeKind::OtherBridge, BridgeKind::Ivshmem]);
         assert!(why_twin(&bridges(&sysfs)).contains("no NTB driver holds"), "the class alone proves nothing");
         device(root.path(), "0000:80:01.0", &ids("0x1022", "0x148b", "0x068000"), Some("ntb_hw_amd"));
         let why = why_twin(&bridges(&sysfs));

@@ -35,7 +35,7 @@ pub use mover::MoverChoice;
 pub use session::{AnySession, Session, UcxSession};
 
 use crate::error::{Error, Result};
-use crate::transport::select::Kind;
+use crate::transport::select::TransportKind;
 use hub::JobHub;
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::fault::Faults;
@@ -83,7 +83,7 @@ pub struct Job {
     /// Size of each PE's symmetric heap in bytes.
     pub heap_bytes: u64,
     /// How the PEs communicate.
-    pub transport: Kind,
+    pub transport: TransportKind,
     /// Over UCX: the address of this machine at which the launcher's TCP server listens for the PEs.
     pub address: IpAddr,
     /// The completion mode of waits.
@@ -105,7 +105,7 @@ impl Default for Job {
         Self {
             pes: 2,
             heap_bytes: HEAP,
-            transport: Kind::Windows,
+            transport: TransportKind::Windows,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             completion: CompletionMode::Adaptive,
             faults: String::new(),
@@ -245,7 +245,7 @@ impl Job {
             attached: false,
             finished: false,
             gone: false,
-            may_abort: self.transport == Kind::Ucx,
+            may_abort: self.transport == TransportKind::Ucx,
             lost: None,
             ended: None,
         })

@@ -22,7 +22,7 @@ impl Context {
 /// because all threads may use any context.
 const OPTIONS: i64 = 0b111;
 
-struct State {
+struct ContextState {
     team: Team,
     set: Set,
 }
@@ -33,9 +33,9 @@ static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Returns the state of a context other than the default one. `None` for SHMEM_CTX_INVALID.
 #[inline]
-fn state(context: Context) -> Option<&'static State> {
+fn state(context: Context) -> Option<&'static ContextState> {
     // SAFETY: other handles are addresses of states, which live as long as the process.
-    (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const State) })
+    (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const ContextState) })
 }
 
 /// Converts a PE's number in the context's team to its number in the job. For a number outside the team,
@@ -57,11 +57,11 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
     // SAFETY: the caller's pointer is valid, as the specification demands.
     unsafe { context.write(Context::INVALID) };
     let (Some(set), 0) = (teams::set(team), options & !OPTIONS) else { return -1 };
-    let made = State { team, set };
+    let made = ContextState { team, set };
     let address = match FREE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
         Some(address) => {
             // SAFETY: the state's context has ended, so the program does not use the state.
-            unsafe { (address as *mut State).write(made) };
+            unsafe { (address as *mut ContextState).write(made) };
             address
         }
         None => Box::into_raw(Box::new(made)) as usize,

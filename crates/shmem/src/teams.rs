@@ -36,7 +36,7 @@ const NUM_CONTEXTS: i64 = 1;
 
 /// This PE's view of a team: its PEs, its configuration and its channel.
 #[derive(Clone)]
-pub struct State {
+pub struct TeamState {
     set: Set,
     config: TeamConfig,
     /// The channel of the team's collectives. `None` for the team of all PEs, and if a PE had no free place
@@ -44,7 +44,7 @@ pub struct State {
     channel: Option<Arc<Channel>>,
 }
 
-impl State {
+impl TeamState {
     /// Returns what to pass to the team's collectives: its channel or, if it has none, its set of PEs.
     pub fn group(&self) -> Group<'_> {
         self.channel.as_deref().map_or(self.set.into(), Group::from)
@@ -52,23 +52,23 @@ impl State {
 }
 
 /// The predefined team SHMEM_TEAM_SHARED.
-static SHARED: OnceLock<State> = OnceLock::new();
+static SHARED: OnceLock<TeamState> = OnceLock::new();
 
-fn shared() -> State {
+fn shared() -> TeamState {
     let set = match setup::all_reachable() {
         true => world().all(),
         false => Set { start: world().me(), stride: 1, size: 1 },
     };
     let channel = Some(Arc::new(world().fixed_channel(set)));
-    State { set, config: TeamConfig::default(), channel }
+    TeamState { set, config: TeamConfig::default(), channel }
 }
 
 /// The memory of a team's state, to which handles of the team point. `None` after the team was destroyed.
-type Slot = Mutex<Option<State>>;
+type Slot = Mutex<Option<TeamState>>;
 
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 
-fn make(state: State) -> Team {
+fn make(state: TeamState) -> Team {
     let slot = match FREE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
         Some(slot) => slot,
         None => Box::leak(Box::new(Slot::new(None))),
@@ -83,10 +83,10 @@ fn slot(team: Team) -> Option<&'static Slot> {
 }
 
 /// Returns this PE's view of `team`. Returns `None` if `team` is invalid or was destroyed.
-pub fn state(team: Team) -> Option<State> {
+pub fn state(team: Team) -> Option<TeamState> {
     match team {
         Team::INVALID => None,
-        Team::WORLD => Some(State { set: world().all(), config: TeamConfig::default(), channel: None }),
+        Team::WORLD => Some(TeamState { set: world().all(), config: TeamConfig::default(), channel: None }),
         Team::SHARED => Some(SHARED.get_or_init(shared).clone()),
         _ => slot(team)?.lock().unwrap_or_else(PoisonError::into_inner).clone(),
     }
@@ -166,7 +166,7 @@ pub unsafe fn split_strided(
         let Some(set) = subset(parent.set, start, stride, size) else { return -1 };
         if set.index(world().me()).is_some() {
             let channel = check(world().open_channel(parent.group(), set)).map(Arc::new);
-            team.write(make(State { set, config, channel }));
+            team.write(make(TeamState { set, config, channel }));
         }
     }
     0

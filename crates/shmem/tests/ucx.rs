@@ -4,7 +4,7 @@ mod compiling;
 
 use compiling::compile;
 use inlane_pgas::launch::Job;
-use inlane_pgas::transport::select::Kind;
+use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
 use std::ffi::OsString;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn has_ucx(test: &str) -> bool {
 /// Runs a program as a job of `pes` PEs over UCX with the transports `methods` (UCX_TLS). Returns the status
 /// and the reason for a failure.
 fn run(program: &Path, methods: &str, pes: u32, arguments: &[&str]) -> (i32, Option<String>) {
-    let job = Job { pes, heap_bytes: 64 << 20, transport: Kind::Ucx, ..Job::default() };
+    let job = Job { pes, heap_bytes: 64 << 20, transport: TransportKind::Ucx, ..Job::default() };
     let all = [format!("UCX_TLS={methods}").into(), program.into()];
     let all: Vec<OsString> = all.into_iter().chain(arguments.iter().map(Into::into)).collect();
     job.run(&"env".into(), &all).unwrap()

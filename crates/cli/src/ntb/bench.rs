@@ -16,11 +16,11 @@ use inlane_ntb::discover::bridges;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::{Address, Sysfs};
 use inlane_pgas::bench::{
-    LEAST_MOVED, Measurements, Operation, Part, Plan, Point, Started, Ucx, WindowResult, figure, findings,
-    results,
+    LEAST_MOVED, MeasuredOperation, Measurements, Part, Plan, Point, StartedMover, UcxPerftest, WindowResult,
+    figure, findings, results,
 };
 use inlane_pgas::launch::{Job, MoverChoice, is_in_job, variables};
-use inlane_pgas::transport::select::Kind;
+use inlane_pgas::transport::select::TransportKind;
 use inlane_report::{Line, Plot, Scale};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct Bench {
     /// How the PEs communicate: windows, or ucx [default: INLANE_NTB_TRANSPORT, else windows; ucx in a job on
     /// several machines]
     #[arg(long, value_name = "TRANSPORT", conflicts_with = "ivshmem")]
-    transport: Option<Kind>,
+    transport: Option<TransportKind>,
     /// Also measure the put of this ucx_perftest in turns with inlane's: by shared memory, or with
     /// --transport ucx as UCX_TLS says. Both of its processes run on this machine
     #[arg(long, value_name = "PROGRAM")]
@@ -109,10 +109,10 @@ fn part(text: &str) -> Result<Part, &'static str> {
 
 /// Starts the mover. Unlike in `inlane ntb run`, the mover may be a GPU, because the bench allocates the
 /// windows' memory itself and can register it with the GPU.
-fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
+fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<StartedMover> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
-        MoverChoice::Twin(_) => Ok(Started { mover: mover.start_twin()?, reach: Box::new(Ok) }),
+        MoverChoice::Twin(_) => Ok(StartedMover { mover: mover.start_twin()?, reach: Box::new(Ok) }),
     }
 }
 
@@ -129,13 +129,13 @@ fn check_mover(mover: &MoverChoice) -> inlane_pgas::error::Result<()> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
+fn through_gpu(number: u32) -> inlane_pgas::error::Result<StartedMover> {
     let why = "this program was built without the cargo feature cuda; build it with --features cuda";
     Err(Error::device_environment(format!("gpu:{number}"), why).into())
 }
 
 #[cfg(feature = "cuda")]
-fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
+fn through_gpu(number: u32) -> inlane_pgas::error::Result<StartedMover> {
     use inlane_core::region::{Location, Region};
     use inlane_cuda::{Gpu, GpuStagedCopy};
     let core = |error: inlane_cuda::Error| Error::from(error);
@@ -149,7 +149,7 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
         };
         Ok(gpu.register(&host).map_err(core)?)
     };
-    Ok(Started { mover, reach: Box::new(reach) })
+    Ok(StartedMover { mover, reach: Box::new(reach) })
 }
 
 /// Checks that a program exists: at its path, or in a folder of PATH if its name has no slash.
@@ -205,10 +205,10 @@ impl Bench {
             None => variables::transport()?.unwrap_or_default(),
         };
         let mover = self.mover();
-        if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == Kind::Windows {
+        if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == TransportKind::Windows {
             check_mover(&mover)?;
         }
-        if kind == Kind::Ucx && (self.only == Some(Part::Mover) || self.mover.is_some()) {
+        if kind == TransportKind::Ucx && (self.only == Some(Part::Mover) || self.mover.is_some()) {
             let flag = if self.mover.is_some() { "--mover" } else { "--only mover" };
             let why = "UCX has no mover; leave it out, or choose --transport windows";
             return Err(Error::invalid(flag, why).into());
@@ -217,10 +217,10 @@ impl Bench {
             sizes: self.sizes.0.clone(),
             batch_us: self.duration.as_micros() as u64,
             repeats: self.repeats,
-            ucx: self.ucx.clone().map(|program| Ucx {
+            ucx: self.ucx.clone().map(|program| UcxPerftest {
                 program,
                 repeats: self.ucx_repeats,
-                by_environment: kind == Kind::Ucx,
+                by_environment: kind == TransportKind::Ucx,
             }),
             transport: self.transport,
             only: self.only,
@@ -261,7 +261,7 @@ impl Bench {
         })
     }
 
-    fn measure(&self, plan: &Plan, transport: Kind) -> anyhow::Result<Measurements> {
+    fn measure(&self, plan: &Plan, transport: TransportKind) -> anyhow::Result<Measurements> {
         let out = std::env::temp_dir().join(format!("inlane-ntb-bench-{}.json", std::process::id()));
         let arguments = ["ntb", "bench-pe", "--plan", &serde_json::to_string(plan)?, "--out"]
             .into_iter()
@@ -301,7 +301,7 @@ impl Bench {
         document.notes.push(
             "source and destination are the same memory each time, so small sizes stay in caches".into(),
         );
-        if points.iter().any(|point| point.operation == Operation::PeerPut) {
+        if points.iter().any(|point| point.operation == MeasuredOperation::PeerPut) {
             let peer = match windows {
                 true => {
                     "the peer is ucx_perftest -t ucp_put_bw with UCX_TLS=shm,self,tcp on the same two processors"
@@ -327,14 +327,17 @@ fn plot(points: &[Point], only: Option<Part>, twin: bool, ucx: bool) -> Plot {
         Line { points, ..Line::new(name, panel) }
     };
     let lines = if only == Some(Part::Puts) {
-        let operations = [Operation::Put, Operation::PlainCopy, Operation::PeerPut];
-        let of = |operation: Operation| {
+        let operations = [MeasuredOperation::Put, MeasuredOperation::PlainCopy, MeasuredOperation::PeerPut];
+        let of = |operation: MeasuredOperation| {
             let points = figure(points, operation).into_iter().flat_map(|(_, points)| points).collect();
             line(points, operation.name().into(), "puts, issued")
         };
         operations.into_iter().map(of).filter(|line| !line.points.is_empty()).collect()
     } else {
-        let panels = [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "put, delivered")];
+        let panels = [
+            (MeasuredOperation::PutByMover, "by mover"),
+            (MeasuredOperation::PutDelivered, "put, delivered"),
+        ];
         let of = |(operation, panel)| {
             let modes = figure(points, operation).into_iter();
             modes.map(move |(completion, points)| line(points, completion, panel))

@@ -12,7 +12,7 @@ use clap::Args;
 use inlane_core::result::{Cell, Document, NotTaken, PathExplanation, Row};
 use inlane_core::units;
 use inlane_ntb::device::{Capabilities, Ntb, Ordering};
-use inlane_ntb::discover::{Bridge, Kind, bridges, why_twin};
+use inlane_ntb::discover::{Bridge, BridgeKind, bridges, why_twin};
 use inlane_ntb::fault::Faults;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::twin::{Hub, Twin};
@@ -31,7 +31,7 @@ pub struct Info {
     /// How the PEs communicate: windows, or ucx. For ucx, two PEs of this machine connect
     /// [default: INLANE_NTB_TRANSPORT, else windows]
     #[arg(long, value_name = "TRANSPORT", conflicts_with_all = ["ivshmem", "mover"])]
-    transport: Option<select::Kind>,
+    transport: Option<select::TransportKind>,
     /// Show this ivshmem device, given by its PCI address and bound to vfio-pci [default: the twin, a
     /// software model of a PCIe bridge]
     #[arg(long, value_name = "ADDRESS")]
@@ -101,8 +101,8 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
     };
     let not_taken = bridges.iter().filter_map(|bridge| {
         let why = match bridge.kind {
-            Kind::Hardware => "hardware bridges are not supported yet",
-            Kind::Ivshmem if ivshmem.is_none() => "not requested; give --ivshmem with its address",
+            BridgeKind::Hardware => "hardware bridges are not supported yet",
+            BridgeKind::Ivshmem if ivshmem.is_none() => "not requested; give --ivshmem with its address",
             _ => return None,
         };
         Some(NotTaken { path: bridge.address.clone(), why: why.into() })
@@ -139,12 +139,12 @@ impl Info {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document = Document::new("ntb info");
         document.results = vec![match self.transport {
-            Some(select::Kind::Ucx) => {
+            Some(select::TransportKind::Ucx) => {
                 TransportInfo::Ucx(Box::new(UcxInfo::find("--transport asks for it")?))
             }
             None if self.ivshmem.is_none()
                 && self.mover.is_none()
-                && variables::transport()? == Some(select::Kind::Ucx) =>
+                && variables::transport()? == Some(select::TransportKind::Ucx) =>
             {
                 TransportInfo::Ucx(Box::new(UcxInfo::find("INLANE_NTB_TRANSPORT asks for it")?))
             }
@@ -258,9 +258,9 @@ impl BridgeInfo {
         }
         cells.extend(self.bridges.iter().map(|bridge| {
             let kind = match bridge.kind {
-                Kind::Hardware => "NTB, not supported yet",
-                Kind::OtherBridge => "class 0680 without an NTB driver",
-                Kind::Ivshmem => "ivshmem",
+                BridgeKind::Hardware => "NTB, not supported yet",
+                BridgeKind::OtherBridge => "class 0680 without an NTB driver",
+                BridgeKind::Ivshmem => "ivshmem",
             };
             let driver = bridge.driver.as_deref().unwrap_or("no driver");
             Cell::new("found", format!("{} {kind} ({driver})", bridge.address))

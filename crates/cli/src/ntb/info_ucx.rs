@@ -7,7 +7,7 @@ use clap::Args;
 use inlane_core::result::{Cell, PathExplanation};
 use inlane_pgas::launch::{AnySession, Job};
 use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
-use inlane_pgas::transport::select::Kind;
+use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::{Capabilities, Transport};
 use inlane_pgas::world::World;
@@ -69,7 +69,7 @@ impl UcxInfo {
         let out = std::env::temp_dir().join(format!("inlane-ntb-info-{}.json", std::process::id()));
         let arguments = ["ntb", "info-pe", "--out"].map(Into::into);
         let arguments: Vec<_> = arguments.into_iter().chain([out.clone().into_os_string()]).collect();
-        let job = Job { pes: 2, heap_bytes: 1 << 20, transport: Kind::Ucx, ..Job::default() };
+        let job = Job { pes: 2, heap_bytes: 1 << 20, transport: TransportKind::Ucx, ..Job::default() };
         let this = std::env::current_exe().context("finding this program")?;
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let found = std::fs::read(&out);

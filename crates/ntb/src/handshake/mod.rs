@@ -134,7 +134,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
     }
 }
 
-fn check_sizes(peer: u32, own: &protocol::Row, row: &protocol::Row) -> Result<()> {
+fn check_sizes(peer: u32, own: &protocol::ScratchpadRow, row: &protocol::ScratchpadRow) -> Result<()> {
     let refuse = |why: String| Err(Error::Window { peer, why });
     if own.inbound_pages > row.limit_pages {
         return refuse(format!(

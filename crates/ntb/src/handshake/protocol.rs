@@ -17,13 +17,13 @@
 
 /// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
 pub const VERSION: u16 = 1;
-/// The number of scratchpads that hold a [`Row`].
+/// The number of scratchpads that hold a [`ScratchpadRow`].
 pub const ROW: usize = 8;
 const MAGIC: u32 = 0x4e54;
 
 /// The values of a row: what one side tells its peer through scratchpads during the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct ScratchpadRow {
     /// Protocol version of the writer.
     pub version: u16,
     /// Epoch of the writer: not 0, and a different one for each process and each reconnection.
@@ -43,7 +43,7 @@ fn check(words: &[u32]) -> u32 {
     words.iter().fold(0x811C_9DC5, |hash, word| (hash ^ word).wrapping_mul(0x0100_0193))
 }
 
-impl Row {
+impl ScratchpadRow {
     /// Returns the scratchpad values, to be written in ascending order.
     pub fn encode(&self) -> [u32; ROW] {
         let mut words = [
@@ -109,25 +109,32 @@ pub enum NextStep {
 /// One side of the handshake with one peer.
 #[derive(Clone, Debug)]
 pub struct Handshake {
-    own: Row,
-    peer: Option<Row>,
+    own: ScratchpadRow,
+    peer: Option<ScratchpadRow>,
 }
 
 impl Handshake {
     /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. Set `ready` if this side's
     /// translation is already set.
     pub fn new(epoch: u32, limit_pages: u32, inbound_pages: u32, ready: bool) -> Self {
-        let own = Row { version: VERSION, epoch: epoch.max(1), seen: 0, limit_pages, inbound_pages, ready };
+        let own = ScratchpadRow {
+            version: VERSION,
+            epoch: epoch.max(1),
+            seen: 0,
+            limit_pages,
+            inbound_pages,
+            ready,
+        };
         Self { own, peer: None }
     }
 
     /// Returns the row to write to the peer.
-    pub fn row(&self) -> Row {
+    pub fn row(&self) -> ScratchpadRow {
         self.own
     }
 
     /// Returns the peer's row as last read.
-    pub fn peer(&self) -> Option<Row> {
+    pub fn peer(&self) -> Option<ScratchpadRow> {
         self.peer
     }
 
@@ -138,7 +145,7 @@ impl Handshake {
 
     /// Takes the peer's row, as read from the scratchpads, and returns what to do next.
     pub fn read(&mut self, words: &[u32; ROW]) -> NextStep {
-        let Some(row) = Row::decode(words) else { return NextStep::Wait };
+        let Some(row) = ScratchpadRow::decode(words) else { return NextStep::Wait };
         let fresh = self.own.seen != row.epoch;
         self.own.seen = row.epoch;
         self.peer = Some(row);

@@ -7,18 +7,18 @@ use proptest::prelude::*;
 proptest! {
     #[test]
     fn rows_decode_to_what_was_encoded(version: u16, epoch in 1u32.., seen: u32, limit_pages: u32, inbound_pages: u32, ready: bool) {
-        let row = Row { version, epoch, seen, limit_pages, inbound_pages, ready };
-        prop_assert_eq!(Row::decode(&row.encode()), Some(row));
+        let row = ScratchpadRow { version, epoch, seen, limit_pages, inbound_pages, ready };
+        prop_assert_eq!(ScratchpadRow::decode(&row.encode()), Some(row));
     }
 
     #[test]
     fn torn_rows_do_not_decode(a in 1u32.., b in 1u32.., seen: u32, cut in 1usize..7) {
         prop_assume!(a != b);
-        let row = |epoch| Row { version: VERSION, epoch, seen, limit_pages: 4, inbound_pages: 4, ready: true };
+        let row = |epoch| ScratchpadRow { version: VERSION, epoch, seen, limit_pages: 4, inbound_pages: 4, ready: true };
         let (old, new) = (row(a).encode(), row(b).encode());
         let mut words = old;
         words[..cut].copy_from_slice(&new[..cut]);
-        let decoded = Row::decode(&words);
+        let decoded = ScratchpadRow::decode(&words);
         prop_assert!(decoded.is_none_or(|r| r == row(a) || r == row(b)), "{:?}", decoded);
     }
 
@@ -76,9 +76,9 @@ proptest! {
 #[test]
 fn another_version_is_reported_only_for_a_current_row() {
     let mut side = Handshake::new(9, 1, 1, true);
-    let stale = Row { version: 2, epoch: 5, seen: 3, ..Row::default() };
+    let stale = ScratchpadRow { version: 2, epoch: 5, seen: 3, ..ScratchpadRow::default() };
     assert_eq!(side.read(&stale.encode()), NextStep::Write, "left by an earlier process");
-    let current = Row { seen: 9, ..stale };
+    let current = ScratchpadRow { seen: 9, ..stale };
     assert_eq!(side.read(&current.encode()), NextStep::OtherVersion(2));
 }
 
@@ -93,14 +93,14 @@ fn loom_agreement() {
     // are the same in all rows of this test. Word 7 is the check over all words.
     struct Registers([[AtomicU32; 3]; 2]);
 
-    fn write(registers: &Registers, to: usize, row: &Row) {
+    fn write(registers: &Registers, to: usize, row: &ScratchpadRow) {
         let words = row.encode();
         for (register, index) in registers.0[to].iter().zip([1usize, 2, 7]) {
             register.store(words[index], Ordering::Release);
         }
     }
 
-    fn read(registers: &Registers, me: usize, like: &Row) -> [u32; ROW] {
+    fn read(registers: &Registers, me: usize, like: &ScratchpadRow) -> [u32; ROW] {
         let mut words = like.encode();
         for (register, index) in registers.0[me].iter().zip([1usize, 2, 7]) {
             words[index] = register.load(Ordering::Acquire);
@@ -123,12 +123,12 @@ fn loom_agreement() {
                 match side.read(&read(
                     &theirs,
                     1,
-                    &Row {
+                    &ScratchpadRow {
                         version: VERSION,
                         limit_pages: 1,
                         inbound_pages: 1,
                         ready: true,
-                        ..Row::default()
+                        ..ScratchpadRow::default()
                     },
                 )) {
                     NextStep::Connected(connection) => connected = Some(connection),
@@ -145,7 +145,13 @@ fn loom_agreement() {
             match side.read(&read(
                 &registers,
                 0,
-                &Row { version: VERSION, limit_pages: 1, inbound_pages: 1, ready: true, ..Row::default() },
+                &ScratchpadRow {
+                    version: VERSION,
+                    limit_pages: 1,
+                    inbound_pages: 1,
+                    ready: true,
+                    ..ScratchpadRow::default()
+                },
             )) {
                 NextStep::Connected(connection) => connected = Some(connection),
                 NextStep::Write => write(&registers, 1, &side.row()),

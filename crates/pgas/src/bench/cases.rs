@@ -3,7 +3,7 @@
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
-use super::{ANSWER, Bench, COUNTER, NANOSECONDS, Operation, Point, SIGNAL, peer};
+use super::{ANSWER, Bench, COUNTER, MeasuredOperation, NANOSECONDS, Point, SIGNAL, peer};
 use crate::error::{Error, Lost, Result};
 use crate::transport::Operation as Atomic;
 use crate::transport::windows::Windows;
@@ -82,10 +82,11 @@ impl<T: Measured> Bench<T> {
             plain_verified = self.verify(size)?;
         }
         let verified = self.verify(size)?;
-        let mut points = vec![put.point(Operation::Put, &self.puts_by, size, CompletionMode::Poll, verified)];
+        let mut points =
+            vec![put.point(MeasuredOperation::Put, &self.puts_by, size, CompletionMode::Poll, verified)];
         if mapped {
             points.push(plain.point(
-                Operation::PlainCopy,
+                MeasuredOperation::PlainCopy,
                 "memcpy",
                 size,
                 CompletionMode::Poll,
@@ -126,7 +127,7 @@ impl<T: Measured> Bench<T> {
             self.compare(&into, size)?;
         }
         self.verify(size)?;
-        Ok(vec![series.point(Operation::Get, &self.gets_by, size, CompletionMode::Poll, size as u64)])
+        Ok(vec![series.point(MeasuredOperation::Get, &self.gets_by, size, CompletionMode::Poll, size as u64)])
     }
 
     /// Measures atomic fetch-and-add operations on a word of PE 1.
@@ -160,7 +161,7 @@ impl<T: Measured> Bench<T> {
             return Err(Error::invalid(what, format!("the word grew by {found}; do not trust this path")));
         }
         let verified = if self.driver { 8 * expected } else { 0 };
-        Ok(vec![series.point(Operation::FetchAdd, &self.gets_by, 8, CompletionMode::Poll, verified)])
+        Ok(vec![series.point(MeasuredOperation::FetchAdd, &self.gets_by, 8, CompletionMode::Poll, verified)])
     }
 
     pub(super) fn both_ways(&self, size: usize) -> Result<Vec<Point>> {
@@ -179,7 +180,13 @@ impl<T: Measured> Bench<T> {
             self.world.barrier_all()?;
         }
         let verified = self.verify(size)?;
-        Ok(vec![series.point(Operation::PutBothWays, &self.puts_by, size, CompletionMode::Poll, verified)])
+        Ok(vec![series.point(
+            MeasuredOperation::PutBothWays,
+            &self.puts_by,
+            size,
+            CompletionMode::Poll,
+            verified,
+        )])
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
@@ -239,11 +246,11 @@ impl<T: Measured> Bench<T> {
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points =
-            vec![puts.point(Operation::OneWay, &self.puts_by, 8, CompletionMode::Poll, verified)];
+            vec![puts.point(MeasuredOperation::OneWay, &self.puts_by, 8, CompletionMode::Poll, verified)];
         if theirs.is_some() {
             let verified = words(u64::from(self.plan.repeats));
             points.push(floor.point(
-                Operation::CacheToCache,
+                MeasuredOperation::CacheToCache,
                 "plain stores",
                 8,
                 CompletionMode::Poll,
@@ -326,7 +333,7 @@ impl Bench<Windows> {
         }
         self.world.barrier_all()?;
         ntb.doorbell_mask_clear(DOORBELL);
-        Ok(vec![series.point(Operation::Doorbell, "doorbell", 0, completion, 0)])
+        Ok(vec![series.point(MeasuredOperation::Doorbell, "doorbell", 0, completion, 0)])
     }
 }
 

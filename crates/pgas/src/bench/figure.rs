@@ -2,7 +2,7 @@
 //! completion mode).
 
 use super::series::FEWEST_SAMPLES;
-use super::{Delivery, Operation, Point, WindowResult};
+use super::{Delivery, MeasuredOperation, Point, WindowResult};
 use inlane_core::completion::CompletionMode;
 use inlane_core::result::{ByteVerification, Ceiling, PathExplanation};
 use inlane_core::stats::{LatencyHistogram, Summary};
@@ -19,7 +19,12 @@ fn ratio(one: &Point, other: &Point) -> Option<f64> {
     median(&pairs.map(|(one, other)| one / other).collect::<Vec<_>>())
 }
 
-fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u64) -> Option<&'a Point> {
+fn find<'a>(
+    points: &'a [Point],
+    operation: MeasuredOperation,
+    completion: &str,
+    size: u64,
+) -> Option<&'a Point> {
     points.iter().find(|point| {
         point.operation == operation && point.completion == completion && point.size_bytes == size
     })
@@ -29,7 +34,7 @@ fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u
 /// `other` returns. Returns the ratios, each with its size in bytes.
 fn ratios<'a>(
     points: &'a [Point],
-    operation: Operation,
+    operation: MeasuredOperation,
     completion: &str,
     from: u64,
     other: impl Fn(&Point) -> Option<&'a Point>,
@@ -55,12 +60,12 @@ const COUNTED: &str = "each side compares every word that it receives";
 
 /// Returns the points as rows of the result. All rows get `path`'s hops and the reason for its choice.
 pub fn results(points: &[Point], path: &PathExplanation) -> Vec<WindowResult> {
-    let measured = points.iter().filter(|point| point.operation != Operation::Idle);
+    let measured = points.iter().filter(|point| point.operation != MeasuredOperation::Idle);
     measured.map(|point| row(point, points, path)).collect()
 }
 
 fn row(point: &Point, points: &[Point], path: &PathExplanation) -> WindowResult {
-    use Operation::*;
+    use MeasuredOperation::*;
     let issued = matches!(point.operation, Put | PeerPut | PlainCopy | PutBothWays);
     let alone = !issued && point.operation != Messages;
     let bounded = matches!(point.operation, Put | PutDelivered | Get | GetPushed | Messages);
@@ -110,7 +115,7 @@ fn row(point: &Point, points: &[Point], path: &PathExplanation) -> WindowResult 
 }
 
 /// Returns the lines of the figure: for each completion mode, (size, GB/s) of `operation`.
-pub fn figure(points: &[Point], operation: Operation) -> Vec<(String, Vec<(f64, f64)>)> {
+pub fn figure(points: &[Point], operation: MeasuredOperation) -> Vec<(String, Vec<(f64, f64)>)> {
     ["poll", "adaptive", "interrupt"]
         .into_iter()
         .map(|completion| {
@@ -124,7 +129,7 @@ pub fn figure(points: &[Point], operation: Operation) -> Vec<(String, Vec<(f64, 
         .collect()
 }
 
-fn latency(points: &[Point], operation: Operation) -> Option<f64> {
+fn latency(points: &[Point], operation: MeasuredOperation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
@@ -133,7 +138,7 @@ fn latency(points: &[Point], operation: Operation) -> Option<f64> {
 fn waiting_share(points: &[Point]) -> Option<f64> {
     let of = |completion: &str| {
         let points = points.iter().filter(move |point| {
-            point.operation == Operation::PutByMover
+            point.operation == MeasuredOperation::PutByMover
                 && point.completion == completion
                 && point.size_bytes >= 4 << 20
         });
@@ -149,8 +154,8 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
 /// a plain copy's.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
-    let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);
-    if let Some((share, size)) = least(&ratios(points, Operation::Put, "poll", 1 << 20, plain)) {
+    let plain = |point: &Point| find(points, MeasuredOperation::PlainCopy, "poll", point.size_bytes);
+    if let Some((share, size)) = least(&ratios(points, MeasuredOperation::Put, "poll", 1 << 20, plain)) {
         findings.push(format!(
             "from 1 MiB, put reaches at least {:.1} % of the bandwidth of a plain copy (at {})",
             share * 100.0,
@@ -158,15 +163,15 @@ pub fn findings(points: &[Point]) -> Vec<String> {
         ));
     }
     if let (Some(put), Some(floor)) =
-        (latency(points, Operation::OneWay), latency(points, Operation::CacheToCache))
+        (latency(points, MeasuredOperation::OneWay), latency(points, MeasuredOperation::CacheToCache))
     {
         findings.push(format!(
             "a put of 8 bytes takes {put:.0} ns one way, {:.2} times as long as a cache line between processors ({floor:.0} ns)",
             put / floor
         ));
     }
-    let peer = |point: &Point| find(points, Operation::PeerPut, "poll", point.size_bytes);
-    let against = ratios(points, Operation::Put, "poll", 8, peer);
+    let peer = |point: &Point| find(points, MeasuredOperation::PeerPut, "poll", point.size_bytes);
+    let against = ratios(points, MeasuredOperation::Put, "poll", 8, peer);
     if let Some((worst, size)) = least(&against) {
         let mean = (against.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / against.len() as f64).exp();
         findings.push(format!(
@@ -176,7 +181,7 @@ pub fn findings(points: &[Point]) -> Vec<String> {
     }
     for (completion, busy) in points
         .iter()
-        .filter(|point| point.operation == Operation::Idle)
+        .filter(|point| point.operation == MeasuredOperation::Idle)
         .filter_map(|p| Some((&p.completion, p.busy?)))
     {
         findings
@@ -188,9 +193,12 @@ pub fn findings(points: &[Point]) -> Vec<String> {
             share * 100.0
         ));
     }
-    for operation in
-        [Operation::PutByMover, Operation::PutDelivered, Operation::Exchange, Operation::GetPushed]
-    {
+    for operation in [
+        MeasuredOperation::PutByMover,
+        MeasuredOperation::PutDelivered,
+        MeasuredOperation::Exchange,
+        MeasuredOperation::GetPushed,
+    ] {
         let poll = |point: &Point| find(points, operation, "poll", point.size_bytes);
         for (completion, from) in [("adaptive", 64 << 10), ("interrupt", 1u64)] {
             let shares = ratios(points, operation, completion, from, poll);
@@ -214,7 +222,7 @@ pub fn findings(points: &[Point]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn point(operation: Operation, completion: &str, rates: &[f64], cpu: f64) -> Point {
+    fn point(operation: MeasuredOperation, completion: &str, rates: &[f64], cpu: f64) -> Point {
         Point {
             operation,
             path: "test".into(),
@@ -237,11 +245,11 @@ mod tests {
         // Both values of the second repeat are low, as on a machine that is slow for a moment. Their ratio is
         // the same as in the other repeats, so the findings must not change.
         let points = [
-            point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
-            point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),
-            point(Operation::PeerPut, "poll", &[4.8], 1.0),
-            point(Operation::PutByMover, "poll", &[10.0, 5.0, 10.0], 0.9),
-            point(Operation::PutByMover, "adaptive", &[9.8, 4.9, 1.0], 0.3),
+            point(MeasuredOperation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
+            point(MeasuredOperation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),
+            point(MeasuredOperation::PeerPut, "poll", &[4.8], 1.0),
+            point(MeasuredOperation::PutByMover, "poll", &[10.0, 5.0, 10.0], 0.9),
+            point(MeasuredOperation::PutByMover, "adaptive", &[9.8, 4.9, 1.0], 0.3),
         ];
         let findings = findings(&points).join("\n");
         for text in [

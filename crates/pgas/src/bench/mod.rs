@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::launch::{AnySession, Member, UcxSession, bind, processors};
 use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::layout::Layout;
-use crate::transport::select::Kind;
+use crate::transport::select::TransportKind;
 use crate::transport::ucx;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::{Symmetric, World};
@@ -36,7 +36,7 @@ use waits::Moving;
 /// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Operation {
+pub enum MeasuredOperation {
     /// Puts, one after another. Each batch ends with a quiet, which waits for their completion.
     Put,
     /// An ordinary copy between the same memories as a put, for comparison.
@@ -70,25 +70,25 @@ pub enum Operation {
     Idle,
 }
 
-impl Operation {
+impl MeasuredOperation {
     /// Returns the name of the operation, as tables of results show it.
     pub fn name(self) -> &'static str {
         match self {
-            Operation::Put => "put, issued",
-            Operation::PlainCopy => "plain copy",
-            Operation::PutDelivered => "put, delivered",
-            Operation::Get => "get",
-            Operation::FetchAdd => "fetching add",
-            Operation::GetPushed => "get by push",
-            Operation::PutBothWays => "put both ways, issued",
-            Operation::Exchange => "put both ways, delivered",
-            Operation::Messages => "messages",
-            Operation::Idle => "idle",
-            Operation::PutByMover => "put by mover",
-            Operation::Doorbell => "doorbell round trip",
-            Operation::OneWay => "put one way",
-            Operation::CacheToCache => "cache to cache",
-            Operation::PeerPut => "peer's put, issued",
+            MeasuredOperation::Put => "put, issued",
+            MeasuredOperation::PlainCopy => "plain copy",
+            MeasuredOperation::PutDelivered => "put, delivered",
+            MeasuredOperation::Get => "get",
+            MeasuredOperation::FetchAdd => "fetching add",
+            MeasuredOperation::GetPushed => "get by push",
+            MeasuredOperation::PutBothWays => "put both ways, issued",
+            MeasuredOperation::Exchange => "put both ways, delivered",
+            MeasuredOperation::Messages => "messages",
+            MeasuredOperation::Idle => "idle",
+            MeasuredOperation::PutByMover => "put by mover",
+            MeasuredOperation::Doorbell => "doorbell round trip",
+            MeasuredOperation::OneWay => "put one way",
+            MeasuredOperation::CacheToCache => "cache to cache",
+            MeasuredOperation::PeerPut => "peer's put, issued",
         }
     }
 }
@@ -103,9 +103,9 @@ pub struct Plan {
     /// Number of batches of each case. Results show their median.
     pub repeats: u32,
     /// How to run ucx_perftest, UCX's benchmark, for comparison with inlane's puts. `None`: it is not run.
-    pub ucx: Option<Ucx>,
+    pub ucx: Option<UcxPerftest>,
     /// The transport to measure. If `None`, environment variables and the launcher decide.
-    pub transport: Option<Kind>,
+    pub transport: Option<TransportKind>,
     /// The only part to measure. `None` measures all parts.
     pub only: Option<Part>,
 }
@@ -125,7 +125,7 @@ pub enum Part {
 
 /// UCX's ucx_perftest, the program that inlane's puts are compared with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Ucx {
+pub struct UcxPerftest {
     /// Path of the program.
     pub program: PathBuf,
     /// Number of repeats in which ucx_perftest is measured. Each repeat starts two processes.
@@ -136,7 +136,7 @@ pub struct Ucx {
 }
 
 /// A mover that was started for the bench, and a function that makes host memory reachable for the mover.
-pub struct Started {
+pub struct StartedMover {
     /// The mover.
     pub mover: Box<dyn Mover>,
     /// Converts a region of host memory to one that the mover can copy from or to.
@@ -147,7 +147,7 @@ pub struct Started {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Point {
     /// The operation.
-    pub operation: Operation,
+    pub operation: MeasuredOperation,
     /// What copies the bytes: the mover's name, or for example `stores` or `memcpy`.
     pub path: String,
     /// Bytes of one operation.
@@ -193,7 +193,7 @@ pub struct Measurements {
 pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
-    start: impl FnOnce() -> Result<Started>,
+    start: impl FnOnce() -> Result<StartedMover>,
 ) -> Result<Measurements> {
     // Give each measuring thread a processor of its own. Run service threads and the mover's thread on others
     // if there are any. Bind the mover to one processor, because a thread that changes processors loses its
@@ -352,7 +352,7 @@ impl<T: Measured> Bench<T> {
 
 impl Bench<Windows> {
     /// Measures puts by PE 0's `mover`. At PE 1, `mover` is `None`.
-    fn moved(&self, mover: Option<Started>) -> Result<Vec<Point>> {
+    fn moved(&self, mover: Option<StartedMover>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of
         // window, so both come to the same result here.
@@ -374,7 +374,7 @@ impl Bench<Windows> {
 
     /// Returns the mover with the memory that it copies between: a new source that holds the pattern, and the
     /// peer's inbox.
-    fn moving(&self, Started { mover, reach }: Started) -> Result<Moving> {
+    fn moving(&self, StartedMover { mover, reach }: StartedMover) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();
         let at =

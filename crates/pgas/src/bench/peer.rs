@@ -1,7 +1,7 @@
 //! Runs UCX's ucx_perftest, whose shared-memory put is compared with inlane's. Both programs stop the time
 //! measurement when the puts are issued.
 
-use super::{Operation, Point, Ucx};
+use super::{MeasuredOperation, Point, UcxPerftest};
 use crate::error::{Error, Result};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ impl Drop for Server {
     }
 }
 
-fn command(ucx: &Ucx, port: u16, processor: Option<usize>) -> Command {
+fn command(ucx: &UcxPerftest, port: u16, processor: Option<usize>) -> Command {
     let mut command = Command::new(&ucx.program);
     command.args(["-p", &port.to_string()]);
     if !ucx.by_environment {
@@ -52,7 +52,7 @@ fn parse(output: &str) -> Option<f64> {
 ///
 /// # Errors
 /// [`Error::Os`] if ucx_perftest does not start, [`Error::Failed`] if it prints no result.
-pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
+pub(super) fn ucx_put(ucx: &UcxPerftest, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
     static RUNS: AtomicU16 = AtomicU16::new(0);
     let program = &ucx.program;
     let start =
@@ -95,7 +95,7 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
 /// repeat.
 pub(super) fn point(size: u64, rates: Vec<f64>, by_environment: bool) -> Point {
     Point {
-        operation: Operation::PeerPut,
+        operation: MeasuredOperation::PeerPut,
         path: if by_environment { "ucx_perftest" } else { "ucx shm" }.into(),
         size_bytes: size,
         completion: "poll".into(),

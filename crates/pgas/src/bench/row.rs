@@ -1,6 +1,6 @@
 //! The rows of a result of `inlane ntb bench`.
 
-use super::Operation;
+use super::MeasuredOperation;
 use inlane_core::completion::CompletionMode;
 use inlane_core::result::{ByteVerification, Ceiling, Cell, PathExplanation, Row};
 use inlane_core::stats::{Percentiles, Summary};
@@ -22,7 +22,7 @@ pub enum Delivery {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct WindowResult {
     /// The operation.
-    pub operation: Operation,
+    pub operation: MeasuredOperation,
     /// The PE that starts the operation.
     pub from: String,
     /// The other PE.

@@ -1,6 +1,6 @@
 //! Collects the times, rates and processor time of one case of the bench over its repeats.
 
-use super::{Operation, Point};
+use super::{MeasuredOperation, Point};
 use crate::error::Result;
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
@@ -71,7 +71,7 @@ impl Series {
     /// receiver compared.
     pub fn point(
         self,
-        operation: Operation,
+        operation: MeasuredOperation,
         path: &str,
         size: usize,
         mode: CompletionMode,

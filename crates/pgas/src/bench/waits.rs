@@ -5,7 +5,7 @@
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
-use super::{ANSWER, Bench, DONE, Operation, Point, SIGNAL};
+use super::{ANSWER, Bench, DONE, MeasuredOperation, Point, SIGNAL};
 use crate::error::Result;
 use crate::transport::windows::Windows;
 use inlane_core::clock::thread_cpu_ns;
@@ -55,7 +55,7 @@ impl<T: Measured> Bench<T> {
     /// the value `base + i`.
     fn in_turn(
         &self,
-        operation: Operation,
+        operation: MeasuredOperation,
         path: &str,
         size: usize,
         each: u64,
@@ -97,7 +97,7 @@ impl<T: Measured> Bench<T> {
 
     /// Measures delivered puts: PE 0 puts one at a time, and PE 1 answers each before the next.
     pub(super) fn delivered(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::PutDelivered, &self.puts_by, size, 1, |mode, base, count| {
+        self.in_turn(MeasuredOperation::PutDelivered, &self.puts_by, size, 1, |mode, base, count| {
             for value in base + 1..=base + count {
                 if self.driver {
                     self.put_and_signal(size, SIGNAL, value)?;
@@ -113,7 +113,7 @@ impl<T: Measured> Bench<T> {
 
     /// Measures exchanges: both PEs put, then each waits for the other PE's put.
     pub(super) fn exchanged(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::Exchange, &self.puts_by, size, 2, |mode, base, count| {
+        self.in_turn(MeasuredOperation::Exchange, &self.puts_by, size, 2, |mode, base, count| {
             for value in base + 1..=base + count {
                 self.put_and_signal(size, SIGNAL, value)?;
                 self.await_word(SIGNAL, value, size, mode)?;
@@ -125,7 +125,7 @@ impl<T: Measured> Bench<T> {
     /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
     /// last message of a series.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
+        self.in_turn(MeasuredOperation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
                 let last = series_number * SERIES;
                 if self.driver {
@@ -160,7 +160,7 @@ impl<T: Measured> Bench<T> {
             self.world.barrier_all()?;
             if self.driver {
                 let share = (self.word(ANSWER).load(Ordering::Acquire) - 1) as f64 / 1e6;
-                let point = Series::default().point(Operation::Idle, "no transfer", 0, mode, 0);
+                let point = Series::default().point(MeasuredOperation::Idle, "no transfer", 0, mode, 0);
                 points.push(Point { busy: Some(share), ..point });
             }
         }
@@ -190,7 +190,7 @@ impl Bench<Windows> {
         };
         let ended = Cell::new(0);
         let mut points =
-            self.in_turn(Operation::GetPushed, "owner's stores", size, 1, |mode, base, count| {
+            self.in_turn(MeasuredOperation::GetPushed, "owner's stores", size, 1, |mode, base, count| {
                 ended.set(base + count);
                 if !self.driver {
                     return self.await_word(DONE, base + count, 0, mode);
@@ -258,8 +258,9 @@ impl Bench<Windows> {
         }
         let verified = self.verify(size)?;
         let name = mover.as_ref().map_or_else(String::new, |mover| mover.mover.name());
-        let point =
-            |(series, mode): (Series, _)| series.point(Operation::PutByMover, &name, size, mode, verified);
+        let point = |(series, mode): (Series, _)| {
+            series.point(MeasuredOperation::PutByMover, &name, size, mode, verified)
+        };
         Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 }

@@ -8,7 +8,7 @@
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
 use crate::transport::rendezvous::Server;
-use crate::transport::select::Kind;
+use crate::transport::select::TransportKind;
 use inlane_ntb::twin::{Hub, PortEvent};
 use std::os::fd::OwnedFd;
 use std::process::Command;
@@ -34,8 +34,10 @@ impl JobHub {
     /// Creates the hub (the twin bridge's owner) of a job over windows, or the TCP server of a job over UCX.
     pub fn new(job: &Job) -> Result<Self> {
         match job.transport {
-            Kind::Windows => Ok(Self::Windows(Arc::new(Hub::new(job.pes, job.heap_bytes + STATICS)?))),
-            Kind::Ucx => {
+            TransportKind::Windows => {
+                Ok(Self::Windows(Arc::new(Hub::new(job.pes, job.heap_bytes + STATICS)?)))
+            }
+            TransportKind::Ucx => {
                 let refuse = |what: &str| {
                     Err(Error::invalid(
                         what,

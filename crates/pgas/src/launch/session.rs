@@ -8,7 +8,7 @@ use super::{HEAP, MoverChoice, STATICS, manager, network};
 use crate::error::{Error, Result};
 use crate::transport::layout::Layout;
 use crate::transport::rendezvous::{Client, Meeting, Server};
-use crate::transport::select::Kind;
+use crate::transport::select::TransportKind;
 use crate::transport::ucx;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::World;
@@ -86,8 +86,8 @@ impl AnySession {
     /// # Errors
     /// As for [`AnySession::from_environment`]; [`Error::Invalid`] if inlane's launcher has chosen the other
     /// transport.
-    pub fn over(asked: Option<Kind>, additional: usize) -> Result<Self> {
-        let refuse = |launched: Kind| match asked {
+    pub fn over(asked: Option<TransportKind>, additional: usize) -> Result<Self> {
+        let refuse = |launched: TransportKind| match asked {
             Some(asked) if asked != launched => Err(Error::invalid(
                 format!("--transport {asked}"),
                 format!("the job is over {launched}; give the option to the launcher"),
@@ -95,11 +95,11 @@ impl AnySession {
             _ => Ok(()),
         };
         if let Some(meeting) = variable::<Meeting>(MEETING)? {
-            refuse(Kind::Ucx)?;
+            refuse(TransportKind::Ucx)?;
             return UcxSession::of_launcher(&meeting).map(Self::Ucx);
         }
         if variable::<RawFd>("INLANE_NTB_FD")?.is_some() {
-            refuse(Kind::Windows)?;
+            refuse(TransportKind::Windows)?;
             return Session::join(additional, None).map(Self::Windows);
         }
         let manager = manager::connect()?;
@@ -108,12 +108,14 @@ impl AnySession {
             .is_some_and(|manager| manager.local_size().is_some_and(|here| here < manager.size()));
         let by_variable = variables::transport()?;
         match (asked.or(by_variable), spread) {
-            (Some(Kind::Ucx), _) if asked.is_some() => {
+            (Some(TransportKind::Ucx), _) if asked.is_some() => {
                 UcxSession::of_manager(manager, "--transport asks for it").map(Self::Ucx)
             }
-            (Some(Kind::Ucx), _) => UcxSession::of_manager(manager, ASKED).map(Self::Ucx),
+            (Some(TransportKind::Ucx), _) => UcxSession::of_manager(manager, ASKED).map(Self::Ucx),
             (None, true) => UcxSession::of_manager(manager, SEVERAL).map(Self::Ucx),
-            (Some(Kind::Windows), _) | (None, false) => Session::join(additional, manager).map(Self::Windows),
+            (Some(TransportKind::Windows), _) | (None, false) => {
+                Session::join(additional, manager).map(Self::Windows)
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! own).
 
 use crate::error::{Error, Result};
-use crate::transport::select::Kind;
+use crate::transport::select::TransportKind;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
@@ -109,7 +109,7 @@ pub fn heap_bytes() -> Result<Option<u64>> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for a value that is no transport.
-pub fn transport() -> Result<Option<Kind>> {
+pub fn transport() -> Result<Option<TransportKind>> {
     parsed(TRANSPORT, "")
 }
 

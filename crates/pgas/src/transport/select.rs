@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// A transport, as users name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum TransportKind {
     /// Memory windows, for PEs on one machine or on virtual machines that share a device.
     #[default]
     Windows,
@@ -17,23 +17,23 @@ pub enum Kind {
     Ucx,
 }
 
-impl FromStr for Kind {
+impl FromStr for TransportKind {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         match text {
-            "windows" => Ok(Kind::Windows),
-            "ucx" => Ok(Kind::Ucx),
+            "windows" => Ok(TransportKind::Windows),
+            "ucx" => Ok(TransportKind::Ucx),
             _ => Err(Error::invalid(format!("transport '{text}'"), "choose one of windows, ucx")),
         }
     }
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for TransportKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Kind::Windows => "windows",
-            Kind::Ucx => "ucx",
+            TransportKind::Windows => "windows",
+            TransportKind::Ucx => "ucx",
         })
     }
 }
@@ -60,10 +60,10 @@ macro_rules! either {
 
 impl AnyTransport {
     /// Returns which transport is in use.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> TransportKind {
         match self {
-            AnyTransport::Windows(_) => Kind::Windows,
-            AnyTransport::Ucx(_) => Kind::Ucx,
+            AnyTransport::Windows(_) => TransportKind::Windows,
+            AnyTransport::Ucx(_) => TransportKind::Ucx,
         }
     }
 }

@@ -12,7 +12,7 @@ use inlane_core::mover::Mover;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::error::Error as Bridge;
 use inlane_ntb::fault::{Faults, Random};
-use inlane_ntb::handshake::protocol::{ROW, Row, VERSION};
+use inlane_ntb::handshake::protocol::{ROW, ScratchpadRow, VERSION};
 use inlane_ntb::handshake::{self, Offer};
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_ntb::window::Window;
@@ -71,7 +71,11 @@ fn silence_and_staleness_are_told_apart() {
     let a: Arc<dyn Ntb> = Arc::new(a);
     let error = refused(Windows::connect(a.clone(), BYTES, settings(60)));
     assert!(error.to_string().contains("no answer"), "{error}");
-    write_row(&stale, &Row { version: VERSION, epoch: 77, seen: 1, ready: true, ..Row::default() }.encode());
+    write_row(
+        &stale,
+        &ScratchpadRow { version: VERSION, epoch: 77, seen: 1, ready: true, ..ScratchpadRow::default() }
+            .encode(),
+    );
     let error = refused(Windows::connect(a, BYTES, settings(60)));
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
@@ -81,8 +85,9 @@ fn silence_and_staleness_are_told_apart() {
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
-        if let Some(row) = Row::decode(&words) {
-            let row = Row { version, epoch: 9, seen: row.epoch, limit_pages, inbound_pages, ready: true };
+        if let Some(row) = ScratchpadRow::decode(&words) {
+            let row =
+                ScratchpadRow { version, epoch: 9, seen: row.epoch, limit_pages, inbound_pages, ready: true };
             write_row(hostile, &row.encode());
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -608,16 +613,24 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
             let (ready, seen) = loop {
                 assert!(!honest.is_finished(), "it never became ready");
                 let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
-                let Some(row) = Row::decode(&words) else { continue };
-                let answer =
-                    Row { version: VERSION, epoch: 9, seen: row.epoch, limit_pages: pages, ..Row::default() };
-                write_row(&hostile, &Row { inbound_pages: pages, ..answer }.encode());
+                let Some(row) = ScratchpadRow::decode(&words) else { continue };
+                let answer = ScratchpadRow {
+                    version: VERSION,
+                    epoch: 9,
+                    seen: row.epoch,
+                    limit_pages: pages,
+                    ..ScratchpadRow::default()
+                };
+                write_row(&hostile, &ScratchpadRow { inbound_pages: pages, ..answer }.encode());
                 if row.ready {
                     break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
             // Send a row with another version, so that the other side's handshake fails at once.
-            write_row(&hostile, &Row { version: VERSION + 1, epoch: 9, seen, ..Row::default() }.encode());
+            write_row(
+                &hostile,
+                &ScratchpadRow { version: VERSION + 1, epoch: 9, seen, ..ScratchpadRow::default() }.encode(),
+            );
             assert!(ready.is_ok(), "ready without a translation: {ready:?}");
             let error = honest.join().unwrap();
             assert!(matches!(error, Some(Error::Ntb(Bridge::Version { .. }))), "{error:?}");
