@@ -19,7 +19,7 @@ mod programs;
 #[path = "engine/world.rs"]
 mod world;
 
-use inlane_offload::stepped::Held;
+use inlane_offload::stepped::HeldResources;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_wire::ethernet::Mac;
 use input::Input;
@@ -107,5 +107,5 @@ fuzz_target!(|bytes: &[u8]| {
     for _ in 0..40 {
         world.advance(60_000 * MILLISECOND);
     }
-    assert_eq!(world.engine.held(), Held::default(), "something is left");
+    assert_eq!(world.engine.held(), HeldResources::default(), "something is left");
 });

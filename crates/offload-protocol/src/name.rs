@@ -29,23 +29,23 @@ const END_LEN: usize = 9 + 16 + 4;
 /// was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum SocketKind {
     /// A TCP socket of family AF_INET that was bound when it got its name. Only the engine can tell whether
     /// the socket listens or is connected now.
     BoundV4 = b'b',
-    /// Like [`Kind::BoundV4`], of family AF_INET6.
+    /// Like [`SocketKind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
     /// A connected TCP socket of family AF_INET, by connect or accept.
     StreamV4 = b's',
-    /// Like [`Kind::StreamV4`], of family AF_INET6.
+    /// Like [`SocketKind::StreamV4`], of family AF_INET6.
     StreamV6 = b'S',
     /// A UDP socket of family AF_INET. Its addresses may change, so only the engine knows them.
     DatagramV4 = b'd',
-    /// Like [`Kind::DatagramV4`], of family AF_INET6.
+    /// Like [`SocketKind::DatagramV4`], of family AF_INET6.
     DatagramV6 = b'D',
 }
 
-impl Kind {
+impl SocketKind {
     /// Returns true if the family is AF_INET6.
     pub fn is_v6(self) -> bool {
         matches!(self, Self::BoundV6 | Self::StreamV6 | Self::DatagramV6)
@@ -71,7 +71,7 @@ pub struct SocketName {
     /// The socket's number in the engine.
     pub socket: u64,
     /// What the socket is.
-    pub kind: Kind,
+    pub kind: SocketKind,
     /// The local address.
     pub local: SocketAddr,
     /// The remote address, if the socket was connected when it got its name.
@@ -162,12 +162,12 @@ impl SocketName {
             return None;
         }
         let kind = match name[8] {
-            b'b' => Kind::BoundV4,
-            b'B' => Kind::BoundV6,
-            b's' => Kind::StreamV4,
-            b'S' => Kind::StreamV6,
-            b'd' => Kind::DatagramV4,
-            b'D' => Kind::DatagramV6,
+            b'b' => SocketKind::BoundV4,
+            b'B' => SocketKind::BoundV6,
+            b's' => SocketKind::StreamV4,
+            b'S' => SocketKind::StreamV6,
+            b'd' => SocketKind::DatagramV4,
+            b'D' => SocketKind::DatagramV6,
             _ => return None,
         };
         Some(Self {
@@ -287,7 +287,7 @@ mod tests {
             let name = SocketName {
                 engine,
                 socket,
-                kind: Kind::StreamV6,
+                kind: SocketKind::StreamV6,
                 local: "10.0.0.1:80".parse().unwrap(),
                 remote: Some("[fd00::1]:4000".parse().unwrap()),
             };

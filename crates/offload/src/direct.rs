@@ -3,7 +3,7 @@
 //! Programs may write anything into this memory at any time. So the engine checks each number that it reads,
 //! and keeps its own copy of every number that it relies on.
 
-use crate::ring::Ring;
+use crate::ring::ByteRing;
 use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -278,7 +278,7 @@ impl Direct {
     ///
     /// # Errors
     /// If the program broke the protocol.
-    pub fn copy(&mut self, now: u64, ring: &mut Ring, written: u64, room: u64) -> Result<u64, Hostile> {
+    pub fn copy(&mut self, now: u64, ring: &mut ByteRing, written: u64, room: u64) -> Result<u64, Hostile> {
         let ahead = self.ahead(self.slot.send().committed())?;
         let len = ahead.min(room);
         self.stalled = len < ahead;
@@ -528,7 +528,7 @@ mod tests {
     #[test]
     fn committed_bytes_are_copied_before_the_pair_is_read() {
         let mut direct = connection();
-        let mut ring = Ring::new(4096);
+        let mut ring = ByteRing::new(4096);
         assert!(direct.slot.send().claim().is_none(), "no lease was granted");
         direct.grant(1);
         commit(&direct, &[3; 5000]);
@@ -653,7 +653,7 @@ mod tests {
         fn random_words_harm_nothing(words in proptest::collection::vec((0usize..4, any::<u64>(), any::<bool>()), 1..60)) {
             let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
             let mut direct = connection();
-            let mut ring = Ring::new(65536);
+            let mut ring = ByteRing::new(65536);
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();

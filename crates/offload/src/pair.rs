@@ -319,14 +319,19 @@ pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlane_offload_protocol::name::Kind;
+    use inlane_offload_protocol::name::SocketKind;
     use std::os::unix::fs::OpenOptionsExt;
 
     #[test]
     fn an_end_is_closed_when_its_last_descriptor_is() {
         let local = "10.0.0.1:80".parse().unwrap();
-        let name =
-            SocketName { engine: 0x1234_5678, socket: 9, kind: Kind::StreamV4, local, remote: Some(local) };
+        let name = SocketName {
+            engine: 0x1234_5678,
+            socket: 9,
+            kind: SocketKind::StreamV4,
+            local,
+            remote: Some(local),
+        };
         let (engine, program) = create(&name).unwrap();
         let fd = engine.as_raw_fd();
         // SAFETY: has no preconditions.

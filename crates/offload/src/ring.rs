@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
-pub struct Ring {
+pub struct ByteRing {
     bytes: Pages,
     /// The size in bytes of the ring's pages that were ever written. Only these take memory. [`Rings::put`]
     /// updates it.
@@ -68,7 +68,7 @@ impl DerefMut for Pages {
     }
 }
 
-impl Ring {
+impl ByteRing {
     /// Creates a ring of `capacity` bytes. Pages that were not written take no memory.
     ///
     /// # Panics
@@ -99,7 +99,7 @@ impl Ring {
         (&self.bytes[start..start + first], &self.bytes[..len - first])
     }
 
-    /// Like [`Ring::parts`], for writing.
+    /// Like [`ByteRing::parts`], for writing.
     pub fn parts_mut(&mut self, range: Range<u64>) -> (&mut [u8], &mut [u8]) {
         let (start, len) = (self.place(range.start), (range.end - range.start) as usize);
         let first = len.min(self.bytes.len() - start);
@@ -117,7 +117,7 @@ impl Ring {
     }
 }
 
-impl ReceiveBuffer for Ring {
+impl ReceiveBuffer for ByteRing {
     #[inline]
     fn write(&mut self, index: u64, bytes: &[u8]) {
         let (first, second) = self.parts_mut(index..index + bytes.len() as u64);
@@ -130,7 +130,7 @@ impl ReceiveBuffer for Ring {
 /// Unused rings that are kept for later connections. A reused ring causes no page faults, because its pages
 /// are already present.
 pub struct Rings {
-    free: Vec<Ring>,
+    free: Vec<ByteRing>,
     /// The memory that the unused rings take, in bytes.
     kept: usize,
     capacity: usize,
@@ -151,19 +151,19 @@ impl Rings {
 
     /// Returns a ring. The ring may hold bytes of an earlier connection, which must not be read before they
     /// are overwritten.
-    pub fn take(&mut self) -> Ring {
+    pub fn take(&mut self) -> ByteRing {
         match self.free.pop() {
             Some(ring) => {
                 self.kept -= ring.present;
                 ring
             }
-            None => Ring::new(self.capacity),
+            None => ByteRing::new(self.capacity),
         }
     }
 
     /// Takes back a ring to which its connection has written `written` bytes. Drops the ring if unused rings
     /// already take too much memory.
-    pub fn put(&mut self, mut ring: Ring, written: u64) {
+    pub fn put(&mut self, mut ring: ByteRing, written: u64) {
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);
         if self.free.len() < Self::MOST && self.kept + ring.present <= Self::MOST_KEPT {
@@ -182,7 +182,7 @@ mod tests {
     fn unused_rings_take_bounded_memory_and_count_their_largest_use() {
         let mut rings = Rings::new(1 << 20);
         for _ in 0..100 {
-            rings.put(Ring::new(1 << 20), u64::MAX);
+            rings.put(ByteRing::new(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
         // A ring that was full before is used again, by a connection that writes one byte. Its whole size must
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(rings.kept, Rings::MOST_KEPT);
         let mut small = Rings::new(1 << 20);
         for _ in 0..100 {
-            small.put(Ring::new(1 << 20), 1);
+            small.put(ByteRing::new(1 << 20), 1);
         }
         assert_eq!((small.free.len(), small.kept), (100, 100 * Rings::PAGE));
     }
@@ -201,7 +201,7 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_read_back_as_written(start in 0u64..u64::MAX / 2, bytes in proptest::collection::vec(any::<u8>(), 0..=64)) {
-            let mut ring = Ring::new(64);
+            let mut ring = ByteRing::new(64);
             ring.write(start, &bytes);
             let mut read = vec![0; bytes.len()];
             ring.read(start..start + bytes.len() as u64, &mut read);

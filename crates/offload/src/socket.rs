@@ -5,7 +5,7 @@ use crate::arena::Key;
 use crate::direct::Direct;
 use crate::network::Route;
 use crate::pair::Filled;
-use crate::ring::Ring;
+use crate::ring::ByteRing;
 use crate::status::DatagramCounters;
 use inlane_offload_protocol::datagram::Header;
 use inlane_tcp::{Config, Connection, Flow, Keepalive, Listener, SECOND};
@@ -37,7 +37,7 @@ pub struct Socket {
     /// socket.
     pub holds_port: bool,
     /// The options.
-    pub options: Options,
+    pub options: SocketOptions,
     /// The engine's end. `None` once the program has closed its end.
     pub end: Option<OwnedFd>,
     /// What the socket does.
@@ -140,9 +140,9 @@ pub struct Stream {
     /// The TCP state machine of the connection.
     pub connection: Connection,
     /// The program's data that the peer has not acknowledged yet.
-    pub send: Ring,
+    pub send: ByteRing,
     /// Received data that was not written to the pair yet.
-    pub receive: Ring,
+    pub receive: ByteRing,
     /// The number of bytes taken from the pair into `send` so far. This is the index at which the program's
     /// data ends.
     pub written: u64,
@@ -194,7 +194,7 @@ impl Stream {
 
 /// Options of a socket. Accepted connections inherit those of the listener.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct SocketOptions {
     /// SO_REUSEADDR.
     pub reuse_address: bool,
     /// SO_REUSEPORT.
@@ -224,7 +224,7 @@ pub struct Options {
     pub keepalive_times: [Option<u32>; 3],
 }
 
-impl Options {
+impl SocketOptions {
     /// The most options that are kept in `others`. Further options are ignored.
     const MOST_OTHERS: usize = 32;
     /// The lowest limit, in bytes, for the part of a ring that a connection may use. It is half of the

@@ -35,7 +35,7 @@ pub struct Stepped {
 /// What an engine holds now. All fields but `time_waits` are 0 once every program has closed its sockets and
 /// every connection has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldResources {
     /// Sockets of all programs, without the copies of listeners on other threads.
     pub sockets: usize,
     /// TCP flows that have a connection.
@@ -52,7 +52,7 @@ pub struct Held {
     pub own_packets: usize,
 }
 
-impl Held {
+impl HeldResources {
     /// Adds what another thread holds. All threads share the list of processes.
     fn add(&mut self, other: &Self) {
         self.sockets += other.sockets;
@@ -165,8 +165,8 @@ impl Stepped {
     }
 
     /// Returns what the engine holds now, in all its threads.
-    pub fn held(&self) -> Held {
-        let mut held = Held::default();
+    pub fn held(&self) -> HeldResources {
+        let mut held = HeldResources::default();
         for engine in self.threads.engines() {
             held.add(&engine.held());
         }

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What became of a socket that the program binds or connects.
-pub enum Outcome {
+pub enum Conversion {
     /// The socket stays with the kernel.
     Kernel,
     /// The socket is offloaded now.
@@ -138,15 +138,15 @@ pub fn has_port(fd: RawFd) -> bool {
 }
 
 /// Offers the kernel's socket `fd` to the engine. `local` is what the socket's local address says.
-pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Outcome {
-    let Local::Kernel { v6, port: 0 } = local else { return Outcome::Kernel };
+pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Conversion {
+    let Local::Kernel { v6, port: 0 } = local else { return Conversion::Kernel };
     if address.is_ipv6() != v6 {
-        return Outcome::Kernel;
+        return Conversion::Kernel;
     }
     let before = errno();
     let outcome = match has_datagrams(fd) {
         Some(datagrams) => offer_socket(fd, Candidate { v6, datagrams }, usage, address),
-        None => Outcome::Kernel,
+        None => Conversion::Kernel,
     };
     set_errno(before);
     outcome
@@ -154,7 +154,7 @@ pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Outcom
 
 /// Offers the kernel's UDP socket `fd` to the engine before the program sends its first datagram, to
 /// `remote`. A socket that has a port already stays with the kernel.
-pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
+pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Conversion {
     let before = errno();
     // Look for a port first, because most sockets that send have one. Such a socket stays with the kernel,
     // whatever its kind.
@@ -167,13 +167,13 @@ pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Outcome {
             (message.local, message.remote) = (Some((any, 0).into()), Some(remote));
             offer_candidate(fd, socket, Use::Connect, remote, message)
         }
-        _ => Outcome::Kernel,
+        _ => Conversion::Kernel,
     };
     set_errno(before);
     outcome
 }
 
-fn offer_socket(fd: RawFd, socket: Candidate, usage: Use, address: SocketAddr) -> Outcome {
+fn offer_socket(fd: RawFd, socket: Candidate, usage: Use, address: SocketAddr) -> Conversion {
     let mut message = Message::new(Operation::Bind);
     match usage {
         Use::Listen => message.local = Some(address),
@@ -190,7 +190,7 @@ fn offer_candidate(
     usage: Use,
     address: SocketAddr,
     mut message: Message,
-) -> Outcome {
+) -> Conversion {
     (message.v6, message.datagrams) = (socket.v6, socket.datagrams);
     if settings::decide(socket.datagrams, address, usage) == Some(Action::Kernel) {
         return stays(&message, b"a rule keeps it there", false);
@@ -226,22 +226,22 @@ fn offer_candidate(
                 } else if message.operation == Operation::Connect && socket.datagrams {
                     datagram::set_connected(fd);
                 }
-                Outcome::Engine
+                Conversion::Engine
             }
             false => stays(&message, b"the descriptor could not be replaced", true),
         },
         (KERNEL, _) => {
             let required = settings::require();
-            if required { stays(&message, reply.value(), true) } else { Outcome::Kernel }
+            if required { stays(&message, reply.value(), true) } else { Conversion::Kernel }
         }
-        (error, _) if error > 0 => Outcome::Failed(error),
+        (error, _) if error > 0 => Conversion::Failed(error),
         _ => stays(&message, b"the engine's reply was invalid", true),
     }
 }
 
 /// Says, once for each process, that the engine refuses this library's version. The socket stays with the
 /// kernel, or the call fails if the user demands offloading.
-fn refused_version(engine: u8) -> Outcome {
+fn refused_version(engine: u8) -> Conversion {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         let (mut engine_digits, mut own_digits) = ([0; 3], [0; 3]);
@@ -255,7 +255,7 @@ fn refused_version(engine: u8) -> Outcome {
             b"; start the program again with the 'inlane offload run' of the engine's installation\n",
         ]);
     }
-    if settings::require() { Outcome::Failed(libc::ENETDOWN) } else { Outcome::Kernel }
+    if settings::require() { Conversion::Failed(libc::ENETDOWN) } else { Conversion::Kernel }
 }
 
 /// Writes a number as text into `room`, without allocating.
@@ -279,10 +279,10 @@ fn print(texts: &[&[u8]]) {
 
 /// Leaves a socket with the kernel and reports this to the engine. If `matters` is set and the user demands
 /// offloading, prints `reason` and fails the program's call instead.
-fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
+fn stays(message: &Message, reason: &[u8], matters: bool) -> Conversion {
     if !matters || !settings::require() {
         control::report_kernel(*message, reason);
-        return Outcome::Kernel;
+        return Conversion::Kernel;
     }
     print(&[
         b"inlane: ",
@@ -291,7 +291,7 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Outcome {
         reason,
         b"\n",
     ]);
-    Outcome::Failed(libc::ENETDOWN)
+    Conversion::Failed(libc::ENETDOWN)
 }
 
 /// Returns why the kernel must run the UDP socket `fd`, or `None` if the engine may.

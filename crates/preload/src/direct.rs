@@ -6,7 +6,7 @@
 //! outdated. So before each use, the library compares the descriptor's inode with the slot's. An outdated
 //! entry is safe to use, because slots are never unmapped.
 
-use crate::signals::Held;
+use crate::signals::BlockedSignals;
 use crate::wait::{self, Patience};
 use crate::{control, errno, fail, ready, real, set_errno, socket};
 use inlane_offload_protocol::address::is_possible;
@@ -509,7 +509,7 @@ unsafe fn receive_from(
             result => return Some(result),
         }
     }
-    let signals = Held::new();
+    let signals = BlockedSignals::new();
     let inode = slot.header().inode.load(Ordering::Relaxed);
     if !is_same(fd, slot) || inode == 0 {
         signals.release(false);

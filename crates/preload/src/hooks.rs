@@ -3,7 +3,7 @@
 //! Each function is ordered so that it costs least for sockets that are not offloaded. For example, `sendto`
 //! calls the C library first, and checks for an offloaded socket only if that call fails.
 
-use crate::convert::{self, Outcome};
+use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
 use crate::{
     datagram, direct, epoll, errno, exec, fail, ready, real, receive, send, set_errno, socket, wait,
@@ -56,9 +56,9 @@ hooks! {
                 return fail(libc::EINVAL);
             }
             match convert::offer(fd, local, Use::Listen, wanted) {
-                Outcome::Kernel => {}
-                Outcome::Engine => return 0,
-                Outcome::Failed(error) => return fail(error),
+                Conversion::Kernel => {}
+                Conversion::Engine => return 0,
+                Conversion::Failed(error) => return fail(error),
             }
         }
         real::bind(fd, address, len)
@@ -74,9 +74,9 @@ hooks! {
                 };
             }
             match convert::offer(fd, local, Use::Connect, remote) {
-                Outcome::Kernel => {}
-                Outcome::Engine => return convert::finish_connect(fd),
-                Outcome::Failed(error) => return fail(error),
+                Conversion::Kernel => {}
+                Conversion::Engine => return convert::finish_connect(fd),
+                Conversion::Failed(error) => return fail(error),
             }
         } else if is_unspecified(address, len) && datagram::name_of(fd).is_some() {
             return datagram::disconnect(fd);
@@ -95,9 +95,9 @@ hooks! {
         };
         if let Some(any) = any.filter(|_| convert::is_stream(fd)) {
             match convert::offer(fd, local, Use::Listen, any) {
-                Outcome::Kernel => {}
-                Outcome::Engine => return socket::listen(fd, backlog),
-                Outcome::Failed(error) => return fail(error),
+                Conversion::Kernel => {}
+                Conversion::Engine => return socket::listen(fd, backlog),
+                Conversion::Failed(error) => return fail(error),
             }
         }
         real::listen(fd, backlog)
@@ -557,9 +557,9 @@ unsafe fn before_send(
     // SAFETY: the program's arguments.
     let Some(remote) = (unsafe { read_sockaddr(address, len) }) else { return Ok(None) };
     match convert::offer_unbound(fd, remote) {
-        Outcome::Kernel => Ok(None),
-        Outcome::Engine => Ok(datagram::name_of(fd)),
-        Outcome::Failed(error) => Err(error),
+        Conversion::Kernel => Ok(None),
+        Conversion::Engine => Ok(datagram::name_of(fd)),
+        Conversion::Failed(error) => Err(error),
     }
 }
 

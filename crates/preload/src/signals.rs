@@ -2,7 +2,7 @@
 //!
 //! A signal that arrives while a thread sleeps in recv or poll interrupts the call. While the library polls
 //! instead, the thread is in no such call. The program's handler would run, and then the thread would go to
-//! sleep all the same. So signals are blocked while the library polls. Afterwards, [`Held::release`] returns
+//! sleep all the same. So signals are blocked while the library polls. Afterwards, [`BlockedSignals::release`] returns
 //! whether a blocked signal interrupts the call.
 
 use std::mem::MaybeUninit;
@@ -12,13 +12,13 @@ use std::mem::MaybeUninit;
 const ERRORS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// A guard: the calling thread's signals are blocked until [`Held::release`].
+/// A guard: the calling thread's signals are blocked until [`BlockedSignals::release`].
 #[must_use]
-pub struct Held {
+pub struct BlockedSignals {
     before: libc::sigset_t,
 }
 
-impl Held {
+impl BlockedSignals {
     /// Blocks all signals of the calling thread except those that report its own errors.
     pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
@@ -35,7 +35,7 @@ impl Held {
         }
     }
 
-    /// Returns the thread's signal mask as it was before [`Held::new`].
+    /// Returns the thread's signal mask as it was before [`BlockedSignals::new`].
     pub fn before(&self) -> &libc::sigset_t {
         &self.before
     }
@@ -75,7 +75,7 @@ impl Held {
         self.pending().any(|action| interrupts(&action))
     }
 
-    /// Returns the actions of the pending signals that were not blocked before [`Held::new`].
+    /// Returns the actions of the pending signals that were not blocked before [`BlockedSignals::new`].
     fn pending(&self) -> impl Iterator<Item = libc::sigaction> {
         let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: sigpending(2) fills the set. If it fails, the set stays all zero, which is an empty set.

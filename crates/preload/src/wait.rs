@@ -5,7 +5,7 @@
 //! events there are, so all of its rules hold, such as those of edge-triggered and one-shot registrations.
 
 use crate::direct::now_ns;
-use crate::signals::Held;
+use crate::signals::BlockedSignals;
 use crate::{direct, errno, ready, real, set_errno};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
@@ -126,7 +126,7 @@ fn poll_then_sleep(
     if found != 0 {
         return found;
     }
-    let signals = Held::new();
+    let signals = BlockedSignals::new();
     let start = now_ns();
     let limit = time_ns().min(timeout_ns);
     let (mut found, mut passed) = (0, 0);

@@ -70,10 +70,10 @@ mod sequence;
 mod time_wait;
 
 pub use config::{Config, EcnMode, Keepalive};
-pub use connection::{Connection, Counters, Events, Reason, ReceiveBuffer, State};
+pub use connection::{Connection, Counters, EndReason, Events, ReceiveBuffer, State};
 pub use listener::{Handshake, Listener, ListenerCounters, Verdict};
 pub use options::{Options, SackBlocks, Timestamps};
-pub use secrets::{Flow, Secrets, Start};
+pub use secrets::{Flow, InitialNumbers, Secrets};
 pub use segment::{Ecn, Header, Segment, Transmit, reset_for};
 pub use time_wait::{TimeWait, TimeWaitAction};
 

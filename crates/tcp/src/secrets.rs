@@ -41,7 +41,7 @@ impl Hash for Flow {
 
 /// Where the sequence numbers and the timestamps of a connection begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Start {
+pub struct InitialNumbers {
     /// The initial sequence number.
     pub sequence: u32,
     /// The offset that is added to the clock in timestamps (RFC 7323, section 5.4).
@@ -77,9 +77,9 @@ impl Secrets {
     /// Returns where a new connection's sequence numbers and timestamps begin. The sequence number is a keyed
     /// hash of the flow, plus a clock that counts every 4 microseconds (RFC 6528). A later connection of the
     /// same flow begins above an earlier one.
-    pub fn start(&self, now: u64, flow: &Flow) -> Start {
+    pub fn start(&self, now: u64, flow: &Flow) -> InitialNumbers {
         let hash = self.hash(0, flow);
-        Start {
+        InitialNumbers {
             sequence: (hash as u32).wrapping_add((now / 4_000) as u32),
             timestamp_offset: (hash >> 32) as u32,
         }

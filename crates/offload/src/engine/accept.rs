@@ -2,8 +2,8 @@
 //! accept them.
 
 use super::Engine;
-use super::input::Received;
-use super::request::Owner;
+use super::input::ReceivedPacket;
+use super::request::OwningProgram;
 use super::stream::CHECKED_READS;
 use crate::arena::Key;
 use crate::pair;
@@ -30,7 +30,7 @@ impl Engine {
         flow: &Flow,
         segment: &Segment<'_>,
         previous: Option<&TimeWait>,
-        packet: &Received<'_>,
+        packet: &ReceivedPacket<'_>,
     ) -> bool {
         let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(key) else {
             return false;
@@ -82,7 +82,7 @@ impl Engine {
         // data.
         stream.readable = false;
         stream.checked_reads = CHECKED_READS;
-        let owner = Owner { process, program: &program, v6 };
+        let owner = OwningProgram { process, program: &program, v6 };
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {

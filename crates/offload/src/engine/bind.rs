@@ -3,7 +3,7 @@
 use super::Engine;
 use super::request::Refusal;
 use crate::arena::Key;
-use crate::socket::{Options, Role, Socket};
+use crate::socket::{Role, Socket, SocketOptions};
 use inlane_tcp::Flow;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +37,7 @@ impl Engine {
         user: u32,
         wanted: SocketAddr,
         datagrams: bool,
-        options: &Options,
+        options: &SocketOptions,
     ) -> Result<u16, Refusal> {
         if wanted.port() != 0 {
             if wanted.port() < FIRST_UNPRIVILEGED && user != 0 {
@@ -89,7 +89,13 @@ impl Engine {
 
     /// Returns true if another socket holds the port for an overlapping address and does not share it.
     /// Sockets share a port if all have SO_REUSEPORT, or if all have SO_REUSEADDR and none listens.
-    fn conflicts(&self, wanted: SocketAddr, datagrams: bool, options: &Options, except: Option<Key>) -> bool {
+    fn conflicts(
+        &self,
+        wanted: SocketAddr,
+        datagrams: bool,
+        options: &SocketOptions,
+        except: Option<Key>,
+    ) -> bool {
         let holders = self.ports_of(datagrams).get(&wanted.port()).into_iter().flatten();
         holders.filter(|&&key| Some(key) != except).filter_map(|&key| self.sockets.get(key)).any(|other| {
             let theirs = &other.options;

@@ -5,7 +5,7 @@ use super::Engine;
 use super::control::{Client, Outstanding};
 use super::shared::Task;
 use crate::arena::Key;
-use crate::socket::{Listening, Options, Pending, Role, Socket};
+use crate::socket::{Listening, Pending, Role, Socket, SocketOptions};
 use inlane_offload_protocol::message::Message;
 use inlane_tcp::Listener;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub(super) struct Announcement {
     program: String,
     v6: bool,
     local: SocketAddr,
-    options: Options,
+    options: SocketOptions,
     backlog: usize,
     waiting: Arc<AtomicUsize>,
     /// The engine's end of the pair.
@@ -131,7 +131,7 @@ impl Engine {
     pub(super) fn new_listening(
         &self,
         local: SocketAddr,
-        options: &Options,
+        options: &SocketOptions,
         backlog: usize,
     ) -> Result<Listening, i32> {
         // All SYN,ACKs of a listener announce one MSS, loopback's or the port's. A connection sends with its own

@@ -4,11 +4,11 @@
 //! finds the pair full is dropped and counted, as in a kernel.
 
 use super::Engine;
-use super::input::{Received, original};
+use super::input::{ReceivedPacket, original};
 use crate::arena::Key;
 use crate::network::{self, Route};
 use crate::pair;
-use crate::socket::{Options, Role, Socket};
+use crate::socket::{Role, Socket, SocketOptions};
 use inlane_offload_protocol::datagram::{self, Header, receive, send};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{icmp, ipv4, ipv6, udp};
@@ -83,7 +83,7 @@ impl<const PROTOCOL: u8> network::Payload for Unreachable<'_, PROTOCOL> {
 }
 
 impl Socket {
-    /// Puts an option into effect that [`Options::set`] has stored.
+    /// Puts an option into effect that [`SocketOptions::set`] has stored.
     pub(super) fn apply_datagram_option(&mut self, level: i32, name: i32) {
         let Role::Datagram(datagram) = &mut self.role else { return };
         let options = &self.options;
@@ -101,7 +101,7 @@ impl Socket {
     }
 }
 
-impl Options {
+impl SocketOptions {
     /// Returns the value of a numeric option in `others`, or `None` if the program has not set the option.
     fn number(&self, level: i32, name: i32) -> Option<i32> {
         match *self.others.get(&(level, name))?.as_slice() {
@@ -376,7 +376,7 @@ impl Engine {
     }
 
     /// Processes a received UDP datagram.
-    pub(super) fn on_datagram(&mut self, now: u64, packet: &Received<'_>) {
+    pub(super) fn on_datagram(&mut self, now: u64, packet: &ReceivedPacket<'_>) {
         let Some((ports, data)) = self.checked_datagram(packet) else {
             self.network.counters.malformed += 1;
             return;
@@ -399,7 +399,7 @@ impl Engine {
     }
 
     /// Returns the ports and the payload of a datagram, or `None` if it is malformed.
-    fn checked_datagram<'a>(&self, packet: &Received<'a>) -> Option<((u16, u16), &'a [u8])> {
+    fn checked_datagram<'a>(&self, packet: &ReceivedPacket<'a>) -> Option<((u16, u16), &'a [u8])> {
         let view = udp::Datagram::new(packet.payload).ok()?;
         let len = usize::from(view.length());
         if len < udp::HEADER || len > packet.payload.len() {
@@ -478,7 +478,7 @@ impl Engine {
         key: Key,
         local: SocketAddr,
         remote: SocketAddr,
-        packet: &Received<'_>,
+        packet: &ReceivedPacket<'_>,
         data: &[u8],
     ) -> bool {
         let engine = self.number;
@@ -521,7 +521,7 @@ impl Engine {
 
     /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
     /// budget of ICMP errors is used up or there is no route.
-    fn refuse(&mut self, now: u64, packet: &Received<'_>) {
+    fn refuse(&mut self, now: u64, packet: &ReceivedPacket<'_>) {
         if !packet.arrival.trusted && !self.may_send_icmp_error(now) {
             return;
         }

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::control::Request;
-use super::request::{Answer, Refusal, canonical, initial_options, owner, this_host};
+use super::request::{Refusal, Reply, canonical, initial_options, owner, this_host};
 use crate::arena::Key;
 use crate::socket::{Datagram, Role, Socket};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 impl Engine {
     /// Creates a bound UDP socket. If the request has a remote address, the program is about to send to that
     /// address. The socket then stays with the kernel if the engine has no route to the address.
-    pub(super) fn bind_datagrams(&mut self, request: &Request) -> Answer {
+    pub(super) fn bind_datagrams(&mut self, request: &Request) -> Reply {
         let message = &request.message;
         let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
         let options = initial_options(message);
@@ -48,7 +48,7 @@ impl Engine {
 
     /// Connects the UDP socket whose program's end came with the request. Without one, creates a connected
     /// UDP socket.
-    pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
+    pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if request.attached.is_some() {
@@ -118,7 +118,7 @@ impl Engine {
 
     /// Disconnects a UDP socket from its remote address. Clears its local address and port, unless the
     /// program chose them.
-    pub(super) fn disconnect_datagrams(&mut self, now: u64, request: &Request) -> Answer {
+    pub(super) fn disconnect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
         let key = self.attached(request)?;
         self.drain_datagrams(now, key);
         let Some(socket) = self.sockets.get_mut(key) else { return Err(Refusal::Errno(libc::EBADF)) };
@@ -138,7 +138,7 @@ impl Engine {
 
     /// Checks whether the engine has a route from a UDP socket to an address. Replies with an errno if there
     /// is none.
-    pub(super) fn route_datagrams(&mut self, request: &Request) -> Answer {
+    pub(super) fn route_datagrams(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
         let remote = this_host(canonical(request.message.remote.ok_or(libc::EINVAL)?));
         let Some(socket @ Socket { role: Role::Datagram(_), .. }) = self.sockets.get(key) else {

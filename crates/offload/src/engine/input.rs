@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The fields of a received IP packet that the engine uses.
 #[derive(Clone, Copy)]
-pub(super) struct Received<'a> {
+pub(super) struct ReceivedPacket<'a> {
     pub source: IpAddr,
     pub destination: IpAddr,
     protocol: u8,
@@ -81,7 +81,7 @@ impl Engine {
         }
     }
 
-    fn parse(bytes: &[u8], arrival: Arrival) -> Result<Received<'_>, Refused> {
+    fn parse(bytes: &[u8], arrival: Arrival) -> Result<ReceivedPacket<'_>, Refused> {
         match bytes.first().map_or(0, |byte| byte >> 4) {
             4 => Self::parse_v4(bytes, arrival),
             6 => Self::parse_v6(bytes, arrival),
@@ -90,7 +90,7 @@ impl Engine {
     }
 
     /// Processes an IP packet that is not a fragment.
-    fn on_whole(&mut self, now: u64, packet: Received<'_>) {
+    fn on_whole(&mut self, now: u64, packet: ReceivedPacket<'_>) {
         let own = self.network.is_own(packet.destination);
         if packet.source.is_loopback() && !packet.arrival.trusted {
             self.network.counters.malformed += 1;
@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    fn parse_v4(bytes: &[u8], arrival: Arrival) -> Result<Received<'_>, Refused> {
+    fn parse_v4(bytes: &[u8], arrival: Arrival) -> Result<ReceivedPacket<'_>, Refused> {
         let packet = ipv4::Packet::new(bytes).map_err(|_| Refused::Malformed)?;
         if !arrival.trusted && (!packet.checksum_ok() || packet.end() < packet.total_length().into()) {
             return Err(Refused::Malformed);
@@ -151,7 +151,7 @@ impl Engine {
         if packet.is_fragment() {
             return Err(Refused::Fragment);
         }
-        Ok(Received {
+        Ok(ReceivedPacket {
             source: packet.source().into(),
             destination: packet.destination().into(),
             protocol: packet.protocol(),
@@ -164,7 +164,7 @@ impl Engine {
         })
     }
 
-    fn parse_v6(bytes: &[u8], arrival: Arrival) -> Result<Received<'_>, Refused> {
+    fn parse_v6(bytes: &[u8], arrival: Arrival) -> Result<ReceivedPacket<'_>, Refused> {
         let packet = ipv6::Packet::new(bytes).map_err(|_| Refused::Malformed)?;
         let upper = packet.upper().map_err(|_| Refused::Malformed)?;
         if packet.end() < ipv6::HEADER + usize::from(packet.payload_length()) || upper.offset > packet.end() {
@@ -174,7 +174,7 @@ impl Engine {
             return Err(Refused::Fragment);
         }
         let payload = &bytes[upper.offset..packet.end()];
-        Ok(Received {
+        Ok(ReceivedPacket {
             source: packet.source().into(),
             destination: packet.destination().into(),
             protocol: upper.protocol,
@@ -189,7 +189,7 @@ impl Engine {
 
     /// Returns true if the checksum of a TCP segment is correct, or if the segment needs none: it is the
     /// engine's own, or a sender on the same machine left the checksum to a network card.
-    fn is_intact(&self, packet: &Received<'_>) -> bool {
+    fn is_intact(&self, packet: &ReceivedPacket<'_>) -> bool {
         packet.arrival.trusted
             || packet.pseudo.add_bytes(packet.payload).finish() == 0
             || (self.network.accepts_partial_checksums()
@@ -197,7 +197,7 @@ impl Engine {
                     .is_ok_and(|segment| segment.checksum() == packet.pseudo.folded()))
     }
 
-    fn on_tcp(&mut self, now: u64, packet: Received<'_>) {
+    fn on_tcp(&mut self, now: u64, packet: ReceivedPacket<'_>) {
         let ports =
             tcp::Segment::new(packet.payload).map(|view| (view.source_port(), view.destination_port()));
         let segment = Segment::parse(packet.payload, Ecn::of(packet.class));
@@ -226,7 +226,13 @@ impl Engine {
 
     /// Processes a TCP segment whose flow has no connection: by its TIME-WAIT entry, by a listener, or by a
     /// reset.
-    fn on_other_segment(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>, packet: &Received<'_>) {
+    fn on_other_segment(
+        &mut self,
+        now: u64,
+        flow: &Flow,
+        segment: &Segment<'_>,
+        packet: &ReceivedPacket<'_>,
+    ) {
         if self.shared.is_some() {
             if self.pass_by_flow(now, flow, packet) {
                 return;
@@ -258,7 +264,7 @@ impl Engine {
         }
     }
 
-    fn on_icmp(&mut self, now: u64, packet: Received<'_>) {
+    fn on_icmp(&mut self, now: u64, packet: ReceivedPacket<'_>) {
         let Ok(message) = icmp::Message::new(packet.payload) else {
             self.network.counters.malformed += 1;
             return;
@@ -286,7 +292,7 @@ impl Engine {
         }
     }
 
-    fn on_icmp_v6(&mut self, now: u64, packet: Received<'_>) {
+    fn on_icmp_v6(&mut self, now: u64, packet: ReceivedPacket<'_>) {
         let Ok(message) = icmp::Message::new(packet.payload) else {
             self.network.counters.malformed += 1;
             return;
@@ -343,7 +349,7 @@ impl Engine {
         self.after_events(key, events);
     }
 
-    fn reply_echo(&mut self, now: u64, packet: Received<'_>, kind: u8) {
+    fn reply_echo(&mut self, now: u64, packet: ReceivedPacket<'_>, kind: u8) {
         if !self.network.is_own(packet.destination) {
             return;
         }

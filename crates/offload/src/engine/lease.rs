@@ -3,7 +3,7 @@
 
 use super::Engine;
 use super::control::Request;
-use super::request::{Answer, Refusal};
+use super::request::{Refusal, Reply};
 use super::shared::lock;
 use crate::arena::Key;
 use crate::direct::{Direct, SharedArea, Turn, Watch};
@@ -67,7 +67,7 @@ impl Engine {
 
     /// Processes a request for a slot: assigns a slot to the connection, in the memory that is shared with
     /// the client.
-    pub(super) fn adopt(&mut self, request: &Request) -> Answer {
+    pub(super) fn adopt(&mut self, request: &Request) -> Reply {
         if !self.leases() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
         }

@@ -6,7 +6,7 @@
 
 use super::Engine;
 use super::control::Request;
-use super::input::{Arrival, Received, original};
+use super::input::{Arrival, ReceivedPacket, original};
 use super::shared::{MovedSocket, Owner, PassedPacket, Shared, Task};
 use crate::arena::Key;
 use crate::network::{Heard, Route};
@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Passes a packet to another thread.
-    pub(super) fn pass(&mut self, to: usize, packet: &Received<'_>) {
+    pub(super) fn pass(&mut self, to: usize, packet: &ReceivedPacket<'_>) {
         self.pass_bytes(to, packet.whole, packet.arrival);
     }
 
@@ -82,7 +82,7 @@ impl Engine {
 
     /// Passes a packet to the thread that runs its flow. Returns false if this thread must process the packet:
     /// it runs the flow, or no thread does.
-    pub(super) fn pass_by_flow(&mut self, now: u64, flow: &Flow, packet: &Received<'_>) -> bool {
+    pub(super) fn pass_by_flow(&mut self, now: u64, flow: &Flow, packet: &ReceivedPacket<'_>) -> bool {
         let Some(owner) = self.owner(flow) else { return false };
         if owner.thread == self.thread {
             // The connection may have moved to this thread and still be in the inbox.
@@ -95,7 +95,7 @@ impl Engine {
 
     /// Passes a packet to the thread on which UDP sockets are bound to `port`. Returns false if that is this
     /// thread.
-    pub(super) fn pass_by_port(&mut self, port: u16, packet: &Received<'_>) -> bool {
+    pub(super) fn pass_by_port(&mut self, port: u16, packet: &ReceivedPacket<'_>) -> bool {
         let Some(home) = self.shared.as_ref().map(|shared| shared.thread_of_port(port)) else { return false };
         if home == self.thread {
             return false;
@@ -106,7 +106,7 @@ impl Engine {
 
     /// Passes an ICMP error to the thread that runs the socket whose packet the error quotes. Returns false if
     /// that is this thread, or if no thread has such a socket.
-    pub(super) fn pass_icmp_error(&mut self, packet: &Received<'_>) -> bool {
+    pub(super) fn pass_icmp_error(&mut self, packet: &ReceivedPacket<'_>) -> bool {
         if self.shared.is_none() || packet.arrival.from.is_some() {
             return false;
         }
@@ -144,7 +144,7 @@ impl Engine {
     /// Passes an acknowledgment to the next thread. Use it if this thread's copy of a listener has no
     /// handshake for the acknowledgment, because the SYN may have arrived on another thread. Returns false if
     /// all threads have received the packet.
-    pub(super) fn pass_to_next(&mut self, packet: &Received<'_>) -> bool {
+    pub(super) fn pass_to_next(&mut self, packet: &ReceivedPacket<'_>) -> bool {
         let threads = self.threads();
         if packet.arrival.hops + 1 >= threads {
             return false;
@@ -253,7 +253,7 @@ impl Engine {
 
     /// Moves a connection to the thread `to`, on which its packets arrive. Passes `packet` on with it,
     /// usually the SYN,ACK, which that thread then processes.
-    fn move_socket(&mut self, key: Key, to: usize, packet: &Received<'_>) {
+    fn move_socket(&mut self, key: Key, to: usize, packet: &ReceivedPacket<'_>) {
         let Some(shared) = self.shared.clone() else { return };
         let Some(mut socket) = self.sockets.remove(key) else { return };
         self.wheel.remove(key);
@@ -278,7 +278,7 @@ impl Engine {
     /// thread. Returns false if the connection stays here. It stays if this thread itself received the
     /// packet, if the connection is not in SYN-SENT, if it leads to the engine's own address, or if its
     /// socket got its port by a bind. A bound socket stays because this thread checks its port for conflicts.
-    pub(super) fn follow_packets(&mut self, key: Key, packet: &Received<'_>) -> bool {
+    pub(super) fn follow_packets(&mut self, key: Key, packet: &ReceivedPacket<'_>) -> bool {
         let Some(from) = packet.arrival.from.filter(|&from| from != self.thread) else { return false };
         let moves = self.sockets.get(key).is_some_and(|socket| {
             !socket.holds_port

@@ -3,7 +3,7 @@
 
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
-use super::request::{Answer, Refusal};
+use super::request::{Refusal, Reply};
 use super::shared::{Task, lock};
 use crate::socket::{Role, Socket, Stream};
 use crate::status::{
@@ -233,7 +233,7 @@ impl Engine {
     }
 
     /// Returns a file with the state of an engine that has one thread.
-    pub(super) fn status_file(&self, now: u64) -> Answer {
+    pub(super) fn status_file(&self, now: u64) -> Reply {
         status_file(&self.part(now).status)
     }
 
@@ -272,7 +272,7 @@ impl Engine {
 }
 
 /// Writes an engine's state to a file as JSON. Returns the reply and the file to send with it.
-fn status_file(status: &EngineStatus) -> Answer {
+fn status_file(status: &EngineStatus) -> Reply {
     let text = serde_json::to_vec(status).map_err(|_| Refusal::Errno(libc::EIO))?;
     let fd = rustix::fs::memfd_create("inlane-status", rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(|error| Refusal::Errno(error.raw_os_error()))?;

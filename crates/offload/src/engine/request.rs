@@ -5,11 +5,11 @@ use super::{Engine, report};
 use crate::arena::Key;
 use crate::network::Route;
 use crate::pair::{self, Filled};
-use crate::socket::{Options, Role, Socket, Stream};
+use crate::socket::{Role, Socket, SocketOptions, Stream};
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options};
-use inlane_offload_protocol::name::{Kind, SocketName};
+use inlane_offload_protocol::name::{SocketKind, SocketName};
 use inlane_tcp::{Connection, Flow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -45,7 +45,7 @@ impl From<inlane_tcp::Error> for Refusal {
 
 /// The program that a socket is created for.
 #[derive(Clone, Copy)]
-pub(super) struct Owner<'a> {
+pub(super) struct OwningProgram<'a> {
     pub process: i32,
     pub program: &'a str,
     /// True for family AF_INET6.
@@ -53,12 +53,12 @@ pub(super) struct Owner<'a> {
 }
 
 /// Returns the program that sent a request.
-pub(super) fn owner(request: &Request) -> Owner<'_> {
-    Owner { process: request.process, program: request.message.program(), v6: request.message.v6 }
+pub(super) fn owner(request: &Request) -> OwningProgram<'_> {
+    OwningProgram { process: request.process, program: request.message.program(), v6: request.message.v6 }
 }
 
 /// The reply to a request and the descriptor to send with it, or why the request fails.
-pub(super) type Answer = Result<(Message, Option<Arc<OwnedFd>>), Refusal>;
+pub(super) type Reply = Result<(Message, Option<Arc<OwnedFd>>), Refusal>;
 
 /// Converts an IPv4-mapped IPv6 address to the IPv4 address. Returns other addresses unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
@@ -141,25 +141,25 @@ impl Engine {
     /// the program's end.
     pub(super) fn create(
         &mut self,
-        owner: Owner<'_>,
+        owner: OwningProgram<'_>,
         local: SocketAddr,
         remote: Option<SocketAddr>,
-        options: Options,
+        options: SocketOptions,
         role: Role,
     ) -> Result<(Key, OwnedFd), Refusal> {
-        let Owner { process, program, v6 } = owner;
+        let OwningProgram { process, program, v6 } = owner;
         if !self.control.admit(process) {
             return Err(Refusal::Errno(libc::ENFILE));
         }
         self.last_id += self.threads() as u64;
         let id = self.last_id + self.thread as u64;
         let kind = match (&role, v6) {
-            (Role::Datagram(_), false) => Kind::DatagramV4,
-            (Role::Datagram(_), true) => Kind::DatagramV6,
-            (_, false) if remote.is_some() => Kind::StreamV4,
-            (_, true) if remote.is_some() => Kind::StreamV6,
-            (_, false) => Kind::BoundV4,
-            (_, true) => Kind::BoundV6,
+            (Role::Datagram(_), false) => SocketKind::DatagramV4,
+            (Role::Datagram(_), true) => SocketKind::DatagramV6,
+            (_, false) if remote.is_some() => SocketKind::StreamV4,
+            (_, true) if remote.is_some() => SocketKind::StreamV6,
+            (_, false) => SocketKind::BoundV4,
+            (_, true) => SocketKind::BoundV6,
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
         let made = pair::create(&name).and_then(|(end, other)| Ok((pair::inode(&other)?, end, other)));
@@ -214,7 +214,7 @@ impl Engine {
         Ok((key, other))
     }
 
-    fn bind(&mut self, request: &Request) -> Answer {
+    fn bind(&mut self, request: &Request) -> Reply {
         let message = &request.message;
         let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
         let options = initial_options(message);
@@ -234,7 +234,7 @@ impl Engine {
         Ok((reply, Some(Arc::new(program))))
     }
 
-    fn connect(&mut self, now: u64, request: &Request) -> Answer {
+    fn connect(&mut self, now: u64, request: &Request) -> Reply {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if remote.port() == 0 {
@@ -297,7 +297,7 @@ impl Engine {
     /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket in the
     /// program. If the SYN were sent earlier, the peer might answer while other threads of the program still
     /// use the kernel's socket.
-    fn start(&mut self, request: &Request) -> Answer {
+    fn start(&mut self, request: &Request) -> Reply {
         let handle = request.message.handle().ok_or(libc::EINVAL)?;
         let key = Key::from_u64(handle.key);
         match self.sockets.get_mut(key) {
@@ -337,7 +337,7 @@ impl Engine {
         remote: SocketAddr,
         route: Route,
         program: OwnedFd,
-    ) -> Answer {
+    ) -> Reply {
         let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         match &socket.role {
@@ -377,7 +377,7 @@ impl Engine {
         now: u64,
         flow: Flow,
         route: Route,
-        options: &Options,
+        options: &SocketOptions,
     ) -> Result<Stream, Refusal> {
         let mss = self.network.mss(route, flow.remote.is_ipv6());
         let config = options.config(self.settings.buffer, mss);
@@ -413,7 +413,7 @@ impl Engine {
         }
     }
 
-    fn listen(&mut self, request: &Request) -> Answer {
+    fn listen(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         // As Linux's net.core.somaxconn.
@@ -438,7 +438,7 @@ impl Engine {
         Ok((Message::new(Operation::Listen), None))
     }
 
-    fn set_option(&mut self, now: u64, request: &Request) -> Answer {
+    fn set_option(&mut self, now: u64, request: &Request) -> Reply {
         let key = self.attached(request)?;
         self.drain_datagrams(now, key);
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
@@ -472,7 +472,7 @@ impl Engine {
         Ok((Message::new(Operation::SetOption), None))
     }
 
-    fn get_option(&mut self, request: &Request) -> Answer {
+    fn get_option(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         let message = &request.message;
@@ -497,7 +497,7 @@ impl Engine {
         Ok((reply, None))
     }
 
-    fn socket_addresses(&mut self, request: &Request) -> Answer {
+    fn socket_addresses(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         let mut reply = Message::new(Operation::Addresses);
@@ -512,8 +512,8 @@ impl Engine {
 }
 
 /// Returns the options that a request carries.
-pub(super) fn initial_options(message: &Message) -> Options {
-    let mut options = Options::default();
+pub(super) fn initial_options(message: &Message) -> SocketOptions {
+    let mut options = SocketOptions::default();
     for (level, name, value) in read_options(message.value()) {
         if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
             options.linger = Some(value);

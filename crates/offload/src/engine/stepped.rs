@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::error::Result;
 use crate::network::Network;
-use crate::stepped::Held;
+use crate::stepped::HeldResources;
 use std::os::fd::{AsFd, BorrowedFd};
 
 impl Engine {
@@ -38,8 +38,8 @@ impl Engine {
     }
 
     /// Returns what the engine holds now.
-    pub(crate) fn held(&self) -> Held {
-        Held {
+    pub(crate) fn held(&self) -> HeldResources {
+        HeldResources {
             sockets: self.sockets.iter().filter(|(_, socket)| !socket.copy).count(),
             flows: self.flows.len(),
             ports: self.ports.len() + self.datagram_ports.len(),

@@ -5,10 +5,10 @@ use crate::arena::Key;
 use crate::direct::{Hostile, Turn};
 use crate::network::{Network, Payload, Route};
 use crate::pair;
-use crate::ring::Ring;
-use crate::socket::{Options, Role, Socket, Stream};
+use crate::ring::ByteRing;
+use crate::socket::{Role, Socket, SocketOptions, Stream};
 use inlane_offload_protocol::name::End;
-use inlane_tcp::{Events, Flow, Header, Reason, Segment, State};
+use inlane_tcp::{EndReason, Events, Flow, Header, Segment, State};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{ipv4, tcp};
 use std::collections::HashSet;
@@ -30,7 +30,7 @@ pub(super) struct Outgoing<'a> {
     pub flow: &'a Flow,
     pub header: Header,
     /// The ring with the payload. `None` for a segment without payload.
-    pub ring: Option<&'a Ring>,
+    pub ring: Option<&'a ByteRing>,
     pub payload: Range<u64>,
 }
 
@@ -57,13 +57,13 @@ impl Payload for Outgoing<'_> {
 }
 
 /// Returns the errno of a failed connection.
-fn errno(reason: Reason) -> i32 {
+fn errno(reason: EndReason) -> i32 {
     match reason {
-        Reason::Reset => libc::ECONNRESET,
-        Reason::Refused => libc::ECONNREFUSED,
-        Reason::TimedOut => libc::ETIMEDOUT,
-        Reason::Unreachable => libc::EHOSTUNREACH,
-        Reason::Aborted => libc::ECONNABORTED,
+        EndReason::Reset => libc::ECONNRESET,
+        EndReason::Refused => libc::ECONNREFUSED,
+        EndReason::TimedOut => libc::ETIMEDOUT,
+        EndReason::Unreachable => libc::EHOSTUNREACH,
+        EndReason::Aborted => libc::ECONNABORTED,
     }
 }
 
@@ -248,7 +248,7 @@ impl Engine {
 impl Stream {
     /// Limits the connection's receive ring to the bytes that the program set with SO_RCVBUF, if it did. Sets
     /// the same limit for the pair through `end`, the engine's end.
-    pub(super) fn limit_receive(&mut self, options: &Options, end: Option<&OwnedFd>) {
+    pub(super) fn limit_receive(&mut self, options: &SocketOptions, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
             // The ring gets half of `bytes`, and the pair the other half. Pass a quarter of `bytes`, because
@@ -389,7 +389,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the program broke the protocol of shared memory.
-    fn collect(&mut self, now: u64, fd: RawFd, options: &Options) -> Result<bool, Hostile> {
+    fn collect(&mut self, now: u64, fd: RawFd, options: &SocketOptions) -> Result<bool, Hostile> {
         let share = options.send_share(self.send.capacity()) as u64;
         let mut again = false;
         if !self.collect_direct(now, share, &mut again)? {
@@ -450,13 +450,13 @@ impl Stream {
 
     /// Returns true if a close resets the connection: the program has set SO_LINGER to 0, or has left bytes unread
     /// in shared memory.
-    fn resets(&self, options: &Options) -> bool {
+    fn resets(&self, options: &SocketOptions) -> bool {
         options.linger == Some(0) || self.direct.as_ref().is_some_and(|direct| direct.has_unread())
     }
 
     /// Ends the connection's sending direction, because the engine has read all data of the program. Closes or
     /// resets the connection if the program has also closed the socket.
-    fn finish_sending(&mut self, now: u64, fd: RawFd, options: &Options) {
+    fn finish_sending(&mut self, now: u64, fd: RawFd, options: &SocketOptions) {
         self.program_finished = true;
         match self.hung_up || pair::hung_up(fd) {
             true => self.close_or_reset(now, fd, options),
@@ -466,7 +466,7 @@ impl Stream {
 
     /// Resets the connection if the program has closed its end and [`Stream::resets`] returns true. Closes it
     /// otherwise.
-    fn close_or_reset(&mut self, now: u64, fd: RawFd, options: &Options) {
+    fn close_or_reset(&mut self, now: u64, fd: RawFd, options: &SocketOptions) {
         if self.resets(options) && pair::is_closed(fd) {
             self.connection.abort();
         } else {

@@ -76,7 +76,7 @@ impl Connection {
     /// (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
     pub fn close(&mut self, now: u64) {
         if self.state == State::SynSent {
-            self.end(Reason::Aborted);
+            self.end(EndReason::Aborted);
             return;
         }
         if self.received() > self.rcv.consumed - self.rcv.start || !self.reassembly.is_empty() {
@@ -100,17 +100,17 @@ impl Connection {
 
     /// Aborts the connection. The peer gets a reset, which [`Connection::poll_transmit`] returns.
     pub fn abort(&mut self) {
-        self.abort_for(Reason::Aborted);
+        self.abort_for(EndReason::Aborted);
     }
 
-    pub(super) fn abort_for(&mut self, reason: Reason) {
+    pub(super) fn abort_for(&mut self, reason: EndReason) {
         let reset = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         self.end(reason);
         self.flags.reset_pending |= reset;
     }
 
     /// Enters CLOSED and stops all timers.
-    pub(super) fn end(&mut self, reason: Reason) {
+    pub(super) fn end(&mut self, reason: EndReason) {
         if self.state != State::Closed {
             self.state = State::Closed;
             self.reason = Some(reason);

@@ -36,7 +36,7 @@ pub enum State {
 
 /// Why a connection ended other than by FINs from both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum EndReason {
     /// The peer reset the connection.
     Reset,
     /// The peer answered the SYN with a reset, or with an ICMP message that it has no such port.

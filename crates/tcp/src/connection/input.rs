@@ -37,7 +37,7 @@ impl Connection {
         }
         if header.has(RST) {
             if header.has(ACK) {
-                self.end(Reason::Refused);
+                self.end(EndReason::Refused);
                 return Events::ENDED;
             }
             return Events::NONE;
@@ -125,7 +125,11 @@ impl Connection {
             }
             // RFC 5961, section 3.2.
             if seq == self.rcv.next {
-                self.end(if self.state == State::SynReceived { Reason::Refused } else { Reason::Reset });
+                self.end(if self.state == State::SynReceived {
+                    EndReason::Refused
+                } else {
+                    EndReason::Reset
+                });
                 return Events::ENDED;
             }
             if seq > self.rcv.next {

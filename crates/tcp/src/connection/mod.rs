@@ -19,7 +19,7 @@ use crate::options::SackBlocks;
 use crate::reassembly::Reassembly;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
-use crate::secrets::Start;
+use crate::secrets::InitialNumbers;
 use crate::sequence::{self, Sequence};
 use crate::{Error, Result, TimeWait};
 
@@ -33,14 +33,14 @@ mod path;
 mod query;
 mod timer;
 
-pub use events::{Counters, Events, Reason, ReceiveBuffer, State};
+pub use events::{Counters, EndReason, Events, ReceiveBuffer, State};
 use parts::*;
 
 /// A TCP connection.
 #[derive(Clone, Debug)]
 pub struct Connection {
     state: State,
-    flags: Flags,
+    flags: ConnectionFlags,
     snd: Sender,
     rcv: Receiver,
     ack: AckState,
@@ -52,7 +52,7 @@ pub struct Connection {
     path: path::PathMtu,
     counters: Counters,
     reassembly: Reassembly,
-    reason: Option<Reason>,
+    reason: Option<EndReason>,
     /// The sequence number of a reset that must be sent during the handshake. The reset answers a segment of
     /// an old connection, so this connection goes on.
     stray_reset: Option<u32>,
@@ -77,7 +77,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.
-    pub fn connect(now: u64, config: &Config, start: Start) -> Result<Self> {
+    pub fn connect(now: u64, config: &Config, start: InitialNumbers) -> Result<Self> {
         config.check()?;
         let mut connection = Self::new(now, config, start, State::SynSent);
         connection.flags.syn_pending = true;
@@ -94,7 +94,8 @@ impl Connection {
     /// [`Error::Config`] if a setting is out of range.
     pub fn accept(now: u64, config: &Config, handshake: &Handshake) -> Result<Self> {
         config.check()?;
-        let start = Start { sequence: handshake.sequence, timestamp_offset: handshake.timestamp_offset };
+        let start =
+            InitialNumbers { sequence: handshake.sequence, timestamp_offset: handshake.timestamp_offset };
         let mut connection = Self::new(now, config, start, State::Established);
         connection.set_peer(now, sequence::initial(handshake.peer_sequence), &handshake.options, config);
         connection.flags.ecn = handshake.ecn;
@@ -111,11 +112,11 @@ impl Connection {
         Ok(connection)
     }
 
-    fn new(now: u64, config: &Config, start: Start, state: State) -> Self {
+    fn new(now: u64, config: &Config, start: InitialNumbers, state: State) -> Self {
         let iss = sequence::initial(start.sequence);
         Self {
             state,
-            flags: Flags::default(),
+            flags: ConnectionFlags::default(),
             snd: Sender {
                 una: iss,
                 next: iss,

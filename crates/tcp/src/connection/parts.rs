@@ -203,7 +203,7 @@ pub(super) struct Timers {
 /// The flags of a connection's state: which TCP options were negotiated, which segments must be sent, and
 /// others.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Flags {
+pub(super) struct ConnectionFlags {
     pub(super) timestamps: bool,
     pub(super) sack: bool,
     pub(super) ecn: bool,

@@ -65,7 +65,7 @@ impl Connection {
     ///
     /// The message ends a connection attempt. An established connection continues, because the message may be
     /// forged (RFC 5927, section 5). If the connection then times out before the peer acknowledges anything
-    /// more, its reason is [`Reason::Unreachable`].
+    /// more, its reason is [`EndReason::Unreachable`].
     pub fn on_unreachable(&mut self, sequence: u32, hard: bool) -> Events {
         let sequence = sequence::extend(self.snd.una, sequence);
         if sequence < self.snd.una || sequence >= self.snd.next {
@@ -75,7 +75,7 @@ impl Connection {
             self.flags.unreachable = true;
             return Events::NONE;
         }
-        self.end(if hard { Reason::Refused } else { Reason::Unreachable });
+        self.end(if hard { EndReason::Refused } else { EndReason::Unreachable });
         Events::ENDED
     }
 

@@ -10,7 +10,7 @@ impl Connection {
     }
 
     /// Returns why the connection ended, or `None` if it has not ended or both sides closed it.
-    pub fn reason(&self) -> Option<Reason> {
+    pub fn reason(&self) -> Option<EndReason> {
         self.reason
     }
 

@@ -88,7 +88,7 @@ impl Connection {
 
     fn on_syn_timeout(&mut self) -> Events {
         if self.recovery.backoff >= self.config.syn_retries {
-            self.end(Reason::TimedOut);
+            self.end(EndReason::TimedOut);
             return Events::ENDED;
         }
         self.recovery.backoff += 1;
@@ -111,7 +111,7 @@ impl Connection {
             || self.recovery.backoff >= self.config.retries
             || self.config.user_timeout.is_some_and(overdue)
         {
-            self.abort_for(if self.flags.unreachable { Reason::Unreachable } else { Reason::TimedOut });
+            self.abort_for(if self.flags.unreachable { EndReason::Unreachable } else { EndReason::TimedOut });
             return Events::ENDED;
         }
         self.counters.timeouts += 1;
@@ -164,7 +164,7 @@ impl Connection {
             return Events::NONE;
         }
         if self.timers.keepalive_probes >= keepalive.probes {
-            self.abort_for(Reason::TimedOut);
+            self.abort_for(EndReason::TimedOut);
             return Events::ENDED;
         }
         self.timers.keepalive_probes += 1;

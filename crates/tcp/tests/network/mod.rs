@@ -322,7 +322,7 @@ impl Network {
         let start = if random.below(2) == 0 {
             secrets.start(0, &flow)
         } else {
-            Start {
+            InitialNumbers {
                 sequence: 0u32.wrapping_sub(random.below(100_000) as u32),
                 timestamp_offset: 0u32.wrapping_sub(50),
             }

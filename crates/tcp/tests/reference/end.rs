@@ -296,7 +296,7 @@ impl Inlane {
     fn ended(&self) -> Option<Call> {
         let connection = self.connection.as_ref()?;
         match connection.reason() {
-            Some(Reason::Reset) => Some(Call::Reset),
+            Some(EndReason::Reset) => Some(Call::Reset),
             Some(reason) => panic!("{reason:?}: {connection:#?}"),
             None => None,
         }

@@ -13,7 +13,7 @@ fn rfc5961_a_reset_counts_only_at_exactly_the_next_number() {
     script.silent();
     assert_eq!(script.state(), State::Established);
     script.receive(seg(RST, 0, 0));
-    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(Reason::Reset)));
+    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(EndReason::Reset)));
     script.silent();
 }
 

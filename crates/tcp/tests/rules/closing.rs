@@ -152,7 +152,7 @@ fn rfc2525_close_with_unread_data_resets() {
     script.receive(data(0, 10));
     script.acknowledges(10);
     script.connection.close(script.now);
-    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(Reason::Aborted)));
+    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(EndReason::Aborted)));
     let reset = script.one().header;
     assert_eq!((reset.flags, reset.sequence), (RST | ACK, ISS + 1));
     script.silent();

@@ -75,7 +75,7 @@ fn rfc9293_a_reset_refuses_the_connection() {
     script.one();
     let header = Header { sequence: 0, acknowledgment: ISS + 1, flags: RST | ACK, ..Header::default() };
     script.events |= script.connection.on_segment(script.now, &raw(header), &mut script.memory);
-    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(Reason::Refused)));
+    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(EndReason::Refused)));
     assert!(script.events.contains(Events::ENDED));
     script.silent();
 }
@@ -89,7 +89,7 @@ fn rfc6298_the_syn_is_retransmitted_with_backoff_until_the_attempt_fails() {
         assert_eq!(script.one().header.flags, SYN);
     }
     assert_eq!(script.next_timer(), 8 * SECOND);
-    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(Reason::TimedOut)));
+    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(EndReason::TimedOut)));
     script.silent();
     assert_eq!(script.connection.next_deadline(), None);
 }
@@ -151,7 +151,7 @@ fn rfc9293_the_mss_is_536_if_the_peer_announces_none_and_never_above_this_sides(
 
 #[test]
 fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
-    for (hard, reason) in [(false, Reason::Unreachable), (true, Reason::Refused)] {
+    for (hard, reason) in [(false, EndReason::Unreachable), (true, EndReason::Refused)] {
         let mut script = Script::new(&config());
         assert!(script.connection.on_unreachable(ISS, hard).is_empty(), "nothing was sent");
         script.one();
@@ -170,7 +170,7 @@ fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
 /// acknowledgment arrived after the message, the reason is `TimedOut` again.
 #[test]
 fn rfc1122_a_timeout_after_an_unreachable_host_has_that_reason() {
-    for (acknowledged, reason) in [(false, Reason::Unreachable), (true, Reason::TimedOut)] {
+    for (acknowledged, reason) in [(false, EndReason::Unreachable), (true, EndReason::TimedOut)] {
         let mut script = Script::open(&config(), modern());
         script.connection.set_written(1).unwrap();
         script.one();
@@ -205,7 +205,8 @@ fn a_close_before_the_end_of_the_handshake_sends_data_and_fin_after_it() {
 
 #[test]
 fn settings_out_of_range_are_refused() {
-    let refused = |config: Config| Connection::connect(0, &config, Start::default()).unwrap_err().to_string();
+    let refused =
+        |config: Config| Connection::connect(0, &config, InitialNumbers::default()).unwrap_err().to_string();
     assert_eq!(
         refused(Config { receive_capacity: 0, ..Config::default() }),
         "TCP setting receive_capacity is 0; it must be from 1 to 1073741824"

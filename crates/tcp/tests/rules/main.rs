@@ -130,7 +130,7 @@ pub(crate) fn raw(header: Header) -> Segment<'static> {
 
 impl Script {
     pub(crate) fn new(config: &Config) -> Self {
-        let start = Start { sequence: ISS, timestamp_offset: 7000 };
+        let start = InitialNumbers { sequence: ISS, timestamp_offset: 7000 };
         Self {
             connection: Connection::connect(0, config, start).unwrap(),
             memory: Memory(vec![0xee; config.receive_capacity as usize]),

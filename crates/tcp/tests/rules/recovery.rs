@@ -78,7 +78,7 @@ fn rfc9293_a_connection_is_aborted_after_the_last_retransmission() {
         assert_eq!(script.ranges(), [(0, 100)]);
     }
     script.next_timer();
-    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(Reason::TimedOut)));
+    assert_eq!((script.state(), script.connection.reason()), (State::Closed, Some(EndReason::TimedOut)));
     assert_eq!(script.one().header.flags, RST | ACK);
 }
 

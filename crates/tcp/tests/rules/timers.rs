@@ -17,7 +17,7 @@ fn rfc9293_an_idle_peer_is_probed_and_given_up() {
         probes += script.sent().len();
     }
     assert_eq!(probes, 3 + 1, "three probes and the reset");
-    assert_eq!(script.connection.reason(), Some(Reason::TimedOut));
+    assert_eq!(script.connection.reason(), Some(EndReason::TimedOut));
     assert_eq!(script.now - start, 60 * SECOND + 3 * 10 * SECOND);
 }
 
@@ -60,7 +60,7 @@ fn rfc5482_the_user_timeout_aborts() {
     }
     let elapsed = script.now - start;
     assert!((3 * SECOND..3 * SECOND + SECOND / 2).contains(&elapsed), "{elapsed}");
-    assert_eq!(script.connection.reason(), Some(Reason::TimedOut));
+    assert_eq!(script.connection.reason(), Some(EndReason::TimedOut));
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn rfc9293_a_peer_that_does_not_answer_probes_is_given_up() {
         probes += script.ranges().len();
         assert!(probes < 20);
     }
-    assert_eq!(script.connection.reason(), Some(Reason::TimedOut));
+    assert_eq!(script.connection.reason(), Some(EndReason::TimedOut));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_closed_connection_does_not_probe_a_closed_window_for_ever() {
         }
         script.receive(ack(0).window(0));
     }
-    assert_eq!(script.connection.reason(), Some(Reason::TimedOut));
+    assert_eq!(script.connection.reason(), Some(EndReason::TimedOut));
 }
 
 #[test]
