@@ -15,7 +15,7 @@ pub use workload::{Pattern, Workload};
 use crate::initiator::{Session, SessionOptions};
 use crate::{Error, Result};
 use inlane_core::result::PathExplanation;
-use job::{Job, Outcome};
+use job::{Job, JobResult};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ pub fn run(
     }
     let counters = Counters::default();
     let start_line = Barrier::new(jobs.len() + 1);
-    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+    let outcomes: Vec<JobResult> = std::thread::scope(|scope| {
         let threads: Vec<_> = jobs
             .into_iter()
             .map(|job| {
@@ -88,7 +88,7 @@ pub fn run(
             std::thread::sleep(Duration::from_millis(20));
             progress(started.elapsed(), counters.progress());
         }
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Outcome>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, JobResult>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect()
@@ -98,7 +98,7 @@ pub fn run(
 }
 
 /// Describes the path between host and target, for the result.
-fn path(options: &SessionOptions, outcomes: &[Outcome]) -> PathExplanation {
+fn path(options: &SessionOptions, outcomes: &[JobResult]) -> PathExplanation {
     let digests = match options.connect.queue.digests.bits() {
         0 => "without digests",
         1 => "with header digests",

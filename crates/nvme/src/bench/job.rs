@@ -30,7 +30,7 @@ impl Tally {
 }
 
 /// The result of a job.
-pub(super) struct Outcome {
+pub(super) struct JobResult {
     pub(super) reads: Tally,
     pub(super) writes: Tally,
     pub(super) duration: Duration,
@@ -112,7 +112,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    pub(super) fn run(mut self, counters: &Counters, stop: &AtomicBool) -> Outcome {
+    pub(super) fn run(mut self, counters: &Counters, stop: &AtomicBool) -> JobResult {
         let io_queues = self.session.io_queues() as u32;
         let (started, cpu) = (Instant::now(), cpu_time());
         let mut error = self.measure(started, counters, stop).err();
@@ -121,7 +121,7 @@ impl<'a> Job<'a> {
             counters.checking.store(true, Ordering::Relaxed);
             error = self.read_back(stop).err();
         }
-        let outcome = Outcome {
+        let outcome = JobResult {
             reads: self.reads,
             writes: self.writes,
             duration,

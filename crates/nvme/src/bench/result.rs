@@ -1,6 +1,6 @@
 //! The rows of a bench's result document.
 
-use super::job::{Outcome, Tally};
+use super::job::{JobResult, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
 use inlane_core::result::{ByteVerification, Cell, PathExplanation, Row};
@@ -73,7 +73,7 @@ pub struct LatencyPercentile {
 pub(super) fn rows(
     workload: &Workload,
     namespace: &NamespaceInfo,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<JobResult>,
     path: &PathExplanation,
 ) -> Vec<IoResult> {
     let (mut reads, mut writes) = (Tally::default(), Tally::default());

@@ -25,7 +25,7 @@ use super::Buffer;
 use crate::command::{Completion, Sgl, Status};
 use crate::pdu::{CapsuleCmd, Digests, IcReq, Rules, Sender};
 use command::Slot;
-use inbox::Inbox;
+use inbox::ReceivedBytes;
 use outbox::Outbox;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -49,7 +49,7 @@ pub struct Connection {
     slots: Vec<Slot>,
     free: Vec<u16>,
     outbox: Outbox,
-    inbox: Inbox,
+    inbox: ReceivedBytes,
     done: VecDeque<Done>,
 }
 
@@ -80,7 +80,7 @@ impl Connection {
             slots: (0..entries - 1).map(|_| Slot::default()).collect(),
             free: (0..entries as u16 - 1).rev().collect(),
             outbox,
-            inbox: Inbox::default(),
+            inbox: ReceivedBytes::default(),
             done: VecDeque::new(),
         }
     }
@@ -177,7 +177,7 @@ impl Connection {
     /// Returns where the next received bytes go: the part of a command's buffer whose data is still missing,
     /// which may be empty, and scratch space. Fill the first slice before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
-        let Inbox { payload, scratch, expect_large, .. } = &mut self.inbox;
+        let ReceivedBytes { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {
             Some(payload) if payload.remaining > 0 => {
                 let slot = &mut self.slots[usize::from(payload.slot)];

@@ -1,6 +1,6 @@
 //! A namespace in a file or on a block device.
 
-use super::{Kind, Specification};
+use super::{Specification, StorageKind};
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,7 +14,7 @@ const BLKSSZGET: libc::c_ulong = 0x1268;
 
 /// An open file or block device. It is locked, so that no second target can write to it.
 #[derive(Debug)]
-pub struct Storage {
+pub struct FileStorage {
     file: File,
     path: PathBuf,
     identity: Vec<u8>,
@@ -23,7 +23,7 @@ pub struct Storage {
     alignment: u32,
 }
 
-impl Storage {
+impl FileStorage {
     /// Opens and locks what `specification` names.
     ///
     /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is
@@ -34,9 +34,9 @@ impl Storage {
     /// of an unsupported size.
     pub fn open(specification: &Specification) -> Result<Self> {
         let (path, create_bytes, direct, block_device) = match &specification.kind {
-            Kind::File { path, create_bytes, direct } => (path, *create_bytes, *direct, false),
-            Kind::Block { path, direct } => (path, None, *direct, true),
-            Kind::Memory { .. } => unreachable!("memory has no file"),
+            StorageKind::File { path, create_bytes, direct } => (path, *create_bytes, *direct, false),
+            StorageKind::Block { path, direct } => (path, None, *direct, true),
+            StorageKind::Memory { .. } => unreachable!("memory has no file"),
         };
         let writable = !specification.read_only;
         if let Some(bytes) = create_bytes {

@@ -17,9 +17,9 @@ mod specification;
 #[cfg(test)]
 mod tests;
 
-pub use file::Storage as FileStorage;
+pub use file::FileStorage;
 pub use memory::Memory;
-pub use specification::{Kind, Specification};
+pub use specification::{Specification, StorageKind};
 
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -93,8 +93,8 @@ impl Namespace {
     pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {
-            Kind::Memory { bytes } => (Storage::Memory(Memory::new(*bytes)?), random_uuid()?, *bytes),
-            Kind::File { .. } | Kind::Block { .. } => {
+            StorageKind::Memory { bytes } => (Storage::Memory(Memory::new(*bytes)?), random_uuid()?, *bytes),
+            StorageKind::File { .. } | StorageKind::Block { .. } => {
                 let storage = FileStorage::open(specification)?;
                 let uuid = stable_uuid(&[subsystem.as_bytes(), &id.to_le_bytes(), storage.identity()]);
                 let bytes = storage.bytes()?;

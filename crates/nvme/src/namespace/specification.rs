@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 /// The kind of storage and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum StorageKind {
     /// Memory of the target's process.
     Memory {
         /// The size.
@@ -37,7 +37,7 @@ pub struct Specification {
     /// The text itself.
     pub text: String,
     /// The kind of storage.
-    pub kind: Kind,
+    pub kind: StorageKind,
     /// The requested block size. `None`: 512 bytes, or more if the storage needs that.
     pub block_bytes: Option<u32>,
     /// True if hosts may not write.
@@ -100,10 +100,10 @@ impl FromStr for Specification {
                         "give a multiple of {block} bytes, the block size, above 0"
                     )));
                 }
-                Kind::Memory { bytes }
+                StorageKind::Memory { bytes }
             }
-            "file" => Kind::File { path: rest.into(), create_bytes: size, direct },
-            "block" => Kind::Block { path: rest.into(), direct },
+            "file" => StorageKind::File { path: rest.into(), create_bytes: size, direct },
+            "block" => StorageKind::Block { path: rest.into(), direct },
             other => {
                 return Err(invalid(format!(
                     "unknown kind '{other}'; give memory:SIZE, file:PATH or block:PATH"

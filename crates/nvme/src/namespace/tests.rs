@@ -9,12 +9,15 @@ fn open(text: &str) -> Result<Namespace> {
 fn specifications_are_read_from_the_end() {
     let parse = |text: &str| text.parse::<Specification>();
     let file = parse("file:/a,b,c,size=1M,lba=4096,ro").unwrap();
-    assert_eq!(file.kind, Kind::File { path: "/a,b,c".into(), create_bytes: Some(1 << 20), direct: None });
+    assert_eq!(
+        file.kind,
+        StorageKind::File { path: "/a,b,c".into(), create_bytes: Some(1 << 20), direct: None }
+    );
     assert_eq!((file.block_bytes, file.read_only), (Some(4096), true));
-    assert_eq!(parse("memory:64K").unwrap().kind, Kind::Memory { bytes: 65536 });
+    assert_eq!(parse("memory:64K").unwrap().kind, StorageKind::Memory { bytes: 65536 });
     assert_eq!(
         parse("block:/dev/x,direct=off").unwrap().kind,
-        Kind::Block { path: "/dev/x".into(), direct: Some(false) }
+        StorageKind::Block { path: "/dev/x".into(), direct: Some(false) }
     );
     for bad in [
         "",

@@ -57,7 +57,7 @@ pub(super) struct Features {
 
 /// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestType {
     /// Read.
     Read,
     /// Write; the data follows.
@@ -82,7 +82,7 @@ pub struct NbdRequest {
     /// The command flags.
     pub flags: u16,
     /// The type.
-    pub kind: Kind,
+    pub kind: RequestType,
     /// The number that the reply repeats.
     pub cookie: u64,
     /// The offset, in bytes.
@@ -94,7 +94,7 @@ pub struct NbdRequest {
 impl NbdRequest {
     /// Returns the number of bytes of data that follow the request. It is 0 unless the request is a write.
     pub(super) fn payload(&self) -> u32 {
-        if self.kind == Kind::Write { self.length } else { 0 }
+        if self.kind == RequestType::Write { self.length } else { 0 }
     }
 }
 
@@ -107,14 +107,14 @@ pub fn parse_request(bytes: &[u8; 28]) -> Option<NbdRequest> {
         return None;
     }
     let kind = match u16::from_be_bytes(field(bytes, 6)) {
-        0 => Kind::Read,
-        1 => Kind::Write,
-        2 => Kind::Disconnect,
-        3 => Kind::Flush,
-        4 => Kind::Trim,
-        6 => Kind::WriteZeroes,
-        7 => Kind::BlockStatus,
-        other => Kind::Other(other),
+        0 => RequestType::Read,
+        1 => RequestType::Write,
+        2 => RequestType::Disconnect,
+        3 => RequestType::Flush,
+        4 => RequestType::Trim,
+        6 => RequestType::WriteZeroes,
+        7 => RequestType::BlockStatus,
+        other => RequestType::Other(other),
     };
     Some(NbdRequest {
         flags: u16::from_be_bytes(field(bytes, 4)),

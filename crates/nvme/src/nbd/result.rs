@@ -1,6 +1,6 @@
 //! The counters of an NBD server, and the row of its result document.
 
-use super::protocol::Kind;
+use super::protocol::RequestType;
 use crate::initiator::NamespaceInfo;
 use inlane_core::result::{Cell, Row};
 use inlane_core::units;
@@ -23,11 +23,11 @@ pub(super) struct Counters {
 
 impl Counters {
     /// Counts a request that was answered.
-    pub(super) fn count(&self, kind: Kind, bytes: u32, error: bool) {
+    pub(super) fn count(&self, kind: RequestType, bytes: u32, error: bool) {
         let (operations, transferred) = match kind {
             _ if error => (&self.errors, None),
-            Kind::Read => (&self.reads, Some(&self.read_bytes)),
-            Kind::Write => (&self.writes, Some(&self.written_bytes)),
+            RequestType::Read => (&self.reads, Some(&self.read_bytes)),
+            RequestType::Write => (&self.writes, Some(&self.written_bytes)),
             _ => (&self.others, None),
         };
         operations.fetch_add(1, Relaxed);

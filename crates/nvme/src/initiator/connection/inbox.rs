@@ -144,7 +144,7 @@ impl Received {
 
 /// The received bytes of a connection that are not processed yet.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct ReceivedBytes {
     pub(super) scratch: Scratch,
     pub(super) payload: Option<Payload>,
     /// True if the last data had at least `LARGE` bytes, so the next is expected to be large, too.
@@ -155,7 +155,7 @@ pub(super) struct Inbox {
     last_len: usize,
 }
 
-impl Default for Inbox {
+impl Default for ReceivedBytes {
     fn default() -> Self {
         Self {
             scratch: Scratch::default(),
@@ -167,7 +167,7 @@ impl Default for Inbox {
     }
 }
 
-impl Inbox {
+impl ReceivedBytes {
     pub(super) fn start_payload(&mut self, payload: Payload) {
         self.expect_large = payload.large;
         self.payload = Some(payload);

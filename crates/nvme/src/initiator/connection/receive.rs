@@ -2,7 +2,7 @@
 //!
 //! Everything is checked before it is used.
 
-use super::inbox::{Inbox, Payload, Received};
+use super::inbox::{Payload, Received, ReceivedBytes};
 use super::{Connection, Failure, MAX_ENTRIES};
 use crate::command::{Completion, Status};
 use crate::initiator::Buffer;
@@ -108,7 +108,7 @@ impl Connection {
     /// Copies received data from the scratch space to its command's buffer. Returns true if the data of the
     /// PDU is complete.
     fn take_payload(&mut self) -> Result<bool, Fault> {
-        let Inbox { payload, scratch, .. } = &mut self.inbox;
+        let ReceivedBytes { payload, scratch, .. } = &mut self.inbox;
         let Some(current) = payload else { return Ok(true) };
         let slot = &mut self.slots[usize::from(current.slot)];
         if current.remaining > 0 {

@@ -7,7 +7,7 @@ use crate::command::{Command, Sgl, Status, dsm, io, io_flags};
 use crate::initiator::Buffer;
 use crate::initiator::connection::{Done, Request};
 use crate::nbd::protocol::{
-    FUA, Kind, MAX_DATA, NO_HOLE, NbdRequest, allocated_chunk, data_chunk, error, error_chunk, reply,
+    FUA, MAX_DATA, NO_HOLE, NbdRequest, RequestType, allocated_chunk, data_chunk, error, error_chunk, reply,
 };
 use zerocopy::IntoBytes;
 
@@ -19,7 +19,7 @@ pub(super) struct Active {
     cookie: u64,
     offset: u64,
     length: u32,
-    kind: Kind,
+    kind: RequestType,
     /// The number of commands of this request that have not completed.
     left: usize,
     error: u32,
@@ -32,15 +32,16 @@ impl Client<'_> {
     /// Checks a request. Returns the error number of the reply if the request must be refused.
     fn check(&self, request: &NbdRequest) -> Result<(), u32> {
         let namespace = self.session.namespace();
-        let writes = matches!(request.kind, Kind::Write | Kind::Trim | Kind::WriteZeroes);
+        let writes =
+            matches!(request.kind, RequestType::Write | RequestType::Trim | RequestType::WriteZeroes);
         match request.kind {
-            Kind::Other(_) => return Err(error::EINVAL),
-            Kind::BlockStatus if !self.features.allocation => return Err(error::EINVAL),
-            Kind::Flush | Kind::Disconnect => return Ok(()),
+            RequestType::Other(_) => return Err(error::EINVAL),
+            RequestType::BlockStatus if !self.features.allocation => return Err(error::EINVAL),
+            RequestType::Flush | RequestType::Disconnect => return Ok(()),
             _ if writes && namespace.read_only => return Err(error::EPERM),
-            Kind::Trim if !namespace.deallocate => return Err(error::ENOTSUP),
-            Kind::WriteZeroes if !namespace.write_zeroes => return Err(error::ENOTSUP),
-            Kind::Read | Kind::Write if request.length > MAX_DATA => return Err(error::EINVAL),
+            RequestType::Trim if !namespace.deallocate => return Err(error::ENOTSUP),
+            RequestType::WriteZeroes if !namespace.write_zeroes => return Err(error::ENOTSUP),
+            RequestType::Read | RequestType::Write if request.length > MAX_DATA => return Err(error::EINVAL),
             _ => {}
         }
         let unit = namespace.block_bytes;
@@ -67,18 +68,18 @@ impl Client<'_> {
         }
         let nsid = self.session.namespace().nsid;
         match request.kind {
-            Kind::Disconnect => self.closing = true,
-            Kind::BlockStatus => {
+            RequestType::Disconnect => self.closing = true,
+            RequestType::BlockStatus => {
                 self.counters.count(request.kind, 0, false);
                 let header = allocated_chunk(request.cookie, request.length);
                 self.output.push_back(Output::Header(header));
             }
-            Kind::Write => {
+            RequestType::Write => {
                 let buffers = self.parts(&request).map(|(_, bytes)| bytes).collect::<Vec<_>>();
                 let buffers = buffers.into_iter().map(|bytes| self.buffer(bytes)).collect::<Result<_>>()?;
                 self.reading = Reading::Data { request, buffers, part: 0, at: 0 };
             }
-            Kind::Read => {
+            RequestType::Read => {
                 let parts: Vec<_> = self.parts(&request).collect();
                 let mut commands = Vec::new();
                 for (at, bytes) in parts {
@@ -86,8 +87,8 @@ impl Client<'_> {
                 }
                 self.start_request(&request, commands);
             }
-            Kind::Flush => self.start_request(&request, vec![(Command::new(io::FLUSH, nsid), None)]),
-            Kind::Trim => {
+            RequestType::Flush => self.start_request(&request, vec![(Command::new(io::FLUSH, nsid), None)]),
+            RequestType::Trim => {
                 let unit = u64::from(self.session.namespace().block_bytes);
                 let range = dsm::Range {
                     attributes: 0.into(),
@@ -101,7 +102,7 @@ impl Client<'_> {
                 command.cdw11 = dsm::DEALLOCATE.into();
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
-            Kind::WriteZeroes => {
+            RequestType::WriteZeroes => {
                 // Write Zeroes transfers no data, so a command may cover more than one that transfers data.
                 let most = self.session.namespace().max_write_zeroes;
                 let mut commands = Vec::new();
@@ -117,16 +118,18 @@ impl Client<'_> {
                 }
                 self.start_request(&request, commands);
             }
-            Kind::Other(_) => unreachable!("refused before"),
+            RequestType::Other(_) => unreachable!("refused before"),
         }
         Ok(())
     }
 
     /// Returns a reply without data. It is structured if the client has negotiated structured replies and the
     /// request is a read or block status. Other requests get simple replies.
-    fn status_reply(&self, kind: Kind, cookie: u64, error: u32) -> Vec<u8> {
+    fn status_reply(&self, kind: RequestType, cookie: u64, error: u32) -> Vec<u8> {
         match kind {
-            Kind::Read | Kind::BlockStatus if self.features.structured => error_chunk(cookie, error),
+            RequestType::Read | RequestType::BlockStatus if self.features.structured => {
+                error_chunk(cookie, error)
+            }
             _ => reply(cookie, error).to_vec(),
         }
     }
@@ -200,7 +203,7 @@ impl Client<'_> {
         if !done.status().is_success() && active.error == 0 {
             active.error = error_of(done.status());
         }
-        if active.kind == Kind::Read {
+        if active.kind == RequestType::Read {
             active.data[part] = done.buffer;
         } else if let Some(buffer) = done.buffer {
             self.held -= buffer.len();
@@ -213,7 +216,7 @@ impl Client<'_> {
         let active = self.active.remove(&id).expect("looked at before");
         self.counters.count(active.kind, active.length, active.error != 0);
         let header = match active.kind {
-            Kind::Read if self.features.structured && active.error == 0 => {
+            RequestType::Read if self.features.structured && active.error == 0 => {
                 data_chunk(active.cookie, active.offset, active.length)
             }
             kind => self.status_reply(kind, active.cookie, active.error),
