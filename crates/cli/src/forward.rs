@@ -46,7 +46,7 @@ impl Forward {
             });
         }
         let config = self.config()?;
-        let series = sweep::Series::new(self, arguments)?;
+        let series = sweep::Sweep::new(self, arguments)?;
         if self.output.svg.is_some() {
             series.axis().ok_or_else(nothing_to_draw)?;
         }

@@ -2,16 +2,16 @@
 
 use inlane_core::result::{Document, Start};
 use inlane_ports::pcap::same_file;
-use inlane_report::Target;
+use inlane_report::OutputTarget;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
 /// The outputs of a command, opened before its run and written after it.
 pub struct Output {
-    json: Option<Target>,
-    csv: Option<Target>,
-    svg: Option<Target>,
+    json: Option<OutputTarget>,
+    csv: Option<OutputTarget>,
+    svg: Option<OutputTarget>,
     text: bool,
     start: Start,
 }
@@ -39,11 +39,11 @@ impl Output {
             }
         }
         Ok(Self {
-            json: json.map(Target::open).transpose()?,
+            json: json.map(OutputTarget::open).transpose()?,
             csv: csv
-                .map(|file| if csv_to_stdout { Target::open("-") } else { Target::file(file) })
+                .map(|file| if csv_to_stdout { OutputTarget::open("-") } else { OutputTarget::file(file) })
                 .transpose()?,
-            svg: svg.map(Target::file).transpose()?,
+            svg: svg.map(OutputTarget::file).transpose()?,
             text: !json_to_stdout && !csv_to_stdout,
             start: Start::now(),
         })

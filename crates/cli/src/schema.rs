@@ -85,7 +85,7 @@ impl ReportArgs {
     /// # Errors
     /// If standard output cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
-        inlane_report::Target::open("-")?.json(&self.schema.json())?;
+        inlane_report::OutputTarget::open("-")?.json(&self.schema.json())?;
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use inlane_core::result::Document;
 use inlane_core::units;
 use inlane_pci::link::Shortfall;
 use inlane_pci::numa::{self, Node};
-use inlane_pci::topology::Kind;
+use inlane_pci::topology::FunctionKind;
 use inlane_pci::{Device, Names, Sysfs};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -78,7 +78,7 @@ struct Entry {
 impl Entry {
     /// Returns true for GPUs, NICs and NVMe drives, the devices that are sources or destinations of data.
     fn is_endpoint(&self) -> bool {
-        matches!(self.device.kind, Kind::Gpu | Kind::Nic | Kind::Nvme)
+        matches!(self.device.kind, FunctionKind::Gpu | FunctionKind::Nic | FunctionKind::Nvme)
     }
 }
 
@@ -204,11 +204,11 @@ fn row(entry: &Entry) -> [String; 8] {
 
 fn what(device: &Device) -> String {
     match device.kind {
-        Kind::Gpu => "GPU".into(),
-        Kind::Nic => "NIC".into(),
-        Kind::Nvme => "NVMe".into(),
-        Kind::Bridge => "bridge".into(),
-        Kind::Other => format!("class {:04x}", device.class >> 8),
+        FunctionKind::Gpu => "GPU".into(),
+        FunctionKind::Nic => "NIC".into(),
+        FunctionKind::Nvme => "NVMe".into(),
+        FunctionKind::Bridge => "bridge".into(),
+        FunctionKind::Other => format!("class {:04x}", device.class >> 8),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
-use crate::pending::{Pending, drain};
+use crate::pending::{PendingCopies, drain};
 use crate::stream::{Event, Stream};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Location, Region};
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// time, because they then use two engines.
 pub struct CopyEngine {
     stream: Stream,
-    pending: Pending,
+    pending: PendingCopies,
 }
 
 impl CopyEngine {
@@ -28,7 +28,7 @@ impl CopyEngine {
     /// # Errors
     /// If the driver cannot create a stream.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self { stream: gpu.stream()?, pending: Pending::new() })
+        Ok(Self { stream: gpu.stream()?, pending: PendingCopies::new() })
     }
 
     /// Returns the mover's stream, to order other work with its copies.

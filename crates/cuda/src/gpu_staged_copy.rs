@@ -2,7 +2,7 @@
 
 use crate::device::Gpu;
 use crate::error::Result;
-use crate::pending::{Pending, drain};
+use crate::pending::{PendingCopies, drain};
 use crate::stream::{Event, EventKind, Stream};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region};
@@ -30,7 +30,7 @@ pub struct GpuStagedCopy {
     outward: Stream,
     slots: Vec<Slot>,
     next: usize,
-    pending: Pending,
+    pending: PendingCopies,
 }
 
 /// A staging slot. Its event `full` completes when the slot is filled, and `free` when it is emptied.
@@ -53,7 +53,7 @@ impl GpuStagedCopy {
             outward: gpu.stream()?,
             slots: (0..SLOTS).map(slot).collect::<Result<_>>()?,
             next: 0,
-            pending: Pending::new(),
+            pending: PendingCopies::new(),
         })
     }
 

@@ -10,7 +10,7 @@
 //!   disk.
 //! * [`LinkMeter`]: the traffic on a GPU's PCIe link, from NVML's counters.
 //! * [`CopyEngine`], [`GpuStagedCopy`]: core [`Mover`](inlane_core::mover::Mover)s that use a GPU's DMA
-//!   engines. [`Pending`] keeps track of copies in flight on streams.
+//!   engines. [`PendingCopies`] keeps track of copies in flight on streams.
 //!
 //! Allocating and freeing memory, registering host memory and loading a module wait for all running kernels.
 //! Do all this before a persistent kernel starts.
@@ -43,7 +43,7 @@ pub use kernel::{Arguments, Kernel, KernelArguments, LaunchConfig, Module, argum
 pub use link_meter::{LinkMeter, LinkSamples};
 pub use nvrtc::{CompiledProgram, Source, compile, compiler_version, locate_compiler};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
-pub use pending::{Pending, drain, finish};
+pub use pending::{PendingCopies, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 
 /// The name and the text of a header for device code. It declares the words that GPUs and the CPU share, and

@@ -29,14 +29,14 @@ struct Entry {
 }
 
 /// The copies that a mover has in flight. Their tickets complete in order.
-pub struct Pending {
+pub struct PendingCopies {
     flight: InFlight,
     entries: VecDeque<Entry>,
     free: Vec<Arc<Event>>,
     waiter: Option<EventWaiter>,
 }
 
-impl Pending {
+impl PendingCopies {
     /// Creates an empty list.
     #[expect(
         clippy::new_without_default,

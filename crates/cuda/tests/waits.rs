@@ -4,7 +4,7 @@
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};
-use inlane_cuda::{CopyEngine, Gpu, Pending, Stream, any_abandoned, drain, finish};
+use inlane_cuda::{CopyEngine, Gpu, PendingCopies, Stream, any_abandoned, drain, finish};
 use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
@@ -241,7 +241,7 @@ fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());
     let memory = [from.allocate(64).unwrap(), to.allocate(64).unwrap()];
-    let mut pending = Pending::new();
+    let mut pending = PendingCopies::new();
     ScriptedStream::of(&out).allow(0);
     ScriptedStream::of(&into).allow(0);
     let ticket = pending.push(&into, memory.clone()).unwrap();
@@ -264,7 +264,7 @@ fn another_fails(completion: CompletionMode) {
 fn another_fails_unawaited() {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let streams = [from.stream().unwrap(), to.stream().unwrap()];
-    let mut pending = Pending::new();
+    let mut pending = PendingCopies::new();
     let memory = [from.allocate(64).unwrap(), to.allocate(64).unwrap()];
     ScriptedStream::of(&streams[1]).allow(0);
     pending.push(&streams[1], memory.clone()).unwrap();

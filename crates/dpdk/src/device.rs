@@ -8,7 +8,7 @@ mod memif;
 use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::refused_frames::RefusedFrames;
-use crate::spec::{EthSpec, Kind};
+use crate::spec::{EthSpec, PortKind};
 use crate::{kernel_counters, log, sys, xdp};
 use std::ffi::{CStr, CString};
 use std::os::fd::{OwnedFd, RawFd};
@@ -58,7 +58,7 @@ struct Plan {
     driver: &'static str,
     interface: Option<Interface>,
     /// The sizes of slots and blocks in the rings of packet sockets. `None` for ports without packet sockets.
-    slots: Option<kernel::Slots>,
+    slots: Option<kernel::RingSizes>,
     program: Option<Arc<xdp::Program>>,
 }
 
@@ -72,21 +72,21 @@ impl Plan {
 
     fn of(spec: &EthSpec) -> Result<Self> {
         Ok(match &spec.kind {
-            Kind::Null { size, copy } => {
+            PortKind::Null { size, copy } => {
                 Self::new("net_null", format!("size={size},copy={}", u8::from(*copy)))
             }
-            Kind::Ring { .. } => Self::new("net_ring", String::new()),
-            Kind::AfXdp { interface, queue, busy, copy } => {
+            PortKind::Ring { .. } => Self::new("net_ring", String::new()),
+            PortKind::AfXdp { interface, queue, busy, copy } => {
                 kernel::af_xdp(spec, interface, queue.unwrap_or(0), *busy, *copy)?
             }
-            Kind::AfPacket { interface, queues, frame, bypass } => {
+            PortKind::AfPacket { interface, queues, frame, bypass } => {
                 kernel::af_packet(spec, interface, queues.unwrap_or(1), *frame, *bypass)?
             }
-            Kind::Tap { interface, fixed_mac } => kernel::tap(spec, interface, *fixed_mac)?,
-            Kind::Memif { socket, server, id, secret, .. } => {
+            PortKind::Tap { interface, fixed_mac } => kernel::tap(spec, interface, *fixed_mac)?,
+            PortKind::Memif { socket, server, id, secret, .. } => {
                 memif::plan(spec, socket, *server, *id, secret.as_deref())?
             }
-            Kind::Pci { address } => {
+            PortKind::Pci { address } => {
                 card::check(spec, address)?;
                 Self { bus: c"pci", name: address.clone(), ..Self::new("PCI", String::new()) }
             }
@@ -112,7 +112,7 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
             .map_err(|_| Error::Spec { spec: spec.text.clone(), why: "it contains a zero byte".into() })
     };
     let (name, arguments) = (c_string(plan.name)?, c_string(plan.arguments)?);
-    let mark = log::Mark::new();
+    let mark = log::LogPosition::new();
     let _lock = control();
     let others = plan.interface.as_ref().map(kernel_counters::packet_sockets).unwrap_or_default();
     // SAFETY: the strings are terminated and outlive the call. The environment is up.
@@ -149,20 +149,20 @@ impl Device {
     fn find(
         &mut self,
         spec: &EthSpec,
-        slots: Option<kernel::Slots>,
+        slots: Option<kernel::RingSizes>,
         others: &[RawFd],
-        mark: &log::Mark,
+        mark: &log::LogPosition,
     ) -> Result<()> {
         // SAFETY: the string is terminated. The number is written during the call.
         let code = unsafe { sys::rte_eth_dev_get_port_by_name(self.name.as_ptr(), &mut self.port) };
         if code != 0 {
             return Err(failed(spec, "finding the device's port", code, mark));
         }
-        if let Kind::Tap { interface, .. } = &spec.kind {
+        if let PortKind::Tap { interface, .. } = &spec.kind {
             self.interface = Interface::find_own_tap(interface).ok();
         }
         let Some(interface) = &self.interface else { return Ok(()) };
-        if !matches!(spec.kind, Kind::Tap { .. }) {
+        if !matches!(spec.kind, PortKind::Tap { .. }) {
             let socket = interface.make_promiscuous().map_err(|error| Error::Device {
                 port: spec.text.clone(),
                 doing: "receiving frames for every MAC address".into(),
@@ -228,16 +228,16 @@ impl Device {
 
 /// Returns this crate's error for DPDK's error number `code`. `doing` names the step that failed. The error
 /// contains DPDK's warnings since `mark`.
-pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -> Error {
+pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::LogPosition) -> Error {
     let port = spec.text.clone();
     // The AF_XDP driver does not return the kernel's error number, but [`xdp`] recorded it.
     let code = match (&spec.kind, xdp::last_failure(), code) {
-        (Kind::AfXdp { .. }, failure, code) if code != 0 && failure != 0 => -failure,
+        (PortKind::AfXdp { .. }, failure, code) if code != 0 && failure != 0 => -failure,
         (_, _, -1) => -sys::last_error(),
         _ => code,
     };
     match (&spec.kind, -code) {
-        (Kind::AfXdp { interface, queue, .. }, libc::EBUSY) => Error::Busy {
+        (PortKind::AfXdp { interface, queue, .. }, libc::EBUSY) => Error::Busy {
             port,
             what: format!("queue {} of {interface}", queue.unwrap_or(0)),
             remedy: "stop the program that has an AF_XDP socket there (ss --xdp -p), or choose another queue with queue=N"
@@ -252,7 +252,7 @@ pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -
         (kind, _) => {
             let mut why = mark.explain(sys::error_text(code));
             // The driver prints this text if the kernel refuses the packet memory of an AF_XDP socket.
-            if matches!(kind, Kind::AfXdp { .. }) && why.contains("Failed to create umem") {
+            if matches!(kind, PortKind::AfXdp { .. }) && why.contains("Failed to create umem") {
                 why.extend(kernel::advice_on_locked_memory());
             }
             Error::Device { port, doing: doing.into(), why }

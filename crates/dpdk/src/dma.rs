@@ -14,12 +14,12 @@ static MAPPED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
 /// The mapping of a pool's memory for a card. Drop it after the card has been closed and before the card is
 /// detached.
-pub(crate) struct Mapping {
+pub(crate) struct DmaMapping {
     pool: Arc<MbufPool>,
     card: *mut sys::rte_device,
 }
 
-impl Mapping {
+impl DmaMapping {
     /// Maps `pool` for `card`, which is the device of port `port`.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Mapping {
         if let Some((_, users)) = mapped.iter_mut().find(|(address, _)| *address == base) {
             *users += 1;
         } else if eal::start()?.virtual_addresses {
-            let mark = log::Mark::new();
+            let mark = log::LogPosition::new();
             if !pool.is_external() {
                 // SAFETY: the span consists of whole pages of the pool's memory. This value holds the pool
                 // until it has unregistered them.
@@ -73,7 +73,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for DmaMapping {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         let base = self.pool.region().address();
@@ -103,7 +103,7 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);
-        // SAFETY: the memory was registered in `Mapping::new`, and no card uses it any more.
+        // SAFETY: the memory was registered in `DmaMapping::new`, and no card uses it any more.
         unsafe { sys::rte_extmem_unregister(start, length) };
     }
 }

@@ -45,7 +45,7 @@ impl DmaDev {
     pub fn skeleton() -> Result<Self> {
         eal::start()?;
         let text = format!("dma_skeleton{}", OPENED.fetch_add(1, Ordering::Relaxed));
-        let mark = log::Mark::new();
+        let mark = log::LogPosition::new();
         let failed = |doing: &str, code: i32| Error::Device {
             port: text.clone(),
             doing: doing.into(),

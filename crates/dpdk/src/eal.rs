@@ -62,7 +62,7 @@ fn initialise() -> Result<Environment, String> {
         .into_iter()
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
-    let mark = log::Mark::new();
+    let mark = log::LogPosition::new();
     // The list is leaked, because DPDK keeps pointers to its arguments. DPDK's parser (getopt) also reorders
     // the pointers.
     let arguments: &'static [CString] = arguments.leak();

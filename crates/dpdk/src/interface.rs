@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The numbers of queues of an interface; 1 if the driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Queues {
+pub(crate) struct QueueCounts {
     /// The number of receive queues. Most drivers report either queues that only receive or pairs, so this is
     /// the larger of the two numbers.
     pub(crate) receive: u16,
@@ -126,7 +126,7 @@ impl Interface {
     }
 
     /// Returns the numbers of queues of the interface, as the kernel's ethtool interface reports them.
-    pub(crate) fn queues(&self) -> Queues {
+    pub(crate) fn queues(&self) -> QueueCounts {
         /// `struct ethtool_channels` of `linux/ethtool.h`.
         #[repr(C)]
         #[derive(Default)]
@@ -148,7 +148,7 @@ impl Interface {
         // SAFETY: request and channels outlive the call, which fills in the channels.
         let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, &mut request) };
         let count = |count: u32| if code == 0 { count.clamp(1, 1024) as u16 } else { 1 };
-        Queues { receive: count(channels.rx.max(channels.combined)), pairs: count(channels.combined) }
+        QueueCounts { receive: count(channels.rx.max(channels.combined)), pairs: count(channels.combined) }
     }
 
     fn write_name(&self, request: &mut libc::ifreq) {

@@ -18,14 +18,14 @@ struct RecentWarnings {
 static RECENT_WARNINGS: Mutex<RecentWarnings> =
     Mutex::new(RecentWarnings { messages: VecDeque::new(), count: 0 });
 
-/// A position in the log. Take it before a call that may fail. [`Mark::explain`] then adds the warnings of
+/// A position in the log. Take it before a call that may fail. [`LogPosition::explain`] then adds the warnings of
 /// that call to the error message.
-pub(crate) struct Mark(u64);
+pub(crate) struct LogPosition(u64);
 
-impl Mark {
+impl LogPosition {
     /// Returns the position of the present end of the log.
     pub(crate) fn new() -> Self {
-        Mark(lock().count)
+        LogPosition(lock().count)
     }
 
     /// Returns the warnings that DPDK has logged since this mark, joined by semicolons. Leaves out the oldest

@@ -86,7 +86,7 @@ impl MbufPool {
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
         let refuse = |why: String| Error::Pool { count, room, why };
-        let mark = log::Mark::new();
+        let mark = log::LogPosition::new();
         let memory = memory::Mapping::new(bytes, environment.hugepages)
             .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
         let name = name();
@@ -127,7 +127,7 @@ impl MbufPool {
         if !region.address().is_multiple_of(page) || !(region.len() as u64).is_multiple_of(page) {
             return Err(refuse(format!("{region:?} does not begin and end at a multiple of {page} bytes")));
         }
-        let mark = log::Mark::new();
+        let mark = log::LogPosition::new();
         // SAFETY: the region stays valid until it is unregistered in `drop`. DPDK reads no byte of it.
         let code = unsafe {
             sys::rte_extmem_register(
@@ -384,7 +384,7 @@ fn name() -> CString {
         .expect("the name contains no zero byte")
 }
 
-fn refusal(mark: &log::Mark) -> String {
+fn refusal(mark: &log::LogPosition) -> String {
     mark.explain(format!("{}; ask for fewer or smaller buffers", sys::error_text(sys::last_error())))
 }
 

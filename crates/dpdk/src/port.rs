@@ -10,7 +10,7 @@ use crate::dma;
 use crate::endpoint::{BurstFunctions, EthRx, EthTx, PortContext};
 use crate::error::{Error, Result};
 use crate::refused_frames::RefusedFrames;
-use crate::spec::{EthSpec, Kind};
+use crate::spec::{EthSpec, PortKind};
 use crate::xdp_queues::XdpQueues;
 use crate::{MbufPool, eal, kernel_counters, log, pool, sys, xdp};
 use inlane_core::packet::{Packet, Pool};
@@ -44,7 +44,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>> {
 /// As for [`open`].
 pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
     let mut spec = EthSpec::parse(spec)?;
-    if let Kind::AfPacket { queues: requested @ None, .. } = &mut spec.kind
+    if let PortKind::AfPacket { queues: requested @ None, .. } = &mut spec.kind
         && queues > 1
     {
         *requested = Some(queues);
@@ -68,7 +68,7 @@ pub struct EthPort {
     /// The pools of the sent packets. The device holds their buffers until it is closed.
     sent: Vec<Arc<dyn Pool>>,
     /// The pools whose memory is mapped for the port's network card.
-    mapped: Vec<dma::Mapping>,
+    mapped: Vec<dma::DmaMapping>,
     /// For each configured receive queue: true if the caller has taken the queue ([`Port::take_rx`]).
     rx_taken: Vec<bool>,
     /// For each configured transmit queue: true if the caller has taken the queue ([`Port::take_tx`]).
@@ -107,7 +107,7 @@ impl EthPort {
         eal::start()?;
         let mut device = device::attach(&spec)?;
         let mut limits = sys::rte_eth_dev_info::default();
-        let mark = log::Mark::new();
+        let mark = log::LogPosition::new();
         // SAFETY: the structure is written during the call. The port was just attached.
         let code = unsafe { sys::rte_eth_dev_info_get(device.port, &mut limits) };
         if code != 0 {
@@ -117,16 +117,16 @@ impl EthPort {
         }
         let info = Self::info_of(&spec, &device, &limits);
         let functions = match spec.kind {
-            Kind::AfXdp { .. } => BurstFunctions::MARKING,
-            Kind::Ring { .. } => BurstFunctions::SETTLED,
+            PortKind::AfXdp { .. } => BurstFunctions::MARKING,
+            PortKind::Ring { .. } => BurstFunctions::SETTLED,
             _ => BurstFunctions::PLAIN,
         };
         let context = PortContext::new(
             spec.text.clone(),
             device.port,
             device.interface.take(),
-            matches!(spec.kind, Kind::Memif { .. }),
-            matches!(spec.kind, Kind::AfXdp { .. }),
+            matches!(spec.kind, PortKind::Memif { .. }),
+            matches!(spec.kind, PortKind::AfXdp { .. }),
             functions,
         );
         Ok(Self {
@@ -151,16 +151,18 @@ impl EthPort {
         // SAFETY: the name is null, or a string constant of the driver.
         let driver = (!limits.driver_name.is_null()).then(|| unsafe { CStr::from_ptr(limits.driver_name) });
         let path = match (&spec.kind, driver) {
-            (Kind::Pci { address }, Some(driver)) => {
+            (PortKind::Pci { address }, Some(driver)) => {
                 format!("DPDK {} on {address}", driver.to_string_lossy())
             }
             _ => device.path.clone(),
         };
-        let copies_nothing =
-            matches!(spec.kind, Kind::Null { copy: false, .. } | Kind::Ring { .. } | Kind::Pci { .. });
+        let copies_nothing = matches!(
+            spec.kind,
+            PortKind::Null { copy: false, .. } | PortKind::Ring { .. } | PortKind::Pci { .. }
+        );
         let spreads = matches!(
             spec.kind,
-            Kind::AfXdp { .. } | Kind::AfPacket { .. } | Kind::Tap { .. } | Kind::Pci { .. }
+            PortKind::AfXdp { .. } | PortKind::AfPacket { .. } | PortKind::Tap { .. } | PortKind::Pci { .. }
         );
         PortInfo {
             name: spec.text.clone(),
@@ -180,7 +182,7 @@ impl EthPort {
     /// of its own. That is so only for AF_XDP ports on an interface with more receive queues than pairs of a
     /// receive and a transmit queue. Returns `None` for all other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
-        let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
+        let PortKind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
         (existing.receive > existing.pairs).then(|| existing.receive - queue.unwrap_or(0))
     }
@@ -192,7 +194,7 @@ impl EthPort {
     /// Configures this port by a DPDK call, under the lock of [`device::control`]. The error contains DPDK's
     /// warnings, and names the step by `doing`.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
-        let mark = log::Mark::new();
+        let mark = log::LogPosition::new();
         let _lock = device::control();
         match call(self.device.port) {
             0 => Ok(()),
@@ -214,7 +216,7 @@ impl EthPort {
     }
 
     fn is_card(&self) -> bool {
-        matches!(self.spec.kind, Kind::Pci { .. })
+        matches!(self.spec.kind, PortKind::Pci { .. })
     }
 
     fn receives(&self) -> bool {
@@ -267,12 +269,12 @@ impl EthPort {
             return Counters { errors: unsent, ..Counters::default() };
         }
         let dropped = match (&self.spec.kind, &self.context.interface) {
-            (Kind::AfPacket { .. }, _) => {
+            (PortKind::AfPacket { .. }, _) => {
                 let new = kernel_counters::dropped_by_packet_sockets(&self.device.packet_sockets);
                 self.dropped.fetch_add(new, Ordering::Relaxed) + new
             }
-            (Kind::Tap { .. }, Some(interface)) => interface.dropped_on_sending(),
-            (Kind::AfXdp { .. }, _) => kernel_counters::dropped_by_full_xdp_rings(&self.sockets),
+            (PortKind::Tap { .. }, Some(interface)) => interface.dropped_on_sending(),
+            (PortKind::AfXdp { .. }, _) => kernel_counters::dropped_by_full_xdp_rings(&self.sockets),
             _ => 0,
         };
         let refused = self.device.refused.as_ref().map_or(0, RefusedFrames::count);
@@ -297,7 +299,7 @@ impl EthPort {
             refused.warn(&self.spec.text);
         }
         let port = self.device.port;
-        if self.state == State::Started && matches!(self.spec.kind, Kind::Ring { .. }) {
+        if self.state == State::Started && matches!(self.spec.kind, PortKind::Ring { .. }) {
             for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {
                 // SAFETY: the gate is closed, so no thread calls the driver. The queue was configured.
                 unsafe { pool::free_received(port, queue) };
@@ -353,8 +355,8 @@ impl Port for EthPort {
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
         match self.spec.kind {
-            Kind::AfXdp { .. } => self.sockets.iter().map(|socket| socket.descriptor()).collect(),
-            Kind::AfPacket { .. } => self.device.packet_sockets.clone(),
+            PortKind::AfXdp { .. } => self.sockets.iter().map(|socket| socket.descriptor()).collect(),
+            PortKind::AfPacket { .. } => self.device.packet_sockets.clone(),
             _ => Vec::new(),
         }
     }
@@ -405,7 +407,7 @@ impl Port for EthPort {
         let mbufs = self.mbuf_pool(&pool)?;
         Self::take(&mut self.tx_taken, queue, "transmit").map_err(|why| self.usage(why))?;
         let most = device::memif_buffer(&self.spec) as usize;
-        if matches!(self.spec.kind, Kind::Memif { .. }) && mbufs.room() > most {
+        if matches!(self.spec.kind, PortKind::Memif { .. }) && mbufs.room() > most {
             let why = format!(
                 "frames may have up to {} bytes, and memif's buffers hold {most}; give mtu={} at both ends, or --room {most}",
                 mbufs.room(),
@@ -427,14 +429,14 @@ impl Port for EthPort {
         self.start_device()?;
         self.state = State::Started;
         self.device.receive_every_address();
-        if let Kind::Memif { server, wait_s, .. } = self.spec.kind {
+        if let PortKind::Memif { server, wait_s, .. } = self.spec.kind {
             self.wait_for_peer(wait_s, server)?;
         }
         if self.is_card() {
             self.wait_for_link();
         }
         self.context.open_gate();
-        if let Kind::Ring { prime, size, .. } = self.spec.kind {
+        if let PortKind::Ring { prime, size, .. } = self.spec.kind {
             (0..self.tx_taken.len() as u16).try_for_each(|queue| self.prime(queue, prime, size))?;
         }
         Ok(())

@@ -22,7 +22,7 @@ pub struct EthSpec {
     /// The specification's text, as the user wrote it.
     pub text: String,
     /// The kind of port, with the options of that kind.
-    pub kind: Kind,
+    pub kind: PortKind,
     /// The number of descriptors of each receive and transmit queue. `None` for the default number.
     pub descriptors: Option<u16>,
     /// The largest payload of a frame in bytes. `None` if the user gave none.
@@ -31,7 +31,7 @@ pub struct EthSpec {
 
 /// The kinds of ports.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum PortKind {
     /// Generates and discards packets.
     Null {
         /// Bytes of a frame.
@@ -113,7 +113,7 @@ impl EthSpec {
     /// Returns this AF_XDP specification with the first queue moved by `further` queues.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
-        if let Kind::AfXdp { queue, .. } = &mut spec.kind {
+        if let PortKind::AfXdp { queue, .. } = &mut spec.kind {
             *queue = Some(queue.unwrap_or(0) + further);
         }
         spec
@@ -127,13 +127,13 @@ impl EthSpec {
     /// [`Error::Usage`], which says what number of queues to give.
     pub(crate) fn check_all_are_read(&self, read: usize, existing: u16) -> Result<()> {
         let remedy = match &self.kind {
-            Kind::AfXdp { interface, queue: None, .. } => {
+            PortKind::AfXdp { interface, queue: None, .. } => {
                 format!(
                     "reduce the queues with 'ethtool -L {interface} rx {read}' (on a card: 'combined {read}'), or give queue=0 \
                      to read that queue alone"
                 )
             }
-            Kind::AfPacket { queues: Some(_), .. } => format!("give queues={read}"),
+            PortKind::AfPacket { queues: Some(_), .. } => format!("give queues={read}"),
             _ => return Ok(()),
         };
         if read == 0 || read >= existing.into() {
@@ -158,16 +158,16 @@ fn read(text: &str) -> inlane_core::Result<EthSpec> {
     let kind = kind(&mut spec)?;
     let descriptors = spec.number("descriptors", 16..=32768)?;
     let mtu = match kind {
-        Kind::Null { .. } | Kind::Ring { .. } => None,
+        PortKind::Null { .. } | PortKind::Ring { .. } => None,
         _ => spec.number("mtu", 68..=65000)?,
     };
     spec.finish()?;
     Ok(EthSpec { text: text.to_owned(), kind, descriptors, mtu })
 }
 
-fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
+fn kind(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
     Ok(match spec.kind() {
-        "net_null" => Kind::Null {
+        "net_null" => PortKind::Null {
             size: spec.argument_number("frame size", 64, 14..=65000)?,
             copy: spec.switch("copy")?,
         },
@@ -175,25 +175,25 @@ fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
             if spec.argument().is_empty() {
                 return Err(spec.error("a ring needs a name, as in ring:a"));
             }
-            Kind::Ring {
+            PortKind::Ring {
                 name: spec.argument().to_owned(),
                 prime: spec.number("prime", 0..=1024)?.unwrap_or(0),
                 size: spec.number("size", 14..=65000)?.unwrap_or(64),
             }
         }
-        "af_xdp" => Kind::AfXdp {
+        "af_xdp" => PortKind::AfXdp {
             interface: interface(spec)?,
             queue: spec.number("queue", 0..=1023)?,
             busy: spec.number("busy", 0..=65535)?.unwrap_or(0),
             copy: spec.switch("copy")?,
         },
-        "af_packet" => Kind::AfPacket {
+        "af_packet" => PortKind::AfPacket {
             interface: interface(spec)?,
             queues: spec.number("queues", 1..=16)?,
             frame: spec.number("frame", 256..=1 << 17)?,
             bypass: spec.switch("bypass")?,
         },
-        "tap" => Kind::Tap {
+        "tap" => PortKind::Tap {
             interface: interface(spec)?,
             fixed_mac: spec
                 .option("mac", |value| match value {
@@ -203,7 +203,7 @@ fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
                 .unwrap_or(false),
         },
         "memif" => memif(spec)?,
-        "pci" => Kind::Pci { address: pci_address(spec)? },
+        "pci" => PortKind::Pci { address: pci_address(spec)? },
         kind => {
             return Err(spec.error(format!(
                 "'{kind}' is not a kind of port here; choose one of {}",
@@ -229,7 +229,7 @@ fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
     )))
 }
 
-fn memif(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
+fn memif(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
     // The kernel limits a socket's path to 108 bytes, with the terminating zero.
     if !(1..108).contains(&spec.argument().len()) {
         return Err(spec.error("give the socket's path, 1 to 107 characters, as in memif:/run/memif.sock"));
@@ -249,7 +249,7 @@ fn memif(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
         1..24 => Ok(value.to_owned()),
         _ => Err("a memif secret has 1 to 23 characters".into()),
     })?;
-    Ok(Kind::Memif {
+    Ok(PortKind::Memif {
         socket: spec.argument().to_owned(),
         server: server.unwrap_or(false),
         id: spec.number("id", 0..=u32::MAX.into())?.unwrap_or(0),
@@ -289,29 +289,32 @@ mod tests {
 
     #[test]
     fn every_kind_is_parsed() {
-        assert_eq!(EthSpec::parse("net_null").unwrap().kind, Kind::Null { size: 64, copy: false });
+        assert_eq!(EthSpec::parse("net_null").unwrap().kind, PortKind::Null { size: 64, copy: false });
         assert_eq!(
             EthSpec::parse("net_null:1024,copy=on").unwrap().kind,
-            Kind::Null { size: 1024, copy: true }
+            PortKind::Null { size: 1024, copy: true }
         );
         let ring = EthSpec::parse("ring:a,prime=32,descriptors=512").unwrap();
-        assert_eq!(ring.kind, Kind::Ring { name: "a".into(), prime: 32, size: 64 });
+        assert_eq!(ring.kind, PortKind::Ring { name: "a".into(), prime: 32, size: 64 });
         assert_eq!(ring.descriptors, Some(512));
         let xdp = EthSpec::parse("af_xdp:veth0,queue=1,mtu=1500").unwrap();
-        assert_eq!(xdp.kind, Kind::AfXdp { interface: "veth0".into(), queue: Some(1), busy: 0, copy: false });
+        assert_eq!(
+            xdp.kind,
+            PortKind::AfXdp { interface: "veth0".into(), queue: Some(1), busy: 0, copy: false }
+        );
         assert_eq!(xdp.mtu, Some(1500));
         assert!(matches!(
             EthSpec::parse("af_packet:eth0.100,bypass=on").unwrap().kind,
-            Kind::AfPacket { .. }
+            PortKind::AfPacket { .. }
         ));
         assert!(matches!(
             EthSpec::parse("tap:t0,mac=fixed").unwrap().kind,
-            Kind::Tap { fixed_mac: true, .. }
+            PortKind::Tap { fixed_mac: true, .. }
         ));
         let memif = EthSpec::parse("memif:/run/a.sock,role=server,id=7,wait=2.5s").unwrap().kind;
-        assert!(matches!(memif, Kind::Memif { server: true, id: 7, wait_s: 2.5, .. }));
+        assert!(matches!(memif, PortKind::Memif { server: true, id: 7, wait_s: 2.5, .. }));
         for text in ["pci:0000:b5:00.0", "pci:B5:00.0"] {
-            assert_eq!(EthSpec::parse(text).unwrap().kind, Kind::Pci { address: "0000:b5:00.0".into() });
+            assert_eq!(EthSpec::parse(text).unwrap().kind, PortKind::Pci { address: "0000:b5:00.0".into() });
         }
     }
 

@@ -73,14 +73,14 @@ pub struct Run<'a> {
 }
 
 /// A run whose ports are connected by pipelines.
-pub struct Connected<'a> {
+pub struct ConnectedRun<'a> {
     pipelines: Vec<Pipeline>,
     faults: Vec<Arc<fault::FaultCounts>>,
     run: Run<'a>,
 }
 
 /// A run whose ports receive and whose executors are ready.
-pub struct Started<'a> {
+pub struct StartedRun<'a> {
     pipelines: Vec<ReadyPipeline>,
     competing: Option<CompetingJob>,
     cores: Vec<usize>,
@@ -132,11 +132,11 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// When a port lacks queues, a fault specification is wrong, or a capture file cannot be created.
-    pub fn connect(mut self) -> Result<Connected<'a>> {
+    pub fn connect(mut self) -> Result<ConnectedRun<'a>> {
         let wrappers = Wrappers::new(self.config, &self.names, &self.clock)?;
         let (pipelines, faults) =
             wiring::connect(self.config, &mut self.ports, &self.pools, &self.directions, &wrappers)?;
-        Ok(Connected { pipelines, faults, run: self })
+        Ok(ConnectedRun { pipelines, faults, run: self })
     }
 
     fn start_ports(&mut self) -> Result<()> {
@@ -144,14 +144,14 @@ impl<'a> Run<'a> {
     }
 }
 
-impl<'a> Connected<'a> {
+impl<'a> ConnectedRun<'a> {
     /// Starts the ports and prepares the executors. Drops privileges in between if the settings ask for it,
     /// and if a port needed them or user code will be loaded.
     ///
     /// # Errors
     /// When a port does not start, the packet function does not load, or the GPU lacks room for it.
-    pub fn start(self) -> Result<Started<'a>> {
-        let Connected { pipelines, faults, mut run } = self;
+    pub fn start(self) -> Result<StartedRun<'a>> {
+        let ConnectedRun { pipelines, faults, mut run } = self;
         let config = run.config;
         let cores = config.cores_for(config.executor.threads() * pipelines.len());
         let drops = config.drops_needed_privileges()
@@ -168,15 +168,15 @@ impl<'a> Connected<'a> {
         if !drops {
             run.start_ports()?;
         }
-        Ok(Started { pipelines, competing, cores, faults, run })
+        Ok(StartedRun { pipelines, competing, cores, faults, run })
     }
 }
 
-impl<'a> Started<'a> {
+impl<'a> StartedRun<'a> {
     /// Runs the pipelines on their own threads until all have ended. Stops them when the run's duration is
     /// over.
     pub fn join(self, control: &Control, watch: &mut dyn FnMut(Duration, ProgressSnapshot)) -> Joined<'a> {
-        let Started { pipelines, competing, cores, faults, run } = self;
+        let StartedRun { pipelines, competing, cores, faults, run } = self;
         let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
         let meter: Option<Result<LinkMeter>> = match (&run.gpu, &run.config.executor) {
             (Some(gpu), Executor::Gpu { settings, .. }) if settings.measure_pcie => {

@@ -21,7 +21,7 @@ pub mod report;
 mod user;
 
 pub use abi::{CallKind, FunctionInfo};
-pub use builtins::{Builtin, Flow, OranSlot, Reason, builtins, flows, oran_slot};
+pub use builtins::{Builtin, DeliveryReason, Flow, OranSlot, builtins, flows, oran_slot};
 pub use error::{Error, Result};
 pub use headers::HEADERS;
 pub use instance::Instance;

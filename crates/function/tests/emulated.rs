@@ -9,7 +9,7 @@ mod harness;
 use inlane_core::region::Region;
 use inlane_core::ring::layout::{Descriptor, PacketVerdict};
 use inlane_function::abi::CallContext;
-use inlane_function::{HEADERS, PacketFunction, Reason, flows, oran_slot};
+use inlane_function::{DeliveryReason, HEADERS, PacketFunction, flows, oran_slot};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -343,7 +343,7 @@ fn blocks_assemble_together() {
         // runs far ahead of another: later slots then take over the windows of earlier ones, which stay
         // incomplete.
         if lost == 0 && count("late_packets") == 0 {
-            assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
+            assert!(delivered.iter().all(|slot| slot.reason() == DeliveryReason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);
         }
         // Compare the data of slots that no later slot has begun to overwrite.

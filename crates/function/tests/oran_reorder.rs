@@ -7,7 +7,7 @@ mod harness;
 
 use fronthaul::{Carrier, Section, UPlane, samples, whole};
 use harness::{Fate, instance, run_shaped};
-use inlane_function::{Instance, Reason, oran_slot};
+use inlane_function::{DeliveryReason, Instance, oran_slot};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ type Prbs = BTreeMap<(usize, u8, u16), Vec<u8>>;
 #[derive(Clone, Debug, PartialEq)]
 struct Delivered {
     slot: u32,
-    reason: Reason,
+    reason: DeliveryReason,
     prbs: Prbs,
 }
 
@@ -51,7 +51,7 @@ impl Reference {
         Self { carrier, windows: [None, None], delivered: Vec::new(), late: 0, duplicates: 0 }
     }
 
-    fn deliver(&mut self, window: usize, reason: Reason, now: u64) {
+    fn deliver(&mut self, window: usize, reason: DeliveryReason, now: u64) {
         let (slot, open, since, prbs) = self.windows[window].as_mut().expect("open");
         (*open, *since) = (false, now);
         self.delivered.push(Delivered { slot: *slot, reason, prbs: prbs.clone() });
@@ -63,7 +63,7 @@ impl Reference {
                 .as_ref()
                 .is_some_and(|(_, open, since, _)| *open && now >= since + LIMIT_NS)
             {
-                self.deliver(window, Reason::TimeUp, now);
+                self.deliver(window, DeliveryReason::TimeUp, now);
             }
         }
         let mut slots: Vec<u32> = Vec::new();
@@ -83,7 +83,7 @@ impl Reference {
         let newer = |than: u32| (1..cycle / 2).contains(&((slot + cycle - than) % cycle));
         match &self.windows[window] {
             Some((held, true, _, _)) if *held == slot => {}
-            Some((held, true, _, _)) if newer(*held) => self.deliver(window, Reason::Overtaken, now),
+            Some((held, true, _, _)) if newer(*held) => self.deliver(window, DeliveryReason::Overtaken, now),
             Some((_, true, _, _)) => return self.late += packets.count() as u64,
             Some((held, false, since, _))
                 if !newer(*held)
@@ -109,7 +109,7 @@ impl Reference {
             }
         }
         if prbs.len() == EAXC.len() * 14 * PRBS as usize {
-            self.deliver(window, Reason::Complete, now);
+            self.deliver(window, DeliveryReason::Complete, now);
         }
     }
 
@@ -247,7 +247,7 @@ proptest! {
         let bursts: Vec<_> = packets.chunks(burst).enumerate().map(|(i, packets)| (packets.to_vec(), 1 + i as u64 * 3000)).collect();
         let (reference, _) = drive(PLAIN, &bursts);
         if lost == 0 && distance < 20 {
-            prop_assert!(reference.delivered.iter().all(|slot| slot.reason == Reason::Complete));
+            prop_assert!(reference.delivered.iter().all(|slot| slot.reason == DeliveryReason::Complete));
             prop_assert_eq!(reference.delivered.len(), 5);
         }
     }
@@ -290,7 +290,7 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert!(oran_slot(instance.output(), 0).is_none());
     instance.tick(1000 + LIMIT_NS);
     let slot = oran_slot(instance.output(), 0).expect("the time limit has passed");
-    assert_eq!((slot.reason(), slot.times_ns()), (Reason::TimeUp, (1000, 1000 + LIMIT_NS)));
+    assert_eq!((slot.reason(), slot.times_ns()), (DeliveryReason::TimeUp, (1000, 1000 + LIMIT_NS)));
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));

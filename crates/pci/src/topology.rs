@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// The kind of a PCI function. Its class code decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum FunctionKind {
     /// A display controller or a processing accelerator.
     Gpu,
     /// A network controller.
@@ -55,7 +55,7 @@ pub struct Device {
     /// Class, subclass and programming interface, such as `0x010802`.
     pub class: u32,
     /// The kind of device that the class stands for.
-    pub kind: Kind,
+    pub kind: FunctionKind,
     /// The NUMA node that the function is attached to. Null if the firmware does not report it.
     pub numa_node: Option<u32>,
     /// The CPUs closest to the function, as the kernel lists them, such as `0-15,32-47`.
@@ -119,13 +119,13 @@ fn parent(sysfs: &Sysfs, address: Address) -> Option<Address> {
     (above != address).then_some(above)
 }
 
-fn kind(class: u32) -> Kind {
+fn kind(class: u32) -> FunctionKind {
     match (class >> 16, class >> 8 & 0xff, class & 0xff) {
-        (0x03 | 0x12, ..) => Kind::Gpu,
-        (0x02, ..) => Kind::Nic,
-        (0x01, 0x08, 0x02) => Kind::Nvme,
-        (0x06, 0x04, _) => Kind::Bridge,
-        _ => Kind::Other,
+        (0x03 | 0x12, ..) => FunctionKind::Gpu,
+        (0x02, ..) => FunctionKind::Nic,
+        (0x01, 0x08, 0x02) => FunctionKind::Nvme,
+        (0x06, 0x04, _) => FunctionKind::Bridge,
+        _ => FunctionKind::Other,
     }
 }
 
@@ -209,7 +209,7 @@ impl Topology {
     /// Returns how far a device's link runs below the rate that the device supports. `None` for bridges,
     /// because a slot may be wider than its card.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
-        if device.kind == Kind::Bridge {
+        if device.kind == FunctionKind::Bridge {
             return None;
         }
         let slot =

@@ -41,12 +41,15 @@ fn a_narrow_link_is_found_in_the_tree() {
     let walk: Vec<_> = topology.walk().into_iter().map(|(depth, device)| (depth, device.address)).collect();
     assert_eq!(walk, [(0, root), (1, card), (0, nic)]);
     let gpu = topology.get(card).unwrap();
-    assert_eq!((gpu.kind, gpu.numa_node, gpu.vendor), (Kind::Gpu, Some(1), 0x10de));
+    assert_eq!((gpu.kind, gpu.numa_node, gpu.vendor), (FunctionKind::Gpu, Some(1), 0x10de));
     assert_eq!(topology.shortfall(gpu).unwrap().to_string(), "x8 of x16 (the slot has x8)");
     assert_eq!(topology.path(card).len(), 1);
     assert_eq!(topology.narrowest(card).unwrap().1.to_string(), "Gen4 x8");
     let nic = topology.get(nic).unwrap();
-    assert_eq!((nic.kind, nic.numa_node, nic.driver.as_deref()), (Kind::Nic, None, Some("virtio-pci")));
+    assert_eq!(
+        (nic.kind, nic.numa_node, nic.driver.as_deref()),
+        (FunctionKind::Nic, None, Some("virtio-pci"))
+    );
     assert_eq!((nic.iommu_group, nic.names.as_slice()), (Some(12), ["eth0".to_string()].as_slice()));
 }
 

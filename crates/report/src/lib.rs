@@ -13,4 +13,4 @@ pub use csv::csv;
 pub use plot::{Line, Plot, Point, Scale, figure};
 pub use table::{Lines, grid};
 pub use text::text;
-pub use write::{Error, Target, remove_fresh, stdout};
+pub use write::{Error, OutputTarget, remove_fresh, stdout};

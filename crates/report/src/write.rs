@@ -51,7 +51,7 @@ impl Error {
 ///
 /// An existing file keeps its content until something is written. If the target created the file, and nothing
 /// was written, dropping the target removes the file.
-pub struct Target {
+pub struct OutputTarget {
     path: PathBuf,
     /// `None` for standard output.
     file: Option<File>,
@@ -70,7 +70,7 @@ pub fn remove_fresh() {
     fresh(|paths| paths.drain(..).for_each(|path| drop(std::fs::remove_file(path))));
 }
 
-impl Target {
+impl OutputTarget {
     /// Opens a file, or standard output for `-`.
     ///
     /// # Errors
@@ -82,10 +82,10 @@ impl Target {
         }
     }
 
-    /// Opens a file. Unlike [`Target::open`], takes `-` as an ordinary file name.
+    /// Opens a file. Unlike [`OutputTarget::open`], takes `-` as an ordinary file name.
     ///
     /// # Errors
-    /// As for [`Target::open`].
+    /// As for [`OutputTarget::open`].
     pub fn file(path: &Path) -> Result<Self, Error> {
         let made = OpenOptions::new().write(true).create_new(true).open(path);
         if made.is_ok() {
@@ -143,7 +143,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for OutputTarget {
     fn drop(&mut self) {
         if self.unregister() {
             let _ = std::fs::remove_file(&self.path);
@@ -174,12 +174,12 @@ mod tests {
     fn a_target_keeps_its_content_until_it_is_written() {
         let path = std::env::temp_dir().join(format!("inlane-target-{}", std::process::id()));
         std::fs::write(&path, "something longer than the document").unwrap();
-        let target = Target::open(path.to_str().unwrap()).unwrap();
+        let target = OutputTarget::open(path.to_str().unwrap()).unwrap();
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("something"));
         target.json(&1).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
         std::fs::remove_file(path).unwrap();
-        assert!(Target::open("/no/such/folder/x.json").is_err());
+        assert!(OutputTarget::open("/no/such/folder/x.json").is_err());
     }
 
     #[test]
@@ -187,15 +187,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (new, old) = (folder.path().join("new"), folder.path().join("old"));
         std::fs::write(&old, "kept").unwrap();
-        drop((Target::file(&new).unwrap(), Target::file(&old).unwrap()));
+        drop((OutputTarget::file(&new).unwrap(), OutputTarget::file(&old).unwrap()));
         assert!(!new.exists());
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "kept");
         std::fs::write(&old, "").unwrap();
-        drop(Target::file(&old).unwrap());
+        drop(OutputTarget::file(&old).unwrap());
         assert!(old.exists());
-        let (written, unwritten) = (Target::file(&new).unwrap(), folder.path().join("unwritten"));
+        let (written, unwritten) = (OutputTarget::file(&new).unwrap(), folder.path().join("unwritten"));
         written.text("figure").unwrap();
-        let open = Target::file(&unwritten).unwrap();
+        let open = OutputTarget::file(&unwritten).unwrap();
         remove_fresh();
         assert!(!unwritten.exists());
         drop(open);
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let error = Target::open("/dev/full").unwrap().json(&vec![0u64; 100]).unwrap_err();
+        let error = OutputTarget::open("/dev/full").unwrap().json(&vec![0u64; 100]).unwrap_err();
         assert!(error.to_string().contains("/dev/full"));
     }
 }

@@ -1,7 +1,7 @@
 //! The flags of `inlane forward`.
 
 use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, interval, percent, slots};
-use super::sweep::Axis;
+use super::sweep::SweepAxis;
 use crate::values::{count, size, time_above_zero};
 use clap::Args;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
@@ -272,7 +272,7 @@ pub(super) struct ExperimentArgs {
     /// Run once for each value of a flag: burst=16,32,64 or burst=16..64 (doubling) or method=all. Repeat the
     /// flag to run all combinations
     #[arg(long, value_name = "FLAG=VALUE,...")]
-    pub(super) sweep: Vec<Axis>,
+    pub(super) sweep: Vec<SweepAxis>,
     /// Run each point this many times, in turns, and report median, minimum and maximum
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = count::<u32>(1, 1000))]
     pub(super) repeats: u32,

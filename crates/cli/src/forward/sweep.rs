@@ -20,7 +20,7 @@ use inlane_forward::result::{PacketResult, Repeats};
 use std::ffi::OsString;
 use std::sync::Arc;
 
-pub use axis::Axis;
+pub use axis::SweepAxis;
 
 /// A point of a sweep: one combination of the swept values, run once per repeat.
 struct Point {
@@ -36,7 +36,7 @@ impl Point {
 }
 
 /// The points of a sweep and the number of repeats.
-pub struct Series {
+pub struct Sweep {
     /// The swept flags.
     keys: Vec<String>,
     /// The points. Empty if nothing is swept or repeated.
@@ -45,7 +45,7 @@ pub struct Series {
     by_load: bool,
 }
 
-impl Series {
+impl Sweep {
     /// Creates and checks all points. `arguments` is the command line from which `forward` was parsed.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ impl From<Digests> for pdu::Digests {
 
 /// The flags about this host and its connections.
 #[derive(Args)]
-pub struct Host {
+pub struct HostFlags {
     /// NQN of this host [default: that of /etc/nvme/hostnqn, or made from the machine's identifier]
     #[arg(long, value_name = "NQN", value_parser = parse_nqn)]
     host_nqn: Option<String>,
@@ -55,7 +55,7 @@ pub struct Host {
     spin: Duration,
 }
 
-impl Host {
+impl HostFlags {
     /// Returns the host's identity.
     pub fn identity(&self) -> Result<HostIdentity> {
         let host = HostIdentity::this_machine();
@@ -102,7 +102,7 @@ pub struct Connect {
     #[arg(long, alias = "nsid", value_name = "ID", value_parser = count::<u32>(1, 0xFFFF_FFFE))]
     namespace: Option<u32>,
     #[command(flatten)]
-    host: Host,
+    host: HostFlags,
     /// Time after which either side gives up a silent peer; 0 turns the check off
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
     keep_alive: Duration,

@@ -1,6 +1,6 @@
 //! `inlane nvme discover`: lists the subsystems of a target.
 
-use super::connect::Host;
+use super::connect::HostFlags;
 use crate::output::Output;
 use clap::Args;
 use inlane_core::result::{Cell, Document, Row};
@@ -21,7 +21,7 @@ pub struct Discover {
     #[arg(value_name = "ADDRESS")]
     address: Address,
     #[command(flatten)]
-    host: Host,
+    host: HostFlags,
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,

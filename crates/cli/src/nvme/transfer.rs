@@ -10,7 +10,7 @@ use inlane_core::result::{Document, Start};
 use inlane_core::units;
 use inlane_nvme::Error;
 use inlane_nvme::initiator::{Session, check_range, read_range, read_to, write_from, write_range};
-use inlane_report::Target;
+use inlane_report::OutputTarget;
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
 use std::os::unix::fs::FileTypeExt;
@@ -83,7 +83,7 @@ pub struct Write {
 }
 
 /// A JSON output that is opened before the transfer and written after it.
-struct Json(Option<Target>, Start);
+struct Json(Option<OutputTarget>, Start);
 
 impl Json {
     fn open(json: Option<&str>, data: Option<&Path>) -> anyhow::Result<Self> {
@@ -91,7 +91,7 @@ impl Json {
             let why = "would get both the data and the JSON; give --json a file".into();
             return Err(Error::Invalid { what: "standard output".into(), why }.into());
         }
-        Ok(Self(json.map(Target::open).transpose()?, Start::now()))
+        Ok(Self(json.map(OutputTarget::open).transpose()?, Start::now()))
     }
 
     /// Prints the result to standard error and writes the JSON. Returns an error if the bytes on the device

@@ -13,7 +13,7 @@
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region, Result};
-use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
+use inlane_cuda::{Event, EventKind, Gpu, PendingCopies, Stream, drain};
 use std::sync::Arc;
 
 /// Chunks of at least this many bytes all use the same stream. Their copies take so long that the cost of
@@ -36,7 +36,7 @@ pub struct EngineStaged {
     ring: Vec<Slot>,
     next: usize,
     largest: usize,
-    pending: Pending,
+    pending: PendingCopies,
 }
 
 impl EngineStaged {
@@ -65,7 +65,7 @@ impl EngineStaged {
             ring: (0..slots).map(slot).collect::<Result<_>>()?,
             next: 0,
             largest: tuning.chunk,
-            pending: Pending::new(),
+            pending: PendingCopies::new(),
         })
     }
 

@@ -3,7 +3,7 @@
 use super::kernels::Kernels;
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region, Result};
-use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, Pending, Stream, drain};
+use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, PendingCopies, Stream, drain};
 use std::sync::Arc;
 
 /// Bytes that one block of 1024 threads copies per turn of its loop.
@@ -15,7 +15,7 @@ pub struct SmCopy {
     stream: Stream,
     kernel: Kernel,
     blocks: u32,
-    pending: Pending,
+    pending: PendingCopies,
 }
 
 impl SmCopy {
@@ -28,7 +28,7 @@ impl SmCopy {
             stream: gpu.stream()?,
             kernel: kernels.copy.clone(),
             blocks: blocks.max(1),
-            pending: Pending::new(),
+            pending: PendingCopies::new(),
         })
     }
 }

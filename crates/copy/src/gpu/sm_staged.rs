@@ -15,7 +15,7 @@ use crate::tuning::SmTuning;
 use inlane_core::mover::{InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_cuda::{
-    Arguments, Gpu, Kernel, LaunchConfig, MemoryOperation, Pending, Stream, WaitUntil, drain, finish,
+    Arguments, Gpu, Kernel, LaunchConfig, MemoryOperation, PendingCopies, Stream, WaitUntil, drain, finish,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct SmStaged {
     pull: Side,
     /// For waits in completion mode `interrupt`: a stream that waits for the end of a transfer, and the event
     /// that follows in the stream and wakes the waiting thread.
-    notice: (Stream, Pending),
+    notice: (Stream, PendingCopies),
     memory: Region,
     layout: Layout,
     ring: ParkedWhenIdle,
@@ -89,7 +89,7 @@ impl SmStaged {
         let mut staged = Self {
             push: Side::new(from.0, &from.1.push, tuning.threads)?,
             pull: Side::new(to.0, &to.1.pull, tuning.threads)?,
-            notice: (to.0.stream()?, Pending::new()),
+            notice: (to.0.stream()?, PendingCopies::new()),
             ring: ParkedWhenIdle::new(ring, resident.then_some(PARK_AFTER))?,
             memory,
             layout,

@@ -6,7 +6,7 @@ use super::{Ring, RingWords};
 use std::sync::Arc;
 
 /// The result of a consumer's poll.
-pub enum Next<T> {
+pub enum NextItem<T> {
     /// An item.
     Item(T),
     /// No item yet.
@@ -28,14 +28,14 @@ impl Consumer {
 
     /// Polls for this consumer's next item.
     #[inline]
-    pub fn poll(&mut self) -> Next<SubmittedItem<'_>> {
+    pub fn poll(&mut self) -> NextItem<SubmittedItem<'_>> {
         match self.cursor.poll(&RingWords(&self.ring)) {
             Polled::Item { slot, info } => {
                 let count = (info as usize).min(self.ring.burst);
-                Next::Item(SubmittedItem { consumer: self, slot, count })
+                NextItem::Item(SubmittedItem { consumer: self, slot, count })
             }
-            Polled::Empty => Next::Empty,
-            Polled::Closed => Next::Closed,
+            Polled::Empty => NextItem::Empty,
+            Polled::Closed => NextItem::Closed,
         }
     }
 }

@@ -32,7 +32,7 @@ use protocol::Words;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use consumer::{Consumer, Next, SubmittedItem};
+pub use consumer::{Consumer, NextItem, SubmittedItem};
 pub use dispatcher::{CompletedItem, Dispatcher, Half};
 pub use protocol::{Word, lap_of};
 pub use verdicts::{VerdictCounts, apply_verdicts};

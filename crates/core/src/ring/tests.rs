@@ -108,7 +108,7 @@ proptest! {
                     let position = position_of(&processed, index);
                     let submitted = position < freed + model.len() as u64;
                     match workers[index as usize].poll() {
-                        Next::Item(mut item) => {
+                        NextItem::Item(mut item) => {
                             prop_assert!(submitted);
                             let info = process(&mut item, change);
                             item.complete(info);
@@ -116,8 +116,8 @@ proptest! {
                             model[(position - freed) as usize].processed = Some(change);
                             processed[index as usize] += 1;
                         }
-                        Next::Empty => prop_assert!(!submitted),
-                        Next::Closed => prop_assert!(false, "the ring is open"),
+                        NextItem::Empty => prop_assert!(!submitted),
+                        NextItem::Closed => prop_assert!(false, "the ring is open"),
                     }
                 }
                 Step::TakeBack => match dispatcher.poll() {
@@ -151,13 +151,13 @@ proptest! {
         prop_assert_eq!(ring.closed_at(), Some(published));
         for index in 0..consumers {
             let mut left = 0;
-            while let Next::Item(item) = workers[index as usize].poll() {
+            while let NextItem::Item(item) = workers[index as usize].poll() {
                 item.complete(UNCHANGED);
                 left += 1;
             }
             let expected = (position_of(&processed, index)..published).step_by(consumers as usize).count();
             prop_assert_eq!(left, expected);
-            prop_assert!(matches!(workers[index as usize].poll(), Next::Closed));
+            prop_assert!(matches!(workers[index as usize].poll(), NextItem::Closed));
         }
     }
 }
@@ -171,12 +171,12 @@ fn items_come_back_from_threads_in_order() {
             scope.spawn(move || {
                 loop {
                     match consumer.poll() {
-                        Next::Item(mut item) => {
+                        NextItem::Item(mut item) => {
                             let info = process(&mut item, true);
                             item.complete(info);
                         }
-                        Next::Empty => std::thread::yield_now(),
-                        Next::Closed => return,
+                        NextItem::Empty => std::thread::yield_now(),
+                        NextItem::Closed => return,
                     }
                 }
             });
@@ -207,10 +207,10 @@ fn an_item_that_is_not_handed_on_is_returned_again() {
     let (mut dispatcher, mut consumers) = Ring::between_threads(2, 4, 1).unwrap();
     assert!(dispatcher.submit(&[packet(0)]));
     for _ in 0..2 {
-        let Next::Item(mut item) = consumers[0].poll() else { panic!("an item was submitted") };
+        let NextItem::Item(mut item) = consumers[0].poll() else { panic!("an item was submitted") };
         assert_eq!(item.parts().0[0].address, packet(0).address);
     }
-    let Next::Item(item) = consumers[0].poll() else { panic!("an item was submitted") };
+    let NextItem::Item(item) = consumers[0].poll() else { panic!("an item was submitted") };
     item.complete(UNCHANGED);
     for _ in 0..2 {
         assert!(!dispatcher.poll().expect("a completed item").changed());
@@ -243,7 +243,7 @@ fn invalid_verdicts_drop_packets() {
     let (mut dispatcher, mut consumers) = Ring::between_threads(2, 4, 1).unwrap();
     let mut packets = [packet(0), packet(2), packet(3)];
     assert!(dispatcher.submit(&packets));
-    let Next::Item(mut item) = consumers[0].poll() else { panic!("an item was submitted") };
+    let NextItem::Item(mut item) = consumers[0].poll() else { panic!("an item was submitted") };
     item.parts().1.copy_from_slice(&[
         PacketVerdict { length: u32::MAX, verdict: FORWARD },
         PacketVerdict { length: 0, verdict: FORWARD },

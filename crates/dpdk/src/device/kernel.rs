@@ -19,14 +19,14 @@ const LARGEST_SLOT: u32 = 1 << 17;
 /// The sizes of the slots and blocks of a packet socket's ring. A block is a common multiple of slot and
 /// page, because DPDK's driver expects no unused space at the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slots {
+pub(super) struct RingSizes {
     /// The size of a slot in bytes.
     slot: u32,
     /// The size of a block in bytes, a whole number of slots and of pages.
     block: u32,
 }
 
-impl Slots {
+impl RingSizes {
     /// Returns the smallest slot size that is at least `bytes`, and the smallest block size for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
@@ -77,8 +77,8 @@ pub(super) fn af_packet(
     // DPDK's driver sets the interface's address and promiscuous mode when the port starts.
     need(spec, &[Capability::NetAdmin], "change network interfaces")?;
     let slots = match frame {
-        Some(bytes) => Slots::of(bytes),
-        None => Slots::for_mtu(spec.mtu.map_or(found.mtu(), u32::from)),
+        Some(bytes) => RingSizes::of(bytes),
+        None => RingSizes::for_mtu(spec.mtu.map_or(found.mtu(), u32::from)),
     };
     let arguments = format!(
         "iface={interface},qpairs={queues},blocksz={},framesz={},framecnt={},qdisc_bypass={}",
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn blocks_hold_whole_slots_and_whole_pages() {
         for bytes in 256..=LARGEST_SLOT {
-            let slots = Slots::of(bytes);
+            let slots = RingSizes::of(bytes);
             assert!(slots.slot >= bytes && slots.slot < bytes + SLOT_ALIGNMENT);
             assert!(slots.block.is_multiple_of(slots.slot) && slots.block.is_multiple_of(PAGE), "{slots:?}");
             assert!(slots.count(16) >= 16 && (slots.slot * slots.count(16)).is_multiple_of(slots.block));
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn every_mtu_gets_slots_that_hold_its_frames() {
         for mtu in 68..=65_535 {
-            let slots = Slots::for_mtu(mtu);
+            let slots = RingSizes::for_mtu(mtu);
             assert!(slots.longest_frame() >= mtu + LINK_HEADERS, "{mtu}");
             assert!(slots.block <= 16 * slots.slot, "{mtu}");
         }

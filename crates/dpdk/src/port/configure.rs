@@ -2,7 +2,7 @@
 
 use super::EthPort;
 use crate::error::Result;
-use crate::spec::Kind;
+use crate::spec::PortKind;
 use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl EthPort {
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
         // memif's driver refuses a large MTU, although it receives frames up to its buffer size.
-        if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
+        if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, PortKind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }
         let frame = self.spec.mtu.map_or(1500, u32::from) + device::LINK_HEADERS;
@@ -93,12 +93,12 @@ impl EthPort {
                  interface's MTU, or give frame=BYTES"
             )));
         }
-        if let Kind::AfXdp { interface, .. } = &self.spec.kind {
+        if let PortKind::AfXdp { interface, .. } = &self.spec.kind {
             self.check_xdp_frames_fit(interface, filled, receives)?;
         }
         let longest = self.limits.max_rx_pktlen;
         match self.spec.mtu.map(|mtu| u32::from(mtu) + device::LINK_HEADERS) {
-            Some(frame) if frame > longest && !matches!(self.spec.kind, Kind::Memif { .. }) => {
+            Some(frame) if frame > longest && !matches!(self.spec.kind, PortKind::Memif { .. }) => {
                 let most = longest.saturating_sub(device::LINK_HEADERS);
                 Err(self.usage(format!(
                     "its driver takes frames of up to {longest} bytes; give mtu={most} at most"
@@ -156,7 +156,7 @@ impl EthPort {
     /// Maps the memory of `pool` for the port's network card, if the port has one.
     pub(super) fn map(&mut self, pool: &Arc<MbufPool>) -> Result<()> {
         if self.is_card() {
-            self.mapped.push(dma::Mapping::new(&self.spec.text, pool.clone(), self.limits.device)?);
+            self.mapped.push(dma::DmaMapping::new(&self.spec.text, pool.clone(), self.limits.device)?);
         }
         Ok(())
     }

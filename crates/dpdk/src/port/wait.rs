@@ -3,7 +3,7 @@
 use super::EthPort;
 use crate::endpoint::{link_is_up, link_megabits};
 use crate::error::{Error, Result};
-use crate::spec::Kind;
+use crate::spec::PortKind;
 use crate::sys;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ impl EthPort {
     pub(super) fn start_device(&self) -> Result<()> {
         // SAFETY: `start` checks that the device is configured.
         let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
-        let Kind::Memif { server: false, wait_s, .. } = self.spec.kind else { return start() };
+        let PortKind::Memif { server: false, wait_s, .. } = self.spec.kind else { return start() };
         let begun = Instant::now();
         while start().is_err() && !crate::is_stopping() {
             if begun.elapsed() > Duration::from_secs_f64(wait_s) {

@@ -92,9 +92,9 @@ impl CompetingKernel {
     fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
         let gpu = stream.gpu();
         let why = match wait_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
-            End::Done => None,
-            End::Abandoned => Some("the GPU was abandoned while it ran".to_string()),
-            End::Late => {
+            LaunchEnd::Done => None,
+            LaunchEnd::Abandoned => Some("the GPU was abandoned while it ran".to_string()),
+            LaunchEnd::Late => {
                 gpu.abandon();
                 Some(format!(
                     "it did not end within {} s after the packets, so {gpu} was abandoned; check with nvidia-smi whether another process \
@@ -116,7 +116,7 @@ impl CompetingKernel {
 
 /// The outcome of waiting for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum LaunchEnd {
     /// The launch has ended.
     Done,
     /// The GPU was abandoned.
@@ -132,19 +132,19 @@ pub(super) fn wait_for_end(
     abandoned: impl Fn() -> bool,
     stop: &AtomicBool,
     limit: Duration,
-) -> Result<End> {
+) -> Result<LaunchEnd> {
     let mut stopped = None;
     loop {
         // Check for an abandoned GPU first, because `done` calls the driver, which may no longer answer for
         // such a GPU.
         if abandoned() {
-            return Ok(End::Abandoned);
+            return Ok(LaunchEnd::Abandoned);
         }
         if done()? {
-            return Ok(End::Done);
+            return Ok(LaunchEnd::Done);
         }
         if stop.load(Ordering::Relaxed) && stopped.get_or_insert_with(Instant::now).elapsed() > limit {
-            return Ok(End::Late);
+            return Ok(LaunchEnd::Late);
         }
         std::thread::sleep(CHECK_EVERY);
     }

@@ -3,7 +3,7 @@
 
 use crate::config::Method;
 use crate::error::{Error, Result};
-use crate::pipeline::circulate::Limits;
+use crate::pipeline::circulate::InFlightLimits;
 use inlane_function::CallKind;
 use std::fmt;
 use std::str::FromStr;
@@ -203,9 +203,9 @@ impl Settings {
     }
 
     /// Returns the limits on the number of items in flight. Items have up to `burst` packets.
-    pub(super) fn limits(&self, burst: usize) -> Limits {
+    pub(super) fn limits(&self, burst: usize) -> InFlightLimits {
         let partial = match self.method {
-            Method::Single => return Limits { all: 1, ..Limits::NONE },
+            Method::Single => return InFlightLimits { all: 1, ..InFlightLimits::NONE },
             // Allow one partial burst in flight per block to keep the blocks busy, but at most 16, because
             // the dispatching thread cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
@@ -215,7 +215,7 @@ impl Settings {
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,
         };
-        Limits { partial, ..Limits::NONE }
+        InFlightLimits { partial, ..InFlightLimits::NONE }
     }
 
     /// Returns the number of the ring's slots, a power of two: at least `asked`, enough to keep every block

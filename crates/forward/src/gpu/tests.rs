@@ -118,14 +118,14 @@ fn shapes_fit_any_settings() {
 
 #[test]
 fn the_watchdog_reports_an_item_that_is_not_completed() {
-    use inlane_core::ring::{Next, Ring};
+    use inlane_core::ring::{NextItem, Ring};
     use std::time::Duration;
     use watchdog::{Watchdog, oldest_in_flight};
     let (mut dispatcher, mut workers) = Ring::between_threads(2, 1, 1).unwrap();
     let ring = dispatcher.ring().clone();
     let packet = [inlane_core::Packet::EMPTY];
     let mut work = || match workers[0].poll() {
-        Next::Item(item) => item.complete(0),
+        NextItem::Item(item) => item.complete(0),
         _ => panic!("an item was submitted"),
     };
     assert_eq!(oldest_in_flight(&ring), None);
@@ -156,14 +156,14 @@ fn the_watchdog_reports_an_item_that_is_not_completed() {
 
 #[test]
 fn released_waits_are_not_reported_as_stuck_items() {
-    use inlane_core::ring::{Next, Ring};
+    use inlane_core::ring::{NextItem, Ring};
     use watchdog::oldest_in_flight;
     let (mut dispatcher, mut workers) = Ring::between_threads(4, 1, 1).unwrap();
     let ring = dispatcher.ring().clone();
     let packet = [inlane_core::Packet::EMPTY];
     for position in 0..6 {
         assert!(dispatcher.submit(&packet));
-        let Next::Item(item) = workers[0].poll() else { panic!("item {position} was submitted") };
+        let NextItem::Item(item) = workers[0].poll() else { panic!("item {position} was submitted") };
         item.complete(0);
         dispatcher.poll().expect("the item is complete").free();
     }
@@ -324,7 +324,7 @@ fn every_item_is_posted_for_once() {
 
 #[test]
 fn waiting_for_the_competing_job_ends() {
-    use competing_kernel::{End, wait_for_end};
+    use competing_kernel::{LaunchEnd, wait_for_end};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
@@ -335,18 +335,18 @@ fn waiting_for_the_competing_job_ends() {
         asked.store(true, Ordering::Relaxed);
         Ok(false)
     };
-    assert_eq!(wait_for_end(never, || true, &running, long).unwrap(), End::Abandoned);
+    assert_eq!(wait_for_end(never, || true, &running, long).unwrap(), LaunchEnd::Abandoned);
     assert!(!asked.load(Ordering::Relaxed), "the driver of an abandoned GPU is not called");
     let begun = Instant::now();
     let meanwhile = || begun.elapsed() > short;
-    assert_eq!(wait_for_end(never, meanwhile, &running, long).unwrap(), End::Abandoned);
+    assert_eq!(wait_for_end(never, meanwhile, &running, long).unwrap(), LaunchEnd::Abandoned);
     let begun = Instant::now();
-    assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
+    assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), LaunchEnd::Late);
     assert!(begun.elapsed() >= short);
     // This launch takes three times the limit. It is not late, because no stop was ordered.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
-    assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);
+    assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), LaunchEnd::Done);
     let faulty = || Err(Error::Competitor("a fault".into()));
     assert!(wait_for_end(faulty, || false, &running, long).is_err());
 }

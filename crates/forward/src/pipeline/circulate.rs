@@ -6,7 +6,7 @@
 //! taken back and sent in the order of submission.
 
 use super::burst_buffer::BurstBuffer;
-use super::rx_stage::{Received, RxStage};
+use super::rx_stage::{ReceiveState, RxStage};
 use super::single::PUBLISH_EVERY;
 use super::tx_stage::TxStage;
 use super::{Overload, PipelineContext, PipelineSettings, Tally};
@@ -61,7 +61,7 @@ impl Items {
 
 /// Limits on the number of items in flight. They apply in addition to the ring's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct InFlightLimits {
     /// While this many items are in flight, the dispatching thread does not receive.
     pub all: u64,
     /// While this many items are in flight, a partial burst waits and grows, because it would only queue
@@ -69,7 +69,7 @@ pub(crate) struct Limits {
     pub partial: u64,
 }
 
-impl Limits {
+impl InFlightLimits {
     /// No limits: only the ring's size limits the items in flight.
     pub(crate) const NONE: Self = Self { all: u64::MAX, partial: u64::MAX };
 }
@@ -104,7 +104,7 @@ pub(crate) struct Circulation {
     tx_stage: TxStage,
     dispatcher: Dispatcher,
     room: u32,
-    limits: Limits,
+    limits: InFlightLimits,
     tally: Tally,
 }
 
@@ -116,7 +116,7 @@ impl Circulation {
         txs: Vec<Box<dyn Tx>>,
         pool: Arc<dyn Pool>,
         dispatcher: Dispatcher,
-        limits: Limits,
+        limits: InFlightLimits,
         settings: &PipelineSettings,
     ) -> Self {
         let room = pool.room() as u32;
@@ -211,12 +211,12 @@ impl Circulation {
             } else if receiving && in_flight < limits.all {
                 match rx_stage.receive(control, clock, in_flight >= limits.partial) {
                     // Submit nothing more in an aborted run. The packets count as unsent.
-                    Received::Burst if control.aborting() => {}
-                    Received::Burst if full => {
+                    ReceiveState::Burst if control.aborting() => {}
+                    ReceiveState::Burst if full => {
                         busy = true;
                         tally.dropped_overload += rx_stage.burst.free_all() as u64;
                     }
-                    Received::Burst => {
+                    ReceiveState::Burst => {
                         busy = true;
                         let queued = if settings.stages { clock.raw() } else { 0 };
                         let count = rx_stage.burst.len();
@@ -225,8 +225,8 @@ impl Circulation {
                         rx_stage.grow_bursts();
                         hooks.item_submitted(count)?;
                     }
-                    Received::Incomplete => {}
-                    Received::Ended => {
+                    ReceiveState::Incomplete => {}
+                    ReceiveState::Ended => {
                         receiving = false;
                         dispatcher.close();
                     }

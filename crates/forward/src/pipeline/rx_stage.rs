@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The state of the receiving stage after [`RxStage::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum ReceiveState {
     /// A burst is complete and can be processed.
     Burst,
     /// The stage holds no packets, or a partial burst that waits for more packets. Call [`RxStage::receive`]
@@ -60,7 +60,7 @@ impl RxStage {
     /// flush time does not complete it.
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
-    pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> Received {
+    pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> ReceiveState {
         let ending = self.error.is_some() || control.stopping();
         let want = (self.current as u64).min(self.burst.len() as u64 + self.remaining) as usize;
         let mut got = 0;
@@ -79,13 +79,13 @@ impl RxStage {
         }
         if self.burst.is_empty() {
             let over = ending || self.error.is_some() || self.remaining == 0 || self.rx.exhausted();
-            return if over { Received::Ended } else { Received::Incomplete };
+            return if over { ReceiveState::Ended } else { ReceiveState::Incomplete };
         }
         let complete = self.burst.len() >= want
             || ending
             || (got == 0 && self.rx.exhausted())
             || !grow && (self.flush_ns == 0 || clock.between_ns(self.received, clock.raw()) >= self.flush_ns);
-        if complete { Received::Burst } else { Received::Incomplete }
+        if complete { ReceiveState::Burst } else { ReceiveState::Incomplete }
     }
 
     /// Halves the size of the next bursts under [`Overload::Shrink`]. Call it when the ring or the sending

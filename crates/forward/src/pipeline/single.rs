@@ -1,7 +1,7 @@
 //! Method `single`: one thread receives, runs the packet function, and sends, burst by burst, without a ring.
 
 use super::burst_buffer::BurstBuffer;
-use super::rx_stage::{Received, RxStage};
+use super::rx_stage::{ReceiveState, RxStage};
 use super::tx_stage::TxStage;
 use super::{
     Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet, thread_failed,
@@ -49,7 +49,7 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
     let begun = progress.begin();
     loop {
         match rx_stage.receive(control, clock, false) {
-            Received::Burst => {
+            ReceiveState::Burst => {
                 idle.found_work();
                 let burst: &mut BurstBuffer = &mut rx_stage.burst;
                 let count = burst.len();
@@ -83,7 +83,7 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                     tx_stage.publish(progress, tally.dropped());
                 }
             }
-            Received::Incomplete => {
+            ReceiveState::Incomplete => {
                 idle.wait();
                 if idle.is_first_round() {
                     tx_stage.flush(control);
@@ -94,7 +94,7 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                     instance.tick(clock.now_ns());
                 }
             }
-            Received::Ended => break,
+            ReceiveState::Ended => break,
         }
     }
     rx_stage.publish(progress);

@@ -1,14 +1,14 @@
 //! Method `split` on the CPU: one thread receives and sends ([`super::circulate`]), workers run the packet
 //! function. Of n workers, worker w takes items w, w + n, w + 2n, ...
 
-use super::circulate::{Circulation, Items, Limits};
+use super::circulate::{Circulation, InFlightLimits, Items};
 use super::{
     AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet,
     thread_failed,
 };
 use crate::control::{Idle, ThreadTime};
 use crate::error::Error;
-use inlane_core::ring::{Consumer, Next, Ring};
+use inlane_core::ring::{Consumer, NextItem, Ring};
 use inlane_function::Instance;
 
 /// Runs `pipeline` until it ends. One thread receives and sends, and a worker thread runs each instance of
@@ -25,7 +25,7 @@ pub fn run(
     let (dispatcher, consumers) =
         Ring::between_threads(settings.slots, settings.burst, instances.len() as u32)?;
     let mut items = Items::new(&pool, settings.slots, settings.burst);
-    let circulation = Circulation::new(rx, txs, pool, dispatcher, Limits::NONE, settings);
+    let circulation = Circulation::new(rx, txs, pool, dispatcher, InFlightLimits::NONE, settings);
 
     let mut tally = std::thread::scope(|scope| {
         let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", context.index));
@@ -87,7 +87,7 @@ fn run_worker(
     let mut idle = Idle::default();
     loop {
         match consumer.poll() {
-            Next::Item(mut item) => {
+            NextItem::Item(mut item) => {
                 idle.found_work();
                 let (descriptors, verdicts) = item.parts();
                 spin_per_packet(context.clock, settings.work, descriptors.len());
@@ -97,14 +97,14 @@ fn run_worker(
                 let info = unsafe { instance.run_descriptors(descriptors, verdicts, now) };
                 item.complete(info);
             }
-            Next::Empty if context.control.aborting() => break,
-            Next::Empty => {
+            NextItem::Empty if context.control.aborting() => break,
+            NextItem::Empty => {
                 idle.wait();
                 if ticks {
                     instance.tick(context.clock.now_ns());
                 }
             }
-            Next::Closed => break,
+            NextItem::Closed => break,
         }
     }
     instance.finish();

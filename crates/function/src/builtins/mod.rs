@@ -6,7 +6,7 @@ mod oran;
 mod rules;
 
 pub use flows::{Flow, flows};
-pub use oran::{OranSlot, Reason, oran_slot};
+pub use oran::{DeliveryReason, OranSlot, oran_slot};
 
 use crate::abi::FunctionEntry;
 use crate::report::FunctionReport;

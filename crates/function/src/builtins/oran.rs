@@ -103,7 +103,7 @@ const COUNTED: [&str; 10] = [
 
 /// The reason why a radio slot was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum DeliveryReason {
     /// All PRBs of the radio slot had arrived.
     Complete,
     /// The radio slot's time limit had passed.
@@ -148,11 +148,11 @@ impl<'a> OranSlot<'a> {
     }
 
     /// Returns why the radio slot was delivered.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> DeliveryReason {
         match self.record[offset_of!(Record, reason)] {
-            0 => Reason::Complete,
-            1 => Reason::TimeUp,
-            _ => Reason::Overtaken,
+            0 => DeliveryReason::Complete,
+            1 => DeliveryReason::TimeUp,
+            _ => DeliveryReason::Overtaken,
         }
     }
 

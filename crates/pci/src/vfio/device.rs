@@ -2,7 +2,7 @@
 
 use super::dma::DmaMapping;
 use super::group::Group;
-use super::interrupts::{Interrupts, Kind};
+use super::interrupts::{InterruptKind, Interrupts};
 use super::regions::{self, BarRegion};
 use super::sys;
 use crate::address::Address;
@@ -129,7 +129,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Os`] if the request fails.
-    pub fn interrupt_vectors(&self, kind: Kind) -> Result<u32> {
+    pub fn interrupt_vectors(&self, kind: InterruptKind) -> Result<u32> {
         let argsz = size_of::<sys::IrqInfo>() as u32;
         let mut info = sys::IrqInfo { argsz, index: kind.index(), ..Default::default() };
         // SAFETY: this is the structure that the request takes.
@@ -143,7 +143,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device has fewer; [`Error::Os`] if some are enabled already.
-    pub fn interrupts(&self, kind: Kind, vectors: u32) -> Result<Interrupts> {
+    pub fn interrupts(&self, kind: InterruptKind, vectors: u32) -> Result<Interrupts> {
         Interrupts::new(self, kind, vectors)
     }
 

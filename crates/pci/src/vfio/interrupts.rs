@@ -11,27 +11,27 @@ use std::time::{Duration, Instant};
 
 /// The kind of a device's interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum InterruptKind {
     /// MSI, with up to 32 vectors.
     Msi,
     /// MSI-X, with a table in a BAR and up to 2048 vectors.
     MsiX,
 }
 
-impl Kind {
+impl InterruptKind {
     pub(super) fn index(self) -> u32 {
         match self {
-            Kind::Msi => 1,
-            Kind::MsiX => 2,
+            InterruptKind::Msi => 1,
+            InterruptKind::MsiX => 2,
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for InterruptKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Msi => "MSI",
-            Kind::MsiX => "MSI-X",
+            InterruptKind::Msi => "MSI",
+            InterruptKind::MsiX => "MSI-X",
         })
     }
 }
@@ -43,12 +43,12 @@ impl fmt::Display for Kind {
 #[derive(Debug)]
 pub struct Interrupts {
     device: Device,
-    kind: Kind,
+    kind: InterruptKind,
     events: Vec<OwnedFd>,
 }
 
 impl Interrupts {
-    pub(super) fn new(device: &Device, kind: Kind, vectors: u32) -> Result<Self> {
+    pub(super) fn new(device: &Device, kind: InterruptKind, vectors: u32) -> Result<Self> {
         let there = device.interrupt_vectors(kind)?;
         if vectors == 0 || vectors > there {
             return Err(Error::Unsupported {
@@ -112,7 +112,7 @@ impl Drop for Interrupts {
 }
 
 /// Delivers interrupt i to eventfd i of `events`. An empty list disables all interrupts.
-fn set(device: &Device, kind: Kind, events: &[OwnedFd]) -> std::io::Result<()> {
+fn set(device: &Device, kind: InterruptKind, events: &[OwnedFd]) -> std::io::Result<()> {
     let header = size_of::<sys::IrqSet>() / 4;
     let mut words = vec![0i32; header + events.len()];
     let data = if events.is_empty() { sys::IRQ_SET_DATA_NONE } else { sys::IRQ_SET_DATA_EVENTFD };

@@ -16,5 +16,5 @@ mod sys;
 
 pub use device::Device;
 pub use dma::DmaMapping;
-pub use interrupts::{Interrupts, Kind as InterruptKind};
+pub use interrupts::{InterruptKind, Interrupts};
 pub use regions::BarRegion;

@@ -21,12 +21,12 @@ const MOST_POINTS: usize = 10_000;
 
 /// The value of one `--sweep`: a flag and its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Axis {
+pub struct SweepAxis {
     pub(super) key: String,
     pub(super) values: Vec<String>,
 }
 
-impl FromStr for Axis {
+impl FromStr for SweepAxis {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -57,7 +57,7 @@ impl FromStr for Axis {
 }
 
 /// Returns all combinations of the axes' values. The last axis changes fastest.
-pub(super) fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, Error> {
+pub(super) fn combinations(axes: &[SweepAxis]) -> Result<Vec<Vec<(String, String)>>, Error> {
     let mut combinations = vec![Vec::new()];
     for axis in axes {
         let values = expand(axis)?;
@@ -79,7 +79,7 @@ pub(super) fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, 
 }
 
 /// Returns the values of an axis. Replaces `all` by every value that the flag accepts.
-fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
+fn expand(axis: &SweepAxis) -> Result<Vec<String>, Error> {
     let mut command = Cli::command();
     command.build();
     let forward = command.find_subcommand("forward").expect("the command has this subcommand");
@@ -152,14 +152,14 @@ mod tests {
 
     #[test]
     fn an_axis_is_a_list_a_range_or_all() {
-        let values = |text: &str| text.parse::<Axis>().unwrap().values;
+        let values = |text: &str| text.parse::<SweepAxis>().unwrap().values;
         assert_eq!(values("burst=16,32"), ["16", "32"]);
         assert_eq!(values("size=64..1500"), ["64", "128", "256", "512", "1024", "1500"]);
         assert_eq!(values("--burst=1,16..16"), ["1", "16"]);
         assert_eq!(expand(&"memory=all".parse().unwrap()).unwrap(), ["pinned", "gpu", "gpu-pool"]);
         assert_eq!(expand(&"compete=all".parse().unwrap()).unwrap(), ["none", "compute", "large"]);
         for bad in ["burst", "burst=", "burst=1,,2", "burst=9..1", "burst=0..4", "work=1us..4us"] {
-            assert!(bad.parse::<Axis>().is_err(), "{bad}");
+            assert!(bad.parse::<SweepAxis>().is_err(), "{bad}");
         }
         for bad in ["brust=1", "json=a", "stages=true", "tx=null", "burst=all", "sweep=a"] {
             assert!(expand(&bad.parse().unwrap()).is_err(), "{bad}");
