@@ -12,6 +12,7 @@
 
 mod datagrams;
 mod direct;
+mod musl;
 mod threads;
 
 use std::io::{Read, Write};

@@ -42,9 +42,9 @@ pub fn forget_after_fork() {
         OWNER.store(0, Ordering::Relaxed);
         IN_USE.store(false, Ordering::Relaxed);
     }
-    // SAFETY: the function may be called at any time. If the call fails, a forked child finds its parent's
-    // process ID in `OWNER`, so the child does not use the parent's connection.
-    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    // If the call fails, a forked child finds its parent's process ID in `OWNER`, so the child does not use the
+    // parent's connection.
+    real::at_fork(child);
 }
 
 fn inode(fd: RawFd) -> Option<u64> {

@@ -168,7 +168,7 @@ unsafe fn with_header(
 /// # Safety
 /// As for sendmsg and recvmsg. The slice must not outlive the program's call.
 unsafe fn parts_of<'a>(message: &msghdr) -> &'a [iovec] {
-    let count = message.msg_iovlen;
+    let count = real::length(message.msg_iovlen as _);
     if message.msg_iov.is_null() || count == 0 {
         return &[];
     }
@@ -296,7 +296,8 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     let mut bytes = [0u8; datagram::LEN];
     // SAFETY: an all-zero msghdr is valid.
     let mut own: msghdr = unsafe { std::mem::zeroed() };
-    (own.msg_control, own.msg_controllen) = (message.msg_control, message.msg_controllen);
+    own.msg_control = message.msg_control;
+    own.msg_controllen = real::length(message.msg_controllen as _) as _;
     // SAFETY: the program passes valid arguments, and the structures outlive the call.
     let received = unsafe {
         with_header(bytes.as_mut_ptr(), parts_of(message), |parts, count| {

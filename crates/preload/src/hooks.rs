@@ -38,13 +38,9 @@ macro_rules! hooks {
 }
 
 /// Ends the program if an array of `count` descriptors does not fit `room` bytes, as the C library's checks do.
-unsafe fn check_room(count: nfds_t, room: size_t) {
-    unsafe extern "C" {
-        fn __chk_fail() -> !;
-    }
+fn check_room(count: nfds_t, room: size_t) {
     if count > (room / size_of::<pollfd>()) as nfds_t {
-        // SAFETY: the C library's function ends the program.
-        unsafe { __chk_fail() }
+        real::fail_check()
     }
 }
 
@@ -231,7 +227,8 @@ hooks! {
         if let Some(name) = datagram::name_of(fd) {
             return datagram::receive(fd, &name, &mut *message, flags);
         }
-        if let Some(result) = receive_offered(fd, (*message).msg_iov, (*message).msg_iovlen as _, flags) {
+        let count = real::length((*message).msg_iovlen as _);
+        if let Some(result) = receive_offered(fd, (*message).msg_iov, count, flags) {
             ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
             return result;
         }
@@ -240,7 +237,7 @@ hooks! {
             receive::note_passed(&*message);
         }
         receive::hide_name(fd, result, (*message).msg_name.cast(), &raw mut (*message).msg_namelen);
-        let len = if result == 0 { bytes((*message).msg_iov, (*message).msg_iovlen as _) } else { 1 };
+        let len = if result == 0 { bytes((*message).msg_iov, count) } else { 1 };
         receive::finish(fd, len, result)
     }
 
@@ -314,8 +311,8 @@ hooks! {
         let is_message = is_possible(message, size_of::<msghdr>());
         if is_message {
             if (*message).msg_name.is_null()
-                && (*message).msg_controllen == 0
-                && let Some(sent) = send_directly(fd, (*message).msg_iov, (*message).msg_iovlen, flags)
+                && real::length((*message).msg_controllen as _) == 0
+                && let Some(sent) = send_directly(fd, (*message).msg_iov, real::length((*message).msg_iovlen as _), flags)
             {
                 return sent;
             }
@@ -351,11 +348,13 @@ hooks! {
     // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass
     // variadic and fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-        if request == libc::FIONREAD && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
+        // The kernel uses only the lower half. So do programs of musl, which leave any value in the other.
+        let counts = request as c_uint == libc::FIONREAD as c_uint;
+        if counts && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
             return 0;
         }
-        if request == libc::FIONREAD && !argument.is_null() && let Some(bytes) = direct::offered(fd) {
+        if counts && !argument.is_null() && let Some(bytes) = direct::offered(fd) {
             argument.cast::<c_int>().write_unaligned(bytes as c_int);
             return 0;
         }

@@ -28,6 +28,7 @@ mod direct;
 mod epoll;
 mod exec;
 mod hooks;
+mod imports;
 mod ready;
 mod real;
 mod receive;
@@ -43,6 +44,7 @@ mod wait;
 static INITIALISE: extern "C" fn() = initialise;
 
 extern "C" fn initialise() {
+    real::find_c_library();
     settings::read();
     control::forget_after_fork();
     datagram::find_inherited();

@@ -6,11 +6,11 @@ use libc::{
     pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Returns the function `name` of the libraries that were loaded after this one (RTLD_NEXT), usually of the C
 /// library. Returns null if there is none.
-fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
+pub fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     let known = cache.load(Ordering::Relaxed);
     if !known.is_null() {
         return known;
@@ -88,9 +88,71 @@ real! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 
+/// True if the program's C library is musl, false if it is glibc.
+static MUSL: AtomicBool = AtomicBool::new(false);
+
+/// Finds out which C library the program uses. Called before the program's `main`, because a failed look-up
+/// allocates memory and changes what dlerror(3) returns.
+pub fn find_c_library() {
+    let version = look_up(c"gnu_get_libc_version", &AtomicPtr::new(std::ptr::null_mut()));
+    MUSL.store(version.is_null(), Ordering::Relaxed);
+    // SAFETY: has no preconditions. Clears the error, because the program has not made it.
+    unsafe { libc::dlerror() };
+}
+
+/// Returns true if the program's C library is musl.
+pub fn is_musl() -> bool {
+    MUSL.load(Ordering::Relaxed)
+}
+
+/// Returns the value of `msg_iovlen`, `msg_controllen` or `cmsg_len` of a structure that the program has filled.
+/// In musl these have 32 bits, and the other half of the word is padding, in which a program may leave any value.
+pub fn length(field: usize) -> usize {
+    if is_musl() { field as u32 as usize } else { field }
+}
+
+/// Calls `child` in each child of a later fork.
+pub fn at_fork(child: extern "C" fn()) {
+    type Register = unsafe extern "C" fn(
+        prepare: *const c_void,
+        parent: *const c_void,
+        child: extern "C" fn(),
+        library: *const c_void,
+    ) -> c_int;
+    let nothing = AtomicPtr::new(std::ptr::null_mut());
+    // Programs of glibc get pthread_atfork when they are linked, so the dynamic linker does not find it there.
+    let name = if is_musl() { c"pthread_atfork" } else { c"__register_atfork" };
+    let register = look_up(name, &nothing);
+    if !register.is_null() {
+        // SAFETY: the functions have this type, and musl's has no `library`, which x86-64 and AArch64 allow. glibc
+        // accepts null for a library that is never unloaded.
+        unsafe {
+            let register: Register = std::mem::transmute(register);
+            register(std::ptr::null(), std::ptr::null(), child, std::ptr::null());
+        }
+    }
+}
+
+/// Ends the program with glibc's message about a buffer overflow.
+pub fn fail_check() -> ! {
+    static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let found = look_up(c"__chk_fail", &CACHE);
+    // SAFETY: glibc's function has this type. Only programs of glibc are compiled with these checks.
+    unsafe {
+        if !found.is_null() {
+            let fail: unsafe extern "C" fn() -> ! = std::mem::transmute(found);
+            fail()
+        }
+        libc::abort()
+    }
+}
+
 /// Returns true if the process has only one thread, as far as the C library can tell. Returns false if the C
 /// library does not tell, as musl.
 pub fn is_single_threaded() -> bool {
+    if is_musl() {
+        return false;
+    }
     static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let variable = look_up(c"__libc_single_threaded", &CACHE);
     // SAFETY: glibc's variable of this name is one byte, which stays mapped.

@@ -414,7 +414,8 @@ unsafe fn wait_selected(
     )
 }
 
-/// Implements select(2). As Linux does, subtracts the time that has passed from the program's timeout.
+/// Implements select(2). As Linux does, subtracts the time that has passed from the program's timeout, except in
+/// programs of musl, whose select leaves the timeout unchanged.
 ///
 /// # Safety
 /// The arguments are those of the program's call.
@@ -434,7 +435,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
         };
         let start = now_ns();
         let result = wait_selected(entry, count, sets, limit, null_mut());
-        if !timeout.is_null() {
+        if !timeout.is_null() && !real::is_musl() {
             let rest = limit.saturating_sub(now_ns().saturating_sub(start));
             (*timeout).tv_sec = (rest / 1_000_000_000) as i64;
             (*timeout).tv_usec = (rest % 1_000_000_000 / 1000) as i64;

@@ -20,36 +20,20 @@ pub fn find(program: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| executable(path))
 }
 
-/// Why a library cannot be preloaded into a program.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Obstacle {
-    /// The reason, for messages.
-    pub why: String,
-    /// True if the program would not start with the library in its environment. False if it starts, and only
-    /// the library is ignored.
-    pub fatal: bool,
-}
-
-impl Obstacle {
-    fn harmless(why: String) -> Self {
-        Self { why, fatal: false }
-    }
-}
-
-/// Returns why a library cannot be preloaded into the program at `path`. Returns `None` if it can be
-/// preloaded, or if that is unknown.
-pub fn obstacle(path: &Path) -> Option<Obstacle> {
+/// Returns why the system would not preload a library into the program at `path`. Returns `None` if it would, or if
+/// that is unknown.
+pub fn obstacle(path: &Path) -> Option<String> {
     obstacle_within(path, 4)
 }
 
-fn obstacle_within(path: &Path, depth: u32) -> Option<Obstacle> {
+fn obstacle_within(path: &Path, depth: u32) -> Option<String> {
     let shown = path.display();
     let metadata = path.metadata().ok()?;
     let privileged = metadata.mode() & 0o4000 != 0 && metadata.uid() != rustix::process::geteuid().as_raw();
     if privileged {
-        return Some(Obstacle::harmless(format!(
+        return Some(format!(
             "{shown} runs as another user (setuid), so the system drops the preloaded library"
-        )));
+        ));
     }
     let mut head = Vec::new();
     File::open(path).ok()?.take(HEAD as u64).read_to_end(&mut head).ok()?;
@@ -68,23 +52,14 @@ fn obstacle_within(path: &Path, depth: u32) -> Option<Obstacle> {
     }
     match kind(&head)? {
         Kind::Dynamic => None,
-        Kind::Musl => Some(Obstacle {
-            why: format!("{shown} uses the C library musl, and the preloaded library needs glibc"),
-            fatal: true,
-        }),
-        Kind::Static => {
-            let why = format!("{shown} is statically linked, so no library can be preloaded into it");
-            Some(Obstacle::harmless(why))
-        }
-        Kind::Other => Some(Obstacle::harmless(format!("{shown} is not a 64-bit program of this machine"))),
+        Kind::Static => Some(format!("{shown} is statically linked, so no library can be preloaded into it")),
+        Kind::Other => Some(format!("{shown} is not a 64-bit program of this machine")),
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Dynamic,
-    /// Dynamically linked to the C library musl.
-    Musl,
     Static,
     Other,
 }
@@ -108,9 +83,7 @@ fn kind(head: &[u8]) -> Option<Kind> {
     for index in 0..count {
         let at = usize::try_from(start.checked_add(index * size)?).ok()?;
         if number(at, 4)? == u64::from(PT_INTERP) {
-            let name = number(at.checked_add(8)?, 8).and_then(|name| head.get(usize::try_from(name).ok()?..));
-            let musl = name.is_some_and(|name| name.starts_with(b"/lib/ld-musl-"));
-            return Some(if musl { Kind::Musl } else { Kind::Dynamic });
+            return Some(Kind::Dynamic);
         }
     }
     Some(Kind::Static)
@@ -127,8 +100,6 @@ mod tests {
         assert_eq!(find(Path::new("no-such-program-anywhere")), None);
         let directory = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(shell).unwrap();
-        // The position of the path of the dynamic linker. The path that replaces it below is shorter.
-        let at = bytes.windows(4).position(|window| window == b"/lib").unwrap();
         let mut check = |change: &mut dyn FnMut(&mut Vec<u8>), expected: Option<&str>| {
             change(&mut bytes);
             let path = directory.path().join("program");
@@ -136,14 +107,12 @@ mod tests {
             let found = obstacle(&path);
             assert!(
                 match expected {
-                    Some(text) => found.as_ref().is_some_and(|found| found.why.contains(text)),
+                    Some(text) => found.as_ref().is_some_and(|found| found.contains(text)),
                     None => found.is_none(),
                 },
                 "{found:?}"
             );
         };
-        check(&mut |bytes| bytes[at..at + 23].copy_from_slice(b"/lib/ld-musl-x86.so.1\0\0"), Some("musl"));
-        assert!(obstacle(&directory.path().join("program")).is_some_and(|found| found.fatal));
         // Without program headers there is no interpreter, so the program counts as statically linked.
         check(&mut |bytes| bytes[56..58].fill(0), Some("statically linked"));
         check(&mut |bytes| bytes[4] = 1, Some("not a 64-bit program"));

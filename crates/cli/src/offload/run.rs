@@ -68,9 +68,8 @@ impl Run {
         let rules = self.rules.as_deref().map(read_rules).transpose()?;
         let library = library()?;
         let socket = std::path::absolute(&self.socket)?;
-        let obstacle = program::obstacle(&path);
-        if let Some(obstacle) = &obstacle {
-            self.note(&format!("{}; its sockets stay with the kernel", obstacle.why))?;
+        if let Some(why) = program::obstacle(&path) {
+            self.note(&format!("{why}; its sockets stay with the kernel"))?;
         }
         if let Err(error) = inlane_offload::status::fetch(&socket) {
             self.note(&format!("{error}; sockets stay with the kernel until an engine runs"))?;
@@ -81,10 +80,7 @@ impl Run {
             preload.push(others);
         }
         let mut command = Command::new(name);
-        command.args(arguments).env(SOCKET_VARIABLE, socket);
-        if !obstacle.is_some_and(|obstacle| obstacle.fatal) {
-            command.env("LD_PRELOAD", preload);
-        }
+        command.args(arguments).env(SOCKET_VARIABLE, socket).env("LD_PRELOAD", preload);
         match rules {
             Some(rules) => command.env(RULES_VARIABLE, rules),
             None => command.env_remove(RULES_VARIABLE),

@@ -1,6 +1,8 @@
 //! Ancillary data of datagrams: the addresses, TTL and traffic class that programs set and read by control
 //! messages.
 
+use crate::real;
+use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,21 +29,25 @@ fn number(bytes: &[u8]) -> Option<c_int> {
 /// # Safety
 /// As for sendmsg.
 pub unsafe fn read(message: &msghdr, header: &mut Header) -> Result<(), c_int> {
-    if message.msg_control.is_null() || message.msg_controllen == 0 {
+    let len = real::length(message.msg_controllen as _);
+    if message.msg_control.is_null() || len == 0 {
         return Ok(());
     }
-    let end = message.msg_control as usize + message.msg_controllen;
-    // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return only headers within the program's control data. The data's
-    // end is checked here.
-    unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(message);
-        while !next.is_null() {
-            let len = ((*next).cmsg_len as usize).checked_sub(libc::CMSG_LEN(0) as usize);
-            let len = len.filter(|len| libc::CMSG_DATA(next) as usize + len <= end).ok_or(libc::EINVAL)?;
-            let data = std::slice::from_raw_parts(libc::CMSG_DATA(next), len);
-            read_one(((*next).cmsg_level, (*next).cmsg_type), data, header)?;
-            next = libc::CMSG_NXTHDR(message, next);
-        }
+    if len > c_int::MAX as usize {
+        return Err(libc::ENOBUFS);
+    }
+    if !is_possible(message.msg_control, len) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the program passes `len` readable bytes.
+    let mut rest = unsafe { std::slice::from_raw_parts(message.msg_control.cast::<u8>(), len) };
+    while rest.len() >= size_of::<cmsghdr>() {
+        // SAFETY: the bytes of the structure were checked to be there.
+        let head = unsafe { rest.as_ptr().cast::<cmsghdr>().read_unaligned() };
+        let end = real::length(head.cmsg_len as _);
+        let data = rest.get(size_of::<cmsghdr>()..end).ok_or(libc::EINVAL)?;
+        read_one((head.cmsg_level, head.cmsg_type), data, header)?;
+        rest = rest.get(end.next_multiple_of(size_of::<usize>())..).unwrap_or_default();
     }
     Ok(())
 }
@@ -137,7 +143,7 @@ impl Writer {
 /// # Safety
 /// As for recvmsg.
 pub unsafe fn write(message: &mut msghdr, used: usize, header: &Header) {
-    let capacity = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+    let capacity = if message.msg_control.is_null() { 0 } else { real::length(message.msg_controllen as _) };
     let used = used.min(capacity);
     if header.flags == 0 {
         message.msg_controllen = used as _;
