@@ -348,7 +348,7 @@ hooks! {
     // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass
     // variadic and fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-        // The kernel uses only the lower half. So do programs of musl, which leave any value in the other.
+        // Compare only the lower half: the kernel ignores the upper one, in which programs of musl leave any value.
         let counts = request as c_uint == libc::FIONREAD as c_uint;
         if counts && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
             argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));

@@ -1,13 +1,13 @@
-//! Functions that Rust's standard library calls, under which a library of glibc would not load into a program
-//! of musl.
+//! Replacements for functions that Rust's standard library imports and that musl lacks. With them, one file of
+//! this library loads into programs of both C libraries, glibc and musl.
 //!
-//! One file serves both C libraries. musl's dynamic linker takes itself for `libc.so.6` and ignores versions of
-//! symbols. So this library may need no other file, and only functions that both C libraries have. But the
-//! standard library's unwinder is in libgcc_s.so.1, and the linker would also add glibc's dynamic linker. The
-//! functions here take the place of those imports, and look up the real functions when they are called. They
-//! are hidden, so the program does not see them.
+//! musl's dynamic linker loads a library that was built for glibc if the library needs no file except
+//! `libc.so.6`, and no function that musl lacks. The standard library would need two more files: libgcc_s.so.1,
+//! which unwinds the stack, and glibc's dynamic linker. The functions here have the names of the functions in
+//! these files, and look up the real functions when they are called. They are hidden from the program.
 //!
-//! They are called after a panic, and when pthread_cancel of glibc unwinds a thread through this library.
+//! The standard library calls them after a panic, and when pthread_cancel of glibc unwinds a thread through
+//! functions of this library.
 
 use crate::real::look_up;
 use libc::c_void;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 macro_rules! imports {
     ($(fn $name:ident;)*) => {$(
         /// Calls the unwinder's or the C library's function of this name. Ends the program if there is none.
-        // SAFETY: the name is meant for the linker, which takes this function for that of another library.
+        // SAFETY: the linker is meant to use this function in place of the other library's.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the names of the unwinder's functions")]
         unsafe extern "C-unwind" fn $name(a: usize, b: usize, c: usize) -> usize {
@@ -27,8 +27,8 @@ macro_rules! imports {
                 Err(_) => panic!("the string has one zero byte, at its end"),
             };
             let function = find(NAME, &CACHE);
-            // SAFETY: these functions have at most three arguments of a register each, and return at most one.
-            // x86-64 and AArch64 allow further arguments. The caller upholds the function's contract.
+            // SAFETY: each argument and the result of these functions fit a register. They have at most three
+            // arguments, and x86-64 and AArch64 allow more. The caller upholds the function's contract.
             unsafe {
                 let function: unsafe extern "C-unwind" fn(usize, usize, usize) -> usize =
                     std::mem::transmute(function);
@@ -54,8 +54,8 @@ imports! {
     fn __tls_get_addr;
 }
 
-/// Returns the function `name` of the program's libraries, or of the unwinder's library, which it loads if
-/// needed. Ends the program if there is none.
+/// Returns the function `name` of the libraries that the program has loaded. Loads libgcc_s.so.1 if none of them
+/// has the function. Ends the program if that library is missing.
 fn find(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     let mut found = look_up(name, cache);
     if found.is_null() {

@@ -96,7 +96,8 @@ static MUSL: AtomicBool = AtomicBool::new(false);
 pub fn find_c_library() {
     let version = look_up(c"gnu_get_libc_version", &AtomicPtr::new(std::ptr::null_mut()));
     MUSL.store(version.is_null(), Ordering::Relaxed);
-    // SAFETY: has no preconditions. Clears the error, because the program has not made it.
+    // Clear the error of the failed look-up, so that the program does not read it.
+    // SAFETY: has no preconditions.
     unsafe { libc::dlerror() };
 }
 
@@ -105,13 +106,13 @@ pub fn is_musl() -> bool {
     MUSL.load(Ordering::Relaxed)
 }
 
-/// Returns the value of `msg_iovlen`, `msg_controllen` or `cmsg_len` of a structure that the program has filled.
-/// In musl these have 32 bits, and the other half of the word is padding, in which a program may leave any value.
+/// Returns the length in `field`, which is `msg_iovlen`, `msg_controllen` or `cmsg_len` of a structure that the program
+/// has filled. In musl these lengths have 32 bits, and the upper half of the field is padding with any value.
 pub fn length(field: usize) -> usize {
     if is_musl() { field as u32 as usize } else { field }
 }
 
-/// Calls `child` in each child of a later fork.
+/// Registers `child`, which every later fork then calls in the new process.
 pub fn at_fork(child: extern "C" fn()) {
     type Register = unsafe extern "C" fn(
         prepare: *const c_void,
@@ -120,12 +121,12 @@ pub fn at_fork(child: extern "C" fn()) {
         library: *const c_void,
     ) -> c_int;
     let nothing = AtomicPtr::new(std::ptr::null_mut());
-    // Programs of glibc get pthread_atfork when they are linked, so the dynamic linker does not find it there.
+    // glibc's pthread_atfork is part of each program's own file, so only this function of libc.so.6 can be looked up.
     let name = if is_musl() { c"pthread_atfork" } else { c"__register_atfork" };
     let register = look_up(name, &nothing);
     if !register.is_null() {
-        // SAFETY: the functions have this type, and musl's has no `library`, which x86-64 and AArch64 allow. glibc
-        // accepts null for a library that is never unloaded.
+        // SAFETY: glibc's function has this type, and accepts null for a library that is never unloaded. musl's
+        // function has no argument `library`, and x86-64 and AArch64 allow further arguments.
         unsafe {
             let register: Register = std::mem::transmute(register);
             register(std::ptr::null(), std::ptr::null(), child, std::ptr::null());
@@ -133,11 +134,12 @@ pub fn at_fork(child: extern "C" fn()) {
     }
 }
 
-/// Ends the program with glibc's message about a buffer overflow.
+/// Ends the program with glibc's message about a buffer overflow. Called by `__poll_chk` and `__ppoll_chk`, which
+/// only programs of glibc call.
 pub fn fail_check() -> ! {
     static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let found = look_up(c"__chk_fail", &CACHE);
-    // SAFETY: glibc's function has this type. Only programs of glibc are compiled with these checks.
+    // SAFETY: glibc's function has this type and no preconditions.
     unsafe {
         if !found.is_null() {
             let fail: unsafe extern "C" fn() -> ! = std::mem::transmute(found);
