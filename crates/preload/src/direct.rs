@@ -416,13 +416,27 @@ pub fn offered(fd: RawFd) -> Option<usize> {
 #[inline]
 pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, takes: bool) -> Option<ssize_t> {
     let slot = slot(fd)?;
+    // SAFETY: the caller's promises.
+    unsafe { take_offered(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) }
+}
+
+/// Like [`receive_offered`], for bytes in `slot`. `is_same` returns true if the slot belongs to the socket `fd`.
+#[inline]
+unsafe fn take_offered(
+    fd: RawFd,
+    slot: Slot,
+    parts: *const iovec,
+    count: usize,
+    takes: bool,
+    is_same: impl FnOnce() -> bool,
+) -> Option<ssize_t> {
     let Some(offer) = slot.receive().offered() else {
         if slot.receive().is_moving() {
             await_move(fd, slot);
         }
         return None;
     };
-    if !is_possible(parts, 0) || !is_same_quietly(fd, slot) {
+    if !is_possible(parts, 0) || !is_same() {
         return None;
     }
     // SAFETY: the caller promises `count` buffers.
@@ -516,10 +530,16 @@ unsafe fn receive_from(
         set_errno(before);
         return None;
     }
+    // From here on, an equal inode in the slot is enough. As with a receive that sleeps in the kernel, the call goes on
+    // with its socket even if another thread closes the descriptor.
+    let is_unchanged =
+        || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
+    // SAFETY: the program's arguments.
+    let take_known = || unsafe { take_offered(fd, slot, &part, 1, true, is_unchanged) };
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let mut received = loop {
-        if let Some(bytes) = take() {
+        if let Some(bytes) = take_known() {
             break Some(bytes);
         }
         if now >= start + wait_ns {

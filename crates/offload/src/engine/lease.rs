@@ -122,6 +122,11 @@ impl Engine {
         Ok((area, true))
     }
 
+    /// Returns true if a program may use shared memory now.
+    pub(super) fn has_leases(&self) -> bool {
+        !self.leases.listed.is_empty()
+    }
+
     /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
     /// shared memory. If the list is full, adds the connection only if an offer waits for the program's
     /// answer.

@@ -64,6 +64,9 @@ const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
 /// The most rounds in a row in which the engine works without asking epoll for events.
 const MOST_ROUNDS: u32 = 4;
+/// The time in nanoseconds for which an engine that has leases and no work does not ask epoll for events. The system
+/// call takes longer than all else in such a round, and would delay the bytes that arrive meanwhile in shared memory.
+const UNASKED_NS: u64 = 1000;
 /// The most events that one call of epoll returns.
 const MOST_EVENTS: usize = 256;
 /// The token of the control socket's epoll events.
@@ -269,7 +272,7 @@ impl Engine {
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let mut packets = [Packet::EMPTY; BURST];
         let mut last_work = self.clock.now_ns();
-        let mut rounds = 0;
+        let (mut rounds, mut asked_at) = (0, 0);
         while !stop.load(Ordering::Relaxed) {
             let mut now = self.clock.now_ns();
             let mut worked = self.receive(now, &mut packets)?;
@@ -285,8 +288,13 @@ impl Engine {
             };
             // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll for events of pairs,
             // because that system call would delay the packets.
-            rounds = if worked && rounds < MOST_ROUNDS { rounds + 1 } else { 0 };
-            if rounds == 0 {
+            let asks = match worked {
+                true => rounds == MOST_ROUNDS,
+                false => may_sleep || !self.has_leases() || now >= asked_at + UNASKED_NS,
+            };
+            rounds += u32::from(worked);
+            if asks {
+                (rounds, asked_at) = (0, now);
                 worked |= self.wait(now, sleep, &mut events)?;
             }
             if may_sleep && let Some(inbox) = self.inbox() {
