@@ -12,7 +12,7 @@ use crate::transport::poll_limit::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// UCX's objects during [`Ucx::connect`]. Dropping this value releases them if connecting has failed.
@@ -266,6 +266,8 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
         direct_atomics: AtomicBool::new(false),
         overtakable: AtomicU64::new(0),
         failed: AtomicI32::new(0),
+        only_tcp: AtomicBool::new(false),
+        unsent: AtomicUsize::new(0),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
         issued: AtomicU64::new(0),
@@ -337,7 +339,9 @@ impl Shared {
         };
         let endpoint = Endpoint { handle, memory, statics };
         handles.endpoints[pe as usize] = Some(endpoint);
-        peer.direct_atomics.store(atomics_use_processor(&self.describe(&endpoint)), Ordering::Relaxed);
+        let description = self.describe(&endpoint);
+        peer.direct_atomics.store(atomics_use_processor(&description), Ordering::Relaxed);
+        peer.only_tcp.store(uses_only_tcp(&description), Ordering::Relaxed);
         peer.direct.store(self.mapped(pe, peer, memory), Ordering::Release);
         Ok(endpoint)
     }
@@ -418,6 +422,12 @@ fn atomics_use_processor(description: &str) -> bool {
         && transports.all(|name| matches!(name, Some("self" | "sysv" | "posix" | "xpmem")))
 }
 
+/// Returns true if UCX's description of an endpoint has lanes, all of which are TCP connections.
+fn uses_only_tcp(description: &str) -> bool {
+    let mut lanes = description.lines().filter(|line| line.contains("lane[")).peekable();
+    lanes.peek().is_some() && lanes.all(|line| transport_of_lane(line) == Some("tcp"))
+}
+
 /// Returns the name of the transport in UCX's description of a lane.
 fn transport_of_lane(line: &str) -> Option<&str> {
     line.split_once("]:")?.1.trim_start().split_once(':')?.1.split('/').next()
@@ -439,5 +449,15 @@ mod tests {
         assert!(!atomics_use_processor(&format!("{shared}{device}")), "one of several lanes is a device");
         assert!(!atomics_use_processor("# lane[0]:  2:tcp/lo.0 md[2] -> md[2]/tcp/sysdev[255] am am_bw#0\n"));
         assert!(!atomics_use_processor(""));
+    }
+
+    #[test]
+    fn only_descriptions_with_all_lanes_over_tcp_say_so() {
+        let network = "# lane[0]:  2:tcp/eth0.0 md[2] -> md[2]/tcp/sysdev[255] am am_bw#0\n";
+        assert!(uses_only_tcp(network));
+        assert!(uses_only_tcp(&format!("# endpoint\n{network}{network}")));
+        let shared = "# lane[1]:  0:sysv/memory.0 md[0] -> md[0]/sysv/sysdev[255] rma_bw#0\n";
+        assert!(!uses_only_tcp(&format!("{network}{shared}")));
+        assert!(!uses_only_tcp(""));
     }
 }

@@ -13,6 +13,7 @@
 //!
 //! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
 //!   others are UCX's operations.
+//! * **Short puts by TCP** are copied, and return before UCX has sent them (module `buffered`).
 //! * **Atomics**: UCX decides whether the processor or a network device carries them out, even on the PE's
 //!   own
 //!   memory, because the two must not mix on one word. If UCX uses the calling processor for mapped memory, this
@@ -22,6 +23,7 @@
 //!
 //! A lock serialises all calls of UCX.
 
+mod buffered;
 pub mod card;
 mod connect;
 mod fork;
@@ -38,7 +40,7 @@ use crate::error::{Error, Lost, Result};
 use inlane_core::completion::CompletionMode;
 use library::{EndpointHandle, KeyHandle, Library, MemoryHandle, OK, Status};
 use std::os::fd::{OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -153,6 +155,10 @@ struct Peer {
     overtakable: AtomicU64,
     /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
+    /// True if UCX reaches the PE by TCP only. Short puts are then copied; see [`buffered`].
+    only_tcp: AtomicBool,
+    /// The weight of the copied puts that UCX has not yet sent. It changes only under the lock of the handles.
+    unsent: AtomicUsize,
     notified: AtomicU32,
     taken: AtomicU32,
     issued: AtomicU64,

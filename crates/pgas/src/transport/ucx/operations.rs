@@ -1,6 +1,7 @@
 //! The operations of the UCX transport: put, get, atomics, ordering, notifications and waits.
 
-use super::library::{self, OperationParameters, RequestPointer, Status};
+use super::buffered;
+use super::library::{self, IN_PROGRESS, OperationParameters, RequestPointer, Status};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};
 use crate::error::{Error, Result};
 use crate::transport::{Atomic, Capabilities, Operation, Transport, word};
@@ -57,7 +58,7 @@ extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *
     release(request, status, peer);
 }
 
-fn release(request: *mut c_void, status: Status, peer: &Peer) {
+pub(super) fn release(request: *mut c_void, status: Status, peer: &Peer) {
     if status != library::OK {
         peer.fail(status);
     }
@@ -85,15 +86,13 @@ fn needs_swaps(operation: Operation) -> bool {
     matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }
 
+/// UCX's locked handles, the endpoint to a PE, and the address and key of that PE's memory.
+type Reached<'a> = (std::sync::MutexGuard<'a, Handles>, Endpoint, u64, library::KeyHandle);
+
 impl Shared {
     /// Locks UCX's handles. Returns them, the endpoint to `pe`, and the address and key of that PE's memory
     /// at `offset`.
-    fn reach(
-        &self,
-        pe: u32,
-        place: Place,
-        offset: usize,
-    ) -> Result<(std::sync::MutexGuard<'_, Handles>, Endpoint, u64, library::KeyHandle)> {
+    fn reach(&self, pe: u32, place: Place, offset: usize) -> Result<Reached<'_>> {
         let peer = self.peer(pe)?;
         if self.broken.load(Ordering::Acquire) {
             self.check()?;
@@ -192,17 +191,45 @@ impl Shared {
         if length == 0 {
             return Ok(());
         }
-        let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        if wait {
+            self.wait_for_room(pe, peer)?;
+        }
+        let reached = self.reach(pe, place, offset)?;
+        // SAFETY: the caller keeps the source until the operation is complete.
+        unsafe { self.put_reached(pe, reached, source, length, wait, "a put") }
+    }
+
+    /// Starts a put to an address that [`Shared::reach`] has returned. If `wait` is set, the source may be
+    /// reused at the return: a short put by TCP is copied, and any other put is waited for.
+    ///
+    /// # Safety
+    /// As for [`Transport::put`] or [`Transport::put_nbi`].
+    unsafe fn put_reached(
+        &self,
+        pe: u32,
+        (handles, endpoint, address, key): Reached<'_>,
+        source: *const u8,
+        length: usize,
+        wait: bool,
+        what: &'static str,
+    ) -> Result<()> {
+        let peer = self.peer(pe)?;
+        if wait && length <= buffered::LONGEST && peer.only_tcp.load(Ordering::Relaxed) {
+            // SAFETY: the source is valid during this call.
+            let pointer =
+                unsafe { self.put_buffered(&handles, peer, endpoint, source, length, (address, key)) };
+            drop(handles);
+            return self.started(pointer, pe, what).map(drop);
+        }
         let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
         // SAFETY: the caller keeps the source until the operation is complete. The lock of the handles is
         // held.
         let pointer =
             unsafe { (self.library.put)(endpoint.handle, source.cast(), length, address, key, &parameters) };
         drop(handles);
-        let what = "a put";
         match self.started(pointer, pe, what)? {
             Some(request) if wait => {
-                self.poll_at_intervals(request);
+                self.poll_at_intervals(|handles| self.status(handles, request) != IN_PROGRESS);
                 self.complete(request, pe, what)
             }
             _ => Ok(()),
@@ -559,16 +586,13 @@ impl Transport for Ucx {
             word.store(count, Ordering::Release);
             return Ok(());
         }
+        shared.wait_for_room(pe, peer)?;
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
-        let address = peer.memory.wrapping_add(at as u64);
+        let reached = (handles, endpoint, peer.memory.wrapping_add(at as u64), key);
         let source = (&raw const count).cast();
-        // SAFETY: `count` lives until `finish` below returns. If `finish` fails, UCX has copied the 8 bytes
-        // already, or is never called again and does not read them later.
-        let pointer = unsafe {
-            (shared.library.put)(endpoint.handle, source, 8, address, key, &OperationParameters::NONE)
-        };
-        drop(handles);
-        shared.finish(pointer, pe, true, "a notification")
+        // SAFETY: `count` lives until `put_reached` returns. If `put_reached` fails, UCX has copied the 8
+        // bytes already, or is never called again and does not read them later.
+        unsafe { shared.put_reached(pe, reached, source, 8, true, "a notification") }
     }
 
     fn take_notification(&self, pe: u32) -> Result<()> {

@@ -19,7 +19,7 @@ const NAP: Duration = Duration::from_micros(30);
 /// For this long after an event from UCX, a wait polls instead of sleeping. Otherwise it would sleep between
 /// the messages of a stream, and each wake-up would cost the sender as much as a put.
 const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
-/// How long a put polls at intervals for its completion before it waits like all operations.
+/// How long a put polls at intervals before it waits like all operations.
 const INTERVALS_FOR: Duration = Duration::from_micros(500);
 /// The longest interval between these polls.
 const LONGEST_INTERVAL: Duration = Duration::from_micros(10);
@@ -60,15 +60,15 @@ impl Shared {
 
     /// Returns the status of `request`: in progress, complete, or failed. The caller must not have freed the
     /// request.
-    fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
+    pub(super) fn status(&self, _handles: &mut Handles, request: RequestPointer) -> Status {
         // SAFETY: the caller holds the lock of the handles and has not freed the request.
         unsafe { (self.library.request_check_status)(request) }
     }
 
-    /// Polls for the completion of a put, at intervals that grow to [`LONGEST_INTERVAL`]. Over TCP, such a
-    /// put waits for room in the socket. Polls without intervals would receive each of the peer's answers by
-    /// a system call of its own. Returns after [`INTERVALS_FOR`] at the latest.
-    pub(super) fn poll_at_intervals(&self, request: RequestPointer) {
+    /// Polls until `done` returns true, at intervals that grow to [`LONGEST_INTERVAL`]. Over TCP, puts wait
+    /// for room in the socket. Polls without intervals would receive each of the peer's answers by a system
+    /// call of its own. Returns after [`INTERVALS_FOR`] at the latest.
+    pub(super) fn poll_at_intervals(&self, mut done: impl FnMut(&mut Handles) -> bool) {
         // If PEs share processors, leave this processor to the other PE.
         if self.settings.yields {
             return;
@@ -77,10 +77,10 @@ impl Shared {
         loop {
             let mut handles = self.handles();
             self.progress_with(&mut handles);
-            let status = self.status(&mut handles, request);
+            let ended = done(&mut handles);
             drop(handles);
             let waited = start.elapsed();
-            if status != IN_PROGRESS || waited >= INTERVALS_FOR {
+            if ended || waited >= INTERVALS_FOR {
                 return;
             }
             let until = waited + (waited / 4).min(LONGEST_INTERVAL);

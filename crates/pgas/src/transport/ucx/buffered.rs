@@ -1,0 +1,102 @@
+//! Short puts by TCP are copied, so that they return before UCX has sent them.
+//!
+//! UCX hands a put to the socket at once, or keeps it until the socket has room again. Meanwhile UCX reads
+//! the source. A put that waited for this would find room for few bytes, and so would the next put: each
+//! put would then wait until the peer receives, and the peer would receive one put at a time. With copies,
+//! up to [`MOST_UNSENT`] bytes wait for the socket, and both sides move many puts at a time.
+
+use super::library::{self, KeyHandle, OperationParameters, RequestPointer, Status};
+use super::operations::release;
+use super::{Endpoint, Handles, Peer, Shared};
+use crate::error::Result;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+/// The longest put that is copied, in bytes.
+pub(super) const LONGEST: usize = 64 << 10;
+/// The most bytes of copies to one peer that UCX has not sent. Puts then wait until half of them are sent.
+const MOST_UNSENT: usize = 1 << 20;
+/// A put counts as at least this many bytes, because UCX needs memory for each.
+const LEAST_WEIGHT: usize = 4 << 10;
+
+/// The copied source of a put.
+struct Buffered {
+    peer: *const Peer,
+    bytes: Vec<u8>,
+}
+
+impl Buffered {
+    fn weight(&self) -> usize {
+        self.bytes.len().max(LEAST_WEIGHT)
+    }
+}
+
+/// Frees the request and the copied source of a put. UCX calls it when it has sent the put.
+extern "C" fn sent(request: *mut c_void, status: Status, buffered: *mut c_void) {
+    // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once.
+    let buffered = unsafe { Box::from_raw(buffered.cast::<Buffered>()) };
+    // SAFETY: the peer outlives UCX's worker.
+    let peer = unsafe { &*buffered.peer };
+    // A plain subtraction suffices, because all calls of UCX are made under one lock.
+    peer.unsent.store(peer.unsent.load(Ordering::Relaxed) - buffered.weight(), Ordering::Relaxed);
+    release(request, status, peer);
+}
+
+impl Shared {
+    /// Copies the source and starts a put of the copy. Returns what UCX returned: null if the put was handed
+    /// to the socket, a request if it waits for room there, or an error.
+    ///
+    /// # Safety
+    /// `length` bytes are valid at `source`.
+    pub(super) unsafe fn put_buffered(
+        &self,
+        _handles: &Handles,
+        peer: &Peer,
+        endpoint: Endpoint,
+        source: *const u8,
+        length: usize,
+        (address, key): (u64, KeyHandle),
+    ) -> RequestPointer {
+        let mut bytes = Vec::with_capacity(length);
+        // SAFETY: the caller promises the source, and the new vector has room for all bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), length);
+            bytes.set_len(length);
+        }
+        let buffered = Box::into_raw(Box::new(Buffered { peer, bytes }));
+        let parameters = OperationParameters {
+            fields: library::WITH_CALLBACK | library::WITH_USER_DATA,
+            callback: Some(sent),
+            user_data: buffered.cast(),
+            ..OperationParameters::NONE
+        };
+        // SAFETY: the caller holds the lock of the handles. If UCX returns a request, `sent` frees the copy
+        // later. Otherwise UCX does not use the copy any more.
+        unsafe {
+            let bytes = (*buffered).bytes.as_ptr().cast();
+            let pointer = (self.library.put)(endpoint.handle, bytes, length, address, key, &parameters);
+            if matches!(self.library.request(pointer, "a put"), Ok(Some(_))) {
+                let unsent = peer.unsent.load(Ordering::Relaxed) + (*buffered).weight();
+                peer.unsent.store(unsent, Ordering::Relaxed);
+            } else {
+                drop(Box::from_raw(buffered));
+            }
+            pointer
+        }
+    }
+
+    /// Blocks while [`MOST_UNSENT`] bytes or more of copied puts to `pe` are unsent, until half of them are
+    /// sent.
+    ///
+    /// # Errors
+    /// As for [`Shared::wait_for`].
+    pub(super) fn wait_for_room(&self, pe: u32, peer: &Peer) -> Result<()> {
+        if peer.unsent.load(Ordering::Relaxed) < MOST_UNSENT {
+            return Ok(());
+        }
+        let has_room = || peer.unsent.load(Ordering::Relaxed) <= MOST_UNSENT / 2;
+        self.poll_at_intervals(|_| has_room());
+        let limit = self.settings.request_timeout.map(|limit| (limit, "a put"));
+        self.wait_for(Some(pe), limit, has_room).map_err(|error| self.broken(error))
+    }
+}
