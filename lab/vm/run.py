@@ -47,6 +47,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", default="512M", metavar="SIZE", help="memory of the guest (default 512M)")
     parser.add_argument("--cpus", type=int, default=2, metavar="N", help="CPUs of the guest (default 2)")
+    parser.add_argument("--kernel", default=os.environ.get("INLANE_LAB_KERNEL", "/"), metavar="DIR",
+                        help="take the kernel from DIR/boot and DIR/lib/modules (default: the variable INLANE_LAB_KERNEL, or /)")
     parser.add_argument("--timeout", type=float, default=90, metavar="SECONDS", help="time limit, including the boot (default 90)")
     parser.add_argument("--name", default="vm", help="name in messages")
     parser.add_argument("--iommu", action="store_true", help="add an emulated Intel IOMMU with interrupt remapping")
@@ -78,13 +80,15 @@ def arguments():
 class Kernel:
     """The newest installed kernel that has its modules."""
 
-    def __init__(self):
+    def __init__(self, root):
+        self.root = Path(root)
+
         def order(path):
             return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
-        images = [p for p in Path("/boot").glob("vmlinuz-*") if self.modules_of(p).joinpath("modules.dep").exists()]
+        images = [p for p in self.root.joinpath("boot").glob("vmlinuz-*") if self.modules_of(p).joinpath("modules.dep").exists()]
         if not images:
-            raise NotReady("there is no kernel with modules in /boot")
+            raise NotReady(f"there is no kernel with modules in {self.root.joinpath('boot')}")
         self.image = max(images, key=order)
         if not os.access(self.image, os.R_OK):
             raise NotReady(f"cannot read {self.image}: permission denied; run as root, or 'sudo chmod a+r {self.image}'")
@@ -96,9 +100,8 @@ class Kernel:
             self.paths[self.name(path)] = path
             self.needs[self.name(path)] = [self.name(need) for need in needs.split()]
 
-    @staticmethod
-    def modules_of(image):
-        return Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
+    def modules_of(self, image):
+        return self.root / "lib/modules" / image.name.removeprefix("vmlinuz-")
 
     @staticmethod
     def name(path):
@@ -320,7 +323,7 @@ def run(options):
     needed = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "cpio": "cpio"}
     if missing := [package for program, package in needed.items() if not shutil.which(program)]:
         raise NotReady(f"not installed: {' '.join(missing)}")
-    kernel = Kernel()
+    kernel = Kernel(options.kernel)
     deadline = time.monotonic() + options.timeout
     with tempfile.TemporaryDirectory(prefix="inlane-vm-") as temporary:
         directory = Path(temporary)

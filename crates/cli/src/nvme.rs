@@ -6,6 +6,7 @@ mod connect;
 mod device;
 mod discover;
 mod export;
+mod secret;
 mod target;
 mod transfer;
 mod transfer_result;
@@ -44,6 +45,8 @@ enum NvmeCommand {
     Write(transfer::Write),
     Bench(bench::Bench),
     Export(export::Export),
+    #[command(name = "gen-dhchap-key")]
+    GenerateKey(secret::GenerateKey),
 }
 
 impl Nvme {
@@ -59,6 +62,7 @@ impl Nvme {
             NvmeCommand::Write(write) => write.run(),
             NvmeCommand::Bench(bench) => bench.run(),
             NvmeCommand::Export(export) => export.run(),
+            NvmeCommand::GenerateKey(generate) => generate.run(),
         }
     }
 }

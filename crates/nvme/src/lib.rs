@@ -16,6 +16,7 @@
 #[macro_use]
 mod wire;
 
+pub mod authentication;
 pub mod bench;
 pub mod command;
 pub mod error;

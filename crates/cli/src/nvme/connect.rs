@@ -10,6 +10,7 @@ use inlane_nvme::initiator::{
 use inlane_nvme::pdu;
 use inlane_nvme::target::subsystem::check_nqn;
 use inlane_nvme::{Error, Result};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +43,11 @@ pub struct HostFlags {
     /// NQN of this host [default: that of /etc/nvme/hostnqn, or made from the machine's identifier]
     #[arg(long, value_name = "NQN", value_parser = parse_nqn)]
     host_nqn: Option<String>,
+    /// Authenticate this host with the secret in its line of this file (DH-HMAC-CHAP). A line has the NQN of a
+    /// host, its secret and, to authenticate the target too, the target's secret. Only the file's owner may
+    /// have access
+    #[arg(long, value_name = "FILE")]
+    secrets_file: Option<PathBuf>,
     /// Protect headers, data or both by digests (CRC-32C)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
     digests: Digests,
@@ -58,9 +64,12 @@ pub struct HostFlags {
 impl HostFlags {
     /// Returns the host's identity.
     pub fn identity(&self) -> Result<HostIdentity> {
-        let host = HostIdentity::this_machine();
-        match &self.host_nqn {
-            Some(nqn) => host.with_nqn(nqn),
+        let mut host = HostIdentity::this_machine();
+        if let Some(nqn) = &self.host_nqn {
+            host = host.with_nqn(nqn)?;
+        }
+        match &self.secrets_file {
+            Some(path) => host.with_secrets_file(path),
             None => Ok(host),
         }
     }

@@ -1,6 +1,7 @@
 //! `inlane nvme target`: serves namespaces over NVMe/TCP until a signal arrives.
 
 use super::connect::parse_nqn;
+use super::secret::{GroupName, HashName};
 use crate::output::Output;
 use crate::signal;
 use crate::values::{core_list, count, time_above_zero};
@@ -36,8 +37,12 @@ Examples:
   inlane nvme target --listen 192.0.2.1:4420 --namespace block:/dev/nvme0n1,ro --cores 2,3 \\
       --host nqn.2014-08.org.nvmexpress:uuid:1 --host nqn.2014-08.org.nvmexpress:uuid:2
 
-The connection is not encrypted and hosts are not authenticated: TLS and DH-HMAC-CHAP are not
-supported. Listen only on networks that you trust.
+  # let only hosts connect that prove their identity (DH-HMAC-CHAP)
+  inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a >secrets && chmod 600 secrets
+  inlane nvme target --listen 192.0.2.1:4420 --namespace memory:1G --secrets-file secrets
+
+The connection is not encrypted, because TLS is not supported. Without --secrets-file, hosts are
+not authenticated. Listen only on networks that you trust.
 
 SIGINT or SIGTERM completes the commands in progress, makes all data durable, prints the counters
 and ends the target. A second signal ends it at once, without counters.";
@@ -66,6 +71,18 @@ pub struct Target {
     /// Let the hosts in this file connect: one NQN per line. The file is read again when it changes
     #[arg(long, value_name = "FILE")]
     hosts_file: Option<PathBuf>,
+    /// Let the hosts in this file connect after they have proved their identity (DH-HMAC-CHAP). A line has the
+    /// NQN of a host, its secret and, to prove the target's identity too, the target's secret. Only the file's
+    /// owner may have access. The file is read again when it changes. Excludes --host and --hosts-file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "hosts_file"])]
+    secrets_file: Option<PathBuf>,
+    /// Hash function of the authentication
+    #[arg(long, value_enum, value_name = "HASH", default_value_t = HashName::Sha256, requires = "secrets_file")]
+    dhchap_hash: HashName,
+    /// Diffie-Hellman group of the authentication. null does without: each authentication is then faster, and
+    /// the secrets must be random. Hosts must support the group
+    #[arg(long, value_enum, value_name = "GROUP", default_value_t = GroupName::Null, requires = "secrets_file")]
+    dhchap_dhgroup: GroupName,
     /// Pin one worker thread to each of these cores, for example 2,4-7. Excludes --threads [default: not
     /// pinned]
     #[arg(long, value_name = "LIST", conflicts_with = "threads", value_parser = |text: &str| core_list(text).map(Cores))]
@@ -111,10 +128,13 @@ impl Target {
             }
         }
         let listed: BTreeSet<String> = self.hosts.into_iter().collect();
-        let hosts = match self.hosts_file {
-            Some(path) => Hosts::File(path, listed),
-            None if listed.is_empty() => Hosts::Any,
-            None => Hosts::Listed(listed),
+        let hosts = match (self.secrets_file, self.hosts_file) {
+            (Some(file), _) => {
+                Hosts::Secrets { file, hash: self.dhchap_hash.into(), group: self.dhchap_dhgroup.into() }
+            }
+            (None, Some(path)) => Hosts::File(path, listed),
+            (None, None) if listed.is_empty() => Hosts::Any,
+            (None, None) => Hosts::Listed(listed),
         };
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
         let config = Config {

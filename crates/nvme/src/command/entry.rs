@@ -145,6 +145,12 @@ impl Command {
         self.direction() & 2 != 0
     }
 
+    /// Returns true if the controller may send less data than the command asks for: the length in
+    /// Authentication Receive is only a limit.
+    pub fn may_receive_less(&self) -> bool {
+        self.opcode == super::FABRICS && self.nsid.get() as u8 == super::fabrics::AUTHENTICATION_RECEIVE
+    }
+
     fn direction(&self) -> u8 {
         if self.opcode == super::FABRICS { self.nsid.get() as u8 } else { self.opcode }
     }

@@ -92,6 +92,10 @@ pub mod connect {
     pub const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
     /// The controller identifier that asks for any controller.
     pub const ANY_CONTROLLER: u16 = 0xFFFF;
+    /// ATR in dword 0 of the completion: the host must authenticate itself on this queue.
+    pub const AUTHENTICATION_REQUIRED: u32 = 1 << 17;
+    /// ASCR in dword 0 of the completion: the host must authenticate itself and then set up a secure channel.
+    pub const SECURE_CHANNEL_REQUIRED: u32 = 1 << 18;
 }
 
 /// Returns dword 0 of the completion of a refused Connect (Base section 6.3): the invalid parameter's
@@ -157,6 +161,15 @@ impl Command {
         command.cdw10 = (u32::from(qid) << 16).into();
         command.cdw11 = ((entries - 1) | u32::from(attributes) << 16).into();
         command.cdw12 = keep_alive_ms.into();
+        command
+    }
+
+    /// Creates an Authentication Send or an Authentication Receive of `length` bytes for DH-HMAC-CHAP. `fctype`
+    /// says which. The connection sets the SGL.
+    pub fn authentication(fctype: u8, length: u32) -> Self {
+        let mut command = Self::fabrics(fctype, Sgl::NONE);
+        command.cdw10 = crate::authentication::PROTOCOL.into();
+        command.cdw11 = length.into();
         command
     }
 

@@ -1,5 +1,6 @@
 //! A connected controller: its admin queue, properties, namespaces, keep-alive and events.
 
+mod authenticate;
 mod connect_queue;
 mod events;
 mod namespaces;

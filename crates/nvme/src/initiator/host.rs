@@ -1,19 +1,24 @@
 //! The identity that a host shows to targets: its NQN and its host identifier, by default read from this
 //! machine's files.
 
+use crate::authentication::{Credentials, SecretsFile};
 use crate::{Error, Result};
+use std::path::Path;
+use std::sync::Arc;
 
 /// The most bytes of an NQN (Base section 4.5).
 const MAX_NQN: usize = 223;
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// The NQN and the identifier of a host.
+/// The NQN and the identifier of a host, and the secrets that prove its identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     /// The host's NQN.
     pub nqn: String,
     /// The host identifier: a UUID.
     pub id: [u8; 16],
+    /// The secrets for targets that require authentication. `None` if there are none.
+    pub credentials: Option<Arc<Credentials>>,
 }
 
 impl HostIdentity {
@@ -29,7 +34,8 @@ impl HostIdentity {
         let from_nqn = |nqn: &String| parse_uuid(nqn.strip_prefix(UUID_PREFIX)?);
         let id = read("/etc/nvme/hostid").and_then(|text| parse_uuid(&text));
         let id = id.or_else(|| nqn.as_ref().and_then(from_nqn)).unwrap_or(machine);
-        Self { nqn: nqn.unwrap_or_else(|| format!("{UUID_PREFIX}{}", format_uuid(&id))), id }
+        let nqn = nqn.unwrap_or_else(|| format!("{UUID_PREFIX}{}", format_uuid(&id)));
+        Self { nqn, id, credentials: None }
     }
 
     /// Replaces the NQN of the identity. If the new NQN contains a UUID, the UUID also replaces the host
@@ -40,7 +46,23 @@ impl HostIdentity {
     pub fn with_nqn(self, nqn: &str) -> Result<Self> {
         check_nqn("host", nqn)?;
         let id = nqn.strip_prefix(UUID_PREFIX).and_then(parse_uuid).unwrap_or(self.id);
-        Ok(Self { nqn: nqn.into(), id })
+        Ok(Self { nqn: nqn.into(), id, credentials: self.credentials })
+    }
+
+    /// Adds the secrets in the line of the identity's NQN in a [`SecretsFile`].
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has no line for the NQN.
+    pub fn with_secrets_file(self, path: &Path) -> Result<Self> {
+        let credentials = SecretsFile::read(path)?.hosts.get(&self.nqn).cloned();
+        let credentials = credentials.ok_or_else(|| Error::Invalid {
+            what: format!("--secrets-file {}", path.display()),
+            why: format!(
+                "it has no line for this host, {}; add one, or choose a line with --host-nqn",
+                self.nqn
+            ),
+        })?;
+        Ok(Self { credentials: Some(credentials), ..self })
     }
 }
 

@@ -1,7 +1,8 @@
 //! Executes the Fabrics commands Connect, Property Get and Property Set (Base section 6).
 
 use super::controller::{Controller, Host, Reach, Transition};
-use super::subsystem::Subsystem;
+use super::subsystem::{Authentication, Subsystem};
+use crate::authentication::{ControllerSide, Names};
 use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, Status, connect, connect_error, property};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub struct Connected {
     /// True if submission queue flow control is in use: completions then report the head of the submission
     /// queue (SQHD).
     pub flow_control: bool,
+    /// The authentication that the host must complete first. `None` if the host need not authenticate itself.
+    pub authentication: Option<Box<ControllerSide>>,
 }
 
 /// Carries out a Connect: creates a controller with its admin queue, or adds an I/O queue to a controller.
@@ -66,9 +69,12 @@ pub fn connect(
     }
     // Refuse hosts that may not connect, except at the discovery service, because it answers every host and
     // lists only what that host may use.
-    if !discovery && !subsystem.allows(host_nqn) {
-        return Err((Status::CONNECT_INVALID_HOST.dnr(), 0));
-    }
+    let admission = if discovery { Some(None) } else { subsystem.admission(host_nqn) };
+    let authentication = admission.ok_or((Status::CONNECT_INVALID_HOST.dnr(), 0))?;
+    let authentication = authentication.map(|Authentication { credentials, hash, group }| {
+        let names = Names { host: host_nqn.into(), subsystem: subsystem_nqn.into() };
+        Box::new(ControllerSide::new(credentials, hash, group, names))
+    });
     let host = Host { nqn: host_nqn.into(), id: data.host_id };
     let id = data.controller.get();
     let controller = if queue == 0 {
@@ -92,7 +98,7 @@ pub fn connect(
     if !controller.add_queue(queue, reach.clone()) {
         return Err((Status::SEQUENCE_ERROR.dnr(), 0));
     }
-    Ok(Connected { controller, queue, entries, flow_control })
+    Ok(Connected { controller, queue, entries, flow_control, authentication })
 }
 
 /// Returns the NQN in a zero-terminated field, or `None` if it is invalid.

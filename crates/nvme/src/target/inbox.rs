@@ -1,5 +1,6 @@
 //! The inbox of a worker thread: other threads put messages into it, which wakes the worker.
 
+use crate::authentication::ControllerSide;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +21,8 @@ pub enum Message {
     Close(ConnectionId),
     /// Serve this connection of an admin queue: an event may be ready, or the last I/O queue has ended.
     Event(ConnectionId),
+    /// Continue the authentication on this connection with the result of another thread.
+    Authentication(ConnectionId, Box<ControllerSide>),
     /// Complete the commands in flight, then close all connections and end the thread.
     Drain,
 }

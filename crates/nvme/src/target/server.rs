@@ -9,7 +9,8 @@ pub use hosts::Hosts;
 use super::TargetResult;
 use super::inbox::{Inbox, Message};
 use super::subsystem::{Definition, Limits, Subsystem};
-use super::worker::{Load, Worker};
+use super::worker::{Jobs, Load, Worker, start_jobs};
+use crate::authentication::Group;
 use crate::namespace::{MAX_NAMESPACES, Namespace, Specification, Storage};
 use crate::{Error, Result};
 use acceptor::{Acceptor, listen};
@@ -49,6 +50,9 @@ pub struct Target {
     subsystem: Arc<Subsystem>,
     workers: Vec<WorkerHandle>,
     acceptor: Option<JoinHandle<()>>,
+    /// The thread that runs the slow parts of authentications, if hosts authenticate with such a group. It
+    /// ends after the worker threads.
+    jobs: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     failed: Arc<AtomicBool>,
 }
@@ -96,10 +100,19 @@ impl Target {
         let threads = if config.cores.is_empty() { config.threads.max(1) } else { config.cores.len() };
         let failed = Arc::new(AtomicBool::new(false));
         let mut target =
-            Self { subsystem, workers: Vec::new(), acceptor: None, stop: Arc::default(), failed };
+            Self { subsystem, workers: Vec::new(), acceptor: None, jobs: None, stop: Arc::default(), failed };
+        let jobs = match config.hosts {
+            Hosts::Secrets { group, .. } if group != Group::Null => {
+                let os = |source| Error::Os { what: "cannot start a thread".into(), source };
+                let (jobs, thread) = start_jobs().map_err(os)?;
+                target.jobs = Some(thread);
+                Some(jobs)
+            }
+            _ => None,
+        };
         for index in 0..threads {
             let core = config.cores.get(index).copied();
-            target.start_worker(index, core, threads, config.spin)?;
+            target.start_worker(index, core, threads, config.spin, jobs.clone())?;
         }
         target.start_acceptor(listeners, config.hosts)?;
         Ok(target)
@@ -111,6 +124,7 @@ impl Target {
         core: Option<usize>,
         threads: usize,
         spin: Duration,
+        jobs: Option<Jobs>,
     ) -> Result<()> {
         let os = |source| Error::Os { what: "cannot start a worker thread".into(), source };
         let inbox = Arc::new(Inbox::new().map_err(os)?);
@@ -120,8 +134,8 @@ impl Target {
         let max_half_open = (self.subsystem.limits.connections / 4 / threads).max(1);
         let (its_inbox, its_load) = (inbox.clone(), load.clone());
         let thread = std::thread::Builder::new().name(format!("inlane-nvme-{index}")).spawn(move || {
-            let worker =
-                bind(core).and_then(|()| Worker::new(subsystem, its_inbox, its_load, max_half_open, spin));
+            let worker = bind(core)
+                .and_then(|()| Worker::new(subsystem, its_inbox, its_load, max_half_open, spin, jobs));
             let worker = match worker {
                 Ok(worker) => worker,
                 Err(error) => return drop(result.send(Err(error))),
@@ -208,6 +222,9 @@ impl Target {
             if let Some(thread) = worker.thread.take() {
                 let _ = thread.join();
             }
+        }
+        if let Some(jobs) = self.jobs.take() {
+            let _ = jobs.join();
         }
     }
 }

@@ -4,10 +4,11 @@
 //! subsystem can be reached, is served on the same addresses.
 
 use super::controller::{Controller, Host};
+use crate::authentication::{Credentials, Group, Hash};
 use crate::command::DISCOVERY_NQN;
 use crate::namespace::{Namespace, stable_uuid};
 use crate::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -65,6 +66,20 @@ impl Limits {
     }
 }
 
+/// How a host must authenticate itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authentication {
+    /// The secrets.
+    pub credentials: Arc<Credentials>,
+    /// The hash function.
+    pub hash: Hash,
+    /// The Diffie-Hellman group.
+    pub group: Group,
+}
+
+/// The hosts that may connect, by their NQNs. A host without [`Authentication`] need not prove its identity.
+pub type AllowedHosts = BTreeMap<String, Option<Authentication>>;
+
 /// The settings from which a [`Subsystem`] is created.
 #[derive(Debug)]
 pub struct Definition {
@@ -72,8 +87,8 @@ pub struct Definition {
     pub nqn: String,
     /// The namespaces. Their identifiers are 1, 2 and so on.
     pub namespaces: Vec<Namespace>,
-    /// The NQNs of the hosts that may connect. With `None`, every host may.
-    pub hosts: Option<BTreeSet<String>>,
+    /// The hosts that may connect. With `None`, every host may, without authentication.
+    pub hosts: Option<AllowedHosts>,
     /// The addresses on which the target listens.
     pub listeners: Vec<SocketAddr>,
     /// The limits.
@@ -112,7 +127,7 @@ pub struct Subsystem {
     /// The counters.
     pub counters: Counters,
     listeners: Vec<SocketAddr>,
-    hosts: RwLock<Option<BTreeSet<String>>>,
+    hosts: RwLock<Option<AllowedHosts>>,
     controllers: Mutex<Controllers>,
     generation: AtomicU64,
     started: Instant,
@@ -135,7 +150,7 @@ impl Subsystem {
     pub fn new(definition: Definition) -> Result<Self> {
         let Definition { nqn, namespaces, hosts, listeners, limits } = definition;
         check_nqn(&nqn)?;
-        for host in hosts.iter().flatten() {
+        for host in hosts.iter().flat_map(AllowedHosts::keys) {
             check_nqn(host)?;
         }
         let hash = stable_uuid(&[nqn.as_bytes()]);
@@ -171,24 +186,34 @@ impl Subsystem {
 
     /// Returns true if a host may connect to the subsystem.
     pub fn allows(&self, host_nqn: &str) -> bool {
+        self.admission(host_nqn).is_some()
+    }
+
+    /// Returns how a host must authenticate itself: `Some(None)` if it need not, and `None` if it may not
+    /// connect.
+    pub fn admission(&self, host_nqn: &str) -> Option<Option<Authentication>> {
         let hosts = self.hosts.read().unwrap_or_else(PoisonError::into_inner);
-        hosts.as_ref().is_none_or(|hosts| hosts.contains(host_nqn))
+        match &*hosts {
+            None => Some(None),
+            Some(hosts) => hosts.get(host_nqn).cloned(),
+        }
     }
 
     /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of hosts that may
     /// not connect any more. Notifies the discovery controllers of added and removed hosts that the discovery
-    /// log has changed. Returns true if the list changed.
+    /// log has changed. Returns true if the list changed. New secrets of a host apply when it connects the next
+    /// time.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.
-    pub fn set_hosts(&self, hosts: Option<BTreeSet<String>>) -> Result<bool> {
-        for host in hosts.iter().flatten() {
+    pub fn set_hosts(&self, hosts: Option<AllowedHosts>) -> Result<bool> {
+        for host in hosts.iter().flat_map(AllowedHosts::keys) {
             check_nqn(host)?;
         }
         let concerned: Vec<_> = {
             let mut current = self.hosts.write().unwrap_or_else(PoisonError::into_inner);
-            let allowed = |list: &Option<BTreeSet<String>>, nqn: &str| {
-                list.as_ref().is_none_or(|hosts| hosts.contains(nqn))
+            let allowed = |list: &Option<AllowedHosts>, nqn: &str| {
+                list.as_ref().is_none_or(|hosts| hosts.contains_key(nqn))
             };
             let before = std::mem::replace(&mut *current, hosts);
             if before == *current {

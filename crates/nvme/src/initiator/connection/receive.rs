@@ -180,7 +180,8 @@ impl Connection {
         if completion.status().is_success() {
             let command = slot.command.as_ref().expect("a command in flight");
             let len = slot.buffer.as_ref().map_or(0, Buffer::len);
-            if (command.receives_data() || slot.by_r2t) && (slot.transferred as usize) < len {
+            let all = (command.receives_data() && !command.may_receive_less()) || slot.by_r2t;
+            if all && (slot.transferred as usize) < len {
                 let why = "the command succeeded before all of its data was transferred";
                 let (field, at) = if kind == Kind::C2hData { ("FLAGS", 1) } else { ("CID", 20) };
                 let found = completion.cid.get().into();

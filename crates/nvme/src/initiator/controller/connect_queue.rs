@@ -1,13 +1,15 @@
-//! Sends the Connect command of a queue, and explains why a target refuses it.
+//! Sends the Connect command of a queue, explains why a target refuses it, and authenticates this host.
 
+use super::authenticate::authenticate;
 use super::{ConnectOptions, TOKEN_COMMAND};
 use crate::command::{Command, ConnectData, Status};
-use crate::initiator::connection::Request;
+use crate::initiator::connection::{Done, Request};
 use crate::initiator::{Buffer, Queue};
 use crate::{Error, Result};
 use zerocopy::IntoBytes;
 
-/// Sends a Connect and returns the controller's identifier.
+/// Sends a Connect, and authenticates this host if the target requires that. Returns the controller's
+/// identifier.
 pub(super) fn connect_queue(
     queue: &mut Queue,
     command: Command,
@@ -18,17 +20,10 @@ pub(super) fn connect_queue(
     let mut buffer = Buffer::new(size_of::<ConnectData>())?;
     let data = ConnectData::new(host.id, controller, subsystem, &host.nqn);
     buffer.bytes_mut().copy_from_slice(data.as_bytes());
-    let request = Request { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
-    queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
-    let done = loop {
-        let result = queue.progress(true);
-        if let Some(done) = queue.next_done() {
-            break done;
-        }
-        result?;
-    };
+    let done = call(queue, command, buffer)?;
     let (status, dw0) = (done.status(), done.completion.dw0.get());
     if status.is_success() {
+        authenticate(queue, dw0, options)?;
         return Ok(dw0 as u16);
     }
     let peer = queue.peer();
@@ -43,7 +38,6 @@ pub(super) fn connect_queue(
         (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
             "; the target does not allow this host: add its NQN there, or give another with --host-nqn"
         }
-        (Status::AUTHENTICATION_REQUIRED, ..) => "; authentication is unsupported",
         _ => "",
     };
     match hint {
@@ -52,5 +46,18 @@ pub(super) fn connect_queue(
             peer: peer.into(),
             why: format!("connecting to {subsystem} as {}: {status}{hint}", host.nqn),
         }),
+    }
+}
+
+/// Sends a command on a queue without other commands, and waits until it has completed.
+pub(super) fn call(queue: &mut Queue, command: Command, buffer: Buffer) -> Result<Done> {
+    let request = Request { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
+    queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
+    loop {
+        let result = queue.progress(true);
+        if let Some(done) = queue.next_done() {
+            return Ok(done);
+        }
+        result?;
     }
 }

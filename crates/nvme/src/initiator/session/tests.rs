@@ -1,3 +1,4 @@
+mod authentication;
 mod flow_control;
 mod recovery;
 

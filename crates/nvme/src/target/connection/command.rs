@@ -1,10 +1,11 @@
 //! Processes received commands: validates the capsule, waits for a buffer if needed, and starts the
 //! operation.
 
+use super::authenticate::is_authentication;
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
 use super::{Connection, Queue};
-use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
+use crate::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::namespace::Storage;
 use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, encode};
 use crate::target::admin::{self, Reply};
@@ -116,6 +117,9 @@ impl Connection {
             }
             return Ok((None, received_bytes(&command.sgl, capsule_bytes)?));
         };
+        if !queue.usable && !is_authentication(command) {
+            return Err(Status::AUTHENTICATION_REQUIRED.dnr());
+        }
         if command.opcode != FABRICS && !queue.controller.is_ready() {
             return Err(Status::SEQUENCE_ERROR.dnr());
         }
@@ -304,12 +308,18 @@ impl Connection {
                     self.finish(slot, status, dword.into());
                 }
                 Ok(connected) => {
-                    let id = connected.controller.id;
+                    let mut result = u32::from(connected.controller.id);
+                    if connected.authentication.is_some() {
+                        result |= connect::AUTHENTICATION_REQUIRED;
+                    }
                     self.queue = Some(Queue::new(connected));
-                    self.finish(slot, Status::SUCCESS, id.into());
+                    self.finish(slot, Status::SUCCESS, result.into());
                 }
             }
             return;
+        }
+        if is_authentication(&command) {
+            return self.authenticate(slot);
         }
         let Some(queue) = &mut self.queue else { return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0) };
         let context = admin::Context {

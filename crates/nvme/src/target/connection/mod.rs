@@ -22,6 +22,7 @@
 //! **Bounds.** At most as many commands as the queue has entries are in progress. Data buffers come from a
 //! share of the thread's pool. If the host does not read its responses, the connection stops taking input.
 
+mod authenticate;
 mod command;
 mod input;
 mod output;
@@ -31,6 +32,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
+pub use authenticate::AuthenticationJob;
 pub use output::Output;
 
 use super::buffer::Share;
@@ -38,6 +40,7 @@ use super::controller::{Controller, Reach};
 use super::io::Tally;
 use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
+use crate::authentication::ControllerSide;
 use crate::command::Status;
 use crate::namespace::Storage;
 use crate::pdu::{Digests, Fault, Layout, Rules, Sender, encode_termination};
@@ -81,6 +84,8 @@ pub enum End {
     Violation(Fault),
     /// The host sent a termination request, for this reason.
     Terminated(String),
+    /// The host did not authenticate itself. AUTH_Failure1 is in the output, or the host sent AUTH_Failure2.
+    Unauthenticated,
 }
 
 /// The queue that a connection carries.
@@ -96,6 +101,11 @@ struct Queue {
     flow_control: bool,
     /// The identifiers of Asynchronous Event Requests that wait for an event.
     held: Vec<u16>,
+    /// False until the host has authenticated itself, if it must. All other commands are refused until then.
+    usable: bool,
+    /// The authentication of the host. `None` if the host need not authenticate itself, or while a job
+    /// computes.
+    authentication: Option<Box<ControllerSide>>,
 }
 
 /// Which memory [`Connection::space`] has lent for received bytes to the code that drives the connection.
@@ -133,6 +143,12 @@ pub struct Connection {
     shutdown_flushes: u32,
     /// Completed commands that are not yet added to the counters of their namespaces.
     tally: Tally,
+    /// The part of an authentication that another thread is to compute.
+    job: Option<AuthenticationJob>,
+    /// The slot of the Authentication Send whose message another thread processes.
+    computing: Option<u16>,
+    /// When the current authentication began.
+    authenticating_since_ms: Option<u64>,
     end: Option<End>,
     draining: bool,
     now_ms: u64,
@@ -165,6 +181,9 @@ impl Connection {
             identifiers: Vec::new(),
             shutdown_flushes: 0,
             tally: Tally::default(),
+            job: None,
+            computing: None,
+            authenticating_since_ms: None,
             end: None,
             draining: false,
             now_ms: 0,
@@ -249,9 +268,9 @@ impl Connection {
         self.end.as_ref()
     }
 
-    /// Returns true if the host has connected a queue.
+    /// Returns true if the host has connected a queue, and has authenticated itself if it must.
     pub fn is_connected(&self) -> bool {
-        self.queue.is_some()
+        self.queue.as_ref().is_some_and(|queue| queue.usable)
     }
 
     /// Returns true if the connection carries an admin queue.

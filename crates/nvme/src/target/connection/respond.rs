@@ -24,9 +24,10 @@ const PREFETCHED_BYTES: usize = 1 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
-        let Connected { controller, queue, entries, flow_control } = connected;
+        let Connected { controller, queue, entries, flow_control, authentication } = connected;
         // Start the queue's head (SQHD) at 1, because it counts the Connect command, too.
-        Self { controller, id: queue, entries, head: 1 % entries, flow_control, held: Vec::new() }
+        let (head, usable) = (1 % entries, authentication.is_none());
+        Self { controller, id: queue, entries, head, flow_control, held: Vec::new(), usable, authentication }
     }
 
     /// Advances the head of the submission queue (SQHD) by one command, modulo the number of entries.

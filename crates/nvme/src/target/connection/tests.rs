@@ -2,6 +2,7 @@
 //! connection in memory.
 
 mod admin_commands;
+mod authentication;
 mod data;
 mod dissect;
 mod flow;
@@ -120,6 +121,9 @@ impl Host {
                     break;
                 }
             }
+        }
+        if let Some(job) = self.connection.take_job() {
+            self.connection.authentication_computed(job.run(), self.now_ms);
         }
         self.connection.output().take(&mut self.received);
         self.connection.resume(self.now_ms);

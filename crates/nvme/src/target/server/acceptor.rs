@@ -80,7 +80,7 @@ impl Acceptor {
                 namespace.bytes()
             );
         }
-        if matches!(self.hosts, Hosts::File(..)) {
+        if matches!(self.hosts, Hosts::File(..) | Hosts::Secrets { .. }) {
             self.subsystem.set_hosts(self.hosts.read()?)?;
         }
         failure.map_or(Ok(()), Err)

@@ -1,6 +1,7 @@
 //! The hosts that may connect.
 
-use crate::target::subsystem::check_nqn;
+use crate::authentication::{Group, Hash, SecretsFile};
+use crate::target::subsystem::{AllowedHosts, Authentication, check_nqn};
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,14 +16,31 @@ pub enum Hosts {
     /// The hosts whose NQNs are the lines of a file, and the listed ones. The file is read again when it
     /// changes.
     File(PathBuf, BTreeSet<String>),
+    /// The hosts of a [`SecretsFile`], after they have authenticated themselves. The file is read again when it
+    /// changes.
+    Secrets {
+        /// The file.
+        file: PathBuf,
+        /// The hash function of the authentication.
+        hash: Hash,
+        /// The Diffie-Hellman group of the authentication.
+        group: Group,
+    },
 }
 
 impl Hosts {
-    /// Returns the NQNs of the hosts that may connect, or `None` if every host may.
-    pub(super) fn read(&self) -> Result<Option<BTreeSet<String>>> {
+    /// Returns the hosts that may connect, or `None` if every host may.
+    pub(super) fn read(&self) -> Result<Option<AllowedHosts>> {
+        let unauthenticated = |hosts: BTreeSet<String>| hosts.into_iter().map(|nqn| (nqn, None)).collect();
         match self {
             Hosts::Any => Ok(None),
-            Hosts::Listed(hosts) => Ok(Some(hosts.clone())),
+            Hosts::Listed(hosts) => Ok(Some(unauthenticated(hosts.clone()))),
+            Hosts::Secrets { file, hash, group } => {
+                let secrets = SecretsFile::read(file)?;
+                let authentication = |credentials| Authentication { credentials, hash: *hash, group: *group };
+                let hosts = secrets.hosts.into_iter();
+                Ok(Some(hosts.map(|(nqn, secrets)| (nqn, Some(authentication(secrets)))).collect()))
+            }
             Hosts::File(path, others) => {
                 let text = std::fs::read_to_string(path).map_err(|source| {
                     if source.kind() == std::io::ErrorKind::IsADirectory {
@@ -44,7 +62,7 @@ impl Hosts {
                     })?;
                     named.insert(nqn.into());
                 }
-                Ok(Some(named))
+                Ok(Some(unauthenticated(named)))
             }
         }
     }

@@ -145,6 +145,7 @@ impl Worker {
             // The timeout counts from when the target began to wait for the host, or from the last progress
             // if that was later. Idle time before does not count.
             let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
+            let authenticating = link.connection.authenticating_since_ms();
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {
                 Closing::Yes => continue,
@@ -152,7 +153,10 @@ impl Worker {
                 Closing::Lingers(_) => continue,
                 Closing::No if drained_by.is_some_and(|until| now > until) => "the target ends",
                 Closing::No if !link.connection.is_connected() && late(link.accepted_ms, handshake_ms) => {
-                    "the host did not connect a queue in time"
+                    "the host did not connect a queue, or authenticate itself, in time"
+                }
+                Closing::No if authenticating.is_some_and(|since| late(since, handshake_ms)) => {
+                    "the host did not complete an authentication in time"
                 }
                 Closing::No if stalled_since.is_some_and(|since| late(since, stall_ms)) => {
                     "the host neither reads responses nor sends data"

@@ -16,11 +16,13 @@
 //! therefore removed only when none of its requests is in flight. The worker first shuts the socket down, so
 //! that the requests end.
 
+mod jobs;
 mod lifetime;
 mod link;
 mod load;
 mod requests;
 
+pub use jobs::{Jobs, start_jobs};
 pub use load::Load;
 
 use super::buffer::Pool;
@@ -86,11 +88,14 @@ pub struct Worker {
     draining_since: Option<u64>,
     /// How long the thread polls for completions before it sleeps. If zero, it sleeps at once.
     spin: Duration,
+    /// Runs the slow parts of authentications. `None` if this thread runs them.
+    jobs: Option<Jobs>,
 }
 
 impl Worker {
     /// Creates the worker that the calling thread runs. `load` counts its connections. If more than
-    /// `max_half_open` of its connections have no queue, the oldest of these is closed.
+    /// `max_half_open` of its connections have no queue, the oldest of these is closed. `jobs` runs the slow
+    /// parts of authentications.
     ///
     /// # Errors
     /// If no io_uring can be created.
@@ -100,6 +105,7 @@ impl Worker {
         load: Arc<Load>,
         max_half_open: usize,
         spin: Duration,
+        jobs: Option<Jobs>,
     ) -> Result<Self> {
         Ok(Self {
             ring: Ring::new()?,
@@ -118,6 +124,7 @@ impl Worker {
             now_ms: 0,
             draining_since: None,
             spin,
+            jobs,
         })
     }
 
@@ -238,6 +245,13 @@ impl Worker {
                     self.mark(index);
                 }
             }
+            Message::Authentication(id, side) => {
+                let now = self.now_ms;
+                if let Some(index) = self.find(id) {
+                    self.link(index).connection.authentication_computed(side, now);
+                    self.mark(index);
+                }
+            }
             Message::Drain => {
                 self.draining_since = Some(self.now_ms);
                 for index in 0..self.links.len() {
@@ -282,6 +296,9 @@ impl Worker {
         }
         while let Some(slot) = self.link(index).connection.next_operation() {
             self.start_call(index, slot);
+        }
+        if let Some(job) = self.link(index).connection.take_job() {
+            self.start_job(index, job);
         }
         let link = self.link(index);
         if !link.starved && link.connection.is_starved() {

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn connect_names_the_parameter_that_it_refuses() {
-    let subsystem = subsystem(&["memory:1M"], |it| it.hosts = Some([HOST.to_string()].into()));
+    let subsystem = subsystem(&["memory:1M"], |it| it.hosts = Some([(HOST.to_string(), None)].into()));
     let refused = |command: Command, data: ConnectData| {
         let mut host = Host::new(&subsystem);
         host.initialize(Digests::default());
@@ -137,7 +137,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
     let mut wait = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
     wait.cid = 50.into();
     host.command(wait, &[]);
-    assert!(subsystem.set_hosts(Some([HOST.to_string()].into())).unwrap());
+    assert!(subsystem.set_hosts(Some([(HOST.to_string(), None)].into())).unwrap());
     host.connection.report_events();
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
@@ -158,7 +158,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
 
 #[test]
 fn a_revoked_host_and_a_silent_host_lose_their_controllers() {
-    let subsystem = subsystem(&["memory:1M"], |it| it.hosts = Some([HOST.to_string()].into()));
+    let subsystem = subsystem(&["memory:1M"], |it| it.hosts = Some([(HOST.to_string(), None)].into()));
     let (admin, queue) = connected(&subsystem, Digests::default());
     assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
     for host in [&admin, &queue] {

@@ -1,0 +1,186 @@
+//! DH-HMAC-CHAP: hosts and controllers prove to each other that they know a secret, without sending it (Base
+//! section 8.13.5).
+//!
+//! ```text
+//!   host                                              controller
+//!   AUTH_Negotiate: hash functions, groups      -->
+//!                                               <--   Challenge: hash function, group, C1, g^x
+//!   Reply: R1 = HMAC(host's secret, C1, ...),   -->
+//!          C2, g^y
+//!                                               <--   Success1: R2 = HMAC(controller's secret, C2, ...)
+//!   Success2                                    -->
+//! ```
+//!
+//! [`HostSide`] and [`ControllerSide`] are state machines without I/O: they turn received messages into
+//! messages to send. Each queue is authenticated on its own. C2, R2 and Success2 are left out if the host
+//! does not authenticate the controller. With a [`Group`] other than the null group, the responses also depend
+//! on the shared secret g^xy.
+//!
+//! Connections stay in plain text: authentication protects neither commands nor data. Secure channel
+//! concatenation, which derives a key for TLS, is not supported.
+
+mod controller;
+mod file;
+mod group;
+mod hash;
+mod host;
+mod message;
+mod secret;
+#[cfg(test)]
+mod tests;
+
+pub use controller::{ControllerSide, Progress};
+pub use file::SecretsFile;
+pub use group::{Group, KeyPair};
+pub use hash::Hash;
+pub use host::{HostSide, Refusal};
+pub use message::{Challenge, MAX_MESSAGE, Message, Offer, Reply};
+pub use secret::Secret;
+
+use crate::{Error, Result};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// The values of SECP, SPSP0 and SPSP1 in Authentication Send and Authentication Receive, as they stand in
+/// command dword 10 (Base section 6.1 and 6.2).
+pub const PROTOCOL: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
+
+/// The secrets of a host and of the target with which the host authenticates itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The host's secret.
+    pub host: Secret,
+    /// The target's secret. `None` if the host does not authenticate the target.
+    pub target: Option<Secret>,
+}
+
+/// The names of both sides of an authentication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// The NQN of the host.
+    pub host: String,
+    /// The NQN of the subsystem.
+    pub subsystem: String,
+}
+
+/// Why an authentication failed: the explanation in AUTH_Failure1 and AUTH_Failure2 (Base section 8.13.4.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure(pub u8);
+
+impl Failure {
+    /// A response is wrong, or a secret is missing.
+    pub const FAILED: Failure = Failure(0x01);
+    /// The host does not offer DH-HMAC-CHAP.
+    pub const PROTOCOL_UNUSABLE: Failure = Failure(0x02);
+    /// The sides do not agree about secure channel concatenation.
+    pub const CONCATENATION_MISMATCH: Failure = Failure(0x03);
+    /// No hash function is common to both sides.
+    pub const HASH_UNUSABLE: Failure = Failure(0x04);
+    /// No group is common to both sides.
+    pub const GROUP_UNUSABLE: Failure = Failure(0x05);
+    /// A field of a message is invalid.
+    pub const INCORRECT_PAYLOAD: Failure = Failure(0x06);
+    /// A message is unknown, or came out of order.
+    pub const INCORRECT_MESSAGE: Failure = Failure(0x07);
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match *self {
+            Failure::FAILED => "authentication failed",
+            Failure::PROTOCOL_UNUSABLE => "authentication protocol not usable",
+            Failure::CONCATENATION_MISMATCH => "secure channel concatenation mismatch",
+            Failure::HASH_UNUSABLE => "hash function not usable",
+            Failure::GROUP_UNUSABLE => "DH group not usable",
+            Failure::INCORRECT_PAYLOAD => "incorrect payload",
+            Failure::INCORRECT_MESSAGE => "incorrect protocol message",
+            Failure(code) => return write!(f, "unknown failure {code:#04x}"),
+        };
+        f.write_str(name)
+    }
+}
+
+/// Who sends a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Host,
+    Controller,
+}
+
+/// The values from which a response is computed.
+struct Response<'a> {
+    hash: Hash,
+    /// g^xy. `None` for the null group.
+    shared: Option<&'a [u8]>,
+    challenge: &'a [u8],
+    sequence: u32,
+    transaction: u16,
+    role: Role,
+    names: &'a Names,
+}
+
+impl Response<'_> {
+    /// Returns the input of the HMAC.
+    fn input(&self) -> Zeroizing<Vec<u8>> {
+        let mut input = match self.shared {
+            None => Zeroizing::new(self.challenge.to_vec()),
+            Some(shared) => self.hash.hmac(&self.hash.of(shared), &[self.challenge]),
+        };
+        input.extend(self.sequence.to_le_bytes());
+        input.extend(self.transaction.to_le_bytes());
+        // SC_C: no secure channel follows.
+        input.push(0);
+        let Names { host, subsystem } = self.names;
+        let (role, first, second) = match self.role {
+            Role::Host => ("HostHost", host, subsystem),
+            Role::Controller => ("Controller", subsystem, host),
+        };
+        for part in [role, first, "\0", second] {
+            input.extend(part.as_bytes());
+        }
+        input
+    }
+
+    /// Returns the owner's key: the secret, transformed with the owner's NQN if it says so.
+    fn key(&self, secret: &Secret) -> Zeroizing<Vec<u8>> {
+        secret.key(match self.role {
+            Role::Host => &self.names.host,
+            Role::Controller => &self.names.subsystem,
+        })
+    }
+
+    fn compute(&self, secret: &Secret) -> Vec<u8> {
+        self.hash.hmac(&self.key(secret), &[&self.input()]).to_vec()
+    }
+
+    /// Returns true if `response` is right.
+    fn verify(&self, secret: &Secret, response: &[u8]) -> bool {
+        self.hash.verify(&self.key(secret), &[&self.input()], response)
+    }
+}
+
+/// Fills `bytes` with random numbers of the system.
+fn random(bytes: &mut [u8]) -> Result<()> {
+    // SAFETY: the call writes at most the slice's bytes. All slices here have at most 256 bytes, and the
+    // system fills such slices completely.
+    let written = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if written == bytes.len() as isize {
+        return Ok(());
+    }
+    let source = std::io::Error::last_os_error();
+    Err(Error::Os { what: "cannot read random numbers".into(), source })
+}
+
+/// Returns a random sequence number. It is never 0, because 0 has a special meaning in a reply.
+fn random_sequence() -> Result<u32> {
+    let mut bytes = [0; 4];
+    random(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes).max(1))
+}
+
+/// Returns `count` random bytes.
+fn random_bytes(count: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; count];
+    random(&mut bytes)?;
+    Ok(bytes)
+}

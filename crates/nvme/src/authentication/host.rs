@@ -1,0 +1,187 @@
+//! The host's side of an authentication.
+
+use super::{
+    Challenge, Credentials, Failure, Group, Hash, KeyPair, Message, Names, Offer, Reply, Response, Role,
+    random_bytes, random_sequence,
+};
+use crate::{Error, Result};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// Why the host gives an authentication up.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The controller sent AUTH_Failure1.
+    ByController(Failure),
+    /// The controller's message is wrong. The host must send AUTH_Failure2 with this explanation.
+    ByHost(Failure),
+    /// The controller does not know the target's secret. The host must send AUTH_Failure2.
+    WrongController,
+    /// The system failed.
+    System(Error),
+}
+
+impl Refusal {
+    /// Returns the AUTH_Failure2 to send to the controller, or `None` if the controller ended the
+    /// authentication itself.
+    pub fn message(&self, transaction: u16) -> Option<Vec<u8>> {
+        let failure = match self {
+            Refusal::ByController(_) => return None,
+            Refusal::ByHost(failure) => *failure,
+            Refusal::WrongController | Refusal::System(_) => Failure::FAILED,
+        };
+        Some(Message::Failure2(failure).encode(transaction))
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::ByController(Failure::FAILED) => write!(
+                f,
+                "the target refused this host's secret, or has no secret for itself; compare the line of this \
+                 host in the secrets of both sides"
+            ),
+            Refusal::ByController(failure @ (Failure::HASH_UNUSABLE | Failure::GROUP_UNUSABLE)) => write!(
+                f,
+                "the target refused the authentication: {failure}; choose SHA-256, SHA-384 or SHA-512 and the \
+                 group null or ffdhe2048 to ffdhe8192 there"
+            ),
+            Refusal::ByController(failure) => {
+                write!(f, "the target refused the authentication: {failure}")
+            }
+            Refusal::ByHost(failure @ (Failure::HASH_UNUSABLE | Failure::GROUP_UNUSABLE)) => write!(
+                f,
+                "the target chose a hash function or a group that this side does not support ({failure}); \
+                 choose SHA-256, SHA-384 or SHA-512 and the group null or ffdhe2048 to ffdhe8192 there"
+            ),
+            Refusal::ByHost(failure) => {
+                write!(f, "the target's authentication message is wrong: {failure}")
+            }
+            Refusal::WrongController => write!(
+                f,
+                "the target did not prove that it knows the target's secret; compare the secrets of both \
+                 sides, and check that this is the right target"
+            ),
+            Refusal::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Refusal::ByHost(failure)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Refusal::System(error)
+    }
+}
+
+/// The authentication of a queue, as the host sees it. Call [`HostSide::begin`], [`HostSide::challenged`] and
+/// [`HostSide::succeeded`] in this order, once each.
+#[derive(Debug)]
+pub struct HostSide<'a> {
+    credentials: &'a Credentials,
+    names: &'a Names,
+    transaction: u16,
+    exchange: Option<Exchange>,
+}
+
+/// What the host keeps between its reply and the controller's response.
+#[derive(Debug)]
+struct Exchange {
+    hash: Hash,
+    shared: Option<Zeroizing<Box<[u8]>>>,
+    /// S2 and C2. `None` if the host does not authenticate the controller.
+    challenge: Option<(u32, Vec<u8>)>,
+}
+
+impl<'a> HostSide<'a> {
+    /// Creates the state of a queue. `transaction` is the number of the authentication.
+    pub fn new(credentials: &'a Credentials, names: &'a Names, transaction: u16) -> Self {
+        Self { credentials, names, transaction, exchange: None }
+    }
+
+    /// Returns AUTH_Negotiate, which offers all hash functions and groups.
+    pub fn begin(&self) -> Vec<u8> {
+        let offer = Offer { concatenation: 0, hashes: Hash::ALL.into(), groups: Group::ALL.into() };
+        Message::Negotiate(Some(offer)).encode(self.transaction)
+    }
+
+    /// Processes the controller's challenge. Returns DH-HMAC-CHAP_Reply.
+    ///
+    /// # Errors
+    /// If the controller refuses, or its message is wrong.
+    pub fn challenged(&mut self, message: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let Message::Challenge(Challenge { hash, group, sequence, challenge, value }) =
+            self.decode(message)?
+        else {
+            return Err(Failure::INCORRECT_MESSAGE.into());
+        };
+        let keys = KeyPair::generate(group)?;
+        let shared = match &keys {
+            None => None,
+            Some(keys) => Some(keys.shared(&value).ok_or(Failure::INCORRECT_PAYLOAD)?),
+        };
+        let response = Response {
+            hash,
+            shared: shared.as_ref().map(|shared| &shared[..]),
+            challenge: &challenge,
+            sequence,
+            transaction: self.transaction,
+            role: Role::Host,
+            names: self.names,
+        };
+        let response = response.compute(&self.credentials.host);
+        let own = match self.credentials.target {
+            None => None,
+            Some(_) => Some((random_sequence()?, random_bytes(hash.bytes())?)),
+        };
+        self.exchange = Some(Exchange { hash, shared, challenge: own.clone() });
+        let value = keys.map_or_else(Vec::new, |keys| keys.public().to_vec());
+        Ok(Message::Reply(Reply { response, challenge: own, value }).encode(self.transaction))
+    }
+
+    /// Processes the controller's DH-HMAC-CHAP_Success1. Returns DH-HMAC-CHAP_Success2 if the host
+    /// authenticates the controller, else `None`.
+    ///
+    /// # Errors
+    /// If the controller refuses, its message is wrong, or it does not know the target's secret.
+    pub fn succeeded(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
+        let Message::Success1 { response, .. } = self.decode(message)? else {
+            return Err(Failure::INCORRECT_MESSAGE.into());
+        };
+        let exchange = self.exchange.take().ok_or(Failure::INCORRECT_MESSAGE)?;
+        let (Some(secret), Some((sequence, challenge))) = (&self.credentials.target, &exchange.challenge)
+        else {
+            return Ok(None);
+        };
+        let expected = Response {
+            hash: exchange.hash,
+            shared: exchange.shared.as_ref().map(|shared| &shared[..]),
+            challenge,
+            sequence: *sequence,
+            transaction: self.transaction,
+            role: Role::Controller,
+            names: self.names,
+        };
+        match response {
+            Some(response) if expected.verify(secret, &response) => {
+                Ok(Some(Message::Success2.encode(self.transaction)))
+            }
+            _ => Err(Refusal::WrongController),
+        }
+    }
+
+    /// Decodes a message of the controller.
+    fn decode(&self, message: &[u8]) -> Result<Message, Refusal> {
+        match Message::decode(message)? {
+            (_, Message::Failure1(failure)) => Err(Refusal::ByController(failure)),
+            (transaction, _) if transaction != self.transaction => Err(Failure::INCORRECT_PAYLOAD.into()),
+            (_, message) => Ok(message),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The secrets of hosts and targets, in the representation that nvme-cli and Linux use.
+
+use super::{Hash, random};
+use crate::{Error, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use crc_fast::{CrcAlgorithm, checksum};
+use std::fmt;
+use std::str::FromStr;
+use zeroize::Zeroizing;
+
+/// A secret: `DHHC-1:0t:BASE64:` (Base section 8.13.5.8). The Base64 text contains the secret's bytes and their
+/// CRC-32. The digit t is 0, or the hash function by which the secret is transformed before it is used.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    bytes: Zeroizing<Vec<u8>>,
+    transform: Option<Hash>,
+}
+
+impl fmt::Debug for Secret {
+    /// Writes the length only, because the secret must not appear in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({} bytes)", self.bytes.len())
+    }
+}
+
+impl Secret {
+    /// Creates a random secret of 32, 48 or 64 bytes: as many as the hash value of `transform` has, or 32.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub fn generate(transform: Option<Hash>) -> Result<Self> {
+        let mut bytes = Zeroizing::new(vec![0; transform.map_or(32, Hash::bytes)]);
+        random(&mut bytes)?;
+        Ok(Self { bytes, transform })
+    }
+
+    /// Returns the representation, to store it in a file.
+    pub fn to_text(&self) -> Zeroizing<String> {
+        let mut bytes = Zeroizing::new(self.bytes.to_vec());
+        bytes.extend(crc32(&self.bytes));
+        let text = Zeroizing::new(STANDARD.encode(&bytes[..]));
+        Zeroizing::new(format!("DHHC-1:{:02}:{}:", self.transform.map_or(0, |hash| hash as u8), *text))
+    }
+
+    /// Returns the key of the HMAC: the secret, transformed with its owner's NQN if the representation says
+    /// so.
+    pub(super) fn key(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
+        match self.transform {
+            None => self.bytes.clone(),
+            Some(hash) => hash.hmac(&self.bytes, &[nqn.as_bytes(), b"NVMe-over-Fabrics"]),
+        }
+    }
+}
+
+impl FromStr for Secret {
+    type Err = Error;
+
+    /// Parses the representation. Errors do not contain the text, because it may be a secret with a typing
+    /// error.
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = |why: &str| Error::Invalid {
+            what: "secret".into(),
+            why: format!("{why}; 'inlane nvme gen-dhchap-key' and 'nvme gen-dhchap-key' make secrets"),
+        };
+        let rest = text.strip_prefix("DHHC-1:").ok_or_else(|| invalid("it does not start with DHHC-1:"))?;
+        let (transform, rest) = rest.split_once(':').ok_or_else(|| invalid("its second ':' is missing"))?;
+        let transform = match transform {
+            "00" => None,
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            "03" => Some(Hash::Sha512),
+            _ => return Err(invalid("after DHHC-1: follows neither 00 nor a hash function (01, 02 or 03)")),
+        };
+        let encoded = rest.strip_suffix(':').ok_or_else(|| invalid("the ':' at its end is missing"))?;
+        let bytes = STANDARD.decode(encoded).map_err(|_| invalid("its third part is not Base64"))?;
+        let mut bytes = Zeroizing::new(bytes);
+        if !matches!(bytes.len(), 36 | 52 | 68) {
+            return Err(invalid("it has neither 32, 48 nor 64 bytes"));
+        }
+        let length = bytes.len() - 4;
+        if bytes[length..] != crc32(&bytes[..length]) {
+            return Err(invalid("its checksum is wrong, so a character is wrong or missing"));
+        }
+        bytes.truncate(length);
+        Ok(Self { bytes, transform })
+    }
+}
+
+/// Returns the CRC-32 of a secret as it is stored behind the secret.
+fn crc32(bytes: &[u8]) -> [u8; 4] {
+    (checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32).to_le_bytes()
+}

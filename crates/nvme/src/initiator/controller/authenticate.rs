@@ -1,0 +1,88 @@
+//! Authenticates this host on a queue (Base section 8.13.5).
+
+use super::ConnectOptions;
+use super::connect_queue::call;
+use crate::authentication::{HostSide, MAX_MESSAGE, Names, Refusal};
+use crate::command::{Command, DISCOVERY_NQN, Status, connect, fabrics};
+use crate::initiator::{Buffer, Queue};
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+
+/// Authenticates this host if the target requires it. `result` is dword 0 of the completion of Connect.
+///
+/// # Errors
+/// If the target requires what this side does not have or support, refuses this host, or does not prove that it
+/// knows the target's secret although this side has it.
+pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOptions) -> Result<()> {
+    let ConnectOptions { subsystem, host, .. } = options;
+    let peer = queue.peer().to_string();
+    let failed = |why: String| Error::Disconnected { peer: peer.clone(), why };
+    if result & connect::SECURE_CHANNEL_REQUIRED != 0 {
+        return Err(failed(
+            "the target requires a secure channel after the authentication (TLS), which is unsupported; \
+             turn secure channel concatenation off there"
+                .into(),
+        ));
+    }
+    let required = result & connect::AUTHENTICATION_REQUIRED != 0;
+    let credentials = match &host.credentials {
+        None if required => {
+            return Err(failed(format!(
+                "the target requires authentication (DH-HMAC-CHAP) of {}; give the secrets with --secrets-file",
+                host.nqn
+            )));
+        }
+        // Discovery services do not authenticate hosts, so the secret is for the subsystem.
+        Some(credentials) if !required && credentials.target.is_some() && subsystem != DISCOVERY_NQN => {
+            return Err(failed(format!(
+                "the target does not prove its identity, because it requires no authentication of {}; require it \
+                 there, or remove the target's secret from the line of this host in --secrets-file",
+                host.nqn
+            )));
+        }
+        Some(credentials) if required => credentials,
+        _ => return Ok(()),
+    };
+    static TRANSACTIONS: AtomicU16 = AtomicU16::new(1);
+    let transaction = TRANSACTIONS.fetch_add(1, Relaxed);
+    let names = Names { host: host.nqn.clone(), subsystem: subsystem.clone() };
+    let mut side = HostSide::new(credentials, &names, transaction);
+    let refused = |queue: &mut Queue, refusal: Refusal| {
+        if let Some(message) = refusal.message(transaction) {
+            // Ignore a failure to report the reason, because the queue is given up anyway.
+            let _ = send(queue, &message);
+        }
+        failed(format!("authentication of {} at {subsystem}: {refusal}", host.nqn))
+    };
+    send(queue, &side.begin())?;
+    let challenge = receive(queue)?;
+    let reply = side.challenged(challenge.bytes()).map_err(|refusal| refused(queue, refusal))?;
+    send(queue, &reply)?;
+    let success = receive(queue)?;
+    match side.succeeded(success.bytes()).map_err(|refusal| refused(queue, refusal))? {
+        Some(message) => send(queue, &message),
+        None => Ok(()),
+    }
+}
+
+/// Sends a message.
+fn send(queue: &mut Queue, message: &[u8]) -> Result<()> {
+    let mut buffer = Buffer::new(message.len())?;
+    buffer.bytes_mut().copy_from_slice(message);
+    exchange(queue, fabrics::AUTHENTICATION_SEND, buffer).map(|_| ())
+}
+
+/// Receives a message. Zeros follow it.
+fn receive(queue: &mut Queue) -> Result<Buffer> {
+    exchange(queue, fabrics::AUTHENTICATION_RECEIVE, Buffer::new(MAX_MESSAGE)?)
+}
+
+fn exchange(queue: &mut Queue, fctype: u8, buffer: Buffer) -> Result<Buffer> {
+    let command = Command::authentication(fctype, buffer.len() as u32);
+    let done = call(queue, command, buffer)?;
+    let status: Status = done.status();
+    match done.buffer {
+        Some(buffer) if status.is_success() => Ok(buffer),
+        _ => Err(Error::Status { what: format!("{}: authenticating this host", queue.peer()), status }),
+    }
+}

@@ -1,0 +1,137 @@
+//! Processes the commands Authentication Send and Authentication Receive (Base sections 6.1 and 6.2).
+
+use super::{Connection, End};
+use crate::authentication::{ControllerSide, MAX_MESSAGE, PROTOCOL, Progress};
+use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The processing of a message of an authentication. It can take milliseconds, so a worker thread hands it to
+/// another thread.
+#[derive(Debug)]
+pub struct AuthenticationJob {
+    side: Box<ControllerSide>,
+    message: Vec<u8>,
+}
+
+impl AuthenticationJob {
+    /// Processes the message. Give the result to [`Connection::authentication_computed`].
+    pub fn run(mut self) -> Box<ControllerSide> {
+        receive(&mut self.side, &self.message);
+        self.side
+    }
+}
+
+fn receive(side: &mut ControllerSide, message: &[u8]) {
+    if let Err(error) = side.receive(message) {
+        tracing::error!("the authentication of {} failed: {error}", side.host());
+    }
+}
+
+/// Returns true for Authentication Send and Authentication Receive.
+pub(super) fn is_authentication(command: &Command) -> bool {
+    let fctype = command.nsid.get() as u8;
+    command.opcode == FABRICS
+        && matches!(fctype, fabrics::AUTHENTICATION_SEND | fabrics::AUTHENTICATION_RECEIVE)
+}
+
+impl Connection {
+    /// Carries out an Authentication Send or an Authentication Receive.
+    pub(super) fn authenticate(&mut self, slot: u16) {
+        let entry = self.slots.get(slot);
+        let command = entry.command;
+        let Some(queue) = &mut self.queue else { return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0) };
+        let side = match &mut queue.authentication {
+            Some(side) => side,
+            // Another thread processes a message.
+            None if self.computing.is_some() => {
+                return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0);
+            }
+            None => return self.finish(slot, Status::INVALID_OPCODE.dnr(), 0),
+        };
+        let length = command.cdw11.get();
+        if command.cdw10.get() & !0xFF != PROTOCOL || length == 0 || command.sgl.length.get() != length {
+            return self.finish(slot, Status::INVALID_FIELD.dnr(), 0);
+        }
+        if command.nsid.get() as u8 == fabrics::AUTHENTICATION_SEND {
+            let data = entry.buffer.as_deref().and_then(|data| data.get(..entry.expected as usize));
+            let message = data.unwrap_or_default();
+            if side.is_slow() {
+                let message = message.to_vec();
+                let side = queue.authentication.take().expect("it was present above");
+                self.job = Some(AuthenticationJob { side, message });
+                self.computing = Some(slot);
+                return;
+            }
+            receive(side, message);
+            self.finish(slot, Status::SUCCESS, 0);
+        } else {
+            if command.sgl.identifier != Sgl::TRANSPORT {
+                return self.finish(slot, Status::INVALID_SGL_TYPE.dnr(), 0);
+            }
+            let length = (length as usize).min(MAX_MESSAGE);
+            let Some(mut message) = side.next_message(length) else {
+                return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0);
+            };
+            // Linux's target pads its messages, too, and hosts may expect all bytes that they ask for.
+            message.resize(length, 0);
+            self.send_bytes(slot, &message);
+        }
+        self.authentication_progressed();
+    }
+
+    /// Returns the work that [`AuthenticationJob::run`] does in another thread, if there is some.
+    pub fn take_job(&mut self) -> Option<AuthenticationJob> {
+        self.job.take()
+    }
+
+    /// Continues an authentication with the result of [`AuthenticationJob::run`].
+    pub fn authentication_computed(&mut self, side: Box<ControllerSide>, now_ms: u64) {
+        self.now_ms = now_ms;
+        let Some(slot) = self.computing.take() else { return };
+        if let Some(queue) = &mut self.queue {
+            queue.authentication = Some(side);
+        }
+        self.finish(slot, Status::SUCCESS, 0);
+        self.authentication_progressed();
+        self.proceed();
+    }
+
+    /// Lets the host use the queue, or ends the connection, if the authentication has ended.
+    fn authentication_progressed(&mut self) {
+        let Some(queue) = &mut self.queue else { return };
+        let Some(side) = &queue.authentication else { return };
+        match side.progress() {
+            Progress::Idle => {}
+            Progress::Busy => {
+                self.authenticating_since_ms.get_or_insert(self.now_ms);
+            }
+            Progress::Authenticated => {
+                self.authenticating_since_ms = None;
+                if !queue.usable {
+                    queue.usable = true;
+                    tracing::info!(
+                        "{}: {} is authenticated on queue {}",
+                        self.setup.peer,
+                        side.host(),
+                        queue.id
+                    );
+                }
+            }
+            Progress::Failed(failure) => {
+                self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
+                tracing::warn!(
+                    "{}: the authentication of {} failed: {failure}; compare the secrets of both sides",
+                    self.setup.peer,
+                    side.host()
+                );
+                self.input.clear();
+                self.end = Some(End::Unauthenticated);
+            }
+        }
+    }
+
+    /// Returns when the current authentication began, or `None` if none is in progress.
+    pub fn authenticating_since_ms(&self) -> Option<u64> {
+        self.authenticating_since_ms
+    }
+}

@@ -1,0 +1,216 @@
+//! Hosts that must authenticate themselves (DH-HMAC-CHAP).
+
+use super::*;
+use crate::authentication::{
+    Credentials, Failure, Group, Hash, HostSide, MAX_MESSAGE, Message as Authentication, Names, PROTOCOL,
+    Secret,
+};
+use crate::command::fabrics;
+use crate::target::subsystem;
+
+fn names() -> Names {
+    Names { host: HOST.into(), subsystem: NQN.into() }
+}
+
+/// Returns a subsystem that requires authentication of the host with `group`, and the host's secrets.
+fn protected(group: Group) -> (Arc<Subsystem>, Arc<Credentials>) {
+    let secret = || Secret::generate(None).unwrap();
+    let credentials = Arc::new(Credentials { host: secret(), target: Some(secret()) });
+    let authentication =
+        subsystem::Authentication { credentials: credentials.clone(), hash: Hash::Sha256, group };
+    let hosts = [(HOST.to_string(), Some(authentication))].into();
+    (super::subsystem(&["memory:1M"], |it| it.hosts = Some(hosts)), credentials)
+}
+
+impl Host {
+    fn send_message(&mut self, message: &[u8]) -> Status {
+        let length = message.len() as u32;
+        let mut command = Command::authentication(fabrics::AUTHENTICATION_SEND, length);
+        command.sgl = Sgl::in_capsule(length);
+        self.call(command, message).0.status()
+    }
+
+    fn receive_message(&mut self, length: u32) -> (Status, Vec<u8>) {
+        let mut command = Command::authentication(fabrics::AUTHENTICATION_RECEIVE, length);
+        command.sgl = Sgl::transport(length);
+        let (completion, data) = self.call(command, &[]);
+        (completion.status(), data)
+    }
+
+    /// Authenticates the host. Returns the first failure that the target reports.
+    fn authenticate(&mut self, credentials: &Credentials) -> Result<(), Failure> {
+        let names = names();
+        let mut side = HostSide::new(credentials, &names, 5);
+        assert_eq!(self.send_message(&side.begin()), Status::SUCCESS);
+        let (status, challenge) = self.receive_message(MAX_MESSAGE as u32);
+        assert_eq!((status, challenge.len()), (Status::SUCCESS, MAX_MESSAGE));
+        assert_eq!(self.send_message(&side.challenged(&challenge).unwrap()), Status::SUCCESS);
+        let (status, success) = self.receive_message(MAX_MESSAGE as u32);
+        assert_eq!(status, Status::SUCCESS);
+        match Authentication::decode(&success).unwrap().1 {
+            Authentication::Failure1(failure) => return Err(failure),
+            _ => assert_eq!(self.send_message(&side.succeeded(&success).unwrap().unwrap()), Status::SUCCESS),
+        }
+        Ok(())
+    }
+}
+
+fn property(host: &mut Host) -> Status {
+    host.call(Command::property_get(property::CSTS, false), &[]).0.status()
+}
+
+#[test]
+fn every_queue_is_usable_only_after_its_authentication() {
+    for group in [Group::Null, Group::Ffdhe2048] {
+        let (subsystem, credentials) = protected(group);
+        let (mut admin, mut queue) = (Host::new(&subsystem), Host::new(&subsystem));
+        admin.initialize(Digests::default());
+        let connected = admin.connect(0, connect::ANY_CONTROLLER, NQN);
+        assert!(connected.status().is_success());
+        assert_eq!(connected.dw0.get() >> 16, connect::AUTHENTICATION_REQUIRED >> 16);
+        let controller = connected.dw0.get() as u16;
+        assert_eq!(property(&mut admin), Status::AUTHENTICATION_REQUIRED.dnr());
+        let keep_alive = Command::new(admin::KEEP_ALIVE, 0);
+        assert_eq!(admin.call(keep_alive, &[]).0.status(), Status::AUTHENTICATION_REQUIRED.dnr());
+        assert!(!admin.connection.is_connected());
+        admin.authenticate(&credentials).unwrap();
+        assert!(admin.connection.is_connected());
+        let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
+        assert!(admin.call(enable, &[]).0.status().is_success());
+        let mut queues = Command::new(admin::SET_FEATURES, 0);
+        queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
+        assert!(admin.call(queues, &[]).0.status().is_success());
+
+        queue.initialize(Digests::default());
+        let connected = queue.connect(1, controller, NQN);
+        assert_eq!(connected.dw0.get(), u32::from(controller) | connect::AUTHENTICATION_REQUIRED);
+        assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::AUTHENTICATION_REQUIRED.dnr());
+        queue.authenticate(&credentials).unwrap();
+        assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::SUCCESS);
+        // The host may authenticate itself again. The queue stays usable meanwhile.
+        admin.authenticate(&credentials).unwrap();
+        let names = names();
+        let side = HostSide::new(&credentials, &names, 6);
+        assert_eq!(queue.send_message(&side.begin()), Status::SUCCESS);
+        assert_eq!(queue.connection.authenticating_since_ms(), Some(1));
+        assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::SUCCESS);
+    }
+}
+
+#[test]
+fn a_wrong_secret_ends_the_connection_after_the_failure_was_sent() {
+    for group in [Group::Null, Group::Ffdhe2048] {
+        let (subsystem, credentials) = protected(group);
+        let mut host = Host::new(&subsystem);
+        host.initialize(Digests::default());
+        host.connect(0, connect::ANY_CONTROLLER, NQN);
+        let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
+        assert_eq!(host.authenticate(&wrong), Err(Failure::FAILED));
+        assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
+        assert_eq!(subsystem.counters.refused.load(Relaxed), 1);
+        host.connection.disconnected();
+        assert_eq!(subsystem.controller_count(), 0);
+    }
+}
+
+#[test]
+fn a_failed_repetition_ends_a_queue_that_was_usable() {
+    let (subsystem, credentials) = protected(Group::Null);
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    host.authenticate(&credentials).unwrap();
+    let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
+    assert_eq!(host.authenticate(&wrong), Err(Failure::FAILED));
+    assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
+}
+
+#[test]
+fn the_failure_of_a_host_ends_the_connection() {
+    let (subsystem, credentials) = protected(Group::Null);
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    let names = names();
+    let side = HostSide::new(&credentials, &names, 5);
+    host.send_message(&side.begin());
+    host.send_message(&Authentication::Failure2(Failure::FAILED).encode(5));
+    assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
+}
+
+#[test]
+fn wrong_fields_of_the_commands_are_refused() {
+    let (subsystem, credentials) = protected(Group::Ffdhe2048);
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    let early = Command::authentication(fabrics::AUTHENTICATION_RECEIVE, 64);
+    assert_eq!(host.call(early, &[]).0.status(), Status::SEQUENCE_ERROR.dnr(), "before Connect");
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    let names = names();
+    let message = HostSide::new(&credentials, &names, 5).begin();
+    let length = message.len() as u32;
+    let send = Command {
+        sgl: Sgl::in_capsule(length),
+        ..Command::authentication(fabrics::AUTHENTICATION_SEND, length)
+    };
+    for protocol in [0, PROTOCOL ^ 1 << 8, PROTOCOL ^ 1 << 16, PROTOCOL ^ 1 << 31] {
+        let command = Command { cdw10: protocol.into(), ..send };
+        assert_eq!(host.call(command, &message).0.status(), Status::INVALID_FIELD.dnr());
+    }
+    for wrong in [0, length - 1, length + 1, u32::MAX] {
+        let command = Command { cdw11: wrong.into(), ..send };
+        assert_eq!(host.call(command, &message).0.status(), Status::INVALID_FIELD.dnr());
+    }
+    let oversized = Command { sgl: Sgl::transport(1 << 20), cdw11: (1 << 20).into(), ..send };
+    assert_eq!(host.call(oversized, &[]).0.status(), Status::INVALID_SGL_LENGTH.dnr());
+    // No message waits yet.
+    assert_eq!(host.receive_message(MAX_MESSAGE as u32).0, Status::SEQUENCE_ERROR.dnr());
+    assert_eq!(host.receive_message(0).0, Status::INVALID_FIELD.dnr());
+    // The challenge is longer than 64 bytes. It waits until the host asks for more.
+    assert_eq!(host.send_message(&message), Status::SUCCESS);
+    assert_eq!(host.receive_message(64).0, Status::SEQUENCE_ERROR.dnr());
+    let (status, challenge) = host.receive_message(1 << 20);
+    assert_eq!((status, challenge.len()), (Status::SUCCESS, MAX_MESSAGE));
+    assert!(host.connection.end().is_none());
+}
+
+#[test]
+fn messages_during_a_computation_are_refused() {
+    let (subsystem, credentials) = protected(Group::Ffdhe2048);
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    let names = names();
+    let message = HostSide::new(&credentials, &names, 5).begin();
+    let mut command = Command::authentication(fabrics::AUTHENTICATION_SEND, message.len() as u32);
+    command.sgl = Sgl::in_capsule(message.len() as u32);
+    let first = host.capsule(command, &message);
+    command.cid = 1.into();
+    let second = host.capsule(command, &message);
+    // Both commands arrive together, so the connection meets the second one before the first is computed.
+    host.send(&[first, second].concat());
+    let mut statuses = Vec::new();
+    while let Some(Answer::Completed(completion)) = host.answer() {
+        statuses.push((completion.cid.get(), completion.status()));
+    }
+    assert_eq!(statuses, [(1, Status::SEQUENCE_ERROR.dnr()), (0, Status::SUCCESS)]);
+}
+
+#[test]
+fn hosts_without_authentication_need_none() {
+    let (subsystem, credentials) = protected(Group::Null);
+    // The discovery service answers every host.
+    let mut discovery = Host::new(&subsystem);
+    discovery.initialize(Digests::default());
+    discovery.enable(DISCOVERY_NQN);
+    let message = HostSide::new(&credentials, &names(), 5).begin();
+    assert_eq!(discovery.send_message(&message), Status::INVALID_OPCODE.dnr());
+    // A host that lost its entry loses its controller.
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    host.authenticate(&credentials).unwrap();
+    assert_eq!(subsystem.controller_count(), 2);
+    assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
+    assert_eq!(subsystem.controller_count(), 1);
+}

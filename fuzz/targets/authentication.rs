@@ -1,0 +1,71 @@
+//! Hostile peers of DH-HMAC-CHAP, and files of secrets. Arbitrary messages reach both sides of an
+//! authentication. Without the secret, no message may authenticate the peer.
+
+#![no_main]
+
+use inlane_nvme::authentication::{
+    ControllerSide, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Message, Names, Progress, Secret, SecretsFile,
+};
+use libfuzzer_sys::fuzz_target;
+use std::sync::{Arc, OnceLock};
+
+/// Returns the secrets, which the fuzzed input cannot contain.
+fn credentials() -> Arc<Credentials> {
+    static SHARED: OnceLock<Arc<Credentials>> = OnceLock::new();
+    let secret = || Secret::generate(None).expect("random numbers");
+    SHARED.get_or_init(|| Arc::new(Credentials { host: secret(), target: Some(secret()) })).clone()
+}
+
+fuzz_target!(|input: &[u8]| {
+    let [mode, rest @ ..] = input else { return };
+    let names = Names { host: "nqn.2026-11.a:host".into(), subsystem: "nqn.2026-11.a:target".into() };
+    let credentials = credentials();
+    let group = if mode & 1 == 0 { Group::Null } else { Group::Ffdhe2048 };
+    match mode >> 1 & 3 {
+        0 => {
+            if let Ok((transaction, message)) = Message::decode(rest) {
+                let bytes = message.encode(transaction);
+                assert_eq!(Message::decode(&bytes), Ok((transaction, message)));
+            }
+        }
+        1 => {
+            // Each message is preceded by its length. In between, the host fetches what the controller sends.
+            let mut side = ControllerSide::new(credentials.clone(), Hash::Sha256, group, names.clone());
+            if mode & 8 != 0 {
+                side.receive(&HostSide::new(&credentials, &names, 0).begin()).expect("random numbers");
+            }
+            let mut rest = rest;
+            while let [length, fetch, tail @ ..] = rest {
+                let (message, tail) = tail.split_at(usize::from(*length).min(tail.len()));
+                rest = tail;
+                if fetch & 1 != 0 {
+                    side.next_message(MAX_MESSAGE);
+                }
+                side.receive(message).expect("random numbers");
+                assert_ne!(side.progress(), Progress::Authenticated);
+            }
+        }
+        2 => {
+            // The input replaces the challenge or, after a real challenge, Success1.
+            let mut host = HostSide::new(&credentials, &names, 0);
+            if mode & 8 == 0 {
+                let _ = host.challenged(rest);
+            } else {
+                let mut side = ControllerSide::new(credentials.clone(), Hash::Sha256, group, names.clone());
+                side.receive(&host.begin()).expect("random numbers");
+                let challenge = side.next_message(MAX_MESSAGE).expect("a challenge");
+                host.challenged(&challenge).expect("a valid challenge");
+            }
+            assert!(host.succeeded(rest).is_err());
+        }
+        _ => {
+            let text = String::from_utf8_lossy(rest);
+            if let Ok(file) = SecretsFile::parse(&text) {
+                for credentials in file.hosts.values() {
+                    let text = credentials.host.to_text();
+                    assert_eq!(text.parse::<Secret>().expect("its own text"), credentials.host);
+                }
+            }
+        }
+    }
+});

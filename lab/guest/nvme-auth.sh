@@ -1,0 +1,135 @@
+# Runs in a guest whose kernel has CONFIG_NVME_HOST_AUTH and CONFIG_NVME_TARGET_AUTH. Authenticates (DH-HMAC-CHAP) Linux's host at
+# `inlane nvme target`, and `inlane nvme read` at Linux's target: with every hash function, with and without a Diffie-Hellman group,
+# in one and in both directions, with right and wrong secrets.
+#
+#   lab/vm/run.py --kernel DIR --memory 1G --module nvme_tcp --module nvmet_tcp --module loop --module sha512_generic \
+#       --file target/debug/inlane --file $(which nvme) --file lab/guest/nvmet.sh --file lab/guest/nvme-auth.sh -- sh /bin/nvme-auth.sh
+#
+# Each step prints a line that ends in ': ok'. The first failing step ends the script.
+set -e
+nqn=nqn.2026-11.inlane:lab
+host=nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349
+mkdir -p /etc/nvme
+echo $host >/etc/nvme/hostnqn
+echo 0f01fb42-9f7f-4856-b0b3-51e60b8de349 >/etc/nvme/hostid
+umask 077
+
+fail() {
+    echo "FAILED: $*"
+    cat /tmp/target.log /tmp/out
+    dmesg | tail -n 30
+    trap - EXIT
+    exit 1
+}
+trap 'fail "the last command of the script"' EXIT
+
+refused() { # COMMAND...: runs a command that must fail
+    if "$@" >/tmp/out 2>&1; then fail "the command must be refused: $*"; fi
+}
+
+await() { # SECONDS COMMAND...: repeats a command until it succeeds
+    left=$(($1 * 10))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || fail "no success in time: $*"
+        usleep 100000
+    done
+}
+
+start() { # FLAGS...: starts the target
+    : >/tmp/target.log
+    inlane nvme target --listen 127.0.0.1:4430 --namespace memory:8M --nqn $nqn --secrets-file /tmp/secrets "$@" \
+        >/tmp/result.txt 2>/tmp/target.log &
+    target=$!
+    await 20 grep -q "namespace 1" /tmp/target.log
+}
+
+stop() {
+    kill -TERM $target
+    wait $target || fail "the target ended with an error"
+}
+
+connect() { # FLAGS...: connects Linux's host with two I/O queues
+    nvme connect --transport tcp --traddr 127.0.0.1 --trsvcid 4430 --nqn $nqn --nr-io-queues 2 "$@"
+}
+
+use() { # FLAGS...: connects, writes, reads back and disconnects
+    connect "$@" >/tmp/out 2>&1 || fail "connect $*"
+    await 20 test -b /dev/nvme0n1
+    dd if=/tmp/data of=/dev/nvme0n1 bs=4096 count=4 conv=fsync 2>/tmp/out
+    dd if=/dev/nvme0n1 bs=4096 count=4 2>/tmp/out | cmp - /tmp/data
+    nvme disconnect --nqn $nqn >/tmp/out
+}
+
+dd if=/dev/urandom of=/tmp/data bs=4096 count=4 2>/tmp/out
+wrong=$(inlane nvme gen-dhchap-key)
+
+# Linux's host at inlane's target.
+for hash in sha256 sha384 sha512; do
+    for group in null ffdhe2048; do
+        inlane nvme gen-dhchap-key --hmac $hash --host-nqn $host --target-secret >/tmp/secrets
+        read -r name secret of_target </tmp/secrets
+        start --dhchap-hash $hash --dhchap-dhgroup $group
+        use --dhchap-secret "$secret"
+        use --dhchap-secret "$secret" --dhchap-ctrl-secret "$of_target"
+        refused connect --dhchap-secret "$wrong"
+        refused connect --dhchap-secret "$secret" --dhchap-ctrl-secret "$wrong"
+        refused connect
+        use --dhchap-secret "$secret"
+        stop
+        dmesg | grep -q "authenticated with hash.*$hash.*dhgroup $group" || fail "no message of the kernel for $hash $group"
+        echo "host of Linux, $hash $group: ok"
+    done
+done
+secret=$(nvme gen-dhchap-key --hmac 0)
+echo "$host $secret" >/tmp/secrets
+for group in ffdhe3072 ffdhe4096; do
+    start --dhchap-dhgroup $group
+    use --dhchap-secret "$secret"
+    stop
+    echo "host of Linux, $group: ok"
+done
+
+# Reauthentication: a new secret at both sides while the host stays connected.
+start
+connect --dhchap-secret "$secret"
+await 20 test -b /dev/nvme0n1
+echo "$secret" >/sys/class/nvme/nvme0/dhchap_secret
+echo "$wrong" >/sys/class/nvme/nvme0/dhchap_secret || true
+nvme disconnect --nqn $nqn >/tmp/out
+stop
+echo "reauthentication: ok"
+
+# inlane's host at Linux's target.
+cd /sys/kernel/config/nvmet
+linux=nqn.2024-01.inlane:lab
+mkdir hosts/$host
+echo 0 >subsystems/$linux/attr_allow_any_host
+ln -s /sys/kernel/config/nvmet/hosts/$host subsystems/$linux/allowed_hosts/$host
+at="127.0.0.1:4420 --subsystem $linux --length 4K /tmp/read"
+for hash in sha256 sha384 sha512; do
+    for group in null ffdhe2048 ffdhe3072; do
+        inlane nvme gen-dhchap-key --hmac $hash --host-nqn $host --target-secret >/tmp/secrets
+        read -r name secret of_target </tmp/secrets
+        echo "$secret" >hosts/$host/dhchap_key
+        echo "$of_target" >hosts/$host/dhchap_ctrl_key
+        echo "hmac($hash)" >hosts/$host/dhchap_hash
+        echo $group >hosts/$host/dhchap_dhgroup
+        inlane nvme read $at --secrets-file /tmp/secrets --queues 2 2>/tmp/out || fail "both directions"
+        echo "$host $secret" >/tmp/one
+        inlane nvme read $at --secrets-file /tmp/one 2>/tmp/out || fail "one direction"
+        echo "$host $wrong" >/tmp/bad
+        refused inlane nvme read $at --secrets-file /tmp/bad
+        grep -q "refused this host's secret" /tmp/out || fail "wrong secret"
+        echo "$host $secret $wrong" >/tmp/bad
+        refused inlane nvme read $at --secrets-file /tmp/bad
+        grep -q "did not prove" /tmp/out || fail "wrong target"
+        refused inlane nvme read $at
+        grep -q "give the secrets with --secrets-file" /tmp/out || fail "no secret"
+        echo "target of Linux, $hash $group: ok"
+    done
+done
+inlane nvme discover 127.0.0.1:4420 --secrets-file /tmp/secrets >/tmp/out || fail "discovery"
+echo "end: ok"
+trap - EXIT
