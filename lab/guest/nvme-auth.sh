@@ -66,37 +66,32 @@ dd if=/dev/urandom of=/tmp/data bs=4096 count=4 2>/tmp/out
 wrong=$(inlane nvme gen-dhchap-key)
 
 # Linux's host at inlane's target.
-for hash in sha256 sha384 sha512; do
-    for group in null ffdhe2048; do
-        inlane nvme gen-dhchap-key --hmac $hash --host-nqn $host --target-secret >/tmp/secrets
-        read -r name secret of_target </tmp/secrets
-        start --dhchap-hash $hash --dhchap-dhgroup $group
-        use --dhchap-secret "$secret"
-        use --dhchap-secret "$secret" --dhchap-ctrl-secret "$of_target"
-        refused connect --dhchap-secret "$wrong"
-        refused connect --dhchap-secret "$secret" --dhchap-ctrl-secret "$wrong"
-        refused connect
-        use --dhchap-secret "$secret"
-        stop
-        dmesg | grep -q "authenticated with hash.*$hash.*dhgroup $group" || fail "no message of the kernel for $hash $group"
-        echo "host of Linux, $hash $group: ok"
-    done
-done
-secret=$(nvme gen-dhchap-key --hmac 0)
-echo "$host $secret" >/tmp/secrets
-for group in ffdhe3072 ffdhe4096; do
-    start --dhchap-dhgroup $group
+for pair in "sha256 null" "sha384 null" "sha512 null" "sha256 ffdhe2048" "sha512 ffdhe4096"; do
+    hash=${pair% *} group=${pair#* }
+    inlane nvme gen-dhchap-key --hmac $hash --host-nqn $host --target-secret >/tmp/secrets
+    read -r name secret of_target </tmp/secrets
+    start --dhchap-hash $hash --dhchap-dhgroup $group
+    use --dhchap-secret "$secret" --dhchap-ctrl-secret "$of_target"
+    refused connect --dhchap-secret "$wrong"
+    refused connect --dhchap-secret "$secret" --dhchap-ctrl-secret "$wrong"
+    refused connect
     use --dhchap-secret "$secret"
     stop
-    echo "host of Linux, $group: ok"
+    dmesg | grep -q "authenticated with hash.*$hash.*dhgroup $group" || fail "no message of the kernel for $hash $group"
+    echo "host of Linux, $hash $group: ok"
 done
 
-# Reauthentication: a new secret at both sides while the host stays connected.
+# Reauthentication: the host gets its secret again, and then a wrong one, while it stays connected.
+secret=$(nvme gen-dhchap-key --hmac 0)
+echo "$host $secret" >/tmp/secrets
 start
 connect --dhchap-secret "$secret"
 await 20 test -b /dev/nvme0n1
 echo "$secret" >/sys/class/nvme/nvme0/dhchap_secret
+dd if=/dev/nvme0n1 of=/tmp/read bs=4096 count=4 iflag=direct 2>/tmp/out
+! grep -q "failed" /tmp/target.log || fail "the repetition with the right secret"
 echo "$wrong" >/sys/class/nvme/nvme0/dhchap_secret || true
+await 20 grep -q "the authentication of $host failed" /tmp/target.log
 nvme disconnect --nqn $nqn >/tmp/out
 stop
 echo "reauthentication: ok"
@@ -108,27 +103,26 @@ mkdir hosts/$host
 echo 0 >subsystems/$linux/attr_allow_any_host
 ln -s /sys/kernel/config/nvmet/hosts/$host subsystems/$linux/allowed_hosts/$host
 at="127.0.0.1:4420 --subsystem $linux --length 4K /tmp/read"
-for hash in sha256 sha384 sha512; do
-    for group in null ffdhe2048 ffdhe3072; do
-        inlane nvme gen-dhchap-key --hmac $hash --host-nqn $host --target-secret >/tmp/secrets
-        read -r name secret of_target </tmp/secrets
-        echo "$secret" >hosts/$host/dhchap_key
-        echo "$of_target" >hosts/$host/dhchap_ctrl_key
-        echo "hmac($hash)" >hosts/$host/dhchap_hash
-        echo $group >hosts/$host/dhchap_dhgroup
-        inlane nvme read $at --secrets-file /tmp/secrets --queues 2 2>/tmp/out || fail "both directions"
-        echo "$host $secret" >/tmp/one
-        inlane nvme read $at --secrets-file /tmp/one 2>/tmp/out || fail "one direction"
-        echo "$host $wrong" >/tmp/bad
-        refused inlane nvme read $at --secrets-file /tmp/bad
-        grep -q "refused this host's secret" /tmp/out || fail "wrong secret"
-        echo "$host $secret $wrong" >/tmp/bad
-        refused inlane nvme read $at --secrets-file /tmp/bad
-        grep -q "did not prove" /tmp/out || fail "wrong target"
-        refused inlane nvme read $at
-        grep -q "give the secrets with --secrets-file" /tmp/out || fail "no secret"
-        echo "target of Linux, $hash $group: ok"
-    done
+for pair in "sha256 null" "sha384 null" "sha512 null" "sha256 ffdhe2048" "sha512 ffdhe4096"; do
+    hash=${pair% *} group=${pair#* }
+    inlane nvme gen-dhchap-key --hmac $hash --host-nqn $host --target-secret >/tmp/secrets
+    read -r name secret of_target </tmp/secrets
+    echo "$secret" >hosts/$host/dhchap_key
+    echo "$of_target" >hosts/$host/dhchap_ctrl_key
+    echo "hmac($hash)" >hosts/$host/dhchap_hash
+    echo $group >hosts/$host/dhchap_dhgroup
+    inlane nvme read $at --secrets-file /tmp/secrets --queues 2 2>/tmp/out || fail "both directions"
+    echo "$host $secret" >/tmp/one
+    inlane nvme read $at --secrets-file /tmp/one 2>/tmp/out || fail "one direction"
+    echo "$host $wrong" >/tmp/bad
+    refused inlane nvme read $at --secrets-file /tmp/bad
+    grep -q "refused this host's secret" /tmp/out || fail "wrong secret"
+    echo "$host $secret $wrong" >/tmp/bad
+    refused inlane nvme read $at --secrets-file /tmp/bad
+    grep -q "did not prove" /tmp/out || fail "wrong target"
+    refused inlane nvme read $at
+    grep -q "give the secrets with --secrets-file" /tmp/out || fail "no secret"
+    echo "target of Linux, $hash $group: ok"
 done
 inlane nvme discover 127.0.0.1:4420 --secrets-file /tmp/secrets >/tmp/out || fail "discovery"
 echo "end: ok"

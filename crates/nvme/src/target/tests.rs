@@ -284,7 +284,7 @@ fn hosts_that_stop_during_their_authentication_are_disconnected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("secrets");
     let secret = Secret::generate(None).unwrap();
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).mode(0o600).open(&path).unwrap();
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
     writeln!(file, "{HOST} {}", *secret.to_text()).unwrap();
     let limits = Limits { handshake_timeout: Duration::from_millis(700), ..Limits::default() };
     let config = Config {

@@ -58,7 +58,15 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     let challenge = receive(queue)?;
     let reply = side.challenged(challenge.bytes()).map_err(|refusal| refused(queue, refusal))?;
     send(queue, &reply)?;
-    let success = receive(queue)?;
+    // Linux's target closes the connection after a wrong response, often before it has said why.
+    let success = receive(queue).map_err(|error| match error {
+        Error::Disconnected { why, .. } => failed(format!(
+            "authentication of {} at {subsystem}: {why}; the target probably refused this host's secret; compare \
+             the line of this host in the secrets of both sides",
+            host.nqn
+        )),
+        other => other,
+    })?;
     match side.succeeded(success.bytes()).map_err(|refusal| refused(queue, refusal))? {
         Some(message) => send(queue, &message),
         None => Ok(()),
