@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const RESPONSE_HEADER: usize = 24;
 /// The alignment in bytes that O_DIRECT needs for memory and offsets.
 const ALIGNMENT: usize = 4096;
+/// The size of a huge page. Large data lies in one, as in the target's buffers.
+const HUGE_PAGE: usize = 2 << 20;
 /// The number of completions after which the server sends the responses to small reads. The client then works
 /// on these responses while the server continues.
 const BATCH: usize = 8;
@@ -32,7 +34,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 /// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data. The data begins at an
-/// address that is a multiple of [`ALIGNMENT`].
+/// address that is a multiple of [`ALIGNMENT`], or of [`HUGE_PAGE`] if the data is large.
 struct Slot {
     memory: Vec<u8>,
     /// The index of the first data byte in `memory`.
@@ -43,9 +45,19 @@ struct Slot {
 impl Slot {
     fn prepare(&mut self, length: usize) -> *mut u8 {
         if self.length != length {
-            self.memory = vec![0; length + 2 * ALIGNMENT];
-            let address = self.memory.as_ptr() as usize + ALIGNMENT;
-            self.data = address.next_multiple_of(ALIGNMENT) - self.memory.as_ptr() as usize;
+            let alignment = if length < LARGE { ALIGNMENT } else { HUGE_PAGE };
+            let bytes = length.next_multiple_of(alignment) + 2 * alignment;
+            self.memory = Vec::with_capacity(bytes);
+            let start = self.memory.as_ptr() as usize;
+            self.data = (start + ALIGNMENT).next_multiple_of(alignment) - start;
+            if length >= LARGE {
+                let data = self.memory.as_mut_ptr().wrapping_add(self.data);
+                // SAFETY: the range lies within the vector's memory. The advice changes no contents.
+                unsafe {
+                    libc::madvise(data.cast(), length.next_multiple_of(HUGE_PAGE), libc::MADV_HUGEPAGE)
+                };
+            }
+            self.memory.resize(bytes, 0);
             self.length = length;
         }
         self.memory[self.data..].as_mut_ptr()

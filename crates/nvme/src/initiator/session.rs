@@ -144,7 +144,11 @@ impl Session {
             Err(Error::Status { .. }) if !controller.namespace_ids()?.contains(&nsid) => {
                 let ids = controller.namespace_ids()?;
                 let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
-                let why = format!("the subsystem does not have it; it has {}", ids.join(", "));
+                let remedy = match ids.is_empty() {
+                    true => "it has no namespace at all".into(),
+                    false => format!("choose one of {}", ids.join(", ")),
+                };
+                let why = format!("the subsystem does not have it; {remedy}");
                 return Err(Error::Invalid { what: format!("--namespace {nsid}"), why });
             }
             Err(error) => return Err(error),

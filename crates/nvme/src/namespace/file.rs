@@ -65,7 +65,11 @@ impl FileStorage {
         match (metadata.file_type().is_block_device(), metadata.is_file()) {
             (true, _) if !block_device => return invalid("it is a block device; give block:PATH"),
             (_, true) if block_device => return invalid("it is a regular file; give file:PATH"),
-            (false, false) => return invalid("it is neither a regular file nor a block device"),
+            (false, false) => {
+                return invalid(
+                    "it is neither a regular file nor a block device; name one of these, or serve memory:SIZE",
+                );
+            }
             _ => {}
         }
         lock(&file, path, writable)?;

@@ -117,7 +117,9 @@ impl Namespace {
         let block_shift = block_bytes.trailing_zeros() as u8;
         let blocks = bytes >> block_shift;
         if blocks == 0 {
-            let why = format!("it has {bytes} bytes, less than one block of {block_bytes} bytes");
+            let why = format!(
+                "it has {bytes} bytes, less than one block of {block_bytes} bytes; enlarge it or name another"
+            );
             return Err(Error::Invalid { what: name, why });
         }
         Ok(Self {

@@ -69,10 +69,9 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { field, offset, found, why, .. } = self;
         match Kind::from_code(self.kind) {
-            Some(kind) => write!(f, "{}", kind.name())?,
-            None => write!(f, "PDU of type {:#04x}", self.kind)?,
+            Some(kind) => write!(f, "{}: {field} at byte {offset} is {found:#x}: {why}", kind.name()),
+            None => write!(f, "{field} (byte {offset}) is {found:#x}, {why}"),
         }
-        write!(f, ": {field} at byte {offset} is {found:#x}: {why}")
     }
 }
 

@@ -180,7 +180,7 @@ impl Layout {
             Err(Fault { status: FatalStatus::InvalidHeaderField, kind: code, field, offset, found, why })
         };
         let Some(kind) = Kind::from_code(code) else {
-            return fault("PDU-Type", 0, code.into(), "this type does not exist");
+            return fault("PDU-Type", 0, code.into(), "which does not exist");
         };
         if kind.sender() != rules.sender {
             return fault("PDU-Type", 0, code.into(), "this side does not send PDUs of this type");

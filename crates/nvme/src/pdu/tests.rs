@@ -78,6 +78,8 @@ fn faults_name_the_field_and_its_offset() {
         assert_eq!((fault.field, fault.offset), (field, offset), "{fault}");
         fault
     };
+    let fault = expect(0, 0x48, "PDU-Type", 0);
+    assert_eq!(fault.to_string(), "PDU-Type (byte 0) is 0x48, which does not exist");
     expect(0, 0x08, "PDU-Type", 0);
     expect(0, 0x06, "PDU-Type", 0);
     expect(1, 0x01, "FLAGS", 1);
