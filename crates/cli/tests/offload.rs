@@ -528,7 +528,8 @@ fn sockets_behave_as_programs_expect() {
     let Some(mut lab) = Lab::new("sockets", &[("python3", "python3")]) else { return };
     lab.serve(&["--loopback"]);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
-    must(lab.offloaded("python3").arg(script));
+    let said = String::from_utf8(must(lab.offloaded("python3").arg(script))).unwrap();
+    assert!(said.contains("connections over pairs of the library: 79\n"), "{said}");
     assert!(lab.count("received_bytes") > 8000 && lab.count("connected") >= 200, "{}", lab.status());
 }
 

@@ -1,7 +1,8 @@
 //! Requests and replies on the engine's control socket, a UNIX socket of type SOCK_SEQPACKET.
 //!
 //! A process opens a connection when it first needs the engine. Messages have one fixed size. A request may
-//! carry the program's end of an offloaded socket, which proves that the sender has the socket. The reply to
+//! carry the program's end of an offloaded socket, which proves that the sender has the socket.
+//! [`Operation::Open`] carries both ends of a new pair. The reply to
 //! [`Operation::Bind`] or [`Operation::Connect`] may carry the program's end of a socket that the engine has
 //! just created. Other replies may carry the descriptor of a file.
 
@@ -14,7 +15,11 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. It is the first byte of a message in every version, so that both sides can
 /// name the version that they refuse.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
+/// The most requests without a reply that a client sends before it sends one with a reply, if one of them is
+/// [`Operation::Open`]. An engine with one thread processes as many in one turn. So it has processed them before it
+/// reads a request of a client that connects later, such as a forked child, which may be about the same sockets.
+pub const MOST_AHEAD: u32 = 32;
 /// Where the value begins.
 const VALUE: usize = 96;
 
@@ -31,7 +36,8 @@ pub enum Operation {
     /// when the connection is established or has failed. `name` of the reply is as for [`Operation::Bind`].
     ///
     /// If the engine creates the socket, it sends the SYN at once if `number` of the request is 1. Otherwise the
-    /// SYN waits for [`Operation::Start`], and the reply carries a [`Handle`].
+    /// SYN waits for [`Operation::Start`], and the reply carries a [`Handle`]. `number` of the reply is 1 if this
+    /// client may send [`Operation::Open`] for the same remote IP address.
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
@@ -64,10 +70,18 @@ pub enum Operation {
     /// In the reply, `number` is the slot's index, and `name` is how many microseconds a receive polls before
     /// it sleeps. The first reply to a client carries the memfd of the shared memory.
     Adopt = 13,
+    /// Connects a new TCP socket to [`Message::remote`] over a pair that the library has created. The request
+    /// carries two descriptors: the engine's end, then the program's end. `number` is how many bytes the library
+    /// has written into the program's end, so that it is not writable before the connection is established.
+    ///
+    /// There is no reply. If the request fails, the engine's end gets the errno in its name, like that of a
+    /// connection that fails later. The engine accepts the request only from its own user and from root, because
+    /// a program that keeps a descriptor of the engine's end could block the engine.
+    Open = 14,
 }
 
 impl Operation {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Bind,
         Self::Connect,
         Self::Listen,
@@ -81,11 +95,12 @@ impl Operation {
         Self::Disconnect,
         Self::Route,
         Self::Adopt,
+        Self::Open,
     ];
 
     /// Returns true if the engine replies.
     pub fn has_reply(self) -> bool {
-        !matches!(self, Self::SetOption | Self::Kernel | Self::Start)
+        !matches!(self, Self::SetOption | Self::Kernel | Self::Start | Self::Open)
     }
 }
 

@@ -5,25 +5,28 @@
 //! after the engine has died.
 //!
 //! ```text
-//! program's end:  0 "inlane" 1 kind | engine (8) | socket (8) | local address (20) | remote address (20)
-//! engine's end:   0 "inlane" 1 'E'  | engine (8) | socket (8) | errno (4)         bound when the connection ends
+//! program's end:  0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | remote address (20)
+//! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20)
 //! ```
 //!
-//! The engine's end gets its name once the remote end has finished sending (errno 0) or the connection has
-//! failed. If a program reads the end of the stream while the engine's end has no name, the engine has died.
+//! The library names the program's end of a pair that it has created itself, before the engine has chosen a local
+//! port. This port is 0 in the name, and the library asks the engine for the local address.
+//!
+//! The engine binds its end when the connection ends: once the remote end has finished sending (errno 0), or the
+//! connection has failed. If a program reads the end of the stream while the engine's end has no name, the engine has died.
 
 use crate::address;
 use std::net::SocketAddr;
 
 /// The first bytes of a name: the zero byte of abstract names, the word "inlane", and the version of this
 /// layout.
-const PREFIX: [u8; 8] = *b"\0inlane\x01";
+const PREFIX: [u8; 8] = *b"\0inlane\x02";
 /// The kind byte in the name of an engine's end.
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
 const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length of the name of an engine's end, in bytes.
-const END_LEN: usize = 9 + 16 + 4;
+const END_LEN: usize = 9 + 16 + 4 + address::LEN;
 
 /// The kind of an offloaded socket: its family, and whether the socket was bound or connected when its name
 /// was made.
@@ -72,7 +75,7 @@ pub struct SocketName {
     pub socket: u64,
     /// What the socket is.
     pub kind: SocketKind,
-    /// The local address.
+    /// The local address. Its port is 0 if the engine had not chosen it when the socket got its name.
     pub local: SocketAddr,
     /// The remote address, if the socket was connected when it got its name.
     pub remote: Option<SocketAddr>,
@@ -232,8 +235,8 @@ pub enum End {
 }
 
 impl End {
-    /// Returns the address to bind the engine's end to.
-    pub fn to_address(self, engine: u64, socket: u64) -> UnixAddress {
+    /// Returns the address to bind the engine's end to. `local` is the connection's local address.
+    pub fn to_address(self, engine: u64, socket: u64, local: Option<SocketAddr>) -> UnixAddress {
         let mut name = [0; END_LEN];
         name[..8].copy_from_slice(&PREFIX);
         name[8] = END;
@@ -243,15 +246,19 @@ impl End {
             Self::Finished | Self::Unnamed => 0,
             Self::Failed(errno) => errno,
         };
-        name[25..].copy_from_slice(&errno.to_le_bytes());
+        name[25..29].copy_from_slice(&errno.to_le_bytes());
+        name[29..].copy_from_slice(&address::encode(local));
         UnixAddress::of(&name)
     }
 
-    fn from_address(address: &UnixAddress) -> Self {
+    /// Returns the bytes of the name of an engine's end, or `None` for any other name.
+    fn bytes(address: &UnixAddress) -> Option<&[u8]> {
         let name = address.name();
-        if name.len() != END_LEN || name[..8] != PREFIX || name[8] != END {
-            return Self::Unnamed;
-        }
+        (name.len() == END_LEN && name[..8] == PREFIX && name[8] == END).then_some(name)
+    }
+
+    fn from_address(address: &UnixAddress) -> Self {
+        let Some(name) = Self::bytes(address) else { return Self::Unnamed };
         match i32::from_le_bytes([name[25], name[26], name[27], name[28]]) {
             0 => Self::Finished,
             errno => Self::Failed(errno),
@@ -262,6 +269,12 @@ impl End {
     /// pair, and `asking.peer` asks the kernel for the name of the other end.
     pub fn of(fd: i32, asking: Asking) -> Self {
         UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
+    }
+
+    /// Returns the local address of a connection that has ended, from the name of the engine's end. Returns `None`
+    /// if the connection has not ended. `fd` is the program's end of the pair.
+    pub fn local_address(fd: i32, asking: Asking) -> Option<SocketAddr> {
+        address::decode(&Self::bytes(&UnixAddress::ask(fd, asking.peer)?)?[29..])
     }
 }
 
@@ -294,7 +307,7 @@ mod tests {
             bind(program.as_raw_fd(), &name.to_address());
             assert_eq!(End::of(program.as_raw_fd(), ASKING), End::Unnamed);
             if end != End::Unnamed {
-                bind(other.as_raw_fd(), &end.to_address(engine, socket));
+                bind(other.as_raw_fd(), &end.to_address(engine, socket, Some(name.local)));
             }
             drop(other);
             let duplicate = program.try_clone().unwrap();
@@ -302,6 +315,8 @@ mod tests {
             assert_eq!(SocketName::of(duplicate.as_raw_fd(), ASKING), Some(name));
             assert_eq!(Local::of(duplicate.as_raw_fd(), ASKING), Local::Offloaded(name));
             assert_eq!(End::of(duplicate.as_raw_fd(), ASKING), end);
+            let local = (end != End::Unnamed).then_some(name.local);
+            assert_eq!(End::local_address(duplicate.as_raw_fd(), ASKING), local);
         }
     }
 
@@ -315,7 +330,7 @@ mod tests {
         assert_eq!(SocketName::of(listener.as_raw_fd(), ASKING), None);
         let port = listener.local_addr().unwrap().port();
         assert_eq!(Local::of(listener.as_raw_fd(), ASKING), Local::Kernel { v6: false, port });
-        for name in [&b"\0inlane\x01s"[..], &[0; 108], b"", b"\0inlane\x01Exxxxxxxxxxxxxxxxxx"] {
+        for name in [&b"\0inlane\x02s"[..], &[0; 108], b"", b"\0inlane\x02Exxxxxxxxxxxxxxxxxx"] {
             let address = UnixAddress::of(name);
             assert_eq!(SocketName::from_address(&address), None);
             assert_eq!(End::from_address(&address), End::Unnamed);

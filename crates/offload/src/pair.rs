@@ -2,6 +2,7 @@
 
 use inlane_offload_protocol::name::{End, SocketName, UnixAddress};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
@@ -40,9 +41,15 @@ fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
 }
 
 /// Binds the engine's end to a name from which the preloaded library reads how the connection ended. Only the
-/// first call has an effect, because a socket can be bound only once.
-pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64) {
-    let _ = bind(engine_end, &end.to_address(engine, socket));
+/// first call has an effect, because a socket can be bound only once. `local` is the connection's local address.
+pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64, local: Option<SocketAddr>) {
+    let _ = bind(engine_end, &end.to_address(engine, socket, local));
+}
+
+/// Returns true if a descriptor that a program sent may serve as the engine's end of a pair. Sockets of other families
+/// could block the engine, for example when it closes them.
+pub fn is_unix(fd: &OwnedFd) -> bool {
+    option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX)
 }
 
 /// The most filler bytes that one system call writes or discards. A pair whose program's end has the smallest
@@ -67,15 +74,7 @@ impl Filled {
     /// # Errors
     /// Errors of the system.
     pub fn new(program: Arc<OwnedFd>, usual: bool) -> io::Result<Self> {
-        // The size that new sockets have. An administrator seldom changes it while the engine runs.
-        static USUAL: OnceLock<i32> = OnceLock::new();
-        let capacity = match USUAL.get() {
-            Some(capacity) if usual => *capacity,
-            _ => option(&program, libc::SO_SNDBUF)?,
-        };
-        if usual {
-            USUAL.get_or_init(|| capacity);
-        }
+        let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
         set_option(&program, libc::SO_SNDBUF, 1)?;
         set_option(&program, libc::SO_PRIORITY, CONNECTING)?;
         let mut bytes = 0;
@@ -92,6 +91,17 @@ impl Filled {
             }
         }
         Ok(Self { program, bytes, capacity })
+    }
+
+    /// Takes over a program's end that the library has filled with `bytes` bytes.
+    ///
+    /// # Errors
+    /// Errors of the system; `InvalidInput` if the number of bytes is impossible.
+    pub fn prepared(program: Arc<OwnedFd>, bytes: i32) -> io::Result<Self> {
+        match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= 2 * FILLER => Ok(Self { program, bytes, capacity: usual_capacity()? }),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     /// Returns the value of SO_SNDBUF that the program's end gets when it becomes writable.
@@ -120,6 +130,20 @@ impl Filled {
                 Ok(len) if len > 0 => rest -= len,
                 _ => break,
             }
+        }
+    }
+}
+
+/// Returns the SO_SNDBUF of new UNIX sockets. Reads it once, because an administrator seldom changes it while the
+/// engine runs.
+fn usual_capacity() -> io::Result<i32> {
+    static USUAL: OnceLock<i32> = OnceLock::new();
+    match USUAL.get() {
+        Some(capacity) => Ok(*capacity),
+        None => {
+            let (end, _other) = UnixStream::pair()?;
+            let capacity = option(&end.into(), libc::SO_SNDBUF)?;
+            Ok(*USUAL.get_or_init(|| capacity))
         }
     }
 }
@@ -262,6 +286,14 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
 /// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it is longer than `bytes` or
 /// carries several descriptors.
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    receive_descriptors(fd, bytes).map(|(len, [first, _])| (len, first))
+}
+
+/// Receives a message and the first two descriptors that came with it, without blocking. Closes further ones.
+///
+/// # Errors
+/// As [`receive_descriptor`].
+pub fn receive_descriptors(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: the structures live through the call. The kernel writes whole control messages within the
@@ -273,25 +305,25 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
         header.msg_controllen = libc::CMSG_SPACE(4) as _;
         let len = result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC))?;
         let first = libc::CMSG_FIRSTHDR(&header);
-        let mut descriptor = None;
+        let mut descriptors = [None, None];
         if !first.is_null()
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // Count the descriptors: CMSG_SPACE rounds up, so a second one may fit into the control data.
+            // The control data has room for four descriptors.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();
                 let passed = OwnedFd::from_raw_fd(passed);
-                if index == 0 {
-                    descriptor = Some(passed);
+                if let Some(place) = descriptors.get_mut(index) {
+                    *place = Some(passed);
                 }
             }
         }
         if header.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok((len, descriptor))
+        Ok((len, descriptors))
     }
 }
 

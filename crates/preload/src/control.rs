@@ -8,12 +8,12 @@
 use crate::direct::now_ns;
 use crate::{real, settings, wait};
 use inlane_offload_protocol::lease::{Area, Slot};
-use inlane_offload_protocol::message::{self, Message, Operation};
+use inlane_offload_protocol::message::{self, MOST_AHEAD, Message, Operation};
 use libc::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The descriptor of the connection to the engine that this process keeps open, or -1 if there is none.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
@@ -24,6 +24,9 @@ static INODE: AtomicU64 = AtomicU64::new(0);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// The number of requests that were sent over the connection in `CONNECTION` since the engine's last reply on it.
+static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 
 /// The lowest descriptor number for the connection to the engine, because programs expect low numbers for
 /// their own descriptors.
@@ -84,6 +87,44 @@ fn open() -> Option<RawFd> {
     }
 }
 
+/// Sends a request without a reply, with the descriptors `ends`, over the control connection whose socket has the
+/// inode `expected`. Returns false, without sending, if that connection is in use, gone, or not this process's, or if
+/// the engine has not answered for [`MOST_AHEAD`] requests.
+pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool {
+    debug_assert!(!message.operation.has_reply());
+    name_program(message);
+    without_cancellation(|| {
+        // SAFETY: has no preconditions.
+        let process = unsafe { libc::getpid() };
+        if OWNER.load(Ordering::Relaxed) != process || IN_USE.swap(true, Ordering::Acquire) {
+            return false;
+        }
+        let fd = CONNECTION.load(Ordering::Relaxed);
+        let sent = fd >= 0
+            && UNANSWERED.load(Ordering::Relaxed) < MOST_AHEAD
+            && inode(fd) == Some(expected)
+            && send(fd, &message.encode(), &ends);
+        if sent {
+            UNANSWERED.fetch_add(1, Ordering::Relaxed);
+        }
+        IN_USE.store(false, Ordering::Release);
+        sent
+    })
+}
+
+/// Returns the inode of the control connection that this process keeps open, if there is one. In a child of vfork,
+/// this is the parent's connection.
+pub fn kept_inode() -> Option<u64> {
+    (CONNECTION.load(Ordering::Relaxed) >= 0).then(|| INODE.load(Ordering::Relaxed))
+}
+
+/// Writes this program's name into a request.
+fn name_program(message: &mut Message) {
+    let program = settings::program();
+    let len = program.len().min(message.program.len());
+    message.program[..len].copy_from_slice(&program[..len]);
+}
+
 /// Sends a request to the engine. If `attached` is not negative, sends this descriptor along. Returns the
 /// reply and the descriptor that came with the reply. If the operation has no reply, returns the request
 /// itself. Returns `None` if there is no engine or the engine does not answer.
@@ -91,9 +132,7 @@ fn open() -> Option<RawFd> {
 /// Leaves errno as it was.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
     let before = crate::errno();
-    let program = settings::program();
-    let len = program.len().min(message.program.len());
-    message.program[..len].copy_from_slice(&program[..len]);
+    name_program(message);
     let reply = without_cancellation(|| send_request(message, attached));
     crate::set_errno(before);
     reply
@@ -175,6 +214,7 @@ fn kept() -> Option<(RawFd, bool)> {
         }
     };
     INODE.store(inode(fd)?, Ordering::Relaxed);
+    UNANSWERED.store(0, Ordering::Relaxed);
     CONNECTION.store(fd, Ordering::Relaxed);
     // SAFETY: has no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
@@ -259,10 +299,13 @@ fn drop_kept() {
 }
 
 fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
-    if !send(fd, &message.encode(), attached) {
+    let attached = [attached];
+    if !send(fd, &message.encode(), if attached[0] >= 0 { &attached } else { &[] }) {
         return None;
     }
+    let is_kept = fd == CONNECTION.load(Ordering::Relaxed);
     if !message.operation.has_reply() {
+        UNANSWERED.fetch_add(u32::from(is_kept), Ordering::Relaxed);
         return Some((*message, None));
     }
     let mut bytes = [0; message::LEN];
@@ -273,6 +316,9 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
             outcome => break outcome,
         }
     };
+    if is_kept {
+        UNANSWERED.store(0, Ordering::Relaxed);
+    }
     let received = usize::try_from(len).map_or(&bytes[..0], |len| &bytes[..len]);
     OTHER_VERSION.store(message::other_version(received).unwrap_or(0), Ordering::Relaxed);
     let reply = Message::decode(received);
@@ -305,26 +351,30 @@ fn poll_reply(fd: RawFd, bytes: &mut [u8]) -> Option<(isize, Option<RawFd>)> {
     None
 }
 
-/// The space for one descriptor in a message's control data.
+/// The space for up to two descriptors in a message's control data.
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
-fn send(fd: RawFd, bytes: &[u8], attached: RawFd) -> bool {
+/// Sends a message with at most two descriptors.
+fn send(fd: RawFd, bytes: &[u8], attached: &[RawFd]) -> bool {
+    debug_assert!(attached.len() <= 2);
+    let len = size_of_val(attached) as u32;
     let mut control = Control([0; 32]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: an all-zero msghdr is valid. The structures outlive the call, and the control data has room for
-    // one descriptor.
+    // the descriptors.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
-        if attached >= 0 {
+        if !attached.is_empty() {
             header.msg_control = control.0.as_mut_ptr().cast();
-            header.msg_controllen = libc::CMSG_SPACE(4) as _;
+            header.msg_controllen = libc::CMSG_SPACE(len) as _;
             let first = libc::CMSG_FIRSTHDR(&header);
             (*first).cmsg_level = libc::SOL_SOCKET;
             (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
-            libc::CMSG_DATA(first).cast::<c_int>().write_unaligned(attached);
+            (*first).cmsg_len = libc::CMSG_LEN(len) as _;
+            let place = libc::CMSG_DATA(first);
+            place.copy_from_nonoverlapping(attached.as_ptr().cast(), len as usize);
         }
         loop {
             if real::sendmsg(fd, &header, libc::MSG_NOSIGNAL) == bytes.len() as isize {

@@ -1,7 +1,7 @@
 //! Replaces a kernel socket by an offloaded one, when the program binds or connects it.
 
 use crate::epoll::Registration;
-use crate::{control, datagram, direct, errno, real, set_errno, settings, socket, wait};
+use crate::{control, datagram, direct, errno, open, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, VERSION, write_options};
 use inlane_offload_protocol::name::Local;
@@ -206,7 +206,17 @@ fn offer_candidate(
         add_options(&mut message, fd);
     }
     // Without other threads, nobody uses the kernel's socket before this call has replaced it.
-    message.number = c_int::from(connects && real::is_single_threaded());
+    let alone = connects && real::is_single_threaded();
+    if alone
+        && plain
+        && let Some(new) = open::connect(address, socket.v6)
+    {
+        return match replace(fd, new, false, plain) {
+            true => Outcome::Engine,
+            false => stays(&message, b"the descriptor could not be replaced", true),
+        };
+    }
+    message.number = c_int::from(alone);
     let Some((reply, passed)) = control::request(&mut message, -1) else {
         return match control::other_version() {
             Some(engine) => refused_version(engine),
@@ -219,6 +229,9 @@ fn offer_candidate(
     match (reply.status, passed) {
         (0, Some(new)) => match replace(fd, new, socket.datagrams, plain) {
             true => {
+                if connects && reply.number == 1 {
+                    open::permit(address.ip());
+                }
                 if let Some(handle) = reply.handle() {
                     let mut start = Message::new(Operation::Start);
                     start.set_handle(handle);

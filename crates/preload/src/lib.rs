@@ -29,6 +29,7 @@ mod epoll;
 mod exec;
 mod hooks;
 mod imports;
+mod open;
 mod ready;
 mod real;
 mod receive;

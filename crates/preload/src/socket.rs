@@ -248,10 +248,10 @@ pub unsafe fn getsockname(
     len: *mut socklen_t,
 ) -> c_int {
     let mut local = name.local;
-    if (name.kind.is_bound() || name.kind.is_datagram())
-        && let Some(reply) = addresses(fd)
-    {
-        local = reply.local.unwrap_or(local);
+    if name.kind.is_bound() || name.kind.is_datagram() || local.port() == 0 {
+        let reply = addresses(fd).and_then(|reply| reply.local);
+        // The engine has forgotten a connection that has ended.
+        local = reply.or_else(|| End::local_address(fd, real::ASKING)).unwrap_or(local);
     }
     // SAFETY: the program's arguments.
     unsafe { write_sockaddr(local, name.kind.is_v6(), address, len) };

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import resource
 import select
 import socket
@@ -176,6 +177,153 @@ def reset():
                 pass
 
 
-for test in (buffers, no_descriptor, registered_before_connect, options, reset):
+def finish(client):
+    """Waits until a connection is established or has failed. Returns its error."""
+    assert select.select([], [client], [], LIMIT)[1], "the connection hangs"
+    return client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def lowest(count):
+    """Returns the lowest descriptors that are free."""
+    held = [os.dup(0) for _ in range(count)]
+    for descriptor in held:
+        os.close(descriptor)
+    return held
+
+
+def opened(server, blocks, prepare=lambda client: None):
+    """Opens a connection. Returns both of its ends. Checks the addresses, also while it is being established."""
+    free = lowest(2)
+    client = socket.socket()
+    assert client.fileno() == free[0]
+    client.setblocking(blocks)
+    prepare(client)
+    assert client.connect_ex(server.getsockname()) == (0 if blocks else errno.EINPROGRESS)
+    local = client.getsockname()
+    assert local[0] == "127.0.0.1" and local[1] != 0, local
+    assert finish(client) == 0 and client.getpeername() == server.getsockname()
+    assert lowest(1) == free[1:], "a descriptor is left"
+    peer, address = server.accept()
+    assert address == local == peer.getpeername(), (address, local)
+    assert peer.fileno() == free[1]
+    return client, peer
+
+
+def opens_many():
+    """Connections of a program with one thread have the addresses, errors, numbers and flags that they have on the kernel."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    # The kind, the numbers of engine and socket, no local port, and the address of the server.
+    port = server.getsockname()[1].to_bytes(2, "big").replace(b"\0", b"@")
+    names = re.compile(rb"inlane\x02s.{16}\x04@{19}\x04@" + re.escape(port) + rb"\x7f@@\x01", re.DOTALL)
+    found = 0
+    for count in range(80):
+        inheritable = count % 3 == 0
+        client, peer = opened(server, count % 2 == 0, lambda client: os.set_inheritable(client.fileno(), inheritable))
+        assert os.get_inheritable(client.fileno()) == inheritable
+        assert client.getblocking() == (count % 2 == 0)
+        with open("/proc/net/unix", "rb") as file:
+            found += count > 0 and names.search(file.read()) is not None
+        local = client.getsockname()
+        client.sendall(b"question")
+        assert peer.recv(100) == b"question"
+        if count % 4 == 0:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            assert select.select([client], [], [], LIMIT)[0]
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        else:
+            peer.sendall(b"answer")
+            peer.close()
+            client.setblocking(True)
+            assert client.recv(100, socket.MSG_WAITALL) == b"answer" and client.recv(1) == b""
+        assert client.getsockname() == local
+        client.close()
+    print("connections over pairs of the library:", found)
+
+
+def opens_in_vain():
+    """A refused connection of a program with one thread fails as on the kernel."""
+    server = socket.create_server(("127.0.0.1", 0))
+    opened(server, True)
+    free = socket.create_server(("127.0.0.1", 0))
+    nobody = free.getsockname()
+    free.close()
+    for blocks in (True, False):
+        client = socket.socket()
+        client.setblocking(blocks)
+        error = client.connect_ex(nobody)
+        assert error == (errno.ECONNREFUSED if blocks else errno.EINPROGRESS), error
+        if not blocks:
+            assert finish(client) == errno.ECONNREFUSED
+        client.close()
+
+
+def opens_with_few_descriptors():
+    """A connection can be opened with one free descriptor."""
+    server = socket.create_server(("127.0.0.1", 0))
+    opened(server, True)
+    client = socket.socket()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    held = []
+    try:
+        while True:
+            held.append(os.dup(0))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+    os.close(held.pop())
+    client.connect(server.getsockname())
+    client.sendall(b"x")
+    os.dup(0)
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert server.accept()[0].recv(1) == b"x"
+
+
+def opens_and_forks():
+    """A connection stays open until the last process has closed it, also if it was being established at the fork."""
+    server = socket.create_server(("127.0.0.1", 0))
+    for parent_first in (True, False):
+        opened(server, True)
+        client = socket.socket()
+        client.setblocking(False)
+        assert client.connect_ex(server.getsockname()) == errno.EINPROGRESS
+        down, up = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                address = client.getsockname()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if finish(client) == 0 and client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1:
+                    client.sendall(b"child")
+                    os.write(up[1], repr(address).encode())
+                    os.read(down[0], 1)
+                    client.close()
+                    os.write(up[1], b"closed")
+                    os.read(down[0], 1)
+            finally:
+                os._exit(0)
+        assert finish(client) == 0
+        peer, address = server.accept()
+        assert peer.recv(5, socket.MSG_WAITALL) == b"child"
+        assert os.read(up[0], 100).decode() == repr(address) == repr(client.getsockname())
+        if parent_first:
+            client.close()
+            assert not select.select([peer], [], [], 0.1)[0], "the connection ended although the child has it"
+            os.write(down[1], b"x")
+        else:
+            os.write(down[1], b"x")
+            assert os.read(up[0], 100) == b"closed"
+            assert not select.select([peer], [], [], 0.1)[0], "the connection ended although the parent has it"
+            client.close()
+        assert peer.recv(1) == b"", "the end is not seen"
+        os.write(down[1], b"x")
+        os.waitpid(child, 0)
+
+
+# The first ones run before the program has had a second thread.
+tests = (opens_many, opens_in_vain, opens_with_few_descriptors, opens_and_forks)
+for test in (*tests, buffers, no_descriptor, registered_before_connect, options, reset):
     test()
     print(test.__name__, "ok", flush=True)

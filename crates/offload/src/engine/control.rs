@@ -29,7 +29,7 @@ const OTHER_PATH: &str = "run as root, or choose another path with --socket";
 const MOST_CLIENTS: usize = 16384;
 /// The most requests of one client that are processed in one round, so that one client cannot hold up the
 /// engine.
-const MOST_REQUESTS: usize = 32;
+const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
 /// The most requests of one client that other threads process at once. Then the engine reads no further ones.
 pub(super) const MOST_PASSED: usize = 64;
 /// The most clients of one process, so that one program cannot keep others from the engine. Threads whose requests
@@ -298,6 +298,8 @@ pub(super) struct Request {
     pub message: Message,
     /// The descriptor that the client sent with the message.
     pub attached: Option<OwnedFd>,
+    /// The second descriptor that the client sent with the message.
+    pub second: Option<OwnedFd>,
     pub process: i32,
     pub user: u32,
     /// The client that sent the request.
@@ -390,15 +392,16 @@ impl Engine {
             }
             // Receive up to one byte more than a message has, so that a longer message is noticed.
             let mut bytes = [0; message::LEN + 1];
-            let request = match pair::receive_descriptor(client.fd.as_raw_fd(), &mut bytes) {
+            let request = match pair::receive_descriptors(client.fd.as_raw_fd(), &mut bytes) {
                 Ok((0, _)) => None,
                 Ok((len, _)) if message::other_version(&bytes[..len]).is_some() => {
                     self.refuse_version(key, bytes[0]);
                     None
                 }
-                Ok((len, attached)) => Message::decode(&bytes[..len]).map(|message| Request {
+                Ok((len, [attached, second])) => Message::decode(&bytes[..len]).map(|message| Request {
                     message,
                     attached,
+                    second,
                     process: client.process,
                     user: client.user,
                     client: client.clone(),

@@ -18,6 +18,7 @@ mod datagram;
 mod datagram_request;
 mod input;
 mod lease;
+mod open;
 mod pass;
 mod report;
 mod request;
@@ -497,7 +498,11 @@ impl Engine {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
         if !socket.copy {
-            self.inodes.remove(&socket.inode);
+            // Another socket has the inode if a program opened a connection with two ends that are no pair, and
+            // then closed the program's end.
+            if self.inodes.get(&socket.inode) == Some(&key) {
+                self.inodes.remove(&socket.inode);
+            }
             if let Some(shared) = &self.shared {
                 shared.inodes.part(&socket.inode).remove(&socket.inode);
             }

@@ -52,6 +52,22 @@ pub(super) struct OwningProgram<'a> {
     pub v6: bool,
 }
 
+/// A socket that is being created.
+pub(super) struct NewSocket {
+    /// See [`Socket::id`].
+    pub id: u64,
+    /// The inode number of the program's end.
+    pub inode: u64,
+    /// The engine's end.
+    pub end: OwnedFd,
+    /// The local address.
+    pub local: SocketAddr,
+    /// The options.
+    pub options: SocketOptions,
+    /// What the socket does.
+    pub role: Role,
+}
+
 /// Returns the program that sent a request.
 pub(super) fn owner(request: &Request) -> OwningProgram<'_> {
     OwningProgram { process: request.process, program: request.message.program(), v6: request.message.v6 }
@@ -79,7 +95,7 @@ pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
 
 impl Engine {
     /// Processes a request. Returns the reply and the descriptor to send with it.
-    pub(super) fn process(&mut self, now: u64, request: Request) -> (Message, Option<Arc<OwnedFd>>) {
+    pub(super) fn process(&mut self, now: u64, mut request: Request) -> (Message, Option<Arc<OwnedFd>>) {
         let operation = request.message.operation;
         self.totals.requests += 1;
         let mut answer = match operation {
@@ -100,6 +116,7 @@ impl Engine {
             Operation::Status => self.status_file(now),
             Operation::Start => self.start(&request),
             Operation::Adopt => self.adopt(&request),
+            Operation::Open => self.open(now, &mut request),
         };
         if let (Operation::Bind | Operation::Connect, Ok((reply, _))) = (operation, &mut answer) {
             reply.name = self.spin_us();
@@ -147,13 +164,11 @@ impl Engine {
         options: SocketOptions,
         role: Role,
     ) -> Result<(Key, OwnedFd), Refusal> {
-        let OwningProgram { process, program, v6 } = owner;
-        if !self.control.admit(process) {
+        if !self.control.admit(owner.process) {
             return Err(Refusal::Errno(libc::ENFILE));
         }
-        self.last_id += self.threads() as u64;
-        let id = self.last_id + self.thread as u64;
-        let kind = match (&role, v6) {
+        let id = self.next_id();
+        let kind = match (&role, owner.v6) {
             (Role::Datagram(_), false) => SocketKind::DatagramV4,
             (Role::Datagram(_), true) => SocketKind::DatagramV6,
             (_, false) if remote.is_some() => SocketKind::StreamV4,
@@ -163,13 +178,33 @@ impl Engine {
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
         let made = pair::create(&name).and_then(|(end, other)| Ok((pair::inode(&other)?, end, other)));
-        let (inode, end, other) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                self.control.release(process);
-                return Err(error.into());
+        match made {
+            Ok((inode, end, program)) => {
+                let new = NewSocket { id, inode, end, local, options, role };
+                Ok((self.add(owner, new, &program)?, program))
             }
-        };
+            Err(error) => {
+                self.control.release(owner.process);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Returns the number of a new socket.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.last_id += self.threads() as u64;
+        self.last_id + self.thread as u64
+    }
+
+    /// Adds a socket whose pair exists and that [`super::control::Control::admit`] has counted. `other` is the program's end.
+    pub(super) fn add(
+        &mut self,
+        owner: OwningProgram<'_>,
+        new: NewSocket,
+        other: &OwnedFd,
+    ) -> Result<Key, Refusal> {
+        let OwningProgram { process, program, v6 } = owner;
+        let NewSocket { id, inode, end, local, options, role } = new;
         let key = self.sockets.insert_with(|_| Socket {
             id,
             inode,
@@ -202,7 +237,7 @@ impl Engine {
             }
             for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(sizes) {
                 if let Some(size) = size {
-                    let _ = pair::set_option(&other, name, size);
+                    let _ = pair::set_option(other, name, size);
                 }
             }
         }
@@ -211,7 +246,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::ENOMEM));
         }
         self.totals.sockets += 1;
-        Ok((key, other))
+        Ok(key)
     }
 
     fn bind(&mut self, request: &Request) -> Reply {
@@ -282,6 +317,9 @@ impl Engine {
                 self.fill(key, program.clone())?;
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
+                // Other threads could process later requests about the socket before this thread creates it.
+                let opens = self.shared.is_none() && super::open::is_trusted(request.user);
+                reply.number = i32::from(opens);
                 if holds {
                     self.arm(key, now + LONGEST_HOLD_NS);
                     let socket = self.sockets.get(key).map_or(0, |socket| socket.id);

@@ -176,7 +176,7 @@ impl Engine {
             if !stream.hung_up
                 && let (Some(end), Some(fd)) = (&socket.end, fd)
             {
-                pair::set_end(end, End::Finished, self.number, socket.id);
+                pair::set_end(end, End::Finished, self.number, socket.id, Some(socket.local));
                 // SAFETY: has no preconditions.
                 unsafe { libc::shutdown(fd, libc::SHUT_WR) };
             }
@@ -237,7 +237,7 @@ impl Engine {
         let number = self.number;
         if let Some(socket) = self.sockets.get_mut(key) {
             if let Some(fd) = &socket.end {
-                pair::set_end(fd, end, number, socket.id);
+                pair::set_end(fd, end, number, socket.id, Some(socket.local));
             }
             self.totals.add(socket);
         }

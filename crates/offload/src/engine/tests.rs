@@ -107,7 +107,7 @@ impl Bench {
     ) -> (Message, Option<OwnedFd>) {
         let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let client = std::sync::Arc::new(Client::new(fd.into(), process, 1000));
-        let request = Request { message, attached, process, user: 1000, client };
+        let request = Request { message, attached, second: None, process, user: 1000, client };
         let (reply, descriptor) = self.engine.process(self.now, request);
         (reply, descriptor.map(|descriptor| descriptor.try_clone().unwrap()))
     }
@@ -131,7 +131,7 @@ impl Bench {
         self.ask(message, None)
     }
 
-    fn listening(&mut self, address: &str) -> OwnedFd {
+    pub fn listening(&mut self, address: &str) -> OwnedFd {
         let (reply, fd) = self.bound(address);
         assert_eq!(reply.status, 0);
         let fd = fd.unwrap();

@@ -378,7 +378,8 @@ impl Connection {
     }
 
     /// Announces a larger window at once if the peer may be waiting for it: the peer knows of at most half of
-    /// the greatest window, and the window has at least doubled since.
+    /// the greatest window, and the window has at least doubled since. Of a new connection, leaves this to an
+    /// acknowledgment that is due soon, if the peer may still send an initial congestion window.
     pub(super) fn update_window(&mut self) {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;
@@ -387,6 +388,10 @@ impl Connection {
         let most = (self.rcv.capacity as u64).min((u16::MAX as u64) << self.rcv.scale);
         let free = self.rcv.edge().saturating_sub(self.rcv.next).min(most);
         let least = (most / 2).min(self.rcv.mss as u64).max(1);
+        let initial = u64::from(self.config.initial_window) * u64::from(self.config.mss);
+        if self.ack.quick > 0 && self.timers.ack_at != NEVER && known >= initial {
+            return;
+        }
         if known <= most / 2 && free >= 2 * known && free >= known + least {
             self.ack.now = true;
         }

@@ -1,0 +1,91 @@
+//! Connects sockets over pairs that the preloaded library has created.
+//!
+//! The program's thread then creates the pair, and does not wait for a reply of the engine. Only programs of the
+//! engine's own user and of root may do this. A program that keeps a descriptor of the engine's end can make the
+//! kernel hold that end's lock, and the engine would wait for the lock. The programs of these users can also kill
+//! the engine, so they need no further protection from each other.
+
+use super::Engine;
+use super::control::Request;
+use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
+use crate::pair::{self, Filled};
+use crate::socket::{Role, SocketOptions, Stream};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::End;
+use inlane_tcp::Flow;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+
+/// The user that stands for all users whom a user namespace does not map.
+const OVERFLOW_USER: u32 = 65534;
+
+/// Returns true if a client of this user may open connections over pairs of its own.
+pub(super) fn is_trusted(user: u32) -> bool {
+    static OWN: OnceLock<u32> = OnceLock::new();
+    // SAFETY: has no preconditions.
+    let own = *OWN.get_or_init(|| unsafe { libc::geteuid() });
+    user == 0 || user == own && own != OVERFLOW_USER
+}
+
+impl Engine {
+    /// Connects a new socket over the pair that came with the request. If that fails, the errno goes into the name
+    /// of the engine's end, as when a connection fails later.
+    pub(super) fn open(&mut self, now: u64, request: &mut Request) -> Reply {
+        let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {
+            return Err(Refusal::Errno(libc::EBADF));
+        };
+        if self.shared.is_some() || !is_trusted(request.user) || !pair::is_unix(&end) {
+            return Err(Refusal::Errno(libc::EPERM));
+        }
+        let prepared = self.prepare(now, request, Arc::new(program));
+        let (stream, inode, program) = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                let Refusal::Errno(errno) = refusal else { return Err(refusal) };
+                pair::set_end(&end, End::Failed(errno), self.number, 0, None);
+                return Err(refusal);
+            }
+        };
+        let (flow, id) = (stream.flow, self.next_id());
+        let role = Role::Stream(Box::new(stream));
+        let new = NewSocket { id, inode, end, local: flow.local, options: SocketOptions::default(), role };
+        let key = self.add(owner(request), new, &program)?;
+        self.claim_flow(flow, key);
+        self.touch(key);
+        Ok((Message::new(Operation::Open), None))
+    }
+
+    /// Creates the connection for a request, and counts its socket. Returns it with the inode of the program's end,
+    /// and with that end.
+    fn prepare(
+        &mut self,
+        now: u64,
+        request: &Request,
+        program: Arc<OwnedFd>,
+    ) -> Result<(Stream, u64, Arc<OwnedFd>), Refusal> {
+        let message = &request.message;
+        let inode = pair::inode(&program)?;
+        if self.inodes.contains_key(&inode) {
+            return Err(Refusal::Errno(libc::EEXIST));
+        }
+        let filled = Filled::prepared(program.clone(), message.number)?;
+        let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
+        if remote.port() == 0 {
+            return Err(Refusal::Errno(libc::ECONNREFUSED));
+        }
+        let route = self.network.route(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let local = self.ephemeral(source, remote)?;
+        let mut stream = self.new_stream(now, Flow { local, remote }, route, &SocketOptions::default())?;
+        // Epoll will report the program's first data.
+        stream.readable = false;
+        stream.filled = Some(filled);
+        match self.control.admit(request.process) {
+            true => Ok((stream, inode, program)),
+            false => Err(Refusal::Errno(libc::ENFILE)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

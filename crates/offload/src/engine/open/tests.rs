@@ -1,0 +1,175 @@
+//! Tests connections over pairs that a program has created, also of hostile programs.
+
+use super::super::control::{Client, Request};
+use super::super::tests::Bench;
+use super::*;
+use inlane_offload_protocol::name::{Asking, SocketKind, SocketName};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
+const ADDRESS: &str = "127.0.0.1:8080";
+
+/// The ends of a pair as the library prepares them, and the number of bytes in it.
+struct Pair {
+    engine: OwnedFd,
+    program: OwnedFd,
+    filled: i32,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let name = SocketName {
+            engine: u64::from(std::process::id()),
+            socket: super::super::random_bytes().map(u64::from_ne_bytes).unwrap(),
+            kind: SocketKind::StreamV4,
+            local: "0.0.0.0:0".parse().unwrap(),
+            remote: Some(ADDRESS.parse().unwrap()),
+        };
+        let (engine, program) = pair::create(&name).unwrap();
+        pair::set_option(&program, libc::SO_SNDBUF, 1).unwrap();
+        let mut filled = 0;
+        while let Ok(sent) = pair::send(program.as_raw_fd(), &[7; 8192], &[]) {
+            filled += sent as i32;
+        }
+        Self { engine, program, filled }
+    }
+
+    /// Asks the engine to connect the pair. Returns the program's end.
+    fn open(self, bench: &mut Bench, user: u32, remote: &str) -> OwnedFd {
+        let kept = self.program.try_clone().unwrap();
+        request(bench, user, remote, self.filled, (Some(self.engine), Some(self.program)));
+        kept
+    }
+}
+
+fn request(
+    bench: &mut Bench,
+    user: u32,
+    remote: &str,
+    filled: i32,
+    ends: (Option<OwnedFd>, Option<OwnedFd>),
+) {
+    let (fd, _) = UnixStream::pair().unwrap();
+    let client = Arc::new(Client::new(fd.into(), 1, user));
+    let mut message = Message::new(Operation::Open);
+    (message.remote, message.number) = (Some(remote.parse().unwrap()), filled);
+    let request = Request { message, attached: ends.0, second: ends.1, process: 1, user, client };
+    bench.engine.process(bench.now, request);
+}
+
+fn writable(fd: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the structure outlives the call.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents == libc::POLLOUT }
+}
+
+#[test]
+fn a_pair_of_the_program_becomes_a_connection() {
+    let mut bench = Bench::new(8);
+    let listener = bench.listening(ADDRESS);
+    let client = Pair::new().open(&mut bench, 0, ADDRESS);
+    assert!(!writable(&client), "the connection is not established yet");
+    let mut question = Message::new(Operation::Addresses);
+    question.remote = None;
+    let (reply, _) = bench.ask(question, Some(client.try_clone().unwrap()));
+    let local = reply.local.unwrap();
+    assert_eq!((local.ip().to_string(), reply.remote), ("127.0.0.1".into(), Some(ADDRESS.parse().unwrap())));
+    assert_ne!(local.port(), 0);
+    bench.turn();
+    assert!(writable(&client));
+    let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+    // The filler is not part of the data, and both ends of the pair have their usual size again.
+    let data = [1; 30_000];
+    assert_eq!(pair::send(client.as_raw_fd(), &data, &[]).unwrap(), data.len());
+    bench.turn();
+    let mut received = [0; 40_000];
+    assert_eq!(pair::receive(server.as_raw_fd(), &mut received, &mut []).unwrap(), data.len());
+    assert!(received[..data.len()] == data);
+    // The engine forgets a connection that was reset. Its local address then stands in the name of its end.
+    pair::send(client.as_raw_fd(), &[2], &[]).unwrap();
+    bench.turn();
+    drop(server);
+    bench.turn();
+    assert_eq!(End::of(client.as_raw_fd(), ASKING), End::Failed(libc::ECONNRESET));
+    assert_eq!(End::local_address(client.as_raw_fd(), ASKING), Some(local));
+    drop((client, listener));
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len() + bench.engine.inodes.len() + bench.engine.flows.len(), 0);
+}
+
+#[test]
+fn a_program_that_closes_its_end_at_once_leaves_nothing() {
+    let mut bench = Bench::new(8);
+    let listener = bench.listening(ADDRESS);
+    drop(Pair::new().open(&mut bench, 0, ADDRESS));
+    bench.turn();
+    drop(listener);
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len() + bench.engine.inodes.len() + bench.engine.flows.len(), 0);
+}
+
+#[test]
+fn failures_reach_the_program_through_its_end() {
+    let mut bench = Bench::new(2);
+    let listener = bench.listening(ADDRESS);
+    for (remote, error) in [("192.0.2.1:80", libc::ENETUNREACH), ("127.0.0.1:0", libc::ECONNREFUSED)] {
+        let end = Pair::new().open(&mut bench, 0, remote);
+        assert!(pair::hung_up(end.as_raw_fd()), "{remote}");
+        assert_eq!(End::of(end.as_raw_fd(), ASKING), End::Failed(error), "{remote}");
+    }
+    let refused = Pair::new().open(&mut bench, 0, "127.0.0.1:9");
+    bench.turn();
+    assert_eq!(End::of(refused.as_raw_fd(), ASKING), End::Failed(libc::ECONNREFUSED));
+    let first = Pair::new().open(&mut bench, 0, ADDRESS);
+    let second = Pair::new().open(&mut bench, 0, ADDRESS);
+    assert_eq!(End::of(first.as_raw_fd(), ASKING), End::Unnamed);
+    assert_eq!(End::of(second.as_raw_fd(), ASKING), End::Failed(libc::ENFILE));
+    drop((first, second, refused, listener));
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len() + bench.engine.inodes.len(), 0);
+}
+
+#[test]
+fn ends_of_other_users_and_wrong_ends_are_refused() {
+    let mut bench = Bench::new(8);
+    let listener = bench.listening(ADDRESS);
+    let sockets = bench.engine.sockets.len();
+    // Another user's program could keep a descriptor of the engine's end and block the engine.
+    // SAFETY: has no preconditions.
+    let other = unsafe { libc::geteuid() } + 1;
+    let end = Pair::new().open(&mut bench, other, ADDRESS);
+    assert!(pair::hung_up(end.as_raw_fd()));
+    assert!(!is_trusted(OVERFLOW_USER) && is_trusted(0));
+    // Descriptors that are no ends of a pair.
+    let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let tcp = || OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let good = Pair::new();
+    for (end, program) in [
+        (None, None),
+        (Some(file()), None),
+        (Some(file()), Some(file())),
+        (Some(tcp()), Some(tcp())),
+        (Some(good.engine.try_clone().unwrap()), None),
+        (Some(good.engine.try_clone().unwrap()), Some(file())),
+    ] {
+        request(&mut bench, 0, ADDRESS, good.filled, (end, program));
+        assert_eq!(bench.engine.sockets.len(), sockets);
+    }
+    for filled in [-1, i32::MAX] {
+        let pair = Pair { filled, ..Pair::new() };
+        let end = pair.open(&mut bench, 0, ADDRESS);
+        assert!(pair::hung_up(end.as_raw_fd()));
+    }
+    // Both ends are the same socket, and then the program's end of an open connection is sent once more.
+    let same = good.engine.try_clone().unwrap();
+    request(&mut bench, 0, ADDRESS, good.filled, (Some(good.engine), Some(same)));
+    let open = Pair::new().open(&mut bench, 0, ADDRESS);
+    let again = Pair::new();
+    request(&mut bench, 0, ADDRESS, 0, (Some(again.engine), Some(open.try_clone().unwrap())));
+    assert_eq!(bench.engine.sockets.len(), sockets + 2);
+    bench.turn();
+    drop((open, good.program, again.program, listener));
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len() + bench.engine.inodes.len(), 0);
+}

@@ -1,0 +1,144 @@
+//! Opens connections over pairs that this library creates, so that the program does not wait for the engine.
+//!
+//! The engine allows this in its reply to an earlier connect to the same IP address ([`Operation::Connect`]). Then it has
+//! a route to the address, so the kernel is not needed for it. The library uses it only in programs with one
+//! thread: a thread that forks at the same time would leave a copy of the engine's end in the child, and the program
+//! would not see how the connection ends.
+
+use crate::{control, real};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::{SocketKind, SocketName};
+use libc::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The value of SO_PRIORITY of a program's end whose connection is being established.
+const CONNECTING: c_int = crate::socket::Flags::CONNECTING;
+/// The most bytes that one write puts into a pair to fill it.
+const FILLER: usize = 8192;
+
+/// The IP addresses for which the engine has allowed pairs of this library, each mixed with the inode of the control
+/// connection over which it did. One word for each address, because a signal handler may interrupt a store.
+static PERMITTED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// Mixes an IP address and the inode of a control connection into one number other than 0.
+fn mix(ip: IpAddr, inode: u64) -> u64 {
+    let bits = match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let mut value = inode;
+    for word in [bits as u64, (bits >> 64) as u64, u64::from(ip.is_ipv6())] {
+        // The constants of splitmix64 (Steele, Lea and Flood 2014).
+        value = (value ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    }
+    value | 1
+}
+
+fn place(mixed: u64) -> &'static AtomicU64 {
+    &PERMITTED[(mixed >> 32) as usize % PERMITTED.len()]
+}
+
+/// Records that the engine allows pairs of this library for connections to `ip`. Ignores addresses that the engine
+/// replaces by others.
+pub fn permit(ip: IpAddr) {
+    if let Some(inode) = control::kept_inode().filter(|_| !ip.is_unspecified() && ip.to_canonical() == ip) {
+        let mixed = mix(ip, inode);
+        place(mixed).store(mixed, Ordering::Relaxed);
+    }
+}
+
+/// Begins a connection to `remote` over a new pair. Returns the program's end. Returns `None`, without effect, if the
+/// engine must be asked first, or if there is no pair, for example because the process has too many descriptors.
+pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
+    let inode = control::kept_inode()?;
+    let mixed = mix(remote.ip(), inode);
+    if place(mixed).load(Ordering::Relaxed) != mixed || remote.port() == 0 {
+        return None;
+    }
+    let mut ends = [-1; 2];
+    // SAFETY: the call writes the two descriptors.
+    if unsafe {
+        libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr())
+    } != 0
+    {
+        return None;
+    }
+    let [engine, program] = ends;
+    let sent = prepare(engine, program, remote, v6).is_some_and(|filled| {
+        let mut message = Message::new(Operation::Open);
+        (message.v6, message.remote, message.number) = (v6, Some(remote), filled);
+        control::send_ends(&mut message, ends, inode)
+    });
+    // SAFETY: both descriptors were created here. `program` stays open only if it is returned.
+    unsafe {
+        libc::close(engine);
+        if !sent {
+            libc::close(program);
+        }
+    }
+    sent.then_some(program)
+}
+
+/// Names the program's end, and fills it so that it is not writable. Returns the number of bytes written into it.
+fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Option<c_int> {
+    // The engine receives urgent data like other data. Old kernels have no urgent data on UNIX sockets.
+    real::set_option(engine, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1);
+    let any: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let name = SocketName {
+        engine: unique()?,
+        socket: next(),
+        kind: if v6 { SocketKind::StreamV6 } else { SocketKind::StreamV4 },
+        local: SocketAddr::new(any, 0),
+        remote: Some(remote),
+    };
+    let address = name.to_address();
+    // SAFETY: the structure outlives the call.
+    if unsafe { real::bind(program, (&raw const address.raw).cast(), address.len) } != 0
+        || !real::set_option(program, libc::SOL_SOCKET, libc::SO_SNDBUF, 1)
+        || !real::set_option(program, libc::SOL_SOCKET, libc::SO_PRIORITY, CONNECTING)
+    {
+        return None;
+    }
+    let mut filled = 0;
+    let filler = [0u8; FILLER];
+    loop {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the bytes outlive the call.
+        match unsafe { real::send(program, filler.as_ptr().cast(), FILLER, flags) } {
+            sent if sent == FILLER as isize => filled += sent as c_int,
+            sent if sent > 0 => return Some(filled + sent as c_int),
+            _ if crate::errno() == libc::EAGAIN => return Some(filled),
+            _ => return None,
+        }
+    }
+}
+
+/// Returns a random number of this process for the names of its pairs.
+fn unique() -> Option<u64> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let known = NUMBER.load(Ordering::Relaxed);
+    if known != 0 {
+        return Some(known);
+    }
+    let mut number = 0u64;
+    // SAFETY: the number outlives the call.
+    let len = unsafe { libc::getrandom((&raw mut number).cast(), size_of_val(&number), libc::GRND_NONBLOCK) };
+    if len != size_of_val(&number) as isize || number == 0 {
+        return None;
+    }
+    NUMBER.store(number, Ordering::Relaxed);
+    Some(number)
+}
+
+/// Returns a number that this process has not used. It contains the process ID, because a forked child has its
+/// parent's random number.
+fn next() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    // SAFETY: has no preconditions.
+    let process = unsafe { libc::getpid() } as u64;
+    process << 32 | COUNT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
+}
