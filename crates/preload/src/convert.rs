@@ -212,7 +212,7 @@ fn offer_candidate(
         && let Some(new) = open::connect(address, socket.v6)
     {
         return match replace(fd, new, false, plain) {
-            true => Outcome::Engine,
+            true => Conversion::Engine,
             false => stays(&message, b"the descriptor could not be replaced", true),
         };
     }
