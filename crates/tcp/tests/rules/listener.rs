@@ -76,6 +76,31 @@ fn an_accepted_connection_sends_no_ack_only_to_announce_its_window() {
 }
 
 #[test]
+fn an_accepted_connection_announces_its_window_with_the_acknowledgment_of_its_first_request() {
+    for quick_ack in [0, MILLISECOND / 5] {
+        let config = Config { quick_ack, ..config() };
+        let mut listener = Listener::<u16>::new(&config, Secrets::new([5; 16]), 4).unwrap();
+        let answer = reply(listener.on_segment(0, &flow(1), &raw(syn(modern())), None));
+        let verdict = listener.on_segment(RTT, &flow(1), &raw(last(&answer)), None);
+        let Verdict::Established(handshake) = verdict else { panic!("{verdict:?}") };
+        let mut connection = Connection::accept(RTT, &config, &handshake).unwrap();
+        let segment = Segment { header: last(&answer), payload: b"GET", ecn: Ecn::NotEct };
+        connection.on_segment(RTT, &segment, &mut Memory(vec![0; 1 << 20]));
+        connection.set_consumed(3).unwrap();
+        let mut now = RTT;
+        if quick_ack > 0 {
+            assert_eq!(connection.poll_transmit(now), None, "the answer may still carry the window");
+            now = connection.next_deadline().unwrap();
+            assert_eq!(now, RTT + quick_ack);
+            connection.on_timer(now);
+        }
+        let sent = connection.poll_transmit(now).unwrap();
+        let window = u64::from(sent.header.window) << 5;
+        assert!(sent.payload.is_empty() && window > 65_535, "{quick_ack}: {window}");
+    }
+}
+
+#[test]
 fn rfc7323_the_announced_window_scale_holds_whatever_the_connections_buffer_is() {
     let mut listener = listener(4);
     let answer = reply(listener.on_segment(0, &flow(1), &raw(syn(modern())), None));
