@@ -65,9 +65,9 @@ Examples:
   # The experiment of a paper, on models of its accelerators
   inlane copy --published
 
-Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 a device, file or
-right is missing or in use ('inlane doctor' checks devices and rights). Ctrl-C ends the run after the
-transfers in flight: it writes what was measured, with status 1.";
+Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 a device, file
+or right is missing or in use ('inlane doctor' checks devices and rights). Ctrl-C ends the run after
+the transfers in flight: it writes what was measured, with status 1.";
 
 /// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]

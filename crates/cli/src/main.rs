@@ -33,6 +33,7 @@ Settings:
   Every flag can be set in a TOML file (--config FILE or INLANE_CONFIG), which has a table for each
   subcommand, and by an environment variable, which holds one value. So --between, which takes two
   ports, has no variable. The command line wins over a variable, and a variable wins over the file.
+  A flag also wins over the flags that it excludes.
     [forward]                  INLANE_FORWARD_BURST=32
     burst = 32                 INLANE_NTB_BENCH_REPEATS=9
 

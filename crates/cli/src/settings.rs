@@ -3,8 +3,8 @@
 //!
 //! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
 //! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. A flag
-//! on the command line wins over a variable, and a variable wins over the file. An unknown key in the file is
-//! an error. An unknown variable is a warning, because another program may use it.
+//! on the command line wins over a variable, and a variable wins over the file. A flag also wins over the flags
+//! that it excludes. An unknown key in the file is an error. An unknown variable is a warning, because another program may use it.
 
 use crate::misuse::{did_you_mean, similar};
 use clap::{Arg, Command};
@@ -107,21 +107,24 @@ pub fn expand(
     if at == 0 {
         return Ok(Expanded { arguments, ..Expanded::default() });
     }
-    let given = |name: &str| {
-        let flags = texts[at..].iter().filter_map(|text| text.strip_prefix("--"));
-        flags.into_iter().any(|flag: &str| flag.split('=').next() == Some(name))
+    let is_given = |argument: &&Arg| {
+        texts[at..].iter().any(|text| match text.strip_prefix("--") {
+            Some(flag) => argument.get_long().is_some() && argument.get_long() == flag.split('=').next(),
+            None => argument.get_short().is_some_and(|short| text.starts_with(&format!("-{short}"))),
+        })
     };
+    let given: Vec<&Arg> = subcommand.get_arguments().filter(is_given).collect();
     let variable =
         |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let mut extra: Vec<OsString> = Vec::new();
-    let mut set: Vec<String> = Vec::new();
+    let mut set: Vec<&Arg> = Vec::new();
     let mut origins = Vec::new();
     for argument in subcommand.get_arguments() {
         let Some(long) = argument.get_long() else { continue };
         let name = variable_of(&table, long);
         if let Some(value) = variable(&name) {
-            set.push(long.to_string());
-            if !given(long) {
+            set.push(argument);
+            if !is_overridden(subcommand, argument, &given) {
                 push(&mut extra, argument, long, &toml::Value::String(value.clone()))
                     .map_err(|why| invalid(format!("{name}={value}"), why))?;
                 origins.push((format!("--{long}"), format!("the environment variable {name}")));
@@ -148,7 +151,7 @@ pub fn expand(
         let mut settings = Vec::new();
         read(command, "", &file, &mut settings).map_err(refused)?;
         for Setting { argument, key, value, .. } in settings.iter().filter(|setting| setting.table == table) {
-            if !given(key) && !set.contains(key) {
+            if ![&given, &set].into_iter().any(|stronger| is_overridden(subcommand, argument, stronger)) {
                 push(&mut extra, argument, key, value)
                     .map_err(|why| refused(format!("[{table}] {key} {why}")))?;
                 origins.push((format!("--{key}"), format!("the settings file {path}")));
@@ -158,6 +161,16 @@ pub fn expand(
     let mut all = arguments;
     all.splice(at + 1..at + 1, extra);
     Ok(Expanded { arguments: all, origins })
+}
+
+/// Returns true if one of the flags `stronger` is the flag `argument`, or excludes it.
+fn is_overridden(subcommand: &Command, argument: &Arg, stronger: &[&Arg]) -> bool {
+    let excludes = |one: &Arg, other: &Arg| {
+        subcommand.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
+    };
+    stronger.iter().any(|flag| {
+        flag.get_id() == argument.get_id() || excludes(flag, argument) || excludes(argument, flag)
+    })
 }
 
 /// Returns the number of arguments that are inlane's own: all, or those before `--` or before the program
@@ -318,7 +331,8 @@ mod tests {
                 .arg(Arg::new("config").long("config"))
                 .arg(Arg::new("burst").long("burst"))
                 .arg(Arg::new("tx").long("tx").action(ArgAction::Append))
-                .arg(Arg::new("between").long("between").num_args(2))
+                .arg(Arg::new("between").long("between").num_args(2).conflicts_with("tx"))
+                .arg(Arg::new("number").long("number").short('n'))
                 .arg(Arg::new("stages").long("stages").action(ArgAction::SetTrue)),
         )
     }
@@ -359,6 +373,29 @@ mod tests {
             ["--stages", "--burst=8", "--tx=c"]
         );
         assert_eq!(expanded("[forward]\nbetween = ['a', 'b']\n", &[], &[]).unwrap(), ["--between", "a", "b"]);
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_flags_that_it_excludes() {
+        let file = "[forward]\nburst = 16\ntx = ['a', 'b']\n";
+        assert_eq!(
+            expanded(file, &[], &["--between", "c", "d"]).unwrap(),
+            ["--burst=16", "--between", "c", "d"]
+        );
+        let both = ("[forward]\nbetween = ['a', 'b']\n", [("INLANE_FORWARD_TX", "c")]);
+        assert_eq!(expanded(both.0, &both.1, &[]).unwrap(), ["--tx=c"]);
+        assert_eq!(expanded(both.0, &both.1, &["--burst=8"]).unwrap(), ["--tx=c", "--burst=8"]);
+        assert_eq!(
+            expanded("", &[("INLANE_FORWARD_TX", "c")], &["--between", "a", "b"]).unwrap(),
+            ["--between", "a", "b"]
+        );
+    }
+
+    #[test]
+    fn the_short_form_of_a_flag_wins_too() {
+        for arguments in [&["-n", "2"][..], &["-n2"]] {
+            assert_eq!(expanded("[forward]\nnumber = 1\n", &[], arguments).unwrap(), arguments);
+        }
     }
 
     #[test]

@@ -128,7 +128,10 @@ fn is_environment(code: u32) -> bool {
 
 impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
-        inlane_core::Error::Device { class: error.class(), why: error.to_string(), device: "CUDA".into() }
+        // Each text begins with its object, so the split changes nothing in the message.
+        let text = error.to_string();
+        let (device, why) = text.split_once(": ").unwrap_or(("CUDA", &text));
+        inlane_core::Error::Device { class: error.class(), why: why.into(), device: device.into() }
     }
 }
 

@@ -36,6 +36,14 @@ fn no_gpu_is_an_environment_error() {
 }
 
 #[test]
+fn the_error_of_a_mover_has_the_text_of_the_cuda_error() {
+    for error in [Error::NoDriver, Error::NoDevice { index: 3, count: 1 }] {
+        let text = error.to_string();
+        assert_eq!(inlane_core::Error::from(error).to_string(), text);
+    }
+}
+
+#[test]
 fn driver_errors_have_the_class_of_their_cause() {
     let error = |code| Error::Call {
         call: "cuStreamQuery",
