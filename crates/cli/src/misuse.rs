@@ -46,6 +46,9 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
             let near = did_you_mean(&similar(&found, subcommand.get_subcommands().map(Command::get_name)));
             format!("{found}: there is no such subcommand; {near}'{name} --help' lists the subcommands")
         }
+        ErrorKind::MissingSubcommand => {
+            format!("{name}: a subcommand is missing; '{name} --help' lists the subcommands")
+        }
         ErrorKind::MissingRequiredArgument => {
             let missing = texts(error, ContextKind::InvalidArg);
             let names: Vec<String> = missing.iter().map(|missing| bare(missing)).collect();

@@ -32,7 +32,12 @@ Faults (P is a probability from 0 to 1):
   flap=TIME     the link fails for 2 ms, at this mean interval
   die=STEP      the PE is killed at a step: attach, hello, ready, connected, request, reply,
                 notify, quiet or sleep
-  seed=N        seed of the random choices (1)";
+  seed=N        seed of the random choices (1)
+
+Examples:
+  inlane ntb run -n 4 ./program
+  inlane ntb run -n 2 --faults delay=20us,reorder,torn ./program
+                                          with a faulty link";
 
 /// Runs OpenSHMEM programs that communicate over PCIe windows or UCX; measures and checks both
 #[derive(Args)]
@@ -87,7 +92,7 @@ struct Run {
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<TransportKind>,
     /// Over ucx: the address of this machine at which the PEs meet [default: 127.0.0.1]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     address: Option<IpAddr>,
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
@@ -112,6 +117,12 @@ struct Run {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+/// Parses the IP address at which PEs meet.
+fn address(text: &str) -> Result<IpAddr, Error> {
+    let why = "give an IP address of this machine, for example 10.0.0.1";
+    text.parse().map_err(|_| Error::invalid(format!("'{text}'"), why))
 }
 
 impl Ntb {

@@ -153,7 +153,7 @@ pub fn expand(
         for Setting { argument, key, value, .. } in settings.iter().filter(|setting| setting.table == table) {
             if ![&given, &set].into_iter().any(|stronger| is_overridden(subcommand, argument, stronger)) {
                 push(&mut extra, argument, key, value)
-                    .map_err(|why| refused(format!("[{table}] {key} {why}")))?;
+                    .map_err(|why| refused(format!("[{table}] {key}: {why}")))?;
                 origins.push((format!("--{key}"), format!("the settings file {path}")));
             }
         }
@@ -289,14 +289,14 @@ fn push(
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(number) => Ok(number.to_string()),
         toml::Value::Float(number) => Ok(number.to_string()),
-        _ => Err("must be a text, a number, or a list of them"),
+        _ => Err("give a text, a number, or a list of them"),
     };
     if !argument.get_action().takes_values() {
         let on = match value {
             toml::Value::Boolean(on) => *on,
             toml::Value::String(text) if ["0", "false", "no"].contains(&text.as_str()) => false,
             toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => true,
-            _ => return Err("choose one of true, false"),
+            _ => return Err("give true or false"),
         };
         arguments.extend(on.then(|| format!("--{name}").into()));
         return Ok(());

@@ -179,7 +179,11 @@ fn mistakes_are_answered_with_a_remedy() {
         ),
         ("offload status --socket text.txt", 2, "--socket text.txt: it is a file, not a socket"),
         // Rules.
-        ("offload run --rules map.toml true", 2, "'rule' is a list; begin each rule with the line [[rule]]"),
+        (
+            "offload run --rules map.toml true",
+            2,
+            "'rule' must be a list of tables; begin each rule with the line [[rule]]",
+        ),
         ("offload run --rules key.toml true", 2, "rule 1: the key 'uze' is unknown; choose among run_by,"),
         ("offload run --rules text.txt true", 2, "rules in text.txt: line 1: key with no value"),
         ("ntb run --address 127.0.0.1 true", 2, "it applies to --transport ucx only; add --transport ucx,"),

@@ -41,7 +41,11 @@ pub fn read(name: &str, toml: &str) -> Result<String> {
     let rules = match file.get("rule") {
         None => &[],
         Some(Value::Array(rules)) => rules.as_slice(),
-        Some(_) => return Err(wrong("'rule' is a list; begin each rule with the line [[rule]]".into())),
+        Some(_) => {
+            return Err(wrong(
+                "'rule' must be a list of tables; begin each rule with the line [[rule]]".into(),
+            ));
+        }
     };
     let mut text = String::new();
     for (index, rule) in rules.iter().enumerate() {

@@ -258,7 +258,9 @@ fn memory_bar(device: &Device, index: u8) -> Result<&BarInfo> {
         Some(bar) if bar.memory && bar.start != 0 => return Ok(bar),
         Some(bar) if bar.memory => "the firmware assigned no address".into(),
         Some(_) => "it is an I/O port BAR".into(),
-        None if bars.is_empty() => "the device has no memory BAR".into(),
+        None if bars.is_empty() => {
+            "the device has none; 'inlane topo --all --bars' lists the BARs of each device".into()
+        }
         None => format!("the device has {}", bars.join(", ")),
     };
     Err(Error::NoBar { address, bar: index, why })

@@ -141,7 +141,7 @@ impl Job {
                 return Err(Error::invalid("--faulty", "there are no faults to inject; add --faults"));
             }
             Some(pe) if pe >= self.pes => {
-                let why = format!("the job has PEs 0 to {}", self.pes.saturating_sub(1));
+                let why = format!("give a PE of the job, 0 to {}", self.pes.saturating_sub(1));
                 return Err(Error::invalid(format!("--faulty {pe}"), why));
             }
             _ => {}

@@ -75,7 +75,7 @@ impl<'a> PortSpec<'a> {
         match self.take(name) {
             None => Ok(false),
             Some(None) => Ok(true),
-            Some(Some(_)) => Err(self.error(format!("'{name}' takes no value"))),
+            Some(Some(_)) => Err(self.error(format!("'{name}' takes no value; write only '{name}'"))),
         }
     }
 
