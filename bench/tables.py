@@ -36,7 +36,7 @@ def packets(document):
         key = ", ".join(f"`{row['parameters'][name]}`" for name in others) or "rate"
         rate = row["tx"]["packets_per_second"] / 1e6
         cell = spread(row["repeats"]["packets_per_second"], 1e6) if row.get("repeats") else number(rate)
-        total = (row.get("stages") or {}).get("process") or row.get("latency")
+        total = (row.get("stages") or {}).get("total") or row.get("latency")
         latency = f"{number(total['p50_ns'] / 1e3)} / {number(total['p99_ns'] / 1e3)}" if total else ""
         lines.setdefault(key, {})[str(row["parameters"][column])] = (cell, latency)
     for index, title in ((0, "Mpps"), (1, "p50 / p99, us")):
