@@ -24,23 +24,23 @@ impl Sum {
     #[inline]
     pub fn add_bytes(self, bytes: &[u8]) -> Self {
         // Native 32-bit words give the same sum as big-endian 16-bit words, except for a final byte swap (RFC
-        // 1071, section 2). Four independent sums let the CPU add in parallel.
-        let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
-        let word = |chunk: &[u8]| u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) as u64;
-        let mut blocks = bytes.chunks_exact(16);
-        for block in &mut blocks {
-            a += word(&block[0..4]);
-            b += word(&block[4..8]);
-            c += word(&block[8..12]);
-            d += word(&block[12..16]);
+        // 1071, section 2). Eight independent sums let the CPU add in parallel.
+        let word = |bytes: [u8; 4]| u64::from(u32::from_ne_bytes(bytes));
+        let (blocks, rest) = bytes.as_chunks::<32>();
+        let mut sums = [0; 8];
+        for block in blocks {
+            for (sum, bytes) in sums.iter_mut().zip(block.as_chunks().0) {
+                *sum += word(*bytes);
+            }
         }
-        let mut words = blocks.remainder().chunks_exact(4);
-        for chunk in &mut words {
-            a += word(chunk);
+        let (words, rest) = rest.as_chunks();
+        let mut sum: u64 = sums.iter().sum();
+        for bytes in words {
+            sum += word(*bytes);
         }
         let mut last = [0; 4];
-        last[..words.remainder().len()].copy_from_slice(words.remainder());
-        let native = fold(a + b + c + d + word(&last));
+        last[..rest.len()].copy_from_slice(rest);
+        let native = fold(sum + word(last));
         Self(self.0 + u16::from_be_bytes(native.to_ne_bytes()) as u64)
     }
 
@@ -126,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_the_plain_sum(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn equals_the_plain_sum(bytes in proptest::collection::vec(any::<u8>(), 0..1600)) {
             prop_assert_eq!(of(&bytes), plain(&bytes));
         }
 
