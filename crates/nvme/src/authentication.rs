@@ -63,7 +63,7 @@ pub struct Names {
     pub subsystem: String,
 }
 
-/// Why an authentication failed: the explanation in AUTH_Failure1 and AUTH_Failure2 (Base section 8.13.4.2).
+/// Why an authentication failed: the explanation in AUTH_Failure1 and AUTH_Failure2 (Base section 8.13.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure(pub u8);
 

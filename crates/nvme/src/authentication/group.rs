@@ -7,7 +7,7 @@ use crypto_bigint::{BoxedUint, Odd, Resize};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// A Diffie-Hellman group. The values are the identifiers on the wire (Base section 8.13.5.3).
+/// A Diffie-Hellman group. The values are the identifiers on the wire (Base section 8.13.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Group {

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256, Sha384, Sha512};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// A hash function. The values are the identifiers on the wire (Base section 8.13.5.3).
+/// A hash function. The values are the identifiers on the wire (Base section 8.13.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Hash {

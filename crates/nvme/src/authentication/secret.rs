@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use zeroize::Zeroizing;
 
-/// A secret: `DHHC-1:0t:BASE64:` (Base section 8.13.5.8). The Base64 text contains the secret's bytes and their
+/// A secret: `DHHC-1:0t:BASE64:` (Base section 8.13.5). The Base64 text contains the secret's bytes and their
 /// CRC-32. The digit t is 0, or the hash function by which the secret is transformed before it is used.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {

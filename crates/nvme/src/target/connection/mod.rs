@@ -12,7 +12,9 @@
 //! ```
 //!
 //! A connection carries one queue. After the ICReq, the first command must be Connect, which makes it an
-//! admin queue or an I/O queue of a [`Controller`]. Operations on memory are carried out at once. Operations
+//! admin queue or an I/O queue of a [`Controller`]. If the host must authenticate itself, all other commands are
+//! refused until it has. A slow computation of an authentication is handed to the driver: see
+//! [`Connection::take_job`]. Operations on memory are carried out at once. Operations
 //! on files are handed to the driver.
 //!
 //! **Memory.** The connection owns all memory that the driver passes to the kernel. The driver must keep the

@@ -61,7 +61,7 @@ impl Worker {
         self.mark(index);
     }
 
-    /// Closes the oldest connection without a queue if there are too many.
+    /// Closes the oldest connection without a queue that the host may use if there are too many.
     fn bound_half_open(&mut self) {
         // Leave only connections that still have no queue.
         let mut half_open = std::mem::take(&mut self.half_open);
@@ -75,7 +75,7 @@ impl Worker {
         }
     }
 
-    /// Returns true if the connection is open and has no queue.
+    /// Returns true if the connection is open and has no queue that the host may use.
     fn is_half_open(&mut self, id: ConnectionId) -> bool {
         let Some(index) = self.find(id) else { return false };
         let link = self.link(index);
