@@ -2,6 +2,10 @@
 #include "check.h"
 #include <complex.h>
 
+#if OSHMEM_SPEC_VERSION != 10500 || SHMEM_MAJOR_VERSION != 1 || SHMEM_MINOR_VERSION != 5
+#error "the version is 1.5"
+#endif
+
 static int me, n, right, left;
 
 /* Copies and collectives, for all RMA types. `type` may name the same C type twice, such as long and int64_t. */
