@@ -10,6 +10,7 @@
 //! through its control socket, and a socket that stayed with the kernel would find no peer. Without root, or
 //! without one of the programs, a test prints why and is skipped.
 
+mod calls;
 mod datagrams;
 mod direct;
 mod musl;

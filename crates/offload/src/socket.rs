@@ -170,6 +170,8 @@ pub struct Stream {
     pub discards: bool,
     /// True if the connection was closed because the program has closed its end.
     pub closing: bool,
+    /// True if the engine must reset the connection once it has sent what TCP allows of the program's data.
+    pub resetting: bool,
     /// True if the program was told the end of the peer's data: the engine has written all received data and
     /// shut down its end of the pair for writing.
     pub end_passed: bool,

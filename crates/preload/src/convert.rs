@@ -390,6 +390,21 @@ fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
     replaced
 }
 
+/// Makes the descriptor of an offloaded TCP socket refer to a new socket of the kernel, which has no address. Keeps the
+/// flags and the options that the kernel keeps with the program's end. Returns false if the replacement failed.
+pub fn renew(fd: RawFd, v6: bool) -> bool {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let before = errno();
+    // SAFETY: has no preconditions.
+    let new = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if new >= 0 {
+        real::set_option(new, libc::SOL_SOCKET, OPTIONS_SET, 1);
+    }
+    let renewed = new >= 0 && replace(fd, new, false, false);
+    set_errno(before);
+    renewed
+}
+
 /// Copies socket options from `fd` to `new`: those whose values the kernel keeps with a UNIX socket.
 fn copy_options(fd: RawFd, new: RawFd) {
     const NAMES: [c_int; 5] =

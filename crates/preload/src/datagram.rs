@@ -14,8 +14,8 @@ mod routes;
 pub use many::{receive_many, send_many};
 pub use options::{getsockopt, setsockopt};
 
-use crate::{control, errno, fail, real, set_errno, socket};
-use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
+use crate::{control, errno, fail, memory, real, set_errno, socket};
+use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::datagram::{self, Header, MOST_V4, MOST_V6};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::SocketName;
@@ -182,14 +182,29 @@ unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<Sock
         return Ok(None);
     }
     let len = message.msg_namelen;
-    if (len as usize) < size_of::<libc::sa_family_t>() {
+    if (len as c_int) < size_of::<libc::sa_family_t>() as c_int {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the program passes `len` readable bytes, which were checked to be enough for a family.
-    let (family, address) = unsafe {
-        let family = message.msg_name.cast::<libc::sa_family_t>().read_unaligned();
-        (c_int::from(family), read_sockaddr(message.msg_name.cast(), len))
+    let v6 = name.kind.is_v6();
+    // SAFETY: the program's arguments.
+    let (family, mut address) = unsafe {
+        let family = memory::read(message.msg_name.cast::<libc::sa_family_t>()).ok_or(libc::EFAULT)?;
+        (c_int::from(family), memory::read_address(message.msg_name.cast(), len)?)
     };
+    if !v6 && (len as usize) < size_of::<libc::sockaddr_in>() {
+        return Err(libc::EINVAL);
+    }
+    if family == libc::AF_UNSPEC {
+        // Linux ignores such an address on an IPv6 socket, and takes it for an IPv4 address on an IPv4 socket.
+        if v6 {
+            return Ok(None);
+        }
+        // SAFETY: the program's arguments.
+        let mut bytes = unsafe { memory::read(message.msg_name.cast::<[u8; 16]>()) }.ok_or(libc::EFAULT)?;
+        bytes[..2].copy_from_slice(&(libc::AF_INET as libc::sa_family_t).to_ne_bytes());
+        // SAFETY: the array has the size of an IPv4 address and lives through the call.
+        address = unsafe { read_sockaddr(bytes.as_ptr().cast(), 16) };
+    }
     match address {
         Some(address) if address.is_ipv6() && !name.kind.is_v6() => Err(libc::EAFNOSUPPORT),
         Some(address) if address.port() == 0 => Err(libc::EINVAL),
@@ -232,7 +247,9 @@ unsafe fn prepare(fd: RawFd, name: &SocketName, message: &msghdr, flags: c_int) 
             error => return Err(error),
         }
     } else if header.remote.is_none() {
-        return Err(libc::EDESTADDRREQ);
+        // The flag `CONNECTED` is not kept with both of the others, which only a connected socket can have.
+        let shut = Flags::of(fd) & Flags::WRITE_SHUT != 0;
+        return Err(if shut { libc::EPIPE } else { libc::EDESTADDRREQ });
     }
     if let Some(remote) = header.remote {
         routes::check(fd, name, remote)?;
@@ -293,6 +310,9 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     if flags & libc::MSG_ERRQUEUE != 0 {
         return fail(libc::EAGAIN);
     }
+    if !message.msg_name.is_null() && (message.msg_namelen as c_int) < 0 {
+        return fail(libc::EINVAL);
+    }
     let mut bytes = [0u8; datagram::LEN];
     // SAFETY: an all-zero msghdr is valid.
     let mut own: msghdr = unsafe { std::mem::zeroed() };
@@ -302,7 +322,8 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     let received = unsafe {
         with_header(bytes.as_mut_ptr(), parts_of(message), |parts, count| {
             (own.msg_iov, own.msg_iovlen) = (parts, count as _);
-            real::recvmsg(fd, &mut own, flags)
+            // UDP has no urgent data and ignores this flag.
+            real::recvmsg(fd, &mut own, flags & !libc::MSG_OOB)
         })
     };
     let Ok(len @ 1..) = usize::try_from(received) else { return without_datagram(fd, received) };
@@ -322,7 +343,10 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
             && !message.msg_name.is_null()
         {
             let v6 = name.kind.is_v6();
-            write_sockaddr(remote, v6, message.msg_name.cast(), &mut message.msg_namelen);
+            let address = message.msg_name.cast();
+            if let Err(error) = memory::write_address(remote, v6, address, &mut message.msg_namelen) {
+                return fail(error);
+            }
         }
         message.msg_flags = own.msg_flags & !libc::MSG_EOR;
         ancillary::write(message, own.msg_controllen as usize, &header);
@@ -360,14 +384,18 @@ pub unsafe fn receive_from(
     unsafe {
         let mut message: msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len() as _);
-        if !address.is_null() && !len.is_null() {
-            (message.msg_name, message.msg_namelen) = (address.cast(), *len);
+        let room = if address.is_null() { Ok(0) } else { memory::read_length(len) };
+        if !address.is_null() {
+            (message.msg_name, message.msg_namelen) = (address.cast(), room.unwrap_or(0) as socklen_t);
         }
         let received = receive(fd, name, &mut message, flags);
-        if received >= 0 && !message.msg_name.is_null() {
-            *len = message.msg_namelen;
+        // As in Linux, a call with a bad pointer removes the datagram before it fails.
+        match room {
+            Err(error) if received >= 0 => fail(error),
+            _ if received < 0 || address.is_null() => received,
+            _ if memory::write_bytes(len.cast(), &message.msg_namelen.to_ne_bytes()) => received,
+            _ => fail(libc::EFAULT),
         }
-        received
     }
 }
 

@@ -6,9 +6,10 @@
 use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
 use crate::{
-    datagram, direct, epoll, errno, exec, fail, ready, real, receive, send, set_errno, socket, wait,
+    datagram, direct, epoll, errno, exec, fail, memory, ready, real, receive, send, set_errno, socket,
+    unconnected, wait,
 };
-use inlane_offload_protocol::address::{is_possible, read_sockaddr};
+use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{
@@ -20,6 +21,9 @@ use std::ptr::{null, null_mut};
 
 /// The most buffers that one call sends through shared memory. Calls with more buffers use the kernel.
 const MOST_PARTS: usize = 64;
+
+/// Linux's ioctl for the number of bytes that TCP has not sent yet.
+const SIOCOUTQNSD: c_ulong = 0x894b;
 
 macro_rules! hooks {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
@@ -46,14 +50,17 @@ fn check_room(count: nfds_t, room: size_t) {
 
 hooks! {
     fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-        if let Some(wanted) = read_sockaddr(address, len) {
+        if let Ok(Some(wanted)) = memory::read_address(address, len) {
             let local = local_of(fd);
             if let Local::Offloaded(_) = local {
                 return fail(libc::EINVAL);
             }
             match convert::offer(fd, local, Use::Listen, wanted) {
                 Conversion::Kernel => {}
-                Conversion::Engine => return 0,
+                Conversion::Engine => {
+                    unconnected::note_bound(fd);
+                    return 0;
+                }
                 Conversion::Failed(error) => return fail(error),
             }
         }
@@ -61,12 +68,18 @@ hooks! {
     }
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-        if let Some(remote) = read_sockaddr(address, len) {
-            let local = local_of(fd);
+        if let Ok(Some(remote)) = memory::read_address(address, len) {
+            let mut local = local_of(fd);
+            if let Local::Offloaded(name) = local
+                && socket::may_connect_again(fd, &name)
+                && convert::renew(fd, name.kind.is_v6())
+            {
+                local = local_of(fd);
+            }
             if let Local::Offloaded(name) = local {
                 return match name.kind.is_datagram() {
                     true => datagram::connect(fd, &name, remote),
-                    false => socket::connect(fd, &name, address, len),
+                    false => socket::connect(fd, &name, remote),
                 };
             }
             match convert::offer(fd, local, Use::Connect, remote) {
@@ -74,8 +87,11 @@ hooks! {
                 Conversion::Engine => return convert::finish_connect(fd),
                 Conversion::Failed(error) => return fail(error),
             }
-        } else if is_unspecified(address, len) && datagram::name_of(fd).is_some() {
-            return datagram::disconnect(fd);
+        } else if let Some(name) = name_of(fd) {
+            if is_unspecified(address, len) {
+                return disconnect(fd, &name);
+            }
+            return fail(socket::reason_of_refusal(fd, &name, address, len));
         }
         real::connect(fd, address, len)
     }
@@ -159,6 +175,9 @@ hooks! {
         if len > 0 && let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], 0, null_mut(), null_mut());
         }
+        if unconnected::is_unconnected(fd) {
+            return fail(libc::ENOTCONN);
+        }
         let result = direct::receive(fd, buffer, len).unwrap_or_else(|| real::read(fd, buffer, len));
         receive::finish(fd, len, result)
     }
@@ -172,6 +191,9 @@ hooks! {
             let parts = std::slice::from_raw_parts(parts, count as usize);
             return datagram::receive_from(fd, &name, parts, 0, null_mut(), null_mut());
         }
+        if unconnected::is_unconnected(fd) {
+            return fail(libc::ENOTCONN);
+        }
         if let Some(result) = receive_offered(fd, parts, count.max(0) as usize, 0) {
             return result;
         }
@@ -182,6 +204,12 @@ hooks! {
     fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
         if let Some(name) = datagram::name_of(fd) {
             return datagram::receive_from(fd, &name, &[datagram::part(buffer, len)], flags, null_mut(), null_mut());
+        }
+        if receive::asks_for_errors(fd, flags) {
+            return fail(libc::EAGAIN);
+        }
+        if unconnected::is_unconnected(fd) {
+            return fail(libc::ENOTCONN);
         }
         let direct = match flags {
             0 => direct::receive(fd, buffer, len),
@@ -198,6 +226,12 @@ hooks! {
         if let Some(name) = datagram::name_of(fd) {
             let part = datagram::part(buffer, len);
             return datagram::receive_from(fd, &name, &[part], flags, address, address_len);
+        }
+        if receive::asks_for_errors(fd, flags) {
+            return fail(libc::EAGAIN);
+        }
+        if unconnected::is_unconnected(fd) {
+            return fail(libc::ENOTCONN);
         }
         if flags == 0 && address.is_null() && let Some(result) = direct::receive(fd, buffer, len) {
             return receive::finish(fd, len, result);
@@ -221,11 +255,17 @@ hooks! {
     }
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-        if !is_possible(message, size_of::<msghdr>()) {
+        if !memory::is_readable(message) {
             return real::recvmsg(fd, message, flags);
         }
         if let Some(name) = datagram::name_of(fd) {
             return datagram::receive(fd, &name, &mut *message, flags);
+        }
+        if receive::asks_for_errors(fd, flags) {
+            return fail(libc::EAGAIN);
+        }
+        if unconnected::is_unconnected(fd) {
+            return fail(libc::ENOTCONN);
         }
         let count = real::length((*message).msg_iovlen as _);
         if let Some(result) = receive_offered(fd, (*message).msg_iov, count, flags) {
@@ -244,6 +284,8 @@ hooks! {
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         match datagram::name_of(fd) {
             Some(name) => datagram::receive_many(fd, &name, messages, count, flags, timeout),
+            None if receive::asks_for_errors(fd, flags) => fail(libc::EAGAIN),
+            None if unconnected::is_unconnected(fd) => fail(libc::ENOTCONN),
             None => {
                 direct::withdraw(fd);
                 real::recvmmsg(fd, messages, count, flags, timeout)
@@ -257,6 +299,7 @@ hooks! {
         }
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], 0, null(), 0),
+            None if unconnected::is_unconnected(fd) => send::refuse(0),
             None => send::after_write(fd, real::write(fd, buffer, len)),
         }
     }
@@ -270,6 +313,7 @@ hooks! {
                 let parts = std::slice::from_raw_parts(parts, count as usize);
                 datagram::send_to(fd, &name, parts, 0, null(), 0)
             }
+            _ if unconnected::is_unconnected(fd) => send::refuse(0),
             _ => send::after_write(fd, real::writev(fd, parts, count)),
         }
     }
@@ -280,6 +324,7 @@ hooks! {
         }
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], flags, null(), 0),
+            None if unconnected::is_unconnected(fd) => send::refuse(flags),
             None => send::finish(fd, flags, real::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)),
         }
     }
@@ -293,6 +338,7 @@ hooks! {
                 let part = datagram::part(buffer, len);
                 return datagram::send_to(fd, &name, &[part], flags, address, address_len);
             }
+            Ok(None) if unconnected::is_unconnected(fd) => return send::refuse(flags),
             Ok(None) => {}
             Err(error) => return fail(error),
         }
@@ -308,7 +354,7 @@ hooks! {
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        let is_message = is_possible(message, size_of::<msghdr>());
+        let is_message = memory::is_readable(message);
         if is_message {
             if (*message).msg_name.is_null()
                 && real::length((*message).msg_controllen as _) == 0
@@ -318,6 +364,7 @@ hooks! {
             }
             match before_send(fd, (*message).msg_name.cast(), (*message).msg_namelen) {
                 Ok(Some(name)) => return datagram::send(fd, &name, &*message, flags),
+                Ok(None) if unconnected::is_unconnected(fd) => return send::refuse(flags),
                 Ok(None) => {}
                 Err(error) => return fail(error),
             }
@@ -334,7 +381,7 @@ hooks! {
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        if count > 0 && is_possible(messages, size_of::<mmsghdr>()) {
+        if count > 0 && memory::is_readable(messages) {
             let first = &(*messages).msg_hdr;
             match before_send(fd, first.msg_name.cast(), first.msg_namelen) {
                 Ok(Some(name)) => return datagram::send_many(fd, &name, messages, count, flags),
@@ -349,14 +396,21 @@ hooks! {
     // variadic and fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         // Compare only the lower half: the kernel ignores the upper one, in which programs of musl leave any value.
-        let counts = request as c_uint == libc::FIONREAD as c_uint;
-        if counts && !argument.is_null() && let Some(name) = datagram::name_of(fd) {
-            argument.cast::<c_int>().write_unaligned(datagram::next_length(fd, &name));
-            return 0;
+        let kind = c_ulong::from(request as c_uint);
+        if kind == libc::FIONREAD {
+            let bytes = match datagram::name_of(fd) {
+                Some(name) => Some(datagram::next_length(fd, &name)),
+                None => direct::offered(fd).map(|bytes| bytes as c_int),
+            };
+            if let Some(bytes) = bytes {
+                return if memory::write_bytes(argument.cast(), &bytes.to_ne_bytes()) { 0 } else { fail(libc::EFAULT) };
+            }
         }
-        if counts && !argument.is_null() && let Some(bytes) = direct::offered(fd) {
-            argument.cast::<c_int>().write_unaligned(bytes as c_int);
-            return 0;
+        if matches!(kind, libc::FIONREAD | libc::TIOCOUTQ | SIOCOUTQNSD) && unconnected::is_listener(fd) {
+            return fail(libc::EINVAL);
+        }
+        if kind == SIOCOUTQNSD && name_of(fd).is_some() {
+            return real::ioctl(fd, libc::TIOCOUTQ, argument);
         }
         real::ioctl(fd, request, argument)
     }
@@ -490,7 +544,7 @@ unsafe fn accept_from_engine(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Option<c_int> {
-    let name = if socket::may_listen(fd) { name_of(fd) } else { None };
+    let name = if unconnected::may_be_unconnected(fd) { name_of(fd) } else { None };
     name.map(|name| socket::accept(fd, &name, address, len, flags))
 }
 
@@ -534,10 +588,7 @@ unsafe fn after_accept(
         return result;
     }
     match name_of(fd) {
-        Some(name) => {
-            socket::note_listener(fd);
-            socket::accept(fd, &name, address, len, flags)
-        }
+        Some(name) => socket::accept(fd, &name, address, len, flags),
         None => result,
     }
 }
@@ -554,7 +605,7 @@ unsafe fn before_send(
         return Ok(Some(name));
     }
     // SAFETY: the program's arguments.
-    let Some(remote) = (unsafe { read_sockaddr(address, len) }) else { return Ok(None) };
+    let Ok(Some(remote)) = (unsafe { memory::read_address(address, len) }) else { return Ok(None) };
     match convert::offer_unbound(fd, remote) {
         Conversion::Kernel => Ok(None),
         Conversion::Engine => Ok(datagram::name_of(fd)),
@@ -564,10 +615,17 @@ unsafe fn before_send(
 
 /// Returns true for an address of family AF_UNSPEC, which disconnects a UDP socket.
 unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
-    // SAFETY: the program passes `len` bytes at `address`.
-    is_possible(address, 2)
-        && len >= 2
-        && unsafe { address.cast::<u16>().read_unaligned() } == libc::AF_UNSPEC as u16
+    // SAFETY: the program's arguments.
+    len >= 2 && unsafe { memory::read(address.cast::<u16>()) } == Some(libc::AF_UNSPEC as u16)
+}
+
+/// Implements connect(2) with an address of family AF_UNSPEC, which ends the connection of an offloaded socket.
+fn disconnect(fd: c_int, name: &SocketName) -> c_int {
+    if name.kind.is_datagram() {
+        return datagram::disconnect(fd);
+    }
+    socket::reset_on_close(fd);
+    if convert::renew(fd, name.kind.is_v6()) { 0 } else { fail(libc::ENOBUFS) }
 }
 
 /// Returns true if a send failed because a connected UNIX socket takes no address.

@@ -29,6 +29,7 @@ mod epoll;
 mod exec;
 mod hooks;
 mod imports;
+mod memory;
 mod open;
 mod ready;
 mod real;
@@ -37,6 +38,7 @@ mod send;
 mod settings;
 mod signals;
 mod socket;
+mod unconnected;
 mod wait;
 
 /// Runs before the program's `main`.

@@ -36,6 +36,12 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
 }
 
+/// Returns true if a receive with `flags` must fail with EAGAIN, because it asks for the error queue of an offloaded TCP
+/// socket. That queue is always empty.
+pub fn asks_for_errors(fd: c_int, flags: c_int) -> bool {
+    flags & libc::MSG_ERRQUEUE != 0 && socket::name_of(fd).is_some()
+}
+
 /// Hides the sender's address that a receive has stored: sets `len` to 0 if the socket `fd` is offloaded. TCP
 /// gives no sender's address, but the kernel has stored the UNIX name of the engine's end. Call this after
 /// such a receive.

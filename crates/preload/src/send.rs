@@ -3,7 +3,7 @@
 //! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first,
 //! without a signal, and a broken pipe from then on.
 
-use crate::{direct, errno, fail, set_errno, socket};
+use crate::{direct, errno, fail, socket};
 use libc::{c_int, ssize_t};
 
 /// Returns what the program's send with `flags` must return. `result` is what the kernel returned for the
@@ -17,12 +17,16 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
         return result;
     }
     let result = broken(fd);
-    if errno() == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
+    if errno() == libc::EPIPE { refuse(flags) } else { result }
+}
+
+/// Fails a send with EPIPE. Raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.
+pub fn refuse(flags: c_int) -> ssize_t {
+    if flags & libc::MSG_NOSIGNAL == 0 {
         // SAFETY: the signal goes to this thread, as the kernel would send it.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
-        set_errno(libc::EPIPE);
     }
-    result
+    fail(libc::EPIPE)
 }
 
 /// Returns what the program's write must return. `result` is what the kernel's write returned. For EPIPE, the

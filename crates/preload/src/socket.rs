@@ -1,13 +1,13 @@
 //! Implements the socket calls on offloaded sockets: connect, listen, accept, addresses, options and
 //! shutdown.
 
-use crate::{control, datagram, direct, errno, fail, real, set_errno, wait};
-use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
+use crate::memory::OptionValue;
+use crate::{control, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, Local, SocketName};
 use libc::{c_int, c_void, sockaddr, socklen_t};
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Facts about an offloaded socket that the kernel keeps with the program's end, as the option SO_PRIORITY.
 /// This option has no other effect on a UNIX socket, and every process may set it to these values.
@@ -101,14 +101,27 @@ pub fn wait_connected(fd: RawFd) -> c_int {
     }
 }
 
+/// Returns true if a connection attempt of `fd` has failed and the program has read the error. As in Linux, the program
+/// may then connect the socket again.
+pub fn may_connect_again(fd: RawFd, name: &SocketName) -> bool {
+    let flags = Flags::of(fd);
+    !name.kind.is_bound()
+        && flags.has(Flags::CONNECTING)
+        && flags.has(Flags::ERROR_READ)
+        && matches!(End::of(fd, real::ASKING), End::Failed(_))
+}
+
+/// Resets the connection of `fd` when the program closes the socket.
+pub fn reset_on_close(fd: RawFd) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len = size_of_val(&linger) as socklen_t;
+    // SAFETY: the structure lives through the call.
+    unsafe { setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len) };
+}
+
 /// Implements connect(2) for a socket that is already offloaded. Blocks until the connection is established,
 /// unless the descriptor is non-blocking. Returns 0, or -1 with errno set.
-///
-/// # Safety
-/// `address` points to `len` readable bytes.
-pub unsafe fn connect(fd: RawFd, name: &SocketName, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the program's arguments.
-    let Some(remote) = (unsafe { read_sockaddr(address, len) }) else { return fail(libc::EAFNOSUPPORT) };
+pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr) -> c_int {
     if !name.kind.is_bound() || Flags::of(fd).has(Flags::CONNECTING) {
         return match poll(fd, libc::POLLOUT, 0) {
             Err(_) if Flags::of(fd).has(Flags::CONNECTING) && blocks(fd) => wait_connected(fd),
@@ -133,35 +146,34 @@ pub unsafe fn connect(fd: RawFd, name: &SocketName, address: *const sockaddr, le
     }
 }
 
+/// Returns the errno with which a connect of an offloaded socket fails if the address is not an internet address.
+///
+/// # Safety
+/// As for [`memory::read_bytes`].
+pub unsafe fn reason_of_refusal(
+    fd: RawFd,
+    name: &SocketName,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
+    let lengths = size_of::<libc::sa_family_t>()..=size_of::<libc::sockaddr_storage>();
+    // SAFETY: the caller's promise.
+    let family = unsafe { memory::read(address.cast::<libc::sa_family_t>()) };
+    match name.kind {
+        _ if !lengths.contains(&(len as usize)) => libc::EINVAL,
+        _ if family.is_none() => libc::EFAULT,
+        _ if name.kind.is_datagram() => libc::EAFNOSUPPORT,
+        _ if may_connect_again(fd, name) => libc::EAFNOSUPPORT,
+        _ if Flags::of(fd).has(Flags::CONNECTING) => libc::EALREADY,
+        _ if unconnected::is_unconnected(fd) && !unconnected::listens(fd) => libc::EAFNOSUPPORT,
+        _ => libc::EISCONN,
+    }
+}
+
 /// Returns true unless the descriptor is non-blocking.
 pub fn blocks(fd: RawFd) -> bool {
     // SAFETY: has no preconditions.
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
-}
-
-/// The descriptors from 0 to 1023 that were listeners of the engine when the library last used them, one bit
-/// each. This is only a hint: the program may have closed a descriptor since, and its number may belong to
-/// another socket.
-static LISTENERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
-
-/// Returns the word of `LISTENERS` for `fd`, and a mask with the bit of `fd`. Returns `None` for a descriptor
-/// above 1023.
-fn listener_bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
-    let fd = usize::try_from(fd).ok()?;
-    Some((LISTENERS.get(fd / 64)?, 1 << (fd % 64)))
-}
-
-/// Records that `fd` is a listener of the engine.
-pub fn note_listener(fd: RawFd) {
-    if let Some((word, bit)) = listener_bit(fd) {
-        word.fetch_or(bit, Ordering::Relaxed);
-    }
-}
-
-/// Returns true if `fd` was recorded as a listener of the engine. The caller must check that it still is
-/// one.
-pub fn may_listen(fd: RawFd) -> bool {
-    listener_bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
 /// Makes a bound socket listen.
@@ -172,7 +184,10 @@ pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
     let mut message = Message::new(Operation::Listen);
     message.number = backlog;
     match control::request(&mut message, fd) {
-        Some((reply, _)) if reply.status == 0 => 0,
+        Some((reply, _)) if reply.status == 0 => {
+            unconnected::note_listening(fd);
+            0
+        }
         Some((reply, _)) if reply.status > 0 => fail(reply.status),
         _ => fail(libc::ENETDOWN),
     }
@@ -189,7 +204,10 @@ pub fn accept(
     if name.kind.is_datagram() {
         return fail(libc::EOPNOTSUPP);
     }
-    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 || !name.kind.is_bound() {
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0
+        || !name.kind.is_bound()
+        || !unconnected::listens(fd)
+    {
         return fail(libc::EINVAL);
     }
     let before = errno();
@@ -224,15 +242,23 @@ pub fn accept(
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
     }
     if let Some(remote) = accept::decode(&record) {
-        // SAFETY: the program's arguments.
-        unsafe { write_sockaddr(remote, name.kind.is_v6(), address, len) };
+        let stored = match address.is_null() {
+            true => Ok(()),
+            // SAFETY: the program's arguments.
+            false => unsafe { memory::write_address(remote, name.kind.is_v6(), address, len) },
+        };
+        if let Err(error) = stored {
+            // SAFETY: the descriptor was just received. The kernel also drops a connection whose address it cannot store.
+            unsafe { libc::close(connection) };
+            return fail(error);
+        }
     }
     set_errno(before);
     connection
 }
 
 /// Asks the engine for a socket's addresses.
-fn addresses(fd: RawFd) -> Option<Message> {
+pub fn addresses(fd: RawFd) -> Option<Message> {
     let (reply, _) = control::request(&mut Message::new(Operation::Addresses), fd)?;
     (reply.status == 0).then_some(reply)
 }
@@ -254,8 +280,10 @@ pub unsafe fn getsockname(
         local = reply.or_else(|| End::local_address(fd, real::ASKING)).unwrap_or(local);
     }
     // SAFETY: the program's arguments.
-    unsafe { write_sockaddr(local, name.kind.is_v6(), address, len) };
-    0
+    match unsafe { memory::write_address(local, name.kind.is_v6(), address, len) } {
+        Ok(()) => 0,
+        Err(error) => fail(error),
+    }
 }
 
 /// Implements getpeername(2) for an offloaded socket: stores its remote address at `address`. Returns 0, or
@@ -274,34 +302,45 @@ pub unsafe fn getpeername(
         false => name.remote,
     };
     match remote {
-        Some(remote) if !Flags::of(fd).has(Flags::CONNECTING) && !has_failed(fd) => {
+        Some(remote) if !Flags::of(fd).has(Flags::CONNECTING) && !is_over(fd) => {
             // SAFETY: the program's arguments.
-            unsafe { write_sockaddr(remote, name.kind.is_v6(), address, len) };
-            0
+            match unsafe { memory::write_address(remote, name.kind.is_v6(), address, len) } {
+                Ok(()) => 0,
+                Err(error) => fail(error),
+            }
         }
         _ => fail(libc::ENOTCONN),
     }
 }
 
-fn has_failed(fd: RawFd) -> bool {
-    matches!(End::of(fd, real::ASKING), End::Failed(_))
+/// Returns true if the connection has failed, or if both ends have finished sending.
+fn is_over(fd: RawFd) -> bool {
+    match End::of(fd, real::ASKING) {
+        End::Failed(_) => true,
+        End::Finished => poll(fd, 0, 0).is_ok_and(|events| events & libc::POLLHUP != 0),
+        End::Unnamed => false,
+    }
 }
 
 /// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
 const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
 
-/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0.
+/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0, or -1 with
+/// errno EFAULT or EINVAL.
 ///
 /// # Safety
-/// `value` has `*len` bytes.
+/// As for [`memory::write_bytes`].
 pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) -> c_int {
-    // SAFETY: the caller promises both pointers, and at most `*len` bytes are copied.
+    // SAFETY: the caller's promise.
     unsafe {
-        let count = (len.read() as usize).min(bytes.len());
-        value.cast::<u8>().copy_from(bytes.as_ptr(), count);
-        len.write(count as socklen_t);
+        let count = match memory::read_length(len) {
+            Ok(room) => room.min(bytes.len()),
+            Err(error) => return fail(error),
+        };
+        let written = memory::write_bytes(value.cast(), &bytes[..count])
+            && memory::write_bytes(len.cast(), &(count as socklen_t).to_ne_bytes());
+        if written { 0 } else { fail(libc::EFAULT) }
     }
-    0
 }
 
 /// Implements getsockopt(2) for an offloaded TCP socket. Stores the option's value at `value`. Returns 0, or
@@ -317,8 +356,9 @@ pub unsafe fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if value.is_null() || len.is_null() {
-        return fail(libc::EFAULT);
+    // SAFETY: the program's arguments.
+    if let Err(error) = unsafe { memory::read_length(len) } {
+        return fail(error);
     }
     // SAFETY: the program passes `*len` bytes at `value`.
     let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
@@ -339,6 +379,9 @@ pub unsafe fn getsockopt(
             _ => return unsafe { real::getsockopt(fd, level, name, value, len) },
         };
         return put(&number.to_ne_bytes());
+    }
+    if !has_level(socket, level) {
+        return fail(libc::EOPNOTSUPP);
     }
     let mut message = Message::new(Operation::GetOption);
     (message.level, message.name) = (level, name);
@@ -382,20 +425,20 @@ pub unsafe fn setsockopt(
         if code != 0 || !SHARED.contains(&name) {
             return code;
         }
-    } else if !is_known(level, name) {
-        return fail(libc::ENOPROTOOPT);
-    } else if value.is_null() {
-        return fail(libc::EFAULT);
-    } else if len == 0 || (len < 4 && (level, name) != (libc::IPPROTO_TCP, libc::TCP_CONGESTION)) {
-        // Only TCP options must have four bytes: options of IPv4 and IPv6 may be given in one byte.
-        if level == libc::IPPROTO_TCP || len == 0 {
-            return fail(libc::EINVAL);
-        }
     }
-    let mut message = Message::new(Operation::SetOption);
+    // SAFETY: the program's arguments.
+    let value = match unsafe { OptionValue::read(level, name, value, len) } {
+        // As a kernel without the module for TLS.
+        Ok(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) => return fail(libc::ENOENT),
+        Ok(_) if level != libc::SOL_SOCKET && !is_known(level, name) => return fail(libc::ENOPROTOOPT),
+        Ok(value) => value,
+        Err(error) => return fail(error),
+    };
+    // Wait until the engine knows SO_LINGER, because a close right after this call reaches the engine by another way.
+    let waits = (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER);
+    let mut message = Message::new(if waits { Operation::SetOptionNow } else { Operation::SetOption });
     (message.level, message.name) = (level, name);
-    // SAFETY: the program passes `len` bytes at `value`.
-    message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
+    message.set_value(value.bytes());
     control::request(&mut message, fd);
     0
 }
@@ -437,11 +480,16 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     code
 }
 
+/// Returns false if getsockopt(2) fails with EOPNOTSUPP for all options of `level`, because `socket` has no such level.
+pub fn has_level(socket: &SocketName, level: c_int) -> bool {
+    let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
+    socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
+}
+
 /// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. Some of these options
 /// have no effect in the engine.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
-        libc::SOL_SOCKET => name == libc::SO_REUSEPORT,
         libc::IPPROTO_TCP => matches!(name, 1..=10 | 12 | 13 | 18 | 23 | 25),
         libc::IPPROTO_IP => {
             matches!(name, libc::IP_TOS | libc::IP_TTL | libc::IP_RECVERR | libc::IP_MTU_DISCOVER)
@@ -460,9 +508,15 @@ fn is_known(level: c_int, name: c_int) -> bool {
     }
 }
 
-/// Shuts down one or both directions.
+/// Shuts down one or both directions. Fails with ENOTCONN if the socket has no connection and does not listen.
 pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
-    if !name.kind.is_bound() && Flags::of(fd).has(Flags::CONNECTING) {
+    if !(0..3).contains(&how) {
+        return fail(libc::EINVAL);
+    }
+    if !name.kind.is_bound() && Flags::of(fd).has(Flags::CONNECTING)
+        || unconnected::is_unconnected(fd) && !unconnected::listens(fd)
+        || is_over(fd)
+    {
         return fail(libc::ENOTCONN);
     }
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {

@@ -443,6 +443,7 @@ impl Engine {
             program_finished: false,
             discards: false,
             closing: false,
+            resetting: false,
             end_passed: false,
             held_until: None,
             filled: None,

@@ -161,6 +161,10 @@ impl Engine {
         if stream.held_until.is_none() {
             again |= stream.transmit(now, network);
         }
+        if stream.resetting {
+            stream.connection.abort();
+            again |= stream.transmit(now, network);
+        }
         let lease = stream.lease();
         let state = stream.connection.state();
         let deadline = stream.connection.next_deadline();
@@ -431,12 +435,10 @@ impl Stream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => {
-                    // The program has closed its end with unread data. Reset the connection, as the kernel
-                    // would do.
-                    self.program_finished = true;
-                    self.connection.abort();
-                }
+                // The program has closed its end with unread data. Reset the connection, as the kernel would do, but
+                // first send the program's data: later reads return it.
+                Err(_) if !self.resetting => self.resetting = true,
+                Err(_) => self.program_finished = true,
             }
         }
         if self.program_finished && self.readable && !self.closing && (self.hung_up || pair::hung_up(fd)) {
@@ -458,7 +460,7 @@ impl Stream {
     /// resets the connection if the program has also closed the socket.
     fn finish_sending(&mut self, now: u64, fd: RawFd, options: &SocketOptions) {
         self.program_finished = true;
-        match self.hung_up || pair::hung_up(fd) {
+        match self.resetting || self.hung_up || pair::hung_up(fd) {
             true => self.close_or_reset(now, fd, options),
             false => self.connection.shutdown_write(),
         }
@@ -467,8 +469,8 @@ impl Stream {
     /// Resets the connection if the program has closed its end and [`Stream::resets`] returns true. Closes it
     /// otherwise.
     fn close_or_reset(&mut self, now: u64, fd: RawFd, options: &SocketOptions) {
-        if self.resets(options) && pair::is_closed(fd) {
-            self.connection.abort();
+        if self.resetting || self.resets(options) && pair::is_closed(fd) {
+            self.resetting = true;
         } else {
             (self.discards, self.closing) = (true, true);
             self.connection.close(now);

@@ -1,7 +1,7 @@
 //! recvmmsg and sendmmsg, which receive or send several datagrams in one call.
 
 use super::{receive, send};
-use crate::errno;
+use crate::{errno, fail, memory, set_errno};
 use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_uint, mmsghdr, timespec};
 use std::os::fd::RawFd;
@@ -35,13 +35,27 @@ pub unsafe fn receive_many(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    // SAFETY: the program's arguments.
-    let deadline = unsafe { timeout.as_ref() }.map(|timeout| now() + nanoseconds(timeout));
+    let limit = match timeout.is_null() {
+        true => None,
+        // SAFETY: the program's arguments.
+        false => match unsafe { memory::read(timeout) } {
+            None => return fail(libc::EFAULT),
+            Some(limit) if limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec) => {
+                return fail(libc::EINVAL);
+            }
+            limit => limit,
+        },
+    };
+    let deadline = limit.map(|limit| now() + nanoseconds(&limit));
     let mut flags_of_call = flags & !libc::MSG_WAITFORONE;
     let mut received = 0;
     while received < (count as usize).min(MOST) {
         // SAFETY: the program passes `count` messages.
         unsafe {
+            if !memory::is_readable(messages.add(received)) {
+                set_errno(libc::EFAULT);
+                break;
+            }
             let message = &mut *messages.add(received);
             let len = receive(fd, name, &mut message.msg_hdr, flags_of_call);
             if len < 0 {
@@ -83,6 +97,10 @@ pub unsafe fn send_many(
     while sent < (count as usize).min(MOST) {
         // SAFETY: the program passes `count` messages.
         unsafe {
+            if !memory::is_readable(messages.add(sent)) {
+                set_errno(libc::EFAULT);
+                break;
+            }
             let message = &mut *messages.add(sent);
             let len = send(fd, name, &message.msg_hdr, flags);
             if len < 0 {

@@ -1,7 +1,9 @@
 //! getsockopt and setsockopt for UDP sockets that the engine runs.
 
 use super::take_error;
-use crate::{control, fail, real};
+use crate::memory::OptionValue;
+use crate::socket::has_level;
+use crate::{control, fail, memory, real};
 use inlane_offload_protocol::datagram::LEAST_BUFFER;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::SocketName;
@@ -65,8 +67,9 @@ pub unsafe fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if value.is_null() || len.is_null() {
-        return fail(libc::EFAULT);
+    // SAFETY: the program's arguments.
+    if let Err(error) = unsafe { memory::read_length(len) } {
+        return fail(error);
     }
     // SAFETY: the program passes `*len` writable bytes at `value`.
     let put = |bytes: &[u8]| unsafe { crate::socket::put_option(value, len, bytes) };
@@ -82,6 +85,9 @@ pub unsafe fn getsockopt(
             _ => return unsafe { real::getsockopt(fd, level, name, value, len) },
         };
         return put(&number.to_ne_bytes());
+    }
+    if !has_level(socket, level) {
+        return fail(libc::EOPNOTSUPP);
     }
     if !is_known(level, name) {
         return fail(libc::ENOPROTOOPT);
@@ -106,21 +112,20 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if !is_known(level, name) {
-        return fail(libc::ENOPROTOOPT);
-    }
-    if value.is_null() {
-        return fail(libc::EFAULT);
-    }
-    if len == 0 {
-        return fail(libc::EINVAL);
-    }
+    // SAFETY: the program's arguments.
+    let bytes = match unsafe { OptionValue::read(level, name, value, len) } {
+        Ok(_) if !is_known(level, name) => return fail(libc::ENOPROTOOPT),
+        Ok(value) => value,
+        Err(error) => return fail(error),
+    };
     if level == libc::SOL_SOCKET && name == libc::SO_PRIORITY {
         return 0;
     }
-    if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF && len >= 4 {
-        // SAFETY: the program passes `len` bytes at `value`, at least four.
-        let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
+    if level == libc::SOL_SOCKET
+        && name == libc::SO_SNDBUF
+        && let Some(&wanted) = bytes.bytes().first_chunk()
+    {
+        let wanted = c_int::from_ne_bytes(wanted);
         return if real::set_option(fd, level, name, wanted.max(LEAST_BUFFER)) { 0 } else { -1 };
     }
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
@@ -134,8 +139,7 @@ pub unsafe fn setsockopt(
     // program's next datagram through the pair, so the datagram could otherwise overtake the option.
     let mut message = Message::new(Operation::SetOptionNow);
     (message.level, message.name) = (level, name);
-    // SAFETY: the program passes `len` bytes at `value`.
-    message.set_value(unsafe { std::slice::from_raw_parts(value.cast(), (len as usize).min(64)) });
+    message.set_value(bytes.bytes());
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
         // Send the size that the kernel stored, because the kernel doubles and bounds the program's value.
         message.set_value(&real::option(fd, level, name).unwrap_or(0).to_ne_bytes());

@@ -1,0 +1,35 @@
+//! Compares what socket calls return on the engine with what they return on the kernel: calls with bad pointers and
+//! lengths, and calls in states in which a socket has no connection. `calls.py` makes the calls.
+
+use super::{Lab, must};
+
+const CALLS: &str = include_str!("calls.py");
+
+/// Returns what the calls return on the kernel, and then on an engine with `spin`. Both use loopback addresses.
+fn outcomes(test: &str, spin: &str) -> Option<[String; 2]> {
+    let mut lab = Lab::new(test, &[("python3", "python3")])?;
+    lab.serve(&["--loopback", "--spin", spin]);
+    let kernel = must(lab.on_kernel("python3").args(["-c", CALLS]));
+    let before = lab.status()["connections"]["accepted"].as_u64().unwrap();
+    let engine = must(lab.offloaded("python3").args(["-c", CALLS]));
+    assert!(lab.count("accepted") >= before + 8, "few connections were offloaded: {}", lab.status());
+    Some([kernel, engine].map(|said| String::from_utf8(said).unwrap()))
+}
+
+fn compare(test: &str, spin: &str) {
+    let Some([kernel, engine]) = outcomes(test, spin) else { return };
+    for (kernel, engine) in kernel.lines().zip(engine.lines()) {
+        assert_eq!(engine, kernel, "left: the engine, right: the kernel");
+    }
+    assert_eq!(engine.lines().count(), kernel.lines().count());
+}
+
+#[test]
+fn calls_with_bad_arguments_and_without_connections_return_what_they_return_on_the_kernel() {
+    compare("calls", "0s");
+}
+
+#[test]
+fn calls_return_what_they_return_on_the_kernel_if_the_engine_shares_memory() {
+    compare("callsmem", "50us");
+}

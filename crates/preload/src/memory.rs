@@ -1,0 +1,246 @@
+//! Copies arguments between the program's memory and the library.
+//!
+//! The kernel answers a pointer to memory that the program may not access with EFAULT. The functions of this library
+//! must do the same, because a plain access would end the program with SIGSEGV. So the kernel does the copy, by
+//! process_vm_readv(2) on the own process. A page that was accessible once is later accessed without a system call.
+
+use crate::{errno, set_errno};
+use inlane_offload_protocol::address::{is_possible, read_sockaddr, write_sockaddr};
+use libc::{c_int, c_void, iovec, sockaddr, socklen_t, ssize_t};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const PAGE: usize = 4096;
+/// The number of pages that are remembered.
+const REMEMBERED: usize = 64;
+
+/// The pages that were accessible when they were last used: their addresses divided by [`PAGE`]. A page has only one
+/// place in the table, so pages with the same place replace each other.
+struct Pages([AtomicUsize; REMEMBERED]);
+
+static READABLE: Pages = Pages::new();
+static WRITABLE: Pages = Pages::new();
+
+impl Pages {
+    const fn new() -> Self {
+        Self([const { AtomicUsize::new(0) }; REMEMBERED])
+    }
+
+    /// Returns true if the `len` bytes at `start` lie in pages that were accessible before.
+    fn contain(&self, start: usize, len: usize) -> bool {
+        let known = |page: usize| self.0[page % REMEMBERED].load(Ordering::Relaxed) == page;
+        known(start / PAGE) && known((start + len - 1) / PAGE)
+    }
+
+    fn add(&self, start: usize, len: usize) {
+        for page in [start / PAGE, (start + len - 1) / PAGE] {
+            self.0[page % REMEMBERED].store(page, Ordering::Relaxed);
+        }
+    }
+}
+
+type Copy = unsafe extern "C" fn(
+    libc::pid_t,
+    *const iovec,
+    libc::c_ulong,
+    *const iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> ssize_t;
+
+/// Copies `len` bytes between `own`, memory of this library, and `start`, memory of the program, by `call`. At most two
+/// pages. Returns `Some(false)` if the program may not access its bytes, and `None` if the kernel refuses the call, as
+/// some sandboxes let it. Leaves errno unchanged.
+fn copy_by(call: Copy, own: *mut c_void, start: *mut c_void, len: usize) -> Option<bool> {
+    let before = errno();
+    let (own, program) = (iovec { iov_base: own, iov_len: len }, iovec { iov_base: start, iov_len: len });
+    // SAFETY: `own` has `len` bytes, and the kernel checks the program's.
+    let copied = unsafe { call(libc::getpid(), &own, 1, &program, 1, 0) };
+    let refused = copied < 0 && errno() != libc::EFAULT;
+    set_errno(before);
+    (!refused).then_some(copied == len as ssize_t)
+}
+
+/// Copies the bytes at `from` into `into`, at most a page. Returns false if the program may not read them all.
+///
+/// # Safety
+/// Bytes in pages that were readable before still are.
+pub unsafe fn read_bytes(from: *const u8, into: &mut [u8]) -> bool {
+    let (start, len) = (from as usize, into.len());
+    debug_assert!(len <= PAGE);
+    if len == 0 {
+        return true;
+    }
+    if !is_possible(from, len) {
+        return false;
+    }
+    if !READABLE.contain(start, len)
+        && let Some(read) =
+            copy_by(libc::process_vm_readv, into.as_mut_ptr().cast(), from.cast_mut().cast(), len)
+    {
+        if read {
+            READABLE.add(start, len);
+        }
+        return read;
+    }
+    // SAFETY: the pages are readable, by the check or by the caller's promise.
+    unsafe { into.as_mut_ptr().copy_from(from, len) };
+    true
+}
+
+/// Copies `bytes`, at most a page, to `to`. Returns false if the program may not write there.
+///
+/// # Safety
+/// Pages that were writable before still are, and `to` points to no memory but the program's.
+pub unsafe fn write_bytes(to: *mut u8, bytes: &[u8]) -> bool {
+    let (start, len) = (to as usize, bytes.len());
+    debug_assert!(len <= PAGE);
+    if len == 0 {
+        return true;
+    }
+    if !is_possible(to, len) {
+        return false;
+    }
+    if !WRITABLE.contain(start, len)
+        && let Some(written) =
+            copy_by(libc::process_vm_writev, bytes.as_ptr().cast_mut().cast(), to.cast(), len)
+    {
+        if written {
+            WRITABLE.add(start, len);
+        }
+        return written;
+    }
+    // SAFETY: the pages are writable, by the check or by the caller's promise.
+    unsafe { to.copy_from(bytes.as_ptr(), len) };
+    true
+}
+
+/// Returns the value at `from`, or `None` if the program may not read it.
+///
+/// # Safety
+/// As for [`read_bytes`]. Every pattern of bits is a valid `T`.
+pub unsafe fn read<T: std::marker::Copy>(from: *const T) -> Option<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: the value's bytes are initialised, by zeros. Any bytes are a valid value.
+    unsafe {
+        let bytes = std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>());
+        read_bytes(from.cast(), bytes).then(|| value.assume_init())
+    }
+}
+
+/// Returns true if the program may read the value at `from`.
+///
+/// # Safety
+/// As for [`read`].
+pub unsafe fn is_readable<T: std::marker::Copy>(from: *const T) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { read(from) }.is_some()
+}
+
+/// Returns the internet address at `address`, or `None` for other families and for lengths that are too short. Fails
+/// with EFAULT if the program may not read the address, and with EINVAL if it is longer than any address.
+///
+/// # Safety
+/// As for [`read_bytes`].
+pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Result<Option<SocketAddr>, c_int> {
+    let mut bytes = [0u8; size_of::<libc::sockaddr_in6>()];
+    if len as usize > size_of::<libc::sockaddr_storage>() {
+        return Err(libc::EINVAL);
+    }
+    let len = (len as usize).min(bytes.len());
+    // SAFETY: the caller's promise. The bytes live through the calls.
+    unsafe {
+        match read_bytes(address.cast(), &mut bytes[..len]) {
+            true => Ok(read_sockaddr(bytes.as_ptr().cast(), len as socklen_t)),
+            false => Err(libc::EFAULT),
+        }
+    }
+}
+
+/// Stores `value` as accept(2) and getsockname(2) do: at most `*len` bytes, and the full length in `*len`. If `v6` is
+/// set, stores an IPv4 address as an IPv4-mapped IPv6 address. Fails with EFAULT or EINVAL as the kernel.
+///
+/// # Safety
+/// As for [`write_bytes`].
+pub unsafe fn write_address(
+    value: SocketAddr,
+    v6: bool,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), c_int> {
+    let mut bytes = [0u8; size_of::<libc::sockaddr_in6>()];
+    let mut full = bytes.len() as socklen_t;
+    // SAFETY: the bytes and the length live through the call.
+    unsafe { write_sockaddr(value, v6, bytes.as_mut_ptr().cast(), &mut full) };
+    // SAFETY: the caller's promise.
+    unsafe { write_value(&bytes[..full as usize], address.cast(), len) }
+}
+
+/// Stores at most `*len` of `bytes` at `to`, and then the length of `bytes` in `*len`. Fails with EFAULT or EINVAL as
+/// the kernel.
+///
+/// # Safety
+/// As for [`write_bytes`].
+pub unsafe fn write_value(bytes: &[u8], to: *mut u8, len: *mut socklen_t) -> Result<(), c_int> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let room = read_length(len)?;
+        let written = write_bytes(to, &bytes[..room.min(bytes.len())])
+            && write_bytes(len.cast(), &(bytes.len() as socklen_t).to_ne_bytes());
+        if written { Ok(()) } else { Err(libc::EFAULT) }
+    }
+}
+
+/// Returns the length at `len`, which the program gives with a buffer. Fails with EFAULT if the program may not read it,
+/// and with EINVAL if it is negative.
+///
+/// # Safety
+/// As for [`read_bytes`].
+pub unsafe fn read_length(len: *const socklen_t) -> Result<usize, c_int> {
+    // SAFETY: the caller's promise.
+    let len = unsafe { read(len.cast::<c_int>()) }.ok_or(libc::EFAULT)?;
+    usize::try_from(len).map_err(|_| libc::EINVAL)
+}
+
+/// The value of a socket option: its first bytes, and how many there are.
+pub struct OptionValue {
+    bytes: [u8; OptionValue::MOST],
+    len: usize,
+}
+
+impl OptionValue {
+    /// The most bytes of a value that are kept. No option of the engine has more.
+    const MOST: usize = 64;
+
+    /// Reads the `len` bytes at `value` that a program passes to setsockopt(2) for an option of `level`. An option of
+    /// IPv4 may have less than four bytes, as in Linux. Fails with EFAULT or EINVAL as the kernel.
+    ///
+    /// # Safety
+    /// As for [`read_bytes`].
+    pub unsafe fn read(
+        level: c_int,
+        name: c_int,
+        value: *const c_void,
+        len: socklen_t,
+    ) -> Result<Self, c_int> {
+        let is_text = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+        let len = usize::try_from(len as c_int).map_err(|_| libc::EINVAL)?;
+        if len < 4 && level != libc::IPPROTO_IP && !(is_text && len > 0) {
+            return Err(libc::EINVAL);
+        }
+        let mut read = Self { bytes: [0; Self::MOST], len: len.min(Self::MOST) };
+        // SAFETY: the caller's promise.
+        match unsafe { read_bytes(value.cast(), &mut read.bytes[..read.len]) } {
+            // An option without a value is set to 0.
+            true if len == 0 => Ok(Self { len: 4, ..read }),
+            true => Ok(read),
+            false => Err(libc::EFAULT),
+        }
+    }
+
+    /// Returns the bytes of the value.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}

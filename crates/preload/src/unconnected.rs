@@ -1,0 +1,94 @@
+//! Finds bound sockets of the engine that have no connection, such as listeners.
+//!
+//! Reads and sends on such a socket fail. The kernel would not fail them, because the program's end is one of a
+//! connected pair. A read would even take a connection that waits to be accepted. The library asks the engine only for
+//! descriptors that were such sockets before, because asking before each read costs too much.
+
+use crate::socket::{addresses, name_of};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A fact about descriptors from 0 to 1023, one bit each. The fact was true when the library last used the descriptor.
+/// This is only a hint: the program may have closed a descriptor since, and its number may belong to another socket.
+struct Hint([AtomicU64; 16]);
+
+impl Hint {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; 16])
+    }
+
+    /// Returns the word and the bit of `fd`, or `None` for a descriptor above 1023.
+    fn bit(&self, fd: RawFd) -> Option<(&AtomicU64, u64)> {
+        let fd = usize::try_from(fd).ok()?;
+        Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
+    }
+
+    #[inline]
+    fn has(&self, fd: RawFd) -> bool {
+        self.bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn set(&self, fd: RawFd, value: bool) {
+        if let Some((word, bit)) = self.bit(fd) {
+            match value {
+                true => word.fetch_or(bit, Ordering::Relaxed),
+                false => word.fetch_and(!bit, Ordering::Relaxed),
+            };
+        }
+    }
+}
+
+/// The bound sockets of the engine without a connection, such as listeners.
+static UNCONNECTED: Hint = Hint::new();
+/// The listeners of the engine.
+static LISTENING: Hint = Hint::new();
+
+/// Records that `fd` is a socket of the engine that was just bound.
+pub fn note_bound(fd: RawFd) {
+    UNCONNECTED.set(fd, true);
+    LISTENING.set(fd, false);
+}
+
+/// Records that `fd` is a listener of the engine.
+pub fn note_listening(fd: RawFd) {
+    UNCONNECTED.set(fd, true);
+    LISTENING.set(fd, true);
+}
+
+/// Returns true if `fd` was recorded as a bound socket without a connection. The caller must check that it still is
+/// one.
+#[inline]
+pub fn may_be_unconnected(fd: RawFd) -> bool {
+    UNCONNECTED.has(fd)
+}
+
+/// Returns true for a bound socket of the engine without a connection. A read of its pair would take a connection that
+/// waits to be accepted. Call this before each read and send. Leaves errno unchanged.
+#[inline]
+pub fn is_unconnected(fd: RawFd) -> bool {
+    may_be_unconnected(fd) && ask_unconnected(fd)
+}
+
+#[cold]
+fn ask_unconnected(fd: RawFd) -> bool {
+    let bound = name_of(fd).is_some_and(|name| name.kind.is_bound());
+    let unconnected = bound && addresses(fd).is_some_and(|reply| reply.remote.is_none());
+    UNCONNECTED.set(fd, unconnected);
+    unconnected
+}
+
+/// Returns true for a listener of the engine. Leaves errno unchanged.
+pub fn is_listener(fd: RawFd) -> bool {
+    is_unconnected(fd) && listens(fd)
+}
+
+/// Returns false if the engine says that the bound socket `fd` does not listen.
+pub fn listens(fd: RawFd) -> bool {
+    LISTENING.has(fd) || {
+        let listens = addresses(fd).is_none_or(|reply| reply.number != 0);
+        if listens {
+            note_listening(fd);
+        }
+        listens
+    }
+}
