@@ -186,6 +186,11 @@ impl SocketName {
     pub fn of(fd: i32, asking: Asking) -> Option<Self> {
         Self::from_address(&UnixAddress::ask(fd, asking.own)?)
     }
+
+    /// Returns the name of the program's end whose pair has `fd` as its other end, or `None` if `fd` is no such end.
+    pub fn of_peer(fd: i32, asking: Asking) -> Option<Self> {
+        Self::from_address(&UnixAddress::ask(fd, asking.peer)?)
+    }
 }
 
 /// What the local address of a socket says about the socket.
@@ -306,6 +311,8 @@ mod tests {
             };
             bind(program.as_raw_fd(), &name.to_address());
             assert_eq!(End::of(program.as_raw_fd(), ASKING), End::Unnamed);
+            assert_eq!(SocketName::of_peer(other.as_raw_fd(), ASKING), Some(name));
+            assert_eq!(SocketName::of_peer(program.as_raw_fd(), ASKING), None);
             if end != End::Unnamed {
                 bind(other.as_raw_fd(), &end.to_address(engine, socket, Some(name.local)));
             }

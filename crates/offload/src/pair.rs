@@ -1,6 +1,6 @@
 //! The engine's side of the pairs of UNIX sockets that stand for offloaded sockets.
 
-use inlane_offload_protocol::name::{End, SocketName, UnixAddress};
+use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -46,10 +46,14 @@ pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64, local: 
     let _ = bind(engine_end, &end.to_address(engine, socket, local));
 }
 
-/// Returns true if a descriptor that a program sent may serve as the engine's end of a pair. Sockets of other families
-/// could block the engine, for example when it closes them.
-pub fn is_unix(fd: &OwnedFd) -> bool {
-    option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX)
+/// Returns true if two descriptors that a program sent are the ends of a pair that the library has created and named.
+/// Other descriptors could block the engine when it closes them. If `engine_end` were the program's end of another
+/// socket, the engine would keep that socket open itself.
+pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
+    const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
+    SocketName::of(program_end.as_raw_fd(), ASKING).is_some_and(|name| {
+        name.local.port() == 0 && SocketName::of_peer(engine_end.as_raw_fd(), ASKING) == Some(name)
+    })
 }
 
 /// The most filler bytes that one system call writes or discards. A pair whose program's end has the smallest

@@ -216,7 +216,7 @@ def opens_many():
     port = server.getsockname()[1].to_bytes(2, "big").replace(b"\0", b"@")
     names = re.compile(rb"inlane\x02s.{16}\x04@{19}\x04@" + re.escape(port) + rb"\x7f@@\x01", re.DOTALL)
     found = 0
-    for count in range(80):
+    for count in range(24):
         inheritable = count % 3 == 0
         client, peer = opened(server, count % 2 == 0, lambda client: os.set_inheritable(client.fileno(), inheritable))
         assert os.get_inheritable(client.fileno()) == inheritable

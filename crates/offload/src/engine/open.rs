@@ -34,7 +34,7 @@ impl Engine {
         let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {
             return Err(Refusal::Errno(libc::EBADF));
         };
-        if self.shared.is_some() || !is_trusted(request.user) || !pair::is_unix(&end) {
+        if self.shared.is_some() || !is_trusted(request.user) || !pair::are_ends(&end, &program) {
             return Err(Refusal::Errno(libc::EPERM));
         }
         let prepared = self.prepare(now, request, Arc::new(program));

@@ -161,15 +161,29 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
         let end = pair.open(&mut bench, 0, ADDRESS);
         assert!(pair::hung_up(end.as_raw_fd()));
     }
-    // Both ends are the same socket, and then the program's end of an open connection is sent once more.
-    let same = good.engine.try_clone().unwrap();
-    request(&mut bench, 0, ADDRESS, good.filled, (Some(good.engine), Some(same)));
+    // Ends that do not belong together: the same end twice, the ends in the wrong order, the ends of two pairs, and
+    // as the engine's end the program's end of another connection.
+    let copy = |end: &OwnedFd| Some(end.try_clone().unwrap());
     let open = Pair::new().open(&mut bench, 0, ADDRESS);
     let again = Pair::new();
-    request(&mut bench, 0, ADDRESS, 0, (Some(again.engine), Some(open.try_clone().unwrap())));
-    assert_eq!(bench.engine.sockets.len(), sockets + 2);
+    for ends in [
+        (copy(&good.engine), copy(&good.engine)),
+        (copy(&good.program), copy(&good.program)),
+        (copy(&good.program), copy(&good.engine)),
+        (copy(&again.engine), copy(&good.program)),
+        (copy(&again.engine), copy(&open)),
+        (copy(&open), copy(&good.program)),
+    ] {
+        request(&mut bench, 0, ADDRESS, good.filled, ends);
+        assert_eq!(bench.engine.sockets.len(), sockets + 1);
+    }
+    // A pair is used once.
+    for _ in 0..2 {
+        request(&mut bench, 0, ADDRESS, good.filled, (copy(&good.engine), copy(&good.program)));
+        assert_eq!(bench.engine.sockets.len(), sockets + 2);
+    }
     bench.turn();
-    drop((open, good.program, again.program, listener));
+    drop((open, good, again, listener));
     bench.turn();
     assert_eq!(bench.engine.sockets.len() + bench.engine.inodes.len(), 0);
 }
