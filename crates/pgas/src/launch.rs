@@ -66,6 +66,9 @@ pub fn why_not_started(program: &Path) -> Option<String> {
             format!("it is not executable; allow that: chmod +x {shown}")
         }
         Ok(_) => return None,
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            "no permission to look at it; name a program that you may execute".into()
+        }
         Err(_) => "there is no such executable program; name another one".into(),
     })
 }

@@ -158,7 +158,8 @@ impl Control {
         }
         let listener = new().map_err(os("creating the control socket"))?;
         net::bind(&listener, &address).map_err(|error| {
-            Error::os(format!("cannot create the control socket {shown} ({OTHER_PATH})"))(error.into())
+            let why = format!("{}; {OTHER_PATH}", std::io::Error::from(error));
+            inlane_core::Error::device_environment(format!("cannot create the control socket {shown}"), why)
         })?;
         let permissions = std::fs::Permissions::from_mode(settings.mode);
         std::fs::set_permissions(&path, permissions)
