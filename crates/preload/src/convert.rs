@@ -1,7 +1,7 @@
 //! Replaces a kernel socket by an offloaded one, when the program binds or connects it.
 
 use crate::epoll::Registration;
-use crate::{control, datagram, direct, errno, open, real, set_errno, settings, socket, wait};
+use crate::{control, datagram, direct, duplicates, errno, open, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, VERSION, write_options};
 use inlane_offload_protocol::name::Local;
@@ -361,17 +361,15 @@ fn add_options(message: &mut Message, fd: RawFd) {
 /// the old socket. Closes the descriptor `new`. Returns false if the replacement failed. If `plain` is set, the
 /// program has set no option of the old socket.
 fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
-    let registration = Registration::of(fd);
-    direct::forget(fd);
-    wait::note_offloaded(fd);
+    let duplicates = duplicates::of(fd);
     if !plain {
         copy_options(fd, new);
     }
     if datagrams {
         datagram::note();
     }
-    // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
-    let replaced = unsafe {
+    // SAFETY: both descriptors are open.
+    unsafe {
         let status = libc::fcntl(fd, libc::F_GETFL);
         if status & (libc::O_NONBLOCK | libc::O_ASYNC) != 0 {
             libc::fcntl(new, libc::F_SETFL, status & (libc::O_NONBLOCK | libc::O_ASYNC));
@@ -379,10 +377,28 @@ fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
         if status & libc::O_ASYNC != 0 {
             libc::fcntl(new, libc::F_SETOWN, libc::fcntl(fd, libc::F_GETOWN));
         }
+    }
+    let replaced = substitute(fd, new);
+    if replaced {
+        for duplicate in duplicates {
+            substitute(duplicate, new);
+        }
+    }
+    // SAFETY: the caller passes the descriptor `new` to this function, which closes it once.
+    unsafe { libc::close(new) };
+    replaced
+}
+
+/// Makes the descriptor `fd` refer to the socket `new`, too. Keeps the descriptor's flag FD_CLOEXEC and its epoll
+/// registration. Returns false if that failed.
+fn substitute(fd: RawFd, new: RawFd) -> bool {
+    let registration = Registration::of(fd);
+    direct::forget(fd);
+    wait::note_offloaded(fd);
+    // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
+    let replaced = unsafe {
         let close_on_exec = libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
-        let replaced = libc::dup3(new, fd, if close_on_exec { libc::O_CLOEXEC } else { 0 }) == fd;
-        libc::close(new);
-        replaced
+        real::dup3(new, fd, if close_on_exec { libc::O_CLOEXEC } else { 0 }) == fd
     };
     if replaced && let Some(registration) = registration {
         registration.restore();

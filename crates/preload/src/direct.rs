@@ -136,7 +136,7 @@ fn adopt(fd: RawFd, entry: &Entry) {
 }
 
 /// Returns the inode and the device number of a descriptor's file, or `None` if there is none. May change errno.
-fn identity(fd: RawFd) -> Option<(u64, u64)> {
+pub fn identity(fd: RawFd) -> Option<(u64, u64)> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
     unsafe {

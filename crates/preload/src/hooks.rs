@@ -6,8 +6,8 @@
 use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
 use crate::{
-    datagram, direct, epoll, errno, exec, fail, memory, ready, real, receive, send, set_errno, socket,
-    unconnected, wait,
+    datagram, direct, duplicates, epoll, errno, exec, fail, memory, ready, real, receive, send, set_errno,
+    socket, unconnected, wait,
 };
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::{Local, SocketName};
@@ -415,6 +415,32 @@ hooks! {
         real::ioctl(fd, request, argument)
     }
 
+    fn dup(fd: c_int) -> c_int {
+        duplicates::note(fd, real::dup(fd))
+    }
+
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        duplicates::note(fd, real::dup2(fd, to))
+    }
+
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        duplicates::note(fd, real::dup3(fd, to, flags))
+    }
+
+    // Variadic in the C library, as `ioctl`.
+    fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+        let result = real::fcntl(fd, command, argument);
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicates::note(fd, result),
+            _ => result,
+        }
+    }
+
+    // glibc's name of fcntl in programs with 64-bit file offsets.
+    fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+        fcntl(fd, command, argument)
+    }
+
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         let result = real::epoll_ctl(instance, operation, fd, event);
         if result == 0 && matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) && !event.is_null() {
@@ -529,6 +555,9 @@ hooks! {
             libc::SYS_write => write(fd, b as *const _, c as size_t) as c_long,
             libc::SYS_writev => writev(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_ioctl => ioctl(fd, b as c_ulong, c as *mut _) as c_long,
+            libc::SYS_dup => dup(fd) as c_long,
+            libc::SYS_dup3 => dup3(fd, b as c_int, c as c_int) as c_long,
+            libc::SYS_fcntl => fcntl(fd, b as c_int, c as *mut _) as c_long,
             libc::SYS_epoll_create1 => epoll_create1(fd) as c_long,
             libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
             _ => real::syscall(number, a, b, c, d, e, f),

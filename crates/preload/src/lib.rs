@@ -25,6 +25,7 @@ mod control;
 mod convert;
 mod datagram;
 mod direct;
+mod duplicates;
 mod epoll;
 mod exec;
 mod hooks;

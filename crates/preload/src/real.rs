@@ -69,6 +69,10 @@ real! {
     writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
     send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(fd: c_int, to: c_int) -> c_int;
+    dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
     sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
     epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int;

@@ -215,7 +215,7 @@ pub fn accept(
     // descriptor that is passed with the next message, and the new connection would be lost.
     // SAFETY: fcntl has no preconditions here. The duplicate is closed at once.
     unsafe {
-        let free = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
+        let free = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
         if free < 0 {
             return -1;
         }

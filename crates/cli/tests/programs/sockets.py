@@ -322,8 +322,62 @@ def opens_and_forks():
         os.waitpid(child, 0)
 
 
+def duplicated():
+    """A duplicate that was made before bind or connect has the same socket as the descriptor."""
+    listener = socket.socket()
+    listening = listener.dup()
+    listener.bind(("127.0.0.1", 0))
+    listening.listen()
+    assert listening.getsockname() == listener.getsockname()
+    address = listener.getsockname()
+    for way in (os.dup, lambda fd: os.dup2(fd, 900), lambda fd: fcntl.fcntl(fd, fcntl.F_DUPFD, 40)):
+        first = socket.socket()
+        second = socket.socket(fileno=way(first.fileno()))
+        third = second.dup()
+        os.set_inheritable(third.fileno(), True)
+        events = select.epoll()
+        events.register(third, select.EPOLLIN)
+        second.connect(address)
+        peer = listening.accept()[0]
+        first.sendall(b"first ")
+        second.sendall(b"second ")
+        third.sendall(b"third")
+        received = b""
+        while len(received) < 18:
+            received += peer.recv(100)
+        assert received == b"first second third", received
+        second.close()
+        peer.sendall(b"back")
+        assert events.poll(LIMIT) == [(third.fileno(), select.EPOLLIN)]
+        assert first.recv(4, socket.MSG_WAITALL) == b"back"
+        assert os.get_inheritable(third.fileno()) and not os.get_inheritable(first.fileno())
+        first.close()
+        third.close()
+        assert peer.recv(1) == b""
+        events.close()
+    # Another socket may have the number of a duplicate that was closed.
+    first = socket.socket()
+    number = first.dup().detach()
+    os.close(number)
+    other = socket.socket()
+    assert other.fileno() == number
+    first.connect(address)
+    assert listening.accept()[1] == first.getsockname()
+    try:
+        other.getpeername()
+        raise AssertionError("the other socket is connected")
+    except OSError as error:
+        assert error.errno == errno.ENOTCONN, error
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    two = one.dup()
+    one.bind(("127.0.0.1", 0))
+    one.settimeout(LIMIT)
+    two.sendto(b"datagram", two.getsockname())
+    assert one.recvfrom(100) == (b"datagram", one.getsockname())
+
+
 # The first ones run before the program has had a second thread.
 tests = (opens_many, opens_in_vain, opens_with_few_descriptors, opens_and_forks)
-for test in (*tests, buffers, no_descriptor, registered_before_connect, options, reset):
+for test in (*tests, buffers, no_descriptor, registered_before_connect, options, reset, duplicated):
     test()
     print(test.__name__, "ok", flush=True)
