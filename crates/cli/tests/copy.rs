@@ -201,8 +201,8 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
         assert_eq!(row["latency_percentiles"]["p999_ns"].is_number(), !failed, "{row}");
     }
     assert!(figure.exists());
-    // If every measurement fails, the exit status is that of the first error, and the output files must be
-    // removed.
+    // If every measurement fails, the exit status is that of the first error, and the run leaves no output
+    // files. Remove those of the first run, because a run does not remove files that existed before.
     std::fs::remove_file(&result).unwrap();
     std::fs::remove_file(&figure).unwrap();
     let output = run("interrupt");

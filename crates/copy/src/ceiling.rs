@@ -167,7 +167,8 @@ fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Measures the bytes per second of each of `links` while all of them are driven at once in one shape.
+/// Measures the bytes per second of each of `links` while all of them run at once. `shape` says how each link
+/// is driven.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();

@@ -404,8 +404,9 @@ fn trap_beside_staged_while_waiting_for_an_interrupt() {
     trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
-/// Queues a copy behind a wait for a word that is never written, so the copy never completes. Waits for it in
-/// the mode `completion`, or with `None` only drops the mover. Both must give up the GPU.
+/// Queues a copy behind a wait for a word that is never written, so the copy never completes. Waits for the
+/// copy in the mode `completion` and then drops the mover; with `None`, only drops the mover. In both cases,
+/// the GPU must be marked as abandoned, and nothing may hang.
 fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();

@@ -97,8 +97,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest completed ticket. The entries have the tickets `first` + 1,
-    /// `first` + 2 and so on.
+    /// Polls the device, and subtracts the completed pieces from `entries`, the transfers in flight. Returns
+    /// the newest ticket that is complete. `first` is the ticket before that of the first entry.
     fn poll(
         id: i16,
         queued: &mut usize,

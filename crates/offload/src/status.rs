@@ -47,7 +47,7 @@ pub struct EngineStatus {
 /// What one thread of an engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ThreadStatus {
-    /// The thread's number, and the number of its queue of the port.
+    /// The thread's number. Its queues of the port have the same number.
     pub thread: u64,
     /// The processor time that the thread has used.
     pub cpu_ns: u64,

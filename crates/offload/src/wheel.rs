@@ -71,7 +71,7 @@ pub struct Wheel {
     far: Level,
     /// The first tick that [`Wheel::expire`] has not processed, counted from time 0 of the clock.
     tick: u64,
-    /// The first turn of the near slots whose far slot was not emptied into them.
+    /// The first turn of the near slots whose timers may still be in a far slot.
     turn: u64,
 }
 

@@ -103,8 +103,9 @@ pub fn is_stream(fd: RawFd) -> bool {
     has_datagrams(fd) == Some(false)
 }
 
-/// Sets an option of the kernel's socket `fd`, which has no port yet. Records in the kernel that the program
-/// has set an option. Returns the result of setsockopt(2).
+/// Sets an option of the kernel's socket `fd`, which has no port yet. If that succeeds, also sets [`OPTIONS_SET`]
+/// on the socket, to remember that the program has set an option. Returns the result of setsockopt(2) for the
+/// program's option.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.

@@ -32,7 +32,8 @@ const SUPPORTED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
         as u32;
 
-/// The copy of a registration: that of the connection that uses the slot with the same index.
+/// A copy of the epoll registration of one connection. `WATCHED[n]` is the copy for the connection that uses
+/// slot n.
 struct Watched {
     /// The descriptor plus 1; 0 if there is no copy.
     fd: AtomicI32,

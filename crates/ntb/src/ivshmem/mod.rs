@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! BAR 0   0x08  number of this machine      0x0c  doorbell: peer << 16 | vector  ---- MSI-X ---->  the peer's eventfd
-//! BAR 2   0           marks the number of ports that share the memory
+//! BAR 2   0           a magic number, and the number of ports that share the memory
 //!         4096        registers of port 0, of port 1, ...             (see crate::registers)
 //!         ...         inbound memory of port 0, of port 1, ...        equal shares of the rest
 //! ```

@@ -32,7 +32,8 @@ const FEW_LEASES: usize = 4;
 struct Listed {
     key: Key,
     watch: Watch,
-    /// True if an offer may wait for the program's answer.
+    /// True if an offer waited for the program's answer when the engine last checked the connection. The
+    /// program may have answered since.
     offered: bool,
 }
 

@@ -494,8 +494,9 @@ impl Engine {
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                     match (&mut stream.filled, options.send_buffer, &request.attached) {
                         (Some(filled), Some(bytes), _) => filled.set_capacity(bytes),
-                        // The connection was established after the library had decided that the engine sets
-                        // the buffer. If the program has set it itself, this sets the same value again.
+                        // The library leaves the send buffer of a connecting socket to the engine, but the
+                        // connection has been established meanwhile. So set it here. If the library has set
+                        // it already, this sets the same value again.
                         (None, Some(bytes), Some(program)) => {
                             let _ = pair::set_option(program, libc::SO_SNDBUF, bytes / 2);
                         }

@@ -29,7 +29,8 @@ struct Neighbour {
     /// When the neighbour was last asked, in nanoseconds of the engine's clock.
     asked: u64,
     tries: u32,
-    /// When this thread last told the other threads of the neighbour, in nanoseconds of the engine's clock.
+    /// When this thread last reported the neighbour's MAC address to the other threads, in nanoseconds of the
+    /// engine's clock.
     told: Option<u64>,
     pending: Vec<Packet>,
 }

@@ -211,8 +211,9 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Does the work of [`Self::stored`] in two rare cases: the store went to this PE's own memory, or this
-    /// thread must execute the barrier between its store and its look for the peer's announcement.
+    /// Does the work of [`Self::stored`] in two rare cases. If the store went to this PE's own memory, wakes
+    /// this PE's threads that wait for it. Otherwise, executes a full barrier, and then wakes the peer if it
+    /// has announced a sleep.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {

@@ -69,7 +69,8 @@ impl Transport for Windows {
                 let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
                 mover.wait(ticket, context.completion)?;
             }
-            // SAFETY: the caller promises the source. The window checks the destination.
+            // SAFETY: the caller promises that `source` is readable for `length` bytes. The window checks
+            // the destination.
             _ => unsafe { peer.window.store_from(at, source, length)? },
         }
         context.count(peer, length);
@@ -96,7 +97,8 @@ impl Transport for Windows {
         let peer = context.peer(pe)?;
         if length < context.push_from || pe == context.me {
             context.check_load(pe, peer)?;
-            // SAFETY: the caller promises the destination. The window checks the source.
+            // SAFETY: the caller promises that `destination` is writable for `length` bytes. The window
+            // checks the source.
             unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
         }
@@ -140,7 +142,8 @@ impl Transport for Windows {
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
         let before = self.atomic(pe, atomic)?.to_le_bytes();
-        // SAFETY: the caller promises the result. The width was checked when the atomic was carried out.
+        // SAFETY: the caller promises that `result` is writable for the atomic's width. The copy never reads
+        // beyond `before`.
         unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width.min(before.len())) };
         Ok(())
     }

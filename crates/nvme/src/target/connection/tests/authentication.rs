@@ -205,7 +205,8 @@ fn hosts_without_authentication_need_none() {
     discovery.enable(DISCOVERY_NQN);
     let message = HostSide::new(&credentials, &names(), 5).begin();
     assert_eq!(discovery.send_message(&message), Status::INVALID_OPCODE.dnr());
-    // A host that lost its entry loses its controller.
+    // If a host is removed from the list of allowed hosts, its controller ends. The discovery controller
+    // stays.
     let mut host = Host::new(&subsystem);
     host.initialize(Digests::default());
     host.connect(0, connect::ANY_CONTROLLER, NQN);
