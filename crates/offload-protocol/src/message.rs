@@ -15,7 +15,7 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. It is the first byte of a message in every version, so that both sides can
 /// name the version that they refuse.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 /// The most requests without a reply that a client sends before it sends one with a reply, if one of them is
 /// [`Operation::Open`]. An engine with one thread processes as many in one turn. So it has processed them before it
 /// reads a request of a client that connects later, such as a forked child, which may be about the same sockets.
@@ -45,7 +45,8 @@ pub enum Operation {
     SetOption = 4,
     /// Returns the value of option `name` of `level`.
     GetOption = 5,
-    /// Returns a socket's local and remote address. The request carries the program's end.
+    /// Returns a socket's local and remote address. The request carries the program's end. The value of the reply
+    /// holds those options of [`crate::name::KEPT_OPTIONS`] that the program has set, written by [`write_options`].
     Addresses = 6,
     /// Reports that the library has left a socket with the kernel. The value is the reason. There is no
     /// reply.

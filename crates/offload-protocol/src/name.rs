@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! program's end:  0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | remote address (20)
-//! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20)
+//! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20) | options (5 each)
 //! ```
 //!
 //! The library names the program's end of a pair that it has created itself, before the engine has chosen a local
@@ -16,6 +16,7 @@
 //! connection has failed. If a program reads the end of the stream while the engine's end has no name, the engine has died.
 
 use crate::address;
+use crate::message::NumberOption;
 use std::net::SocketAddr;
 
 /// The first bytes of a name: the zero byte of abstract names, the word "inlane", and the version of this
@@ -25,8 +26,26 @@ const PREFIX: [u8; 8] = *b"\0inlane\x02";
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
 const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
-/// The length of the name of an engine's end, in bytes.
+/// The length of the name of an engine's end without options, in bytes.
 const END_LEN: usize = 9 + 16 + 4 + address::LEN;
+/// The length of an option in the name of an engine's end, in bytes: its index in [`KEPT_OPTIONS`], and its value.
+const OPTION_LEN: usize = 5;
+
+/// The options, as level and name, that the name of an engine's end holds if the connection has failed. The library
+/// sets them again if the program connects the socket again.
+pub const KEPT_OPTIONS: [(i32, i32); 11] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+];
 
 /// The kind of an offloaded socket: its family, and whether the socket was bound or connected when its name
 /// was made.
@@ -240,9 +259,16 @@ pub enum End {
 }
 
 impl End {
-    /// Returns the address to bind the engine's end to. `local` is the connection's local address.
-    pub fn to_address(self, engine: u64, socket: u64, local: Option<SocketAddr>) -> UnixAddress {
-        let mut name = [0; END_LEN];
+    /// Returns the address to bind the engine's end to. `local` is the connection's local address. Of `options`, the
+    /// name holds those in [`KEPT_OPTIONS`].
+    pub fn to_address(
+        self,
+        engine: u64,
+        socket: u64,
+        local: Option<SocketAddr>,
+        options: &[NumberOption],
+    ) -> UnixAddress {
+        let mut name = [0; END_LEN + KEPT_OPTIONS.len() * OPTION_LEN];
         name[..8].copy_from_slice(&PREFIX);
         name[8] = END;
         name[9..17].copy_from_slice(&engine.to_le_bytes());
@@ -252,14 +278,22 @@ impl End {
             Self::Failed(errno) => errno,
         };
         name[25..29].copy_from_slice(&errno.to_le_bytes());
-        name[29..].copy_from_slice(&address::encode(local));
-        UnixAddress::of(&name)
+        name[29..END_LEN].copy_from_slice(&address::encode(local));
+        let mut len = END_LEN;
+        for (index, &(level, option)) in KEPT_OPTIONS.iter().enumerate() {
+            if let Some(&(.., value)) = options.iter().find(|kept| (kept.0, kept.1) == (level, option)) {
+                name[len] = index as u8;
+                name[len + 1..len + OPTION_LEN].copy_from_slice(&value.to_le_bytes());
+                len += OPTION_LEN;
+            }
+        }
+        UnixAddress::of(&name[..len])
     }
 
     /// Returns the bytes of the name of an engine's end, or `None` for any other name.
     fn bytes(address: &UnixAddress) -> Option<&[u8]> {
         let name = address.name();
-        (name.len() == END_LEN && name[..8] == PREFIX && name[8] == END).then_some(name)
+        (name.len() >= END_LEN && name[..8] == PREFIX && name[8] == END).then_some(name)
     }
 
     fn from_address(address: &UnixAddress) -> Self {
@@ -281,6 +315,17 @@ impl End {
     pub fn local_address(fd: i32, asking: Asking) -> Option<SocketAddr> {
         address::decode(&Self::bytes(&UnixAddress::ask(fd, asking.peer)?)?[29..])
     }
+
+    /// Calls `keep` with each option in the name of the engine's end. `fd` is the program's end of the pair.
+    pub fn for_options(fd: i32, asking: Asking, keep: impl FnMut(NumberOption)) {
+        let Some(address) = UnixAddress::ask(fd, asking.peer) else { return };
+        let options = Self::bytes(&address).map_or(&[][..], |name| &name[END_LEN..]);
+        let option = |bytes: &[u8]| {
+            let &(level, name) = KEPT_OPTIONS.get(usize::from(bytes[0]))?;
+            Some((level, name, i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])))
+        };
+        options.chunks_exact(OPTION_LEN).filter_map(option).for_each(keep);
+    }
 }
 
 #[cfg(test)]
@@ -300,6 +345,8 @@ mod tests {
     #[test]
     fn the_kernel_keeps_names_beyond_the_life_of_the_engines_end() {
         let engine = std::process::id() as u64;
+        let options: Vec<_> =
+            (i32::MAX - 10..).zip(KEPT_OPTIONS).map(|(value, (l, n))| (l, n, value)).collect();
         for (socket, end) in [(1, End::Finished), (2, End::Failed(libc::ETIMEDOUT)), (3, End::Unnamed)] {
             let (program, other) = UnixStream::pair().unwrap();
             let name = SocketName {
@@ -314,7 +361,7 @@ mod tests {
             assert_eq!(SocketName::of_peer(other.as_raw_fd(), ASKING), Some(name));
             assert_eq!(SocketName::of_peer(program.as_raw_fd(), ASKING), None);
             if end != End::Unnamed {
-                bind(other.as_raw_fd(), &end.to_address(engine, socket, Some(name.local)));
+                bind(other.as_raw_fd(), &end.to_address(engine, socket, Some(name.local), &options));
             }
             drop(other);
             let duplicate = program.try_clone().unwrap();
@@ -324,6 +371,9 @@ mod tests {
             assert_eq!(End::of(duplicate.as_raw_fd(), ASKING), end);
             let local = (end != End::Unnamed).then_some(name.local);
             assert_eq!(End::local_address(duplicate.as_raw_fd(), ASKING), local);
+            let mut kept = Vec::new();
+            End::for_options(duplicate.as_raw_fd(), ASKING, |option| kept.push(option));
+            assert_eq!(kept, if local.is_some() { &options[..] } else { &[] });
         }
     }
 

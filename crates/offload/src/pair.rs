@@ -1,5 +1,6 @@
 //! The engine's side of the pairs of UNIX sockets that stand for offloaded sockets.
 
+use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
 use std::io;
 use std::net::SocketAddr;
@@ -41,9 +42,17 @@ fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
 }
 
 /// Binds the engine's end to a name from which the preloaded library reads how the connection ended. Only the
-/// first call has an effect, because a socket can be bound only once. `local` is the connection's local address.
-pub fn set_end(engine_end: &OwnedFd, end: End, engine: u64, socket: u64, local: Option<SocketAddr>) {
-    let _ = bind(engine_end, &end.to_address(engine, socket, local));
+/// first call has an effect, because a socket can be bound only once. `local` is the connection's local address, and
+/// `options` are the socket's.
+pub fn set_end(
+    engine_end: &OwnedFd,
+    end: End,
+    engine: u64,
+    socket: u64,
+    local: Option<SocketAddr>,
+    options: &[NumberOption],
+) {
+    let _ = bind(engine_end, &end.to_address(engine, socket, local, options));
 }
 
 /// Returns true if two descriptors that a program sent are the ends of a pair that the library has created and named.

@@ -8,6 +8,8 @@ use crate::pair::Filled;
 use crate::ring::ByteRing;
 use crate::status::DatagramCounters;
 use inlane_offload_protocol::datagram::Header;
+use inlane_offload_protocol::message::NumberOption;
+use inlane_offload_protocol::name::KEPT_OPTIONS;
 use inlane_tcp::{Config, Connection, Flow, Keepalive, Listener, SECOND};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -303,6 +305,22 @@ impl SocketOptions {
             _ => return self.others.get(&(level, name)).cloned(),
         };
         Some(number.to_ne_bytes().to_vec())
+    }
+
+    /// Returns the options of [`KEPT_OPTIONS`] that the program has set to another value than that of a new socket.
+    pub fn kept(&self) -> Vec<NumberOption> {
+        let usual = Self::default();
+        let number = |options: &Self, level, name| match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => options.receive_buffer,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => Some(i32::from(options.max_segment)),
+            _ => options.get(level, name).and_then(|value| Some(i32::from_ne_bytes(value.try_into().ok()?))),
+        };
+        let kept = |&(level, name): &(i32, i32)| {
+            let value = number(self, level, name)?;
+            (number(&usual, level, name) != Some(value)).then_some((level, name, value))
+        };
+        KEPT_OPTIONS.iter().filter_map(kept).collect()
     }
 
     /// Returns the times and the number of keepalive probes, or `None` if SO_KEEPALIVE is off.

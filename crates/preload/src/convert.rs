@@ -3,8 +3,10 @@
 use crate::epoll::Registration;
 use crate::{control, datagram, direct, duplicates, errno, open, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
-use inlane_offload_protocol::message::{KERNEL, Message, NumberOption, Operation, VERSION, write_options};
-use inlane_offload_protocol::name::Local;
+use inlane_offload_protocol::message::{
+    KERNEL, Message, NumberOption, Operation, VERSION, read_options, write_options,
+};
+use inlane_offload_protocol::name::{End, Local};
 use inlane_offload_protocol::rules::{Action, Use};
 use libc::{c_int, c_void, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -408,7 +410,7 @@ fn substitute(fd: RawFd, new: RawFd) -> bool {
 }
 
 /// Makes the descriptor of an offloaded TCP socket refer to a new socket of the kernel, which has no address. Keeps the
-/// flags and the options that the kernel keeps with the program's end. Returns false if the replacement failed.
+/// flags and the options of the old socket. Returns false if the replacement failed.
 pub fn renew(fd: RawFd, v6: bool) -> bool {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     let before = errno();
@@ -416,10 +418,25 @@ pub fn renew(fd: RawFd, v6: bool) -> bool {
     let new = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if new >= 0 {
         real::set_option(new, libc::SOL_SOCKET, OPTIONS_SET, 1);
+        keep_options(fd, new);
     }
     let renewed = new >= 0 && replace(fd, new, false, false);
     set_errno(before);
     renewed
+}
+
+/// Sets the options of the kernel's new socket `new` that the engine knows of the offloaded TCP socket `fd`.
+fn keep_options(fd: RawFd, new: RawFd) {
+    let set = |(level, name, value): NumberOption| {
+        // The kernel doubles the sizes of buffers, and the engine keeps the doubled sizes.
+        let doubled = level == libc::SOL_SOCKET && matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF);
+        real::set_option(new, level, name, if doubled { value / 2 } else { value });
+    };
+    match socket::addresses(fd) {
+        Some(reply) => read_options(reply.value()).for_each(set),
+        // The engine has forgotten a connection that has failed.
+        None => End::for_options(fd, real::ASKING, set),
+    }
 }
 
 /// Copies socket options from `fd` to `new`: those whose values the kernel keeps with a UNIX socket.

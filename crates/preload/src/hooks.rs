@@ -156,7 +156,7 @@ hooks! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         match local_of(fd) {
             Local::Offloaded(socket) if socket.kind.is_datagram() => datagram::setsockopt(fd, level, name, value, len),
-            Local::Offloaded(_) => socket::setsockopt(fd, level, name, value, len),
+            Local::Offloaded(socket) => socket::setsockopt(fd, &socket, level, name, value, len),
             Local::Kernel { port: 0, .. } => convert::set_option(fd, level, name, value, len),
             Local::Kernel { .. } | Local::Other => real::setsockopt(fd, level, name, value, len),
         }
@@ -653,7 +653,7 @@ fn disconnect(fd: c_int, name: &SocketName) -> c_int {
     if name.kind.is_datagram() {
         return datagram::disconnect(fd);
     }
-    socket::reset_on_close(fd);
+    socket::reset_on_close(fd, name);
     if convert::renew(fd, name.kind.is_v6()) { 0 } else { fail(libc::ENOBUFS) }
 }
 

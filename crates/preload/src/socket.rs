@@ -2,7 +2,7 @@
 //! shutdown.
 
 use crate::memory::OptionValue;
-use crate::{control, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
+use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, Local, SocketName};
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -112,11 +112,11 @@ pub fn may_connect_again(fd: RawFd, name: &SocketName) -> bool {
 }
 
 /// Resets the connection of `fd` when the program closes the socket.
-pub fn reset_on_close(fd: RawFd) {
+pub fn reset_on_close(fd: RawFd, name: &SocketName) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let len = size_of_val(&linger) as socklen_t;
     // SAFETY: the structure lives through the call.
-    unsafe { setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len) };
+    unsafe { setsockopt(fd, name, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len) };
 }
 
 /// Implements connect(2) for a socket that is already offloaded. Blocks until the connection is established,
@@ -393,7 +393,13 @@ pub unsafe fn getsockopt(
         Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
             real::getsockopt(fd, level, name, value, len)
         },
-        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        Some((reply, _)) if reply.status > 0 => {
+            match may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
+                // SAFETY: the program's arguments.
+                true => unsafe { real::getsockopt(fd, level, name, value, len) },
+                false => fail(reply.status),
+            }
+        }
         _ => fail(libc::ENOPROTOOPT),
     }
 }
@@ -404,11 +410,17 @@ pub unsafe fn getsockopt(
 /// `value` is null or points to `len` readable bytes.
 pub unsafe fn setsockopt(
     fd: RawFd,
+    socket: &SocketName,
     level: c_int,
     name: c_int,
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    // The engine has forgotten the socket, so a new one of the kernel keeps the option until the next connect.
+    if may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
+        // SAFETY: the program's arguments.
+        return unsafe { convert::set_option(fd, level, name, value, len) };
+    }
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         if name == libc::SO_PRIORITY {
             return 0;

@@ -217,21 +217,36 @@ def states():
     free.close()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 77, 0))
+    for name, value in ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 70), (socket.TCP_USER_TIMEOUT, 9000)):
+        client.setsockopt(socket.IPPROTO_TCP, name, value)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 30000)
     show("refused", lambda: client.connect(nobody))
+    show_options("refused", client)
     show("refused again", lambda: client.connect(nobody))
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    show_options("refused again", client)
     show("then connected", lambda: client.connect(bound.getsockname()))
     show("then its time limit", lambda: client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)[:8])
+    show_options("then connected", client)
     server = bound.accept()[0]
     client.sendall(b"third")
     show("then connected", lambda: server.recv(10))
 
     show("disconnect", call("connect", client.fileno(), bytes(16), 16))
     show("disconnected", lambda: client.getpeername())
+    show_options("disconnected", client)
     show("disconnected peer", lambda: server.recv(10))
     show("connected again", lambda: client.connect(bound.getsockname()))
+    show_options("connected again", client)
     server = bound.accept()[0]
     client.sendall(b"fourth")
     show("connected again", lambda: server.recv(10))
+
+
+def show_options(what, sock):
+    names = (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    show(f"{what} options", lambda: [sock.getsockopt(socket.IPPROTO_TCP, name) for name in names])
+    show(f"{what} buffer", lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
 
 
 def datagrams():

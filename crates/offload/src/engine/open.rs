@@ -42,7 +42,7 @@ impl Engine {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
-                pair::set_end(&end, End::Failed(errno), self.number, 0, None);
+                pair::set_end(&end, End::Failed(errno), self.number, 0, None, &[]);
                 return Err(refusal);
             }
         };

@@ -8,7 +8,7 @@ use crate::pair::{self, Filled};
 use crate::socket::{Role, Socket, SocketOptions, Stream};
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
-use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options};
+use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options, write_options};
 use inlane_offload_protocol::name::{SocketKind, SocketName};
 use inlane_tcp::{Connection, Flow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -547,6 +547,7 @@ impl Engine {
             _ => socket.stream().map(|stream| stream.flow.remote),
         };
         reply.number = i32::from(matches!(socket.role, Role::Listening(_)));
+        write_options(&mut reply, &socket.options.kept());
         Ok((reply, None))
     }
 }

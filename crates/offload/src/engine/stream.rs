@@ -180,7 +180,7 @@ impl Engine {
             if !stream.hung_up
                 && let (Some(end), Some(fd)) = (&socket.end, fd)
             {
-                pair::set_end(end, End::Finished, self.number, socket.id, Some(socket.local));
+                pair::set_end(end, End::Finished, self.number, socket.id, Some(socket.local), &[]);
                 // SAFETY: has no preconditions.
                 unsafe { libc::shutdown(fd, libc::SHUT_WR) };
             }
@@ -241,7 +241,8 @@ impl Engine {
         let number = self.number;
         if let Some(socket) = self.sockets.get_mut(key) {
             if let Some(fd) = &socket.end {
-                pair::set_end(fd, end, number, socket.id, Some(socket.local));
+                let options = socket.options.kept();
+                pair::set_end(fd, end, number, socket.id, Some(socket.local), &options);
             }
             self.totals.add(socket);
         }
