@@ -79,10 +79,14 @@ pub enum Operation {
     /// connection that fails later. The engine accepts the request only from its own user and from root, because
     /// a program that keeps a descriptor of the engine's end could block the engine.
     Open = 14,
+    /// Says that the program is about to send `number` bytes with the flag MSG_MORE through the pair of a TCP socket. The
+    /// request carries the program's end. An incomplete segment of these bytes then waits as with TCP_CORK, until the
+    /// program has sent further bytes.
+    More = 15,
 }
 
 impl Operation {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Bind,
         Self::Connect,
         Self::Listen,
@@ -97,6 +101,7 @@ impl Operation {
         Self::Route,
         Self::Adopt,
         Self::Open,
+        Self::More,
     ];
 
     /// Returns true if the engine replies.
@@ -298,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..14, len in 0u8..=255) {
+        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..16, len in 0u8..=255) {
             let mut bytes = bytes;
             bytes[..2].copy_from_slice(&[VERSION, operation]);
             bytes[76..80].copy_from_slice(&[len, 0, 0, 0]);

@@ -255,6 +255,11 @@ impl Direct {
         committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
     }
 
+    /// Returns how many committed bytes were not copied yet, or 0 if the program broke the protocol.
+    pub fn uncopied(&self) -> u64 {
+        self.ahead(self.slot.send().committed()).unwrap_or(0)
+    }
+
     /// Returns true if the connection has work: the program has committed bytes for which there may be room,
     /// has answered an offer, or has left an offer unanswered for too long. If `all` is false, leaves out an
     /// answered offer behind which no bytes wait.

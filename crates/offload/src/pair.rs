@@ -238,6 +238,14 @@ pub fn discard(fd: RawFd) -> bool {
     (0..64).all(|_| receive(fd, &mut scrap, &mut []).is_ok_and(|len| len > 0))
 }
 
+/// Returns the number of bytes that wait at the engine's end `fd`, or 0 if the kernel gives no answer.
+pub fn unread(fd: RawFd) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
+    let code = unsafe { libc::ioctl(fd, libc::FIONREAD, &mut bytes) };
+    if code == 0 { bytes.max(0) as u64 } else { 0 }
+}
+
 /// Returns true if the program has closed its end, or shut down both directions.
 pub fn hung_up(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: 0, revents: 0 };

@@ -187,6 +187,9 @@ pub struct Stream {
     /// The connection's slot in the memory that the engine shares with the program. `None` until the program
     /// asks for a slot.
     pub direct: Option<Box<Direct>>,
+    /// The end of the bytes that the program has sent with MSG_MORE, counted like `written`. `None` if later bytes
+    /// have ended the wait of these bytes.
+    pub more_end: Option<u64>,
 }
 
 impl Stream {

@@ -325,7 +325,10 @@ hooks! {
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], flags, null(), 0),
             None if unconnected::is_unconnected(fd) => send::refuse(flags),
-            None => send::finish(fd, flags, real::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)),
+            None => {
+                send::prepare(fd, flags, || len);
+                send::finish(fd, flags, real::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL))
+            }
         }
     }
 
@@ -342,6 +345,7 @@ hooks! {
             Ok(None) => {}
             Err(error) => return fail(error),
         }
+        send::prepare(fd, flags, || len);
         let before = errno();
         let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
@@ -368,6 +372,9 @@ hooks! {
                 Ok(None) => {}
                 Err(error) => return fail(error),
             }
+        }
+        if is_message {
+            send::prepare(fd, flags, || memory::total((*message).msg_iov, real::length((*message).msg_iovlen as _)));
         }
         let before = errno();
         let mut result = real::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL);

@@ -129,6 +129,16 @@ pub unsafe fn read<T: std::marker::Copy>(from: *const T) -> Option<T> {
     }
 }
 
+/// Returns the total length of the `count` buffers in `parts`, as far as the program may read the array.
+///
+/// # Safety
+/// As for [`read_bytes`].
+pub unsafe fn total(parts: *const libc::iovec, count: usize) -> usize {
+    // SAFETY: the caller's promise.
+    let parts = (0..count).map_while(|index| unsafe { read(parts.wrapping_add(index)) });
+    parts.fold(0, |total, part| total.saturating_add(part.iov_len))
+}
+
 /// Returns true if the program may read the value at `from`.
 ///
 /// # Safety

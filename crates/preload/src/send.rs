@@ -3,7 +3,8 @@
 //! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first,
 //! without a signal, and a broken pipe from then on.
 
-use crate::{direct, errno, fail, socket};
+use crate::{control, direct, errno, fail, socket};
+use inlane_offload_protocol::message::{Message, Operation};
 use libc::{c_int, ssize_t};
 
 /// Returns what the program's send with `flags` must return. `result` is what the kernel returned for the
@@ -18,6 +19,16 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     }
     let result = broken(fd);
     if errno() == libc::EPIPE { refuse(flags) } else { result }
+}
+
+/// Tells the engine that a send of `len` bytes with `flags` follows, if they contain MSG_MORE: the pair carries no flags.
+#[inline]
+pub fn prepare(fd: c_int, flags: c_int, len: impl FnOnce() -> usize) {
+    if flags & libc::MSG_MORE != 0 && socket::name_of(fd).is_some() {
+        let mut message = Message::new(Operation::More);
+        message.number = len().min(c_int::MAX as usize) as c_int;
+        control::request(&mut message, fd);
+    }
 }
 
 /// Fails a send with EPIPE. Raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.

@@ -1,10 +1,12 @@
 //! Implements the socket calls on offloaded sockets: connect, listen, accept, addresses, options and
 //! shutdown.
 
+use crate::convert::Conversion;
 use crate::memory::OptionValue;
 use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, Local, SocketName};
+use inlane_offload_protocol::rules::Use;
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -531,6 +533,9 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     {
         return fail(libc::ENOTCONN);
     }
+    if unconnected::is_listener(fd) {
+        return shutdown_listener(fd, name, how);
+    }
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
         Flags::set(fd, Flags::READ_SHUT);
         direct::withdraw(fd);
@@ -540,6 +545,23 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     }
     // SAFETY: has no preconditions.
     unsafe { real::shutdown(fd, how) }
+}
+
+/// Ends a listener unless `how` is SHUT_WR, which Linux ignores. The descriptor gets a new socket with the listener's
+/// address, because a program may let it listen again.
+fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
+    let local = addresses(fd).and_then(|reply| reply.local);
+    let (Some(local), false) = (local, how == libc::SHUT_WR) else { return 0 };
+    // Threads that wait in accept then return.
+    // SAFETY: has no preconditions.
+    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    let v6 = name.kind.is_v6();
+    if convert::renew(fd, v6)
+        && let Conversion::Engine = convert::offer(fd, Local::Kernel { v6, port: 0 }, Use::Listen, local)
+    {
+        unconnected::note_bound(fd);
+    }
+    0
 }
 
 /// Returns the errno with which the program's read must fail, or 0 if there is no error to report. Call this

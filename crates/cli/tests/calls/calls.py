@@ -159,6 +159,12 @@ def streams():
     waiting.close()
     second.close()
 
+    for send in (client.send, lambda data, flags: client.sendmsg([data], [], flags)):
+        show("more follows", lambda: (send(b"first, ", socket.MSG_MORE), client.send(b"second")))
+        show("more follows", lambda: server.recv(13, socket.MSG_WAITALL))
+        show("more never follows", lambda: send(b"alone", socket.MSG_MORE))
+        show("more never follows", lambda: server.recv(5, socket.MSG_WAITALL))
+
     server.close()
     show("end of stream", lambda: client.recv(10))
     show("end of stream", lambda: client.recv(10))
@@ -186,6 +192,28 @@ def states():
     show("finished both ways", lambda: client.recv(10))
     show("finished both ways", lambda: client.getpeername())
     show("finished both ways", lambda: client.shutdown(socket.SHUT_RDWR))
+
+    # haproxy pauses its listeners in this way.
+    paused = socket.socket()
+    paused.bind(("127.0.0.1", 0))
+    where = paused.getsockname()
+    paused.close()
+    # With port 0, the kernel's listener would listen on another port afterwards.
+    paused = socket.socket()
+    paused.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    paused.bind(where)
+    paused.listen()
+    show("listener, nothing more to send", lambda: paused.shutdown(socket.SHUT_WR))
+    client = socket.create_connection(where)
+    show("still listens", lambda: paused.accept()[0].getpeername() == client.getsockname())
+    for how in (socket.SHUT_RD, socket.SHUT_RDWR):
+        show("ended listener", lambda: paused.shutdown(how))
+        show("ended listener accept", lambda: paused.accept())
+        show("ended listener address", lambda: paused.getsockname() == where)
+        show("ended listener connect", lambda: socket.create_connection(where))
+        show("listens again", lambda: paused.listen())
+        client = socket.create_connection(where)
+        show("listens again", lambda: paused.accept()[0].getpeername() == client.getsockname())
 
     # A bound socket that connects can be read.
     client = socket.socket()

@@ -117,6 +117,7 @@ impl Engine {
             Operation::Start => self.start(&request),
             Operation::Adopt => self.adopt(&request),
             Operation::Open => self.open(now, &mut request),
+            Operation::More => self.expect_more(&request),
         };
         if let (Operation::Bind | Operation::Connect, Ok((reply, _))) = (operation, &mut answer) {
             reply.name = self.spin_us();
@@ -449,6 +450,7 @@ impl Engine {
             filled: None,
             since: now,
             direct: None,
+            more_end: None,
         }
     }
 
@@ -489,7 +491,10 @@ impl Engine {
             stream.connection.set_user_timeout(options.user_timeout());
             match (message.level, message.name) {
                 (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.connection.set_no_delay(options.no_delay),
-                (libc::IPPROTO_TCP, libc::TCP_CORK) => stream.connection.set_cork(options.cork),
+                (libc::IPPROTO_TCP, libc::TCP_CORK) => {
+                    stream.more_end = None;
+                    stream.connection.set_cork(options.cork);
+                }
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_receive(options, socket.end.as_ref()),
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                     match (&mut stream.filled, options.send_buffer, &request.attached) {
@@ -510,6 +515,18 @@ impl Engine {
             self.on_datagram_option(now, key, message.level, message.name);
         }
         Ok((Message::new(Operation::SetOption), None))
+    }
+
+    fn expect_more(&mut self, request: &Request) -> Reply {
+        let key = self.attached(request)?;
+        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        let fd = socket.fd();
+        if let (Role::Stream(stream), Some(fd), Ok(bytes)) =
+            (&mut socket.role, fd, u64::try_from(request.message.number))
+        {
+            stream.expect_more(fd, bytes);
+        }
+        Ok((Message::new(Operation::More), None))
     }
 
     fn get_option(&mut self, request: &Request) -> Reply {

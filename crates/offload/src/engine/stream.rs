@@ -151,6 +151,9 @@ impl Engine {
                 again |= more;
                 stream.collect(now, fd, &socket.options)
             });
+            if stream.more_end.take_if(|end| *end < stream.written).is_some() {
+                stream.connection.set_cork(socket.options.cork);
+            }
             match moved {
                 Ok(more) => again |= more,
                 Err(Hostile) => return self.refuse_hostile(now, key),
@@ -259,6 +262,19 @@ impl Stream {
             // The ring gets half of `bytes`, and the pair the other half. Pass a quarter of `bytes`, because
             // setsockopt doubles the number. If the call fails, the pair keeps its size.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
+        }
+    }
+
+    /// Lets the next `bytes` bytes of the pair, of which `fd` is the engine's end, wait as with TCP_CORK until further
+    /// bytes follow (MSG_MORE).
+    pub(super) fn expect_more(&mut self, fd: RawFd, bytes: u64) {
+        if self.filled.is_some() {
+            return;
+        }
+        let in_slot = self.direct.as_ref().map_or(0, |direct| direct.uncopied());
+        let end = self.written + in_slot + pair::unread(fd) + bytes;
+        if self.more_end.replace(end).is_none() {
+            self.connection.set_cork(true);
         }
     }
 

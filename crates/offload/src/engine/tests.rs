@@ -383,6 +383,44 @@ fn bytes_before_a_close_arrive_whatever_the_program_left_unread() {
     }
 }
 
+#[test]
+fn bytes_sent_with_more_wait_for_further_bytes_or_200_ms() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("127.0.0.1:8080");
+    let client = bench.connecting("127.0.0.1:8080").1.unwrap();
+    bench.turn();
+    let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+    let send_more = |bench: &mut Bench, bytes: &[u8]| {
+        let mut more = Message::new(Operation::More);
+        more.number = bytes.len() as i32;
+        assert_eq!(bench.ask(more, Some(client.try_clone().unwrap())).0.status, 0);
+        pair::send(client.as_raw_fd(), bytes, &[]).unwrap();
+        bench.turn();
+    };
+    let received = || {
+        let mut bytes = [0; 64];
+        let len = pair::receive(server.as_raw_fd(), &mut bytes, &mut []).unwrap_or(0);
+        bytes[..len].to_vec()
+    };
+    send_more(&mut bench, b"one, ");
+    assert_eq!(received(), b"");
+    send_more(&mut bench, b"two, ");
+    assert_eq!(received(), b"");
+    pair::send(client.as_raw_fd(), b"three", &[]).unwrap();
+    bench.turn();
+    assert_eq!(received(), b"one, two, three");
+    // Later bytes do not wait.
+    pair::send(client.as_raw_fd(), b"four", &[]).unwrap();
+    bench.turn();
+    assert_eq!(received(), b"four");
+    send_more(&mut bench, b"five");
+    assert_eq!(received(), b"");
+    for _ in 0..10 {
+        bench.turn();
+    }
+    assert_eq!(received(), b"five");
+}
+
 /// A flood of SYNs with forged sources: the listener's memory stays bounded, and a real client still gets in.
 #[test]
 fn a_listener_accepts_during_a_flood_of_syns() {
