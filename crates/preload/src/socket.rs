@@ -552,11 +552,20 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
 fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     let local = addresses(fd).and_then(|reply| reply.local);
     let (Some(local), false) = (local, how == libc::SHUT_WR) else { return 0 };
-    // Threads that wait in accept then return.
-    // SAFETY: has no preconditions.
-    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     let v6 = name.kind.is_v6();
-    if convert::renew(fd, v6)
+    // SAFETY: fcntl and shutdown have no preconditions here. The duplicate is closed once.
+    let renewed = unsafe {
+        let old = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
+        // Renew first, because the engine forgets the listener's options when the pair is shut down.
+        let renewed = old >= 0 && convert::renew(fd, v6);
+        // Threads that wait in accept then return.
+        real::shutdown(if renewed { old } else { fd }, libc::SHUT_RDWR);
+        if old >= 0 {
+            libc::close(old);
+        }
+        renewed
+    };
+    if renewed
         && let Conversion::Engine = convert::offer(fd, Local::Kernel { v6, port: 0 }, Use::Listen, local)
     {
         unconnected::note_bound(fd);

@@ -201,6 +201,7 @@ def states():
     # With port 0, the kernel's listener would listen on another port afterwards.
     paused = socket.socket()
     paused.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    paused.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     paused.bind(where)
     paused.listen()
     show("listener, nothing more to send", lambda: paused.shutdown(socket.SHUT_WR))
@@ -209,6 +210,7 @@ def states():
     for how in (socket.SHUT_RD, socket.SHUT_RDWR):
         show("ended listener", lambda: paused.shutdown(how))
         show("ended listener accept", lambda: paused.accept())
+        show("ended listener option", lambda: paused.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
         show("ended listener address", lambda: paused.getsockname() == where)
         show("ended listener connect", lambda: socket.create_connection(where))
         show("listens again", lambda: paused.listen())
