@@ -4,7 +4,8 @@
 #![no_main]
 
 use inlane_nvme::authentication::{
-    ControllerSide, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Message, Names, Progress, Secret, SecretsFile,
+    AuthenticationMessage, ControllerSide, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Names, Progress,
+    Secret, SecretsFile,
 };
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
@@ -23,9 +24,9 @@ fuzz_target!(|input: &[u8]| {
     let group = if mode & 1 == 0 { Group::Null } else { Group::Ffdhe2048 };
     match mode >> 1 & 3 {
         0 => {
-            if let Ok((transaction, message)) = Message::decode(rest) {
+            if let Ok((transaction, message)) = AuthenticationMessage::decode(rest) {
                 let bytes = message.encode(transaction);
-                assert_eq!(Message::decode(&bytes), Ok((transaction, message)));
+                assert_eq!(AuthenticationMessage::decode(&bytes), Ok((transaction, message)));
             }
         }
         1 => {

@@ -34,7 +34,7 @@ pub use file::SecretsFile;
 pub use group::{Group, KeyPair};
 pub use hash::Hash;
 pub use host::{HostSide, Refusal};
-pub use message::{Challenge, MAX_MESSAGE, Message, Offer, Reply};
+pub use message::{AuthenticationMessage, AuthenticationReply, Challenge, MAX_MESSAGE, Offer};
 pub use secret::Secret;
 
 use crate::{Error, Result};
@@ -63,44 +63,44 @@ pub struct Names {
     pub subsystem: String,
 }
 
-/// Why an authentication failed: the explanation in AUTH_Failure1 and AUTH_Failure2 (Base section 8.13.4).
+/// The reason code explanation in AUTH_Failure1 and AUTH_Failure2 (Base section 8.13.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failure(pub u8);
+pub struct AuthenticationFailure(pub u8);
 
-impl Failure {
+impl AuthenticationFailure {
     /// A response is wrong, or a secret is missing.
-    pub const FAILED: Failure = Failure(0x01);
+    pub const FAILED: AuthenticationFailure = AuthenticationFailure(0x01);
     /// The host does not offer DH-HMAC-CHAP.
-    pub const PROTOCOL_UNUSABLE: Failure = Failure(0x02);
+    pub const PROTOCOL_UNUSABLE: AuthenticationFailure = AuthenticationFailure(0x02);
     /// The sides do not agree about secure channel concatenation.
-    pub const CONCATENATION_MISMATCH: Failure = Failure(0x03);
+    pub const CONCATENATION_MISMATCH: AuthenticationFailure = AuthenticationFailure(0x03);
     /// No hash function is common to both sides.
-    pub const HASH_UNUSABLE: Failure = Failure(0x04);
+    pub const HASH_UNUSABLE: AuthenticationFailure = AuthenticationFailure(0x04);
     /// No group is common to both sides.
-    pub const GROUP_UNUSABLE: Failure = Failure(0x05);
+    pub const GROUP_UNUSABLE: AuthenticationFailure = AuthenticationFailure(0x05);
     /// A field of a message is invalid.
-    pub const INCORRECT_PAYLOAD: Failure = Failure(0x06);
+    pub const INCORRECT_PAYLOAD: AuthenticationFailure = AuthenticationFailure(0x06);
     /// A message is unknown, or came out of order.
-    pub const INCORRECT_MESSAGE: Failure = Failure(0x07);
+    pub const INCORRECT_MESSAGE: AuthenticationFailure = AuthenticationFailure(0x07);
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for AuthenticationFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match *self {
-            Failure::FAILED => "authentication failed",
-            Failure::PROTOCOL_UNUSABLE => "authentication protocol not usable",
-            Failure::CONCATENATION_MISMATCH => "secure channel concatenation mismatch",
-            Failure::HASH_UNUSABLE => "hash function not usable",
-            Failure::GROUP_UNUSABLE => "DH group not usable",
-            Failure::INCORRECT_PAYLOAD => "incorrect payload",
-            Failure::INCORRECT_MESSAGE => "incorrect protocol message",
-            Failure(code) => return write!(f, "unknown failure {code:#04x}"),
+            AuthenticationFailure::FAILED => "authentication failed",
+            AuthenticationFailure::PROTOCOL_UNUSABLE => "authentication protocol not usable",
+            AuthenticationFailure::CONCATENATION_MISMATCH => "secure channel concatenation mismatch",
+            AuthenticationFailure::HASH_UNUSABLE => "hash function not usable",
+            AuthenticationFailure::GROUP_UNUSABLE => "DH group not usable",
+            AuthenticationFailure::INCORRECT_PAYLOAD => "incorrect payload",
+            AuthenticationFailure::INCORRECT_MESSAGE => "incorrect protocol message",
+            AuthenticationFailure(code) => return write!(f, "unknown failure {code:#04x}"),
         };
         f.write_str(name)
     }
 }
 
-/// Who sends a response.
+/// The sender of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Host,

@@ -1,14 +1,14 @@
 //! The controller's side of an authentication.
 
 use super::{
-    Challenge, Credentials, Failure, Group, Hash, KeyPair, Message, Names, Offer, Reply, Response, Role,
-    random_bytes, random_sequence,
+    AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Group, Hash,
+    KeyPair, Names, Offer, Response, Role, random_bytes, random_sequence,
 };
 use crate::Result;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// Where an authentication stands.
+/// The progress of an authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// No authentication is in progress. The host may begin one.
@@ -17,8 +17,9 @@ pub enum Progress {
     Busy,
     /// The authentication succeeded. The host may begin another one.
     Authenticated,
-    /// The authentication failed, and the host knows that. The connection must be closed.
-    Failed(Failure),
+    /// The authentication failed, and AUTH_Failure1 was sent or AUTH_Failure2 received. The connection must be
+    /// closed.
+    Failed(AuthenticationFailure),
 }
 
 /// The authentication of a host on one queue, as the controller sees it.
@@ -38,22 +39,22 @@ enum State {
     /// The host may send AUTH_Negotiate. The value is true if the host is authenticated.
     Idle(bool),
     /// DH-HMAC-CHAP_Challenge is to be sent.
-    Challenge(Exchange),
+    Challenge(ControllerChallenge),
     /// The host must send DH-HMAC-CHAP_Reply.
-    Reply(Exchange),
+    Reply(ControllerChallenge),
     /// DH-HMAC-CHAP_Success1 is to be sent. The value is R2, if the host challenged the controller.
     Success1(Option<Vec<u8>>),
     /// The host must send DH-HMAC-CHAP_Success2.
     Success2,
     /// AUTH_Failure1 is to be sent.
-    Failure1(Failure),
-    /// The host was told that the authentication failed, or said so itself.
-    Failed(Failure),
+    Failure1(AuthenticationFailure),
+    /// AUTH_Failure1 was sent, or the host sent AUTH_Failure2.
+    Failed(AuthenticationFailure),
 }
 
-/// The controller's values of an authentication.
+/// The sequence number, the challenge and the key pair of the controller.
 #[derive(Debug)]
-struct Exchange {
+struct ControllerChallenge {
     sequence: u32,
     challenge: Vec<u8>,
     keys: Option<KeyPair>,
@@ -71,7 +72,7 @@ impl ControllerSide {
         self.group != Group::Null
     }
 
-    /// Returns where the authentication stands.
+    /// Returns the progress of the authentication.
     pub fn progress(&self) -> Progress {
         match self.state {
             State::Idle(false) => Progress::Idle,
@@ -92,15 +93,19 @@ impl ControllerSide {
     /// If the system has no random numbers. A wrong message is no error: [`ControllerSide::next_message`] then
     /// returns AUTH_Failure1.
     pub fn receive(&mut self, message: &[u8]) -> Result<()> {
-        let state = std::mem::replace(&mut self.state, State::Failure1(Failure::FAILED));
-        let next = match Message::decode(message) {
-            Ok((transaction, Message::Negotiate(offer))) if matches!(state, State::Idle(_)) => {
+        let state = std::mem::replace(&mut self.state, State::Failure1(AuthenticationFailure::FAILED));
+        let next = match AuthenticationMessage::decode(message) {
+            Ok((transaction, AuthenticationMessage::Negotiate(offer))) if matches!(state, State::Idle(_)) => {
                 self.transaction = transaction;
                 self.negotiate(offer)
             }
-            Ok((_, Message::Negotiate(_))) => Err(Failure::INCORRECT_MESSAGE.into()),
-            Ok(_) if matches!(state, State::Idle(_)) => Err(Failure::INCORRECT_MESSAGE.into()),
-            Ok((transaction, _)) if transaction != self.transaction => Err(Failure::INCORRECT_PAYLOAD.into()),
+            Ok((_, AuthenticationMessage::Negotiate(_))) => {
+                Err(AuthenticationFailure::INCORRECT_MESSAGE.into())
+            }
+            Ok(_) if matches!(state, State::Idle(_)) => Err(AuthenticationFailure::INCORRECT_MESSAGE.into()),
+            Ok((transaction, _)) if transaction != self.transaction => {
+                Err(AuthenticationFailure::INCORRECT_PAYLOAD.into())
+            }
             Ok((_, message)) => self.proceed(state, message),
             Err(failure) => Err(failure.into()),
         };
@@ -113,27 +118,27 @@ impl ControllerSide {
     }
 
     /// Processes a message that is no AUTH_Negotiate.
-    fn proceed(&self, state: State, message: Message) -> Result<State, Stop> {
+    fn proceed(&self, state: State, message: AuthenticationMessage) -> Result<State, Stop> {
         match (state, message) {
-            (State::Reply(exchange), Message::Reply(reply)) => self.verify(&exchange, reply),
-            (State::Success2, Message::Success2) => Ok(State::Idle(true)),
-            (_, Message::Failure2(failure)) => Ok(State::Failed(failure)),
-            _ => Err(Failure::INCORRECT_MESSAGE.into()),
+            (State::Reply(own), AuthenticationMessage::Reply(reply)) => self.verify(&own, reply),
+            (State::Success2, AuthenticationMessage::Success2) => Ok(State::Idle(true)),
+            (_, AuthenticationMessage::Failure2(failure)) => Ok(State::Failed(failure)),
+            _ => Err(AuthenticationFailure::INCORRECT_MESSAGE.into()),
         }
     }
 
     fn negotiate(&self, offer: Option<Offer>) -> Result<State, Stop> {
-        let offer = offer.ok_or(Failure::PROTOCOL_UNUSABLE)?;
+        let offer = offer.ok_or(AuthenticationFailure::PROTOCOL_UNUSABLE)?;
         if offer.concatenation != 0 {
-            return Err(Failure::CONCATENATION_MISMATCH.into());
+            return Err(AuthenticationFailure::CONCATENATION_MISMATCH.into());
         }
         if !offer.hashes.contains(&self.hash) {
-            return Err(Failure::HASH_UNUSABLE.into());
+            return Err(AuthenticationFailure::HASH_UNUSABLE.into());
         }
         if !offer.groups.contains(&self.group) {
-            return Err(Failure::GROUP_UNUSABLE.into());
+            return Err(AuthenticationFailure::GROUP_UNUSABLE.into());
         }
-        Ok(State::Challenge(Exchange {
+        Ok(State::Challenge(ControllerChallenge {
             sequence: random_sequence()?,
             challenge: random_bytes(self.hash.bytes())?,
             keys: KeyPair::generate(self.group)?,
@@ -141,15 +146,15 @@ impl ControllerSide {
     }
 
     /// Checks the host's response, and computes the response to the host's challenge.
-    fn verify(&self, exchange: &Exchange, reply: Reply) -> Result<State, Stop> {
-        let Exchange { sequence, challenge, keys } = exchange;
+    fn verify(&self, own: &ControllerChallenge, reply: AuthenticationReply) -> Result<State, Stop> {
+        let ControllerChallenge { sequence, challenge, keys } = own;
         let bytes = self.hash.bytes();
         if reply.response.len() != bytes || reply.value.len() != self.group.value_bytes() {
-            return Err(Failure::INCORRECT_PAYLOAD.into());
+            return Err(AuthenticationFailure::INCORRECT_PAYLOAD.into());
         }
         let shared: Option<Zeroizing<Box<[u8]>>> = match keys {
             None => None,
-            Some(keys) => Some(keys.shared(&reply.value).ok_or(Failure::INCORRECT_PAYLOAD)?),
+            Some(keys) => Some(keys.shared(&reply.value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?),
         };
         let response = Response {
             hash: self.hash,
@@ -161,12 +166,12 @@ impl ControllerSide {
             names: &self.names,
         };
         if !response.verify(&self.credentials.host, &reply.response) {
-            return Err(Failure::FAILED.into());
+            return Err(AuthenticationFailure::FAILED.into());
         }
         let Some((sequence, challenge)) = &reply.challenge else { return Ok(State::Success1(None)) };
         // Refuse the controller's own challenge, because the host would only reflect it.
-        let secret = self.credentials.target.as_ref().filter(|_| challenge != &exchange.challenge);
-        let secret = secret.ok_or(Failure::FAILED)?;
+        let secret = self.credentials.target.as_ref().filter(|_| challenge != &own.challenge);
+        let secret = secret.ok_or(AuthenticationFailure::FAILED)?;
         let response = Response { challenge, sequence: *sequence, role: Role::Controller, ..response };
         Ok(State::Success1(Some(response.compute(secret))))
     }
@@ -175,17 +180,18 @@ impl ControllerSide {
     /// bytes. Returns `None` if there is no message, or a longer one.
     pub fn next_message(&mut self, most: usize) -> Option<Vec<u8>> {
         let message = match &self.state {
-            State::Challenge(exchange) => Message::Challenge(Challenge {
+            State::Challenge(own) => AuthenticationMessage::Challenge(Challenge {
                 hash: self.hash,
                 group: self.group,
-                sequence: exchange.sequence,
-                challenge: exchange.challenge.clone(),
-                value: exchange.keys.as_ref().map_or_else(Vec::new, |keys| keys.public().to_vec()),
+                sequence: own.sequence,
+                challenge: own.challenge.clone(),
+                value: own.keys.as_ref().map_or_else(Vec::new, |keys| keys.public().to_vec()),
             }),
-            State::Success1(response) => {
-                Message::Success1 { hash_bytes: self.hash.bytes() as u8, response: response.clone() }
-            }
-            State::Failure1(failure) => Message::Failure1(*failure),
+            State::Success1(response) => AuthenticationMessage::Success1 {
+                hash_bytes: self.hash.bytes() as u8,
+                response: response.clone(),
+            },
+            State::Failure1(failure) => AuthenticationMessage::Failure1(*failure),
             State::Idle(_) | State::Reply(_) | State::Success2 | State::Failed(_) => return None,
         };
         let bytes = message.encode(self.transaction);
@@ -193,7 +199,7 @@ impl ControllerSide {
             return None;
         }
         self.state = match std::mem::replace(&mut self.state, State::Idle(false)) {
-            State::Challenge(exchange) => State::Reply(exchange),
+            State::Challenge(own) => State::Reply(own),
             State::Success1(None) => State::Idle(true),
             State::Success1(Some(_)) => State::Success2,
             State::Failure1(failure) => State::Failed(failure),
@@ -203,14 +209,14 @@ impl ControllerSide {
     }
 }
 
-/// Why a message has no successor: the authentication fails, or the system fails.
+/// The cause of an authentication's end: a message that fails the check, or a failed system call.
 enum Stop {
-    Failure(Failure),
+    Failure(AuthenticationFailure),
     Error(crate::Error),
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
+impl From<AuthenticationFailure> for Stop {
+    fn from(failure: AuthenticationFailure) -> Self {
         Stop::Failure(failure)
     }
 }

@@ -1,20 +1,20 @@
 //! The host's side of an authentication.
 
 use super::{
-    Challenge, Credentials, Failure, Group, Hash, KeyPair, Message, Names, Offer, Reply, Response, Role,
-    random_bytes, random_sequence,
+    AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Group, Hash,
+    KeyPair, Names, Offer, Response, Role, random_bytes, random_sequence,
 };
 use crate::{Error, Result};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Why the host gives an authentication up.
+/// The reason for which the host ends an authentication.
 #[derive(Debug)]
 pub enum Refusal {
     /// The controller sent AUTH_Failure1.
-    ByController(Failure),
+    ByController(AuthenticationFailure),
     /// The controller's message is wrong. The host must send AUTH_Failure2 with this explanation.
-    ByHost(Failure),
+    ByHost(AuthenticationFailure),
     /// The controller does not know the target's secret. The host must send AUTH_Failure2.
     WrongController,
     /// The system failed.
@@ -28,21 +28,23 @@ impl Refusal {
         let failure = match self {
             Refusal::ByController(_) => return None,
             Refusal::ByHost(failure) => *failure,
-            Refusal::WrongController | Refusal::System(_) => Failure::FAILED,
+            Refusal::WrongController | Refusal::System(_) => AuthenticationFailure::FAILED,
         };
-        Some(Message::Failure2(failure).encode(transaction))
+        Some(AuthenticationMessage::Failure2(failure).encode(transaction))
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::ByController(Failure::FAILED) => write!(
+            Refusal::ByController(AuthenticationFailure::FAILED) => write!(
                 f,
                 "the target refused this host's secret, or has no secret for itself; compare the line of this \
                  host in the secrets of both sides"
             ),
-            Refusal::ByController(failure @ (Failure::HASH_UNUSABLE | Failure::GROUP_UNUSABLE)) => write!(
+            Refusal::ByController(
+                failure @ (AuthenticationFailure::HASH_UNUSABLE | AuthenticationFailure::GROUP_UNUSABLE),
+            ) => write!(
                 f,
                 "the target refused the authentication: {failure}; choose SHA-256, SHA-384 or SHA-512 and the \
                  group null or ffdhe2048 to ffdhe8192 there"
@@ -50,7 +52,9 @@ impl fmt::Display for Refusal {
             Refusal::ByController(failure) => {
                 write!(f, "the target refused the authentication: {failure}")
             }
-            Refusal::ByHost(failure @ (Failure::HASH_UNUSABLE | Failure::GROUP_UNUSABLE)) => write!(
+            Refusal::ByHost(
+                failure @ (AuthenticationFailure::HASH_UNUSABLE | AuthenticationFailure::GROUP_UNUSABLE),
+            ) => write!(
                 f,
                 "the target chose a hash function or a group that this side does not support ({failure}); \
                  choose SHA-256, SHA-384 or SHA-512 and the group null or ffdhe2048 to ffdhe8192 there"
@@ -68,8 +72,8 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Self {
+impl From<AuthenticationFailure> for Refusal {
+    fn from(failure: AuthenticationFailure) -> Self {
         Refusal::ByHost(failure)
     }
 }
@@ -87,12 +91,12 @@ pub struct HostSide<'a> {
     credentials: &'a Credentials,
     names: &'a Names,
     transaction: u16,
-    exchange: Option<Exchange>,
+    sent: Option<SentReply>,
 }
 
-/// What the host keeps between its reply and the controller's response.
+/// The values of the host's reply that are needed to check the controller's response.
 #[derive(Debug)]
-struct Exchange {
+struct SentReply {
     hash: Hash,
     shared: Option<Zeroizing<Box<[u8]>>>,
     /// S2 and C2. `None` if the host does not authenticate the controller.
@@ -102,13 +106,13 @@ struct Exchange {
 impl<'a> HostSide<'a> {
     /// Creates the state of a queue. `transaction` is the number of the authentication.
     pub fn new(credentials: &'a Credentials, names: &'a Names, transaction: u16) -> Self {
-        Self { credentials, names, transaction, exchange: None }
+        Self { credentials, names, transaction, sent: None }
     }
 
     /// Returns AUTH_Negotiate, which offers all hash functions and groups.
     pub fn begin(&self) -> Vec<u8> {
         let offer = Offer { concatenation: 0, hashes: Hash::ALL.into(), groups: Group::ALL.into() };
-        Message::Negotiate(Some(offer)).encode(self.transaction)
+        AuthenticationMessage::Negotiate(Some(offer)).encode(self.transaction)
     }
 
     /// Processes the controller's challenge. Returns DH-HMAC-CHAP_Reply.
@@ -116,15 +120,15 @@ impl<'a> HostSide<'a> {
     /// # Errors
     /// If the controller refuses, or its message is wrong.
     pub fn challenged(&mut self, message: &[u8]) -> Result<Vec<u8>, Refusal> {
-        let Message::Challenge(Challenge { hash, group, sequence, challenge, value }) =
+        let AuthenticationMessage::Challenge(Challenge { hash, group, sequence, challenge, value }) =
             self.decode(message)?
         else {
-            return Err(Failure::INCORRECT_MESSAGE.into());
+            return Err(AuthenticationFailure::INCORRECT_MESSAGE.into());
         };
         let keys = KeyPair::generate(group)?;
         let shared = match &keys {
             None => None,
-            Some(keys) => Some(keys.shared(&value).ok_or(Failure::INCORRECT_PAYLOAD)?),
+            Some(keys) => Some(keys.shared(&value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?),
         };
         let response = Response {
             hash,
@@ -140,9 +144,10 @@ impl<'a> HostSide<'a> {
             None => None,
             Some(_) => Some((random_sequence()?, random_bytes(hash.bytes())?)),
         };
-        self.exchange = Some(Exchange { hash, shared, challenge: own.clone() });
+        self.sent = Some(SentReply { hash, shared, challenge: own.clone() });
         let value = keys.map_or_else(Vec::new, |keys| keys.public().to_vec());
-        Ok(Message::Reply(Reply { response, challenge: own, value }).encode(self.transaction))
+        Ok(AuthenticationMessage::Reply(AuthenticationReply { response, challenge: own, value })
+            .encode(self.transaction))
     }
 
     /// Processes the controller's DH-HMAC-CHAP_Success1. Returns DH-HMAC-CHAP_Success2 if the host
@@ -151,17 +156,16 @@ impl<'a> HostSide<'a> {
     /// # Errors
     /// If the controller refuses, its message is wrong, or it does not know the target's secret.
     pub fn succeeded(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
-        let Message::Success1 { response, .. } = self.decode(message)? else {
-            return Err(Failure::INCORRECT_MESSAGE.into());
+        let AuthenticationMessage::Success1 { response, .. } = self.decode(message)? else {
+            return Err(AuthenticationFailure::INCORRECT_MESSAGE.into());
         };
-        let exchange = self.exchange.take().ok_or(Failure::INCORRECT_MESSAGE)?;
-        let (Some(secret), Some((sequence, challenge))) = (&self.credentials.target, &exchange.challenge)
-        else {
+        let sent = self.sent.take().ok_or(AuthenticationFailure::INCORRECT_MESSAGE)?;
+        let (Some(secret), Some((sequence, challenge))) = (&self.credentials.target, &sent.challenge) else {
             return Ok(None);
         };
         let expected = Response {
-            hash: exchange.hash,
-            shared: exchange.shared.as_ref().map(|shared| &shared[..]),
+            hash: sent.hash,
+            shared: sent.shared.as_ref().map(|shared| &shared[..]),
             challenge,
             sequence: *sequence,
             transaction: self.transaction,
@@ -170,17 +174,19 @@ impl<'a> HostSide<'a> {
         };
         match response {
             Some(response) if expected.verify(secret, &response) => {
-                Ok(Some(Message::Success2.encode(self.transaction)))
+                Ok(Some(AuthenticationMessage::Success2.encode(self.transaction)))
             }
             _ => Err(Refusal::WrongController),
         }
     }
 
     /// Decodes a message of the controller.
-    fn decode(&self, message: &[u8]) -> Result<Message, Refusal> {
-        match Message::decode(message)? {
-            (_, Message::Failure1(failure)) => Err(Refusal::ByController(failure)),
-            (transaction, _) if transaction != self.transaction => Err(Failure::INCORRECT_PAYLOAD.into()),
+    fn decode(&self, message: &[u8]) -> Result<AuthenticationMessage, Refusal> {
+        match AuthenticationMessage::decode(message)? {
+            (_, AuthenticationMessage::Failure1(failure)) => Err(Refusal::ByController(failure)),
+            (transaction, _) if transaction != self.transaction => {
+                Err(AuthenticationFailure::INCORRECT_PAYLOAD.into())
+            }
             (_, message) => Ok(message),
         }
     }

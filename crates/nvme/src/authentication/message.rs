@@ -1,6 +1,6 @@
 //! The messages of DH-HMAC-CHAP (Base section 8.13.5), as bytes and as values.
 
-use super::{Failure, Group, Hash};
+use super::{AuthenticationFailure, Group, Hash};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -30,7 +30,7 @@ mod id {
 
 wire! {
     /// The first bytes of every message.
-    pub struct Start {
+    pub struct MessageStart {
         /// AUTH_TYPE.
         pub kind: u8,
         /// AUTH_ID.
@@ -44,7 +44,7 @@ wire! {
     /// The header of AUTH_Negotiate. Descriptors follow.
     pub struct NegotiateHeader {
         /// The common first bytes.
-        pub start: Start,
+        pub start: MessageStart,
         /// SC_C: whether a secure channel is to follow.
         pub concatenation: u8,
         /// NAPD: the number of descriptors.
@@ -70,7 +70,7 @@ wire! {
     /// The header of DH-HMAC-CHAP_Challenge. The challenge and the public value follow.
     pub struct ChallengeHeader {
         /// The common first bytes.
-        pub start: Start,
+        pub start: MessageStart,
         /// HL: the length of the challenge.
         pub hash_bytes: u8,
         /// Reserved.
@@ -88,7 +88,7 @@ wire! {
     /// The header of DH-HMAC-CHAP_Reply. The response, the challenge and the public value follow.
     pub struct ReplyHeader {
         /// The common first bytes.
-        pub start: Start,
+        pub start: MessageStart,
         /// HL: the length of the response and of the challenge.
         pub hash_bytes: u8,
         /// Reserved.
@@ -106,7 +106,7 @@ wire! {
     /// The header of DH-HMAC-CHAP_Success1. The response follows.
     pub struct Success1Header {
         /// The common first bytes.
-        pub start: Start,
+        pub start: MessageStart,
         /// HL: the length of the response.
         pub hash_bytes: u8,
         /// Reserved.
@@ -120,7 +120,7 @@ wire! {
     /// DH-HMAC-CHAP_Success2.
     pub struct Success2Header {
         /// The common first bytes.
-        pub start: Start,
+        pub start: MessageStart,
         /// Reserved.
         pub reserved: [u8; 10],
     }
@@ -128,7 +128,7 @@ wire! {
     /// AUTH_Failure1 and AUTH_Failure2.
     pub struct FailureHeader {
         /// The common first bytes.
-        pub start: Start,
+        pub start: MessageStart,
         /// The reason code.
         pub reason: u8,
         /// The explanation of the reason code.
@@ -136,7 +136,7 @@ wire! {
     }
 }
 
-/// What a host offers in AUTH_Negotiate.
+/// The hash functions and groups that AUTH_Negotiate offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// SC_C: 0 if no secure channel is to follow.
@@ -164,7 +164,7 @@ pub struct Challenge {
 
 /// DH-HMAC-CHAP_Reply, without the transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct AuthenticationReply {
     /// R1: the host's response.
     pub response: Vec<u8>,
     /// S2, the sequence number, and C2, the challenge for the controller. `None` if the host does not
@@ -176,13 +176,13 @@ pub struct Reply {
 
 /// A message of an authentication, without its transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum AuthenticationMessage {
     /// AUTH_Negotiate: the host begins. `None` if the host does not offer DH-HMAC-CHAP.
     Negotiate(Option<Offer>),
     /// DH-HMAC-CHAP_Challenge: the controller challenges the host.
     Challenge(Challenge),
     /// DH-HMAC-CHAP_Reply: the host responds.
-    Reply(Reply),
+    Reply(AuthenticationReply),
     /// DH-HMAC-CHAP_Success1: the host is authenticated.
     Success1 {
         /// The length of a hash value, even if there is no response.
@@ -193,23 +193,24 @@ pub enum Message {
     /// DH-HMAC-CHAP_Success2: the controller is authenticated, too.
     Success2,
     /// AUTH_Failure1: the controller ends the authentication.
-    Failure1(Failure),
+    Failure1(AuthenticationFailure),
     /// AUTH_Failure2: the host ends the authentication.
-    Failure2(Failure),
+    Failure2(AuthenticationFailure),
 }
 
-impl Message {
+impl AuthenticationMessage {
     /// Returns the message's bytes.
     pub fn encode(&self, transaction: u16) -> Vec<u8> {
-        let start = |kind, id| Start { kind, id, reserved: U16::ZERO, transaction: transaction.into() };
-        let failure = |id, failure: Failure| {
+        let start =
+            |kind, id| MessageStart { kind, id, reserved: U16::ZERO, transaction: transaction.into() };
+        let failure = |id, failure: AuthenticationFailure| {
             let start = start(COMMON, id);
             FailureHeader { start, reason: AUTHENTICATION_FAILURE, explanation: failure.0 }
                 .as_bytes()
                 .to_vec()
         };
         match self {
-            Message::Negotiate(offer) => {
+            AuthenticationMessage::Negotiate(offer) => {
                 let concatenation = offer.as_ref().map_or(0, |offer| offer.concatenation);
                 let descriptors = u8::from(offer.is_some());
                 let start = start(COMMON, id::NEGOTIATE);
@@ -219,7 +220,7 @@ impl Message {
                 }
                 bytes
             }
-            Message::Challenge(Challenge { hash, group, sequence, challenge, value }) => {
+            AuthenticationMessage::Challenge(Challenge { hash, group, sequence, challenge, value }) => {
                 let header = ChallengeHeader {
                     start: start(DH_HMAC_CHAP, id::CHALLENGE),
                     hash_bytes: challenge.len() as u8,
@@ -231,7 +232,7 @@ impl Message {
                 };
                 [header.as_bytes(), challenge, value].concat()
             }
-            Message::Reply(Reply { response, challenge, value }) => {
+            AuthenticationMessage::Reply(AuthenticationReply { response, challenge, value }) => {
                 let unused = (0, vec![0; response.len()]);
                 let (sequence, bytes) = challenge.as_ref().unwrap_or(&unused);
                 let header = ReplyHeader {
@@ -245,7 +246,7 @@ impl Message {
                 };
                 [header.as_bytes(), response, bytes, value].concat()
             }
-            Message::Success1 { hash_bytes, response } => {
+            AuthenticationMessage::Success1 { hash_bytes, response } => {
                 let unused = vec![0; usize::from(*hash_bytes)];
                 let bytes = response.as_ref().unwrap_or(&unused);
                 let header = Success1Header {
@@ -257,12 +258,12 @@ impl Message {
                 };
                 [header.as_bytes(), bytes].concat()
             }
-            Message::Success2 => {
+            AuthenticationMessage::Success2 => {
                 let start = start(DH_HMAC_CHAP, id::SUCCESS2);
                 Success2Header { start, reserved: [0; 10] }.as_bytes().to_vec()
             }
-            Message::Failure1(why) => failure(id::FAILURE1, *why),
-            Message::Failure2(why) => failure(id::FAILURE2, *why),
+            AuthenticationMessage::Failure1(why) => failure(id::FAILURE1, *why),
+            AuthenticationMessage::Failure2(why) => failure(id::FAILURE2, *why),
         }
     }
 
@@ -271,12 +272,13 @@ impl Message {
     ///
     /// # Errors
     /// The failure to report to the peer.
-    pub fn decode(bytes: &[u8]) -> Result<(u16, Self), Failure> {
-        let (start, _) = Start::ref_from_prefix(bytes).map_err(|_| Failure::INCORRECT_PAYLOAD)?;
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self), AuthenticationFailure> {
+        let (start, _) =
+            MessageStart::ref_from_prefix(bytes).map_err(|_| AuthenticationFailure::INCORRECT_PAYLOAD)?;
         let message = match (start.kind, start.id) {
-            (COMMON, id::NEGOTIATE) => Message::Negotiate(negotiate(bytes)?),
-            (DH_HMAC_CHAP, id::CHALLENGE) => Message::Challenge(challenge(bytes)?),
-            (DH_HMAC_CHAP, id::REPLY) => Message::Reply(reply(bytes)?),
+            (COMMON, id::NEGOTIATE) => AuthenticationMessage::Negotiate(negotiate(bytes)?),
+            (DH_HMAC_CHAP, id::CHALLENGE) => AuthenticationMessage::Challenge(challenge(bytes)?),
+            (DH_HMAC_CHAP, id::REPLY) => AuthenticationMessage::Reply(reply(bytes)?),
             (DH_HMAC_CHAP, id::SUCCESS1) => {
                 let (header, rest) = split::<Success1Header>(bytes)?;
                 let hash_bytes = header.hash_bytes;
@@ -284,19 +286,19 @@ impl Message {
                     0 => None,
                     _ => Some(take(rest, hash_bytes.into())?.0.to_vec()),
                 };
-                Message::Success1 { hash_bytes, response }
+                AuthenticationMessage::Success1 { hash_bytes, response }
             }
             (DH_HMAC_CHAP, id::SUCCESS2) => {
                 split::<Success2Header>(bytes)?;
-                Message::Success2
+                AuthenticationMessage::Success2
             }
-            (COMMON, id::FAILURE1) => {
-                Message::Failure1(Failure(split::<FailureHeader>(bytes)?.0.explanation))
-            }
-            (COMMON, id::FAILURE2) => {
-                Message::Failure2(Failure(split::<FailureHeader>(bytes)?.0.explanation))
-            }
-            _ => return Err(Failure::INCORRECT_MESSAGE),
+            (COMMON, id::FAILURE1) => AuthenticationMessage::Failure1(AuthenticationFailure(
+                split::<FailureHeader>(bytes)?.0.explanation,
+            )),
+            (COMMON, id::FAILURE2) => AuthenticationMessage::Failure2(AuthenticationFailure(
+                split::<FailureHeader>(bytes)?.0.explanation,
+            )),
+            _ => return Err(AuthenticationFailure::INCORRECT_MESSAGE),
         };
         Ok((start.transaction.get(), message))
     }
@@ -318,7 +320,7 @@ impl Descriptor {
     }
 }
 
-fn negotiate(bytes: &[u8]) -> Result<Option<Offer>, Failure> {
+fn negotiate(bytes: &[u8]) -> Result<Option<Offer>, AuthenticationFailure> {
     let (header, mut rest) = split::<NegotiateHeader>(bytes)?;
     let mut offer = None;
     for _ in 0..header.descriptors {
@@ -338,14 +340,14 @@ fn negotiate(bytes: &[u8]) -> Result<Option<Offer>, Failure> {
     Ok(offer)
 }
 
-fn challenge(bytes: &[u8]) -> Result<Challenge, Failure> {
+fn challenge(bytes: &[u8]) -> Result<Challenge, AuthenticationFailure> {
     let (header, rest) = split::<ChallengeHeader>(bytes)?;
-    let hash = Hash::from_id(header.hash).ok_or(Failure::HASH_UNUSABLE)?;
-    let group = Group::from_id(header.group).ok_or(Failure::GROUP_UNUSABLE)?;
+    let hash = Hash::from_id(header.hash).ok_or(AuthenticationFailure::HASH_UNUSABLE)?;
+    let group = Group::from_id(header.group).ok_or(AuthenticationFailure::GROUP_UNUSABLE)?;
     if usize::from(header.hash_bytes) != hash.bytes()
         || usize::from(header.value_bytes.get()) != group.value_bytes()
     {
-        return Err(Failure::INCORRECT_PAYLOAD);
+        return Err(AuthenticationFailure::INCORRECT_PAYLOAD);
     }
     let (challenge, rest) = take(rest, hash.bytes())?;
     let (value, _) = take(rest, group.value_bytes())?;
@@ -353,13 +355,13 @@ fn challenge(bytes: &[u8]) -> Result<Challenge, Failure> {
     Ok(Challenge { hash, group, sequence, challenge: challenge.to_vec(), value: value.to_vec() })
 }
 
-fn reply(bytes: &[u8]) -> Result<Reply, Failure> {
+fn reply(bytes: &[u8]) -> Result<AuthenticationReply, AuthenticationFailure> {
     let (header, rest) = split::<ReplyHeader>(bytes)?;
     let (response, rest) = take(rest, header.hash_bytes.into())?;
     let (challenge, rest) = take(rest, header.hash_bytes.into())?;
     let (value, _) = take(rest, header.value_bytes.get().into())?;
     let valid = header.challenge_valid != 0;
-    Ok(Reply {
+    Ok(AuthenticationReply {
         response: response.to_vec(),
         challenge: valid.then(|| (header.sequence.get(), challenge.to_vec())),
         value: value.to_vec(),
@@ -369,11 +371,11 @@ fn reply(bytes: &[u8]) -> Result<Reply, Failure> {
 /// Splits a header off.
 fn split<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
     bytes: &[u8],
-) -> Result<(&T, &[u8]), Failure> {
-    T::ref_from_prefix(bytes).map_err(|_| Failure::INCORRECT_PAYLOAD)
+) -> Result<(&T, &[u8]), AuthenticationFailure> {
+    T::ref_from_prefix(bytes).map_err(|_| AuthenticationFailure::INCORRECT_PAYLOAD)
 }
 
 /// Splits the first `count` bytes off.
-fn take(bytes: &[u8], count: usize) -> Result<(&[u8], &[u8]), Failure> {
-    bytes.split_at_checked(count).ok_or(Failure::INCORRECT_PAYLOAD)
+fn take(bytes: &[u8], count: usize) -> Result<(&[u8], &[u8]), AuthenticationFailure> {
+    bytes.split_at_checked(count).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)
 }

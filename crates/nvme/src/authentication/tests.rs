@@ -75,15 +75,15 @@ fn wrong_and_missing_secrets_are_refused() {
     for group in [Group::Null, Group::Ffdhe2048] {
         let controller = |credentials| controller(credentials, Hash::Sha512, group);
         let (progress, result) = run(&mut controller(&right), &with(&other, &right));
-        assert_eq!(progress, Progress::Failed(Failure::FAILED));
-        assert!(matches!(result, Err(Refusal::ByController(Failure::FAILED))), "{result:?}");
+        assert_eq!(progress, Progress::Failed(AuthenticationFailure::FAILED));
+        assert!(matches!(result, Err(Refusal::ByController(AuthenticationFailure::FAILED))), "{result:?}");
         let (progress, result) = run(&mut controller(&right), &with(&right, &other));
-        assert_eq!(progress, Progress::Failed(Failure::FAILED));
+        assert_eq!(progress, Progress::Failed(AuthenticationFailure::FAILED));
         assert!(matches!(result, Err(Refusal::WrongController)), "{result:?}");
         // The controller has no secret, but the host challenges it.
         let no_target = Credentials { target: None, ..right.clone() };
         let (_, result) = run(&mut controller(&no_target), &right);
-        assert!(matches!(result, Err(Refusal::ByController(Failure::FAILED))), "{result:?}");
+        assert!(matches!(result, Err(Refusal::ByController(AuthenticationFailure::FAILED))), "{result:?}");
         // The controller has a secret, but the host does not ask.
         let (progress, result) = run(&mut controller(&right), &no_target);
         assert_eq!(progress, Progress::Authenticated);
@@ -153,8 +153,9 @@ fn messages_out_of_order_are_refused_with_the_specified_failure() {
     let fresh = || controller(&credentials, Hash::Sha256, Group::Null);
     let refused = |mut controller: ControllerSide, message: &[u8]| {
         controller.receive(message).unwrap();
-        let (transaction, message) = Message::decode(&controller.next_message(8).unwrap()).unwrap();
-        let Message::Failure1(failure) = message else { panic!("{message:?}") };
+        let (transaction, message) =
+            AuthenticationMessage::decode(&controller.next_message(8).unwrap()).unwrap();
+        let AuthenticationMessage::Failure1(failure) = message else { panic!("{message:?}") };
         assert_eq!(controller.progress(), Progress::Failed(failure));
         (transaction, failure)
     };
@@ -172,20 +173,23 @@ fn messages_out_of_order_are_refused_with_the_specified_failure() {
         controller
     };
     let (_, reply) = challenged();
-    assert_eq!(refused(fresh(), &reply).1, Failure::INCORRECT_MESSAGE);
-    assert_eq!(refused(fresh(), &Message::Success2.encode(0)).1, Failure::INCORRECT_MESSAGE);
-    assert_eq!(refused(fresh(), &[]).1, Failure::INCORRECT_PAYLOAD);
-    assert_eq!(refused(fresh(), &[1, 9, 0, 0, 0, 0]).1, Failure::INCORRECT_MESSAGE);
-    assert_eq!(refused(negotiated(), &host().begin()), (7, Failure::INCORRECT_MESSAGE));
-    assert_eq!(refused(negotiated(), &reply).1, Failure::INCORRECT_MESSAGE);
+    assert_eq!(refused(fresh(), &reply).1, AuthenticationFailure::INCORRECT_MESSAGE);
+    assert_eq!(
+        refused(fresh(), &AuthenticationMessage::Success2.encode(0)).1,
+        AuthenticationFailure::INCORRECT_MESSAGE
+    );
+    assert_eq!(refused(fresh(), &[]).1, AuthenticationFailure::INCORRECT_PAYLOAD);
+    assert_eq!(refused(fresh(), &[1, 9, 0, 0, 0, 0]).1, AuthenticationFailure::INCORRECT_MESSAGE);
+    assert_eq!(refused(negotiated(), &host().begin()), (7, AuthenticationFailure::INCORRECT_MESSAGE));
+    assert_eq!(refused(negotiated(), &reply).1, AuthenticationFailure::INCORRECT_MESSAGE);
     let (controller, reply) = challenged();
-    assert_eq!(refused(controller, &reply[..reply.len() - 1]).1, Failure::INCORRECT_PAYLOAD);
+    assert_eq!(refused(controller, &reply[..reply.len() - 1]).1, AuthenticationFailure::INCORRECT_PAYLOAD);
     let (controller, mut reply) = challenged();
     reply[4] ^= 1;
-    assert_eq!(refused(controller, &reply), (7, Failure::INCORRECT_PAYLOAD));
+    assert_eq!(refused(controller, &reply), (7, AuthenticationFailure::INCORRECT_PAYLOAD));
     let (mut controller, reply) = challenged();
     controller.receive(&reply).unwrap();
-    assert_eq!(refused(controller, &reply).1, Failure::INCORRECT_MESSAGE);
+    assert_eq!(refused(controller, &reply).1, AuthenticationFailure::INCORRECT_MESSAGE);
     assert_eq!(fresh().next_message(MAX_MESSAGE), None);
 }
 
@@ -195,18 +199,24 @@ fn unusable_offers_are_refused_with_the_specified_failure() {
     let mut all = Offer { concatenation: 0, hashes: Hash::ALL.into(), groups: Group::ALL.into() };
     let failure = |offer: Option<Offer>| {
         let mut controller = controller(&credentials, Hash::Sha384, Group::Ffdhe3072);
-        controller.receive(&Message::Negotiate(offer).encode(1)).unwrap();
-        Message::decode(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap().1
+        controller.receive(&AuthenticationMessage::Negotiate(offer).encode(1)).unwrap();
+        AuthenticationMessage::decode(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap().1
     };
-    assert_eq!(failure(None), Message::Failure1(Failure::PROTOCOL_UNUSABLE));
+    assert_eq!(failure(None), AuthenticationMessage::Failure1(AuthenticationFailure::PROTOCOL_UNUSABLE));
     all.concatenation = 1;
-    assert_eq!(failure(Some(all.clone())), Message::Failure1(Failure::CONCATENATION_MISMATCH));
+    assert_eq!(
+        failure(Some(all.clone())),
+        AuthenticationMessage::Failure1(AuthenticationFailure::CONCATENATION_MISMATCH)
+    );
     all.concatenation = 0;
     all.hashes = vec![Hash::Sha256, Hash::Sha512];
-    assert_eq!(failure(Some(all.clone())), Message::Failure1(Failure::HASH_UNUSABLE));
+    assert_eq!(
+        failure(Some(all.clone())),
+        AuthenticationMessage::Failure1(AuthenticationFailure::HASH_UNUSABLE)
+    );
     all.hashes = vec![Hash::Sha512, Hash::Sha384];
     all.groups = vec![Group::Null, Group::Ffdhe8192];
-    assert_eq!(failure(Some(all)), Message::Failure1(Failure::GROUP_UNUSABLE));
+    assert_eq!(failure(Some(all)), AuthenticationMessage::Failure1(AuthenticationFailure::GROUP_UNUSABLE));
 }
 
 #[test]
@@ -218,15 +228,16 @@ fn a_reflected_challenge_is_refused() {
     controller.receive(&host.begin()).unwrap();
     let challenge = controller.next_message(MAX_MESSAGE).unwrap();
     let reply = host.challenged(&challenge).unwrap();
-    let (Message::Challenge(challenge), Message::Reply(mut reply)) =
-        (Message::decode(&challenge).unwrap().1, Message::decode(&reply).unwrap().1)
-    else {
+    let (AuthenticationMessage::Challenge(challenge), AuthenticationMessage::Reply(mut reply)) = (
+        AuthenticationMessage::decode(&challenge).unwrap().1,
+        AuthenticationMessage::decode(&reply).unwrap().1,
+    ) else {
         panic!("a challenge and a reply");
     };
     reply.challenge = Some((1, challenge.challenge));
-    controller.receive(&Message::Reply(reply).encode(7)).unwrap();
-    let message = Message::decode(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap().1;
-    assert_eq!(message, Message::Failure1(Failure::FAILED));
+    controller.receive(&AuthenticationMessage::Reply(reply).encode(7)).unwrap();
+    let message = AuthenticationMessage::decode(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap().1;
+    assert_eq!(message, AuthenticationMessage::Failure1(AuthenticationFailure::FAILED));
 }
 
 #[test]
@@ -271,7 +282,7 @@ fn files_of_secrets_must_be_private() {
 }
 
 /// Returns any message.
-fn message() -> impl Strategy<Value = Message> {
+fn message() -> impl Strategy<Value = AuthenticationMessage> {
     let bytes = |hash: Hash| prop::collection::vec(any::<u8>(), hash.bytes());
     let hash = || prop::sample::select(&Hash::ALL[..]);
     let group = || prop::sample::select(&Group::ALL[..]);
@@ -284,7 +295,7 @@ fn message() -> impl Strategy<Value = Message> {
     let reply =
         (hash(), group(), prop::option::of(any::<u32>())).prop_flat_map(move |(hash, group, sequence)| {
             (bytes(hash), bytes(hash), prop::collection::vec(any::<u8>(), group.value_bytes())).prop_map(
-                move |(response, challenge, value)| Reply {
+                move |(response, challenge, value)| AuthenticationReply {
                     response,
                     challenge: sequence.map(|sequence| (sequence, challenge)),
                     value,
@@ -292,17 +303,19 @@ fn message() -> impl Strategy<Value = Message> {
             )
         });
     let success = hash().prop_flat_map(move |hash| {
-        prop::option::of(bytes(hash))
-            .prop_map(move |response| Message::Success1 { hash_bytes: hash.bytes() as u8, response })
+        prop::option::of(bytes(hash)).prop_map(move |response| AuthenticationMessage::Success1 {
+            hash_bytes: hash.bytes() as u8,
+            response,
+        })
     });
     prop_oneof![
-        prop::option::of(offer).prop_map(Message::Negotiate),
-        challenge.prop_map(Message::Challenge),
-        reply.prop_map(Message::Reply),
+        prop::option::of(offer).prop_map(AuthenticationMessage::Negotiate),
+        challenge.prop_map(AuthenticationMessage::Challenge),
+        reply.prop_map(AuthenticationMessage::Reply),
         success,
-        Just(Message::Success2),
-        any::<u8>().prop_map(|code| Message::Failure1(Failure(code))),
-        any::<u8>().prop_map(|code| Message::Failure2(Failure(code))),
+        Just(AuthenticationMessage::Success2),
+        any::<u8>().prop_map(|code| AuthenticationMessage::Failure1(AuthenticationFailure(code))),
+        any::<u8>().prop_map(|code| AuthenticationMessage::Failure2(AuthenticationFailure(code))),
     ]
 }
 
@@ -313,10 +326,10 @@ proptest! {
         prop_assert!(bytes.len() <= MAX_MESSAGE);
         let length = bytes.len();
         bytes.resize(length + padding, 0);
-        prop_assert_eq!(Message::decode(&bytes).unwrap(), (transaction, message.clone()));
+        prop_assert_eq!(AuthenticationMessage::decode(&bytes).unwrap(), (transaction, message.clone()));
         // A response or a challenge that is not used may be missing at the end.
-        if !matches!(message, Message::Success1 { response: None, .. }) {
-            prop_assert!(Message::decode(&bytes[..length - 1]).is_err());
+        if !matches!(message, AuthenticationMessage::Success1 { response: None, .. }) {
+            prop_assert!(AuthenticationMessage::decode(&bytes[..length - 1]).is_err());
         }
     }
 
@@ -325,8 +338,8 @@ proptest! {
         // Half of the inputs start as a message does.
         let starts = [[0, 0], [1, 1], [1, 2], [1, 3], [1, 4], [0, 0xF0], [0, 0xF1]];
         let bytes = [&starts[start][..], &bytes].concat();
-        if let Ok((transaction, message)) = Message::decode(&bytes) {
-            prop_assert_eq!(Message::decode(&message.encode(transaction)), Ok((transaction, message)));
+        if let Ok((transaction, message)) = AuthenticationMessage::decode(&bytes) {
+            prop_assert_eq!(AuthenticationMessage::decode(&message.encode(transaction)), Ok((transaction, message)));
         }
     }
 
@@ -345,9 +358,9 @@ proptest! {
         };
         // Reserved bytes do not count. A change of C2 or of its flag reaches the host, which then refuses R2.
         let reserved = matches!(position, 7 | 9);
-        let accepted = match Message::decode(&message).unwrap().1 {
-            Message::Success1 { response: Some(_), .. } => host.succeeded(&message).is_ok(),
-            Message::Success1 { response: None, .. } => host.succeeded(&message).is_ok(),
+        let accepted = match AuthenticationMessage::decode(&message).unwrap().1 {
+            AuthenticationMessage::Success1 { response: Some(_), .. } => host.succeeded(&message).is_ok(),
+            AuthenticationMessage::Success1 { response: None, .. } => host.succeeded(&message).is_ok(),
             _ => false,
         };
         let still_valid = position == 8 && change != 1;

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::authentication::{
-    Credentials, Failure, Group, Hash, HostSide, MAX_MESSAGE, Message as Authentication, Names, PROTOCOL,
-    Secret,
+    AuthenticationFailure, AuthenticationMessage, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Names,
+    PROTOCOL, Secret,
 };
 use crate::command::fabrics;
 use crate::target::subsystem;
@@ -38,7 +38,7 @@ impl Host {
     }
 
     /// Authenticates the host. Returns the first failure that the target reports.
-    fn authenticate(&mut self, credentials: &Credentials) -> Result<(), Failure> {
+    fn authenticate(&mut self, credentials: &Credentials) -> Result<(), AuthenticationFailure> {
         let names = names();
         let mut side = HostSide::new(credentials, &names, 5);
         assert_eq!(self.send_message(&side.begin()), Status::SUCCESS);
@@ -47,8 +47,8 @@ impl Host {
         assert_eq!(self.send_message(&side.challenged(&challenge).unwrap()), Status::SUCCESS);
         let (status, success) = self.receive_message(MAX_MESSAGE as u32);
         assert_eq!(status, Status::SUCCESS);
-        match Authentication::decode(&success).unwrap().1 {
-            Authentication::Failure1(failure) => return Err(failure),
+        match AuthenticationMessage::decode(&success).unwrap().1 {
+            AuthenticationMessage::Failure1(failure) => return Err(failure),
             _ => assert_eq!(self.send_message(&side.succeeded(&success).unwrap().unwrap()), Status::SUCCESS),
         }
         Ok(())
@@ -105,7 +105,7 @@ fn a_wrong_secret_ends_the_connection_after_the_failure_was_sent() {
         host.initialize(Digests::default());
         host.connect(0, connect::ANY_CONTROLLER, NQN);
         let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
-        assert_eq!(host.authenticate(&wrong), Err(Failure::FAILED));
+        assert_eq!(host.authenticate(&wrong), Err(AuthenticationFailure::FAILED));
         assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
         assert_eq!(subsystem.counters.refused.load(Relaxed), 1);
         host.connection.disconnected();
@@ -121,7 +121,7 @@ fn a_failed_repetition_ends_a_queue_that_was_usable() {
     host.connect(0, connect::ANY_CONTROLLER, NQN);
     host.authenticate(&credentials).unwrap();
     let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
-    assert_eq!(host.authenticate(&wrong), Err(Failure::FAILED));
+    assert_eq!(host.authenticate(&wrong), Err(AuthenticationFailure::FAILED));
     assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
 }
 
@@ -134,7 +134,7 @@ fn the_failure_of_a_host_ends_the_connection() {
     let names = names();
     let side = HostSide::new(&credentials, &names, 5);
     host.send_message(&side.begin());
-    host.send_message(&Authentication::Failure2(Failure::FAILED).encode(5));
+    host.send_message(&AuthenticationMessage::Failure2(AuthenticationFailure::FAILED).encode(5));
     assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
 }
 
