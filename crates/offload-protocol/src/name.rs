@@ -346,7 +346,7 @@ mod tests {
     fn the_kernel_keeps_names_beyond_the_life_of_the_engines_end() {
         let engine = std::process::id() as u64;
         let options: Vec<_> =
-            (i32::MAX - 10..).zip(KEPT_OPTIONS).map(|(value, (l, n))| (l, n, value)).collect();
+            (i32::MAX - 20..).zip(KEPT_OPTIONS).map(|(value, (l, n))| (l, n, value)).collect();
         for (socket, end) in [(1, End::Finished), (2, End::Failed(libc::ETIMEDOUT)), (3, End::Unnamed)] {
             let (program, other) = UnixStream::pair().unwrap();
             let name = SocketName {
