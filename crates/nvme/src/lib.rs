@@ -26,5 +26,6 @@ pub mod namespace;
 pub mod nbd;
 pub mod pdu;
 pub mod target;
+mod text_file;
 
 pub use error::{Error, Result};

@@ -2,16 +2,14 @@
 
 use super::{Credentials, Secret};
 use crate::target::subsystem::check_nqn;
-use crate::{Error, Result};
+use crate::{Error, Result, text_file};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use zeroize::Zeroizing;
 
-/// The largest accepted file of secrets, in bytes.
-const MAX_BYTES: u64 = 16 << 20;
+/// The flag that names the file.
+const FLAG: &str = "--secrets-file";
 
 /// The contents of a file of secrets. Targets and hosts use the same format: each line has a host's NQN, the
 /// host's secret and, optionally, the target's secret for this host. `#` starts a comment.
@@ -25,42 +23,21 @@ impl SecretsFile {
     /// Reads a file that only its owner can access.
     ///
     /// # Errors
-    /// If the file cannot be read, other users can access it, or a line is invalid. Messages contain no
-    /// secrets.
+    /// If the file cannot be read, is not a regular file of UTF-8 text, other users can access it, or a line
+    /// is invalid. Messages contain no secrets.
     pub fn read(path: &Path) -> Result<Self> {
-        let name = format!("--secrets-file {}", path.display());
-        let invalid = |why: String| Error::Invalid { what: name.clone(), why };
-        let os = |source| {
-            let what = format!("{name}: it cannot be read");
-            Error::with_remedy(what, source, "name a text file that you may read")
-        };
-        let mut file = std::fs::File::open(path).map_err(os)?;
-        let metadata = file.metadata().map_err(os)?;
-        if metadata.is_dir() {
-            return Err(invalid("it is a directory; name a file in it".into()));
-        }
-        let mode = metadata.permissions().mode();
-        if mode & 0o077 != 0 {
-            let why = format!(
-                "other users may access it (mode {:o}); protect it: chmod 600 {}",
-                mode & 0o777,
-                path.display()
-            );
-            return Err(invalid(why));
-        }
-        let mut text = Zeroizing::new(String::new());
-        let limited = Read::by_ref(&mut file).take(MAX_BYTES + 1).read_to_string(&mut text);
-        match limited {
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                Err(invalid("it is no text".into()))
+        let text = text_file::read(FLAG, path, |file| {
+            let mode = file.metadata()?.permissions().mode();
+            if mode & 0o077 == 0 {
+                return Ok(Ok(()));
             }
-            Err(error) => Err(os(error)),
-            Ok(bytes) if bytes as u64 > MAX_BYTES => {
-                Err(invalid(format!("it is larger than {} MiB", MAX_BYTES >> 20)))
-            }
-            Ok(_) => Self::parse(&text)
-                .map_err(|(line, why)| Error::Invalid { what: format!("{name}, line {line}"), why }),
-        }
+            let (mode, path) = (mode & 0o777, path.display());
+            Ok(Err(format!("other users may access it (mode {mode:o}); protect it: chmod 600 {path}")))
+        })?;
+        Self::parse(&text).map_err(|(line, why)| Error::Invalid {
+            what: format!("{FLAG} {}, line {line}", path.display()),
+            why,
+        })
     }
 
     /// Parses the contents of a file.

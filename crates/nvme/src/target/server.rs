@@ -14,6 +14,7 @@ use crate::authentication::Group;
 use crate::namespace::{MAX_NAMESPACES, Namespace, Specification, Storage};
 use crate::{Error, Result};
 use acceptor::{Acceptor, listen};
+use hosts::HostsFile;
 use limits::{bind, raise_descriptor_limit};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -156,7 +157,7 @@ impl Target {
     fn start_acceptor(&mut self, listeners: Vec<TcpListener>, hosts: Hosts) -> Result<()> {
         let acceptor = Acceptor {
             listeners,
-            hosts,
+            hosts: HostsFile::new(hosts),
             subsystem: self.subsystem.clone(),
             workers: self.workers.iter().map(|worker| (worker.inbox.clone(), worker.load.clone())).collect(),
             stop: self.stop.clone(),

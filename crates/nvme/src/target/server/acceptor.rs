@@ -1,6 +1,6 @@
 //! Accepts connections, and checks timers, sizes of namespaces and the file of hosts.
 
-use super::Hosts;
+use super::hosts::HostsFile;
 use crate::target::inbox::{Inbox, Message};
 use crate::target::subsystem::Subsystem;
 use crate::target::worker::Load;
@@ -21,14 +21,15 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 /// The thread that accepts connections and checks timers.
 pub(super) struct Acceptor {
     pub(super) listeners: Vec<TcpListener>,
-    pub(super) hosts: Hosts,
+    /// The file of hosts, if there is one.
+    pub(super) hosts: Option<HostsFile>,
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) workers: Vec<(Arc<Inbox>, Arc<Load>)>,
     pub(super) stop: Arc<AtomicBool>,
 }
 
 impl Acceptor {
-    pub(super) fn run(self) {
+    pub(super) fn run(mut self) {
         let mut polled: Vec<_> = self
             .listeners
             .iter()
@@ -70,7 +71,7 @@ impl Acceptor {
     }
 
     /// Reads the sizes of the namespaces and the file of hosts again, and applies the changes.
-    fn refresh(&self) -> Result<()> {
+    fn refresh(&mut self) -> Result<()> {
         let (changed, failure) = self.subsystem.refresh();
         for namespace in changed.iter().filter_map(|id| self.subsystem.namespace(*id)) {
             tracing::info!(
@@ -80,8 +81,8 @@ impl Acceptor {
                 namespace.bytes()
             );
         }
-        if matches!(self.hosts, Hosts::File(..) | Hosts::Secrets { .. }) {
-            self.subsystem.set_hosts(self.hosts.read()?)?;
+        if let Some(hosts) = self.hosts.as_mut().map(HostsFile::read_settled).transpose()?.flatten() {
+            self.subsystem.set_hosts(Some(hosts))?;
         }
         failure.map_or(Ok(()), Err)
     }

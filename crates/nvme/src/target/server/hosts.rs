@@ -2,7 +2,7 @@
 
 use crate::authentication::{Group, Hash, SecretsFile};
 use crate::target::subsystem::{AllowedHosts, Authentication, check_nqn};
-use crate::{Error, Result};
+use crate::{Error, Result, text_file};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -42,14 +42,7 @@ impl Hosts {
                 Ok(Some(hosts.map(|(nqn, secrets)| (nqn, Some(authentication(secrets)))).collect()))
             }
             Hosts::File(path, others) => {
-                let text = std::fs::read_to_string(path).map_err(|source| {
-                    if source.kind() == std::io::ErrorKind::IsADirectory {
-                        let why = "it is a directory; name a file in it".into();
-                        return Error::Invalid { what: format!("--hosts-file {}", path.display()), why };
-                    }
-                    let what = format!("--hosts-file {}: it cannot be read", path.display());
-                    Error::with_remedy(what, source, "name a text file that you may read")
-                })?;
+                let text = text_file::read("--hosts-file", path, |_| Ok(Ok(())))?;
                 let mut named = others.clone();
                 for (line, number) in text.lines().zip(1..) {
                     let nqn = line.split('#').next().unwrap_or_default().trim();
@@ -65,5 +58,57 @@ impl Hosts {
                 Ok(Some(unauthenticated(named)))
             }
         }
+    }
+}
+
+/// A file of hosts that the target reads again and again.
+#[derive(Debug)]
+pub(super) struct HostsFile {
+    hosts: Hosts,
+    /// The hosts that the last read found.
+    last: Option<AllowedHosts>,
+}
+
+impl HostsFile {
+    /// Returns `None` if `hosts` are not those of a file.
+    pub(super) fn new(hosts: Hosts) -> Option<Self> {
+        matches!(hosts, Hosts::File(..) | Hosts::Secrets { .. }).then_some(Self { hosts, last: None })
+    }
+
+    /// Reads the file. Returns its hosts if the call before found the same ones, else `None`. A program that
+    /// rewrites the file in place empties it first, and hosts that are missing lose their connections.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a line is invalid.
+    pub(super) fn read_settled(&mut self) -> Result<Option<AllowedHosts>> {
+        let before = self.last.take();
+        self.last = self.hosts.read()?;
+        Ok(self.last.clone().filter(|_| before == self.last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_counts_after_two_equal_reads() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let write = |text: &str| std::fs::write(file.path(), text).unwrap();
+        let mut hosts = HostsFile::new(Hosts::File(file.path().into(), BTreeSet::new())).unwrap();
+        let names = |hosts: Option<AllowedHosts>| hosts.map(|hosts| hosts.into_keys().collect::<Vec<_>>());
+        write("nqn.a\nnqn.b\n");
+        assert_eq!(names(hosts.read_settled().unwrap()), None);
+        assert_eq!(names(hosts.read_settled().unwrap()), Some(vec!["nqn.a".into(), "nqn.b".into()]));
+        write("");
+        assert_eq!(names(hosts.read_settled().unwrap()), None);
+        write("nqn.a\n");
+        assert_eq!(names(hosts.read_settled().unwrap()), None);
+        write("x");
+        assert!(hosts.read_settled().is_err());
+        write("nqn.a\n");
+        assert_eq!(names(hosts.read_settled().unwrap()), None);
+        assert_eq!(names(hosts.read_settled().unwrap()), Some(vec!["nqn.a".into()]));
+        assert!(HostsFile::new(Hosts::Any).is_none());
     }
 }
