@@ -17,6 +17,8 @@ pub enum Progress {
     Busy,
     /// The authentication succeeded. The host may begin another one.
     Authenticated,
+    /// The authentication failed, and AUTH_Failure1 is to be sent.
+    Refused(AuthenticationFailure),
     /// The authentication failed, and AUTH_Failure1 was sent or AUTH_Failure2 received. The connection must be
     /// closed.
     Failed(AuthenticationFailure),
@@ -66,10 +68,40 @@ impl ControllerSide {
         Self { credentials, hash, group, names, transaction: 0, state: State::Idle(false) }
     }
 
-    /// Returns true if [`ControllerSide::receive`] can take milliseconds, because it computes with the values
-    /// of a Diffie-Hellman group.
-    pub fn is_slow(&self) -> bool {
-        self.group != Group::Null
+    /// Returns true if no authentication is in progress. The next message of the host begins one.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle(_))
+    }
+
+    /// Replaces the secrets, the hash function and the group. Call this before an authentication begins.
+    pub fn renew(&mut self, credentials: Arc<Credentials>, hash: Hash, group: Group) {
+        debug_assert!(self.is_idle(), "the authentication in progress uses the old values");
+        (self.credentials, self.hash, self.group) = (credentials, hash, group);
+    }
+
+    /// Refuses the authentication that this message of the host begins.
+    pub fn refuse(&mut self, message: &[u8]) {
+        if let Ok((transaction, _)) = AuthenticationMessage::decode(message) {
+            self.transaction = transaction;
+        }
+        self.state = State::Failure1(AuthenticationFailure::FAILED);
+    }
+
+    /// Returns true if [`ControllerSide::receive`] can take milliseconds for this message, because it computes
+    /// with the values of a Diffie-Hellman group.
+    pub fn is_slow(&self, message: &[u8]) -> bool {
+        if self.group == Group::Null {
+            return false;
+        }
+        match (&self.state, AuthenticationMessage::decode(message)) {
+            (State::Idle(_), Ok((_, AuthenticationMessage::Negotiate(offer)))) => {
+                self.check_offer(offer).is_ok()
+            }
+            (State::Reply(_), Ok((transaction, AuthenticationMessage::Reply(reply)))) => {
+                transaction == self.transaction && self.has_right_lengths(&reply)
+            }
+            _ => false,
+        }
     }
 
     /// Returns the progress of the authentication.
@@ -77,6 +109,7 @@ impl ControllerSide {
         match self.state {
             State::Idle(false) => Progress::Idle,
             State::Idle(true) => Progress::Authenticated,
+            State::Failure1(failure) => Progress::Refused(failure),
             State::Failed(failure) => Progress::Failed(failure),
             _ => Progress::Busy,
         }
@@ -127,17 +160,28 @@ impl ControllerSide {
         }
     }
 
-    fn negotiate(&self, offer: Option<Offer>) -> Result<State, Stop> {
+    /// Checks that the host offers what this side requires.
+    fn check_offer(&self, offer: Option<Offer>) -> Result<(), AuthenticationFailure> {
         let offer = offer.ok_or(AuthenticationFailure::PROTOCOL_UNUSABLE)?;
         if offer.concatenation != 0 {
-            return Err(AuthenticationFailure::CONCATENATION_MISMATCH.into());
+            return Err(AuthenticationFailure::CONCATENATION_MISMATCH);
         }
         if !offer.hashes.contains(&self.hash) {
-            return Err(AuthenticationFailure::HASH_UNUSABLE.into());
+            return Err(AuthenticationFailure::HASH_UNUSABLE);
         }
         if !offer.groups.contains(&self.group) {
-            return Err(AuthenticationFailure::GROUP_UNUSABLE.into());
+            return Err(AuthenticationFailure::GROUP_UNUSABLE);
         }
+        Ok(())
+    }
+
+    /// Returns true if the host's response and public value have the lengths of the hash function and the group.
+    fn has_right_lengths(&self, reply: &AuthenticationReply) -> bool {
+        reply.response.len() == self.hash.bytes() && reply.value.len() == self.group.value_bytes()
+    }
+
+    fn negotiate(&self, offer: Option<Offer>) -> Result<State, Stop> {
+        self.check_offer(offer)?;
         Ok(State::Challenge(ControllerChallenge {
             sequence: random_sequence()?,
             challenge: random_bytes(self.hash.bytes())?,
@@ -148,8 +192,7 @@ impl ControllerSide {
     /// Checks the host's response, and computes the response to the host's challenge.
     fn verify(&self, own: &ControllerChallenge, reply: AuthenticationReply) -> Result<State, Stop> {
         let ControllerChallenge { sequence, challenge, keys } = own;
-        let bytes = self.hash.bytes();
-        if reply.response.len() != bytes || reply.value.len() != self.group.value_bytes() {
+        if !self.has_right_lengths(&reply) {
             return Err(AuthenticationFailure::INCORRECT_PAYLOAD.into());
         }
         let shared: Option<Zeroizing<Box<[u8]>>> = match keys {

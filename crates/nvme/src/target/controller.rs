@@ -36,6 +36,14 @@ pub struct Reach {
     pub connection: ConnectionId,
 }
 
+impl Reach {
+    /// Returns true if `other` reaches the same connection.
+    pub fn is_same(&self, other: &Self) -> bool {
+        // Compare the inboxes, too, because two threads can have connections with the same number.
+        self.connection == other.connection && Arc::ptr_eq(&self.inbox, &other.inbox)
+    }
+}
+
 /// A kind of asynchronous event that this target reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -162,11 +170,21 @@ impl Controller {
         true
     }
 
+    /// Returns true if the controller has this queue.
+    pub fn has_queue(&self, id: u16) -> bool {
+        self.state().queues.contains_key(&id)
+    }
+
+    /// Returns true if the host has enabled the controller and may create the I/O queue `id`.
+    pub fn grants_queue(&self, id: u16) -> bool {
+        self.is_ready() && id <= self.granted_io_queues()
+    }
+
     /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread:
     /// when the target shuts down, the admin queue's connection stays open until there are no I/O queues.
-    pub fn remove_queue(&self, id: u16, connection: ConnectionId) {
+    pub fn remove_queue(&self, id: u16, connection: &Reach) {
         let mut state = self.state();
-        if state.queues.get(&id).is_some_and(|reach| reach.connection == connection) {
+        if state.queues.get(&id).is_some_and(|reach| reach.is_same(connection)) {
             state.queues.remove(&id);
         }
         if state.queues.len() == 1

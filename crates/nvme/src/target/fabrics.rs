@@ -95,7 +95,10 @@ pub fn connect(
         }
         controller
     };
-    if !controller.add_queue(queue, reach.clone()) {
+    // Add an I/O queue only after its authentication. Otherwise a stranger could occupy queues of other hosts.
+    let waits = queue != 0 && authentication.is_some();
+    let free = if waits { !controller.has_queue(queue) } else { controller.add_queue(queue, reach.clone()) };
+    if !free {
         return Err((Status::SEQUENCE_ERROR.dnr(), 0));
     }
     Ok(Connected { controller, queue, entries, flow_control, authentication })

@@ -18,8 +18,8 @@ pub struct TargetResult {
     pub threads: usize,
     /// The number of connections that were accepted.
     pub connections: u64,
-    /// The number of connections and Connect commands that were refused, plus the connections that were closed because of a
-    /// limit or a timeout.
+    /// The number of connections and Connect commands that were refused, of failed authentications, and of connections
+    /// that were closed because of a limit or a timeout.
     pub refused: u64,
     /// The number of connections that the target ended because the host violated the protocol.
     pub protocol_violations: u64,

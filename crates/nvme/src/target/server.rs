@@ -51,9 +51,9 @@ pub struct Target {
     subsystem: Arc<Subsystem>,
     workers: Vec<WorkerHandle>,
     acceptor: Option<JoinHandle<()>>,
-    /// The thread that runs the slow parts of authentications, if hosts authenticate with such a group. It
-    /// ends after the worker threads.
-    jobs: Option<JoinHandle<()>>,
+    /// The jobs and the thread that runs the slow parts of authentications, if hosts authenticate with such a
+    /// group.
+    jobs: Option<(Arc<Jobs>, JoinHandle<()>)>,
     stop: Arc<AtomicBool>,
     failed: Arc<AtomicBool>,
 }
@@ -106,7 +106,7 @@ impl Target {
             Hosts::Secrets { group, .. } if group != Group::Null => {
                 let os = |source| Error::Os { what: "cannot start a thread".into(), source };
                 let (jobs, thread) = start_jobs().map_err(os)?;
-                target.jobs = Some(thread);
+                target.jobs = Some((jobs.clone(), thread));
                 Some(jobs)
             }
             _ => None,
@@ -125,7 +125,7 @@ impl Target {
         core: Option<usize>,
         threads: usize,
         spin: Duration,
-        jobs: Option<Jobs>,
+        jobs: Option<Arc<Jobs>>,
     ) -> Result<()> {
         let os = |source| Error::Os { what: "cannot start a worker thread".into(), source };
         let inbox = Arc::new(Inbox::new().map_err(os)?);
@@ -178,6 +178,12 @@ impl Target {
         self.workers.len()
     }
 
+    /// Returns the number of authentications that wait for the thread that computes them.
+    #[cfg(test)]
+    pub(crate) fn waiting_jobs(&self) -> usize {
+        self.jobs.as_ref().map_or(0, |(jobs, _)| jobs.count())
+    }
+
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
@@ -216,6 +222,9 @@ impl Target {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
+        if let Some((jobs, _)) = &self.jobs {
+            jobs.end();
+        }
         for worker in &self.workers {
             worker.inbox.send(Message::Drain);
         }
@@ -224,8 +233,8 @@ impl Target {
                 let _ = thread.join();
             }
         }
-        if let Some(jobs) = self.jobs.take() {
-            let _ = jobs.join();
+        if let Some((_, thread)) = self.jobs.take() {
+            let _ = thread.join();
         }
     }
 }

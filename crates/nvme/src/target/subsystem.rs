@@ -100,8 +100,8 @@ pub struct Definition {
 pub struct Counters {
     /// Connections that were accepted.
     pub connections: AtomicU64,
-    /// Connections and Connect commands that were refused, plus connections that were closed because of a
-    /// limit or a timeout.
+    /// Connections and Connect commands that were refused, failed authentications, and connections that were
+    /// closed because of a limit or a timeout.
     pub refused: AtomicU64,
     /// Connections that were ended because the host violated the protocol.
     pub violations: AtomicU64,
@@ -201,8 +201,8 @@ impl Subsystem {
 
     /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of hosts that may
     /// not connect any more. Notifies the discovery controllers of added and removed hosts that the discovery
-    /// log has changed. Returns true if the list changed. New secrets of a host apply when it connects the next
-    /// time.
+    /// log has changed. Returns true if the list changed. New secrets of a host apply to its next
+    /// authentication.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.

@@ -1,5 +1,7 @@
 //! Drives a whole target over sockets on loopback.
 
+mod authentication;
+
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
 use crate::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};

@@ -1,8 +1,9 @@
 //! Processes the commands Authentication Send and Authentication Receive (Base sections 6.1 and 6.2).
 
 use super::{Connection, End};
-use crate::authentication::{ControllerSide, MAX_MESSAGE, PROTOCOL, Progress};
+use crate::authentication::{AuthenticationFailure, ControllerSide, MAX_MESSAGE, PROTOCOL, Progress};
 use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
+use crate::target::subsystem::{Authentication, Subsystem};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The processing of a message of an authentication. It can take milliseconds, so a worker thread hands it to
@@ -14,6 +15,11 @@ pub struct AuthenticationJob {
 }
 
 impl AuthenticationJob {
+    /// Creates the job that processes `message`.
+    pub fn new(side: Box<ControllerSide>, message: Vec<u8>) -> Self {
+        Self { side, message }
+    }
+
     /// Processes the message. Give the result to [`Connection::authentication_computed`].
     pub fn run(mut self) -> Box<ControllerSide> {
         receive(&mut self.side, &self.message);
@@ -25,6 +31,18 @@ fn receive(side: &mut ControllerSide, message: &[u8]) {
     if let Err(error) = side.receive(message) {
         tracing::error!("the authentication of {} failed: {error}", side.host());
     }
+}
+
+/// Gives an authentication that begins the current secrets of the host. Returns false if the host may not
+/// connect any more.
+fn renew(side: &mut ControllerSide, subsystem: &Subsystem) -> bool {
+    match subsystem.admission(side.host()) {
+        Some(Some(Authentication { credentials, hash, group })) => side.renew(credentials, hash, group),
+        // The host need not authenticate itself any more. The secrets that it had still prove its identity.
+        Some(None) => {}
+        None => return false,
+    }
+    true
 }
 
 /// Returns true for Authentication Send and Authentication Receive.
@@ -55,14 +73,17 @@ impl Connection {
         if command.nsid.get() as u8 == fabrics::AUTHENTICATION_SEND {
             let data = entry.buffer.as_deref().and_then(|data| data.get(..entry.expected as usize));
             let message = data.unwrap_or_default();
-            if side.is_slow() {
+            if side.is_idle() && !renew(side, &self.setup.subsystem) {
+                side.refuse(message);
+            } else if side.is_slow(message) {
                 let message = message.to_vec();
                 let side = queue.authentication.take().expect("it was present above");
-                self.job = Some(AuthenticationJob { side, message });
+                self.job = Some(AuthenticationJob::new(side, message));
                 self.computing = Some(slot);
                 return;
+            } else {
+                receive(side, message);
             }
-            receive(side, message);
             self.finish(slot, Status::SUCCESS, 0);
         } else {
             if command.sgl.identifier != Sgl::TRANSPORT {
@@ -79,6 +100,11 @@ impl Connection {
         self.authentication_progressed();
     }
 
+    /// Returns true while another thread runs an [`AuthenticationJob`] of this connection.
+    pub fn is_computing(&self) -> bool {
+        self.computing.is_some()
+    }
+
     /// Returns the work that [`AuthenticationJob::run`] does in another thread, if there is some.
     pub fn take_job(&mut self) -> Option<AuthenticationJob> {
         self.job.take()
@@ -88,9 +114,8 @@ impl Connection {
     pub fn authentication_computed(&mut self, side: Box<ControllerSide>, now_ms: u64) {
         self.now_ms = now_ms;
         let Some(slot) = self.computing.take() else { return };
-        if let Some(queue) = &mut self.queue {
-            queue.authentication = Some(side);
-        }
+        let Some(queue) = self.queue.as_mut().filter(|_| self.end.is_none()) else { return };
+        queue.authentication = Some(side);
         self.finish(slot, Status::SUCCESS, 0);
         self.authentication_progressed();
         self.proceed();
@@ -108,25 +133,54 @@ impl Connection {
             Progress::Authenticated => {
                 self.authenticating_since_ms = None;
                 if !queue.usable {
-                    queue.usable = true;
-                    tracing::info!(
-                        "{}: {} is authenticated on queue {}",
-                        self.setup.peer,
-                        side.host(),
-                        queue.id
-                    );
+                    self.authenticated();
                 }
             }
+            Progress::Refused(failure) => {
+                self.authenticating_since_ms.get_or_insert(self.now_ms);
+                self.report_failure(failure);
+            }
             Progress::Failed(failure) => {
-                self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
-                tracing::warn!(
-                    "{}: the authentication of {} failed: {failure}; compare the secrets of both sides",
-                    self.setup.peer,
-                    side.host()
-                );
+                self.report_failure(failure);
                 self.input.clear();
                 self.end = Some(End::Unauthenticated);
             }
+        }
+    }
+
+    /// Lets the host use the queue after its first authentication.
+    fn authenticated(&mut self) {
+        let Some(queue) = &mut self.queue else { return };
+        let controller = &queue.controller;
+        let added = queue.id == 0
+            || controller.grants_queue(queue.id) && controller.add_queue(queue.id, self.setup.reach.clone());
+        if !added {
+            tracing::warn!(
+                "{}: {} already has queue {}, or its controller was reset; the connection is closed",
+                self.setup.peer,
+                controller.host.nqn,
+                queue.id
+            );
+            self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
+            self.input.clear();
+            self.end = Some(End::Unauthenticated);
+            return;
+        }
+        controller.heard(self.now_ms);
+        queue.usable = true;
+        tracing::info!("{}: {} is authenticated on queue {}", self.setup.peer, controller.host.nqn, queue.id);
+    }
+
+    /// Counts and logs a failed authentication, once for each connection.
+    fn report_failure(&mut self, failure: AuthenticationFailure) {
+        let Some(queue) = &self.queue else { return };
+        if !std::mem::replace(&mut self.failure_reported, true) {
+            self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
+            tracing::warn!(
+                "{}: the authentication of {} failed: {failure}; compare the secrets of both sides",
+                self.setup.peer,
+                queue.controller.host.nqn
+            );
         }
     }
 

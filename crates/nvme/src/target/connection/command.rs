@@ -38,7 +38,10 @@ impl Connection {
             return Err(sequence_error(layout, "PDU-Type", 0, layout.kind as u64, why));
         }
         queue.advance();
-        queue.controller.heard(self.now_ms);
+        // A host that is not authenticated must not keep the controller of another host alive.
+        if queue.usable || queue.id == 0 {
+            queue.controller.heard(self.now_ms);
+        }
         Ok(())
     }
 

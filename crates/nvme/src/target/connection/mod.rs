@@ -86,7 +86,8 @@ pub enum End {
     Violation(Fault),
     /// The host sent a termination request, for this reason.
     Terminated(String),
-    /// The host did not authenticate itself. AUTH_Failure1 is in the output, or the host sent AUTH_Failure2.
+    /// The host did not authenticate itself: AUTH_Failure1 is in the output, or the host sent AUTH_Failure2. Or
+    /// the queue does not exist any more, or is another connection's.
     Unauthenticated,
 }
 
@@ -104,6 +105,7 @@ struct Queue {
     /// The identifiers of Asynchronous Event Requests that wait for an event.
     held: Vec<u16>,
     /// False until the host has authenticated itself, if it must. All other commands are refused until then.
+    /// An I/O queue belongs to the controller's queues only if this is true.
     usable: bool,
     /// The authentication of the host. `None` if the host need not authenticate itself, or while a job
     /// computes.
@@ -149,6 +151,8 @@ pub struct Connection {
     job: Option<AuthenticationJob>,
     /// The slot of the Authentication Send whose message another thread processes.
     computing: Option<u16>,
+    /// True if a failed authentication was counted and logged.
+    failure_reported: bool,
     /// When the current authentication began.
     authenticating_since_ms: Option<u64>,
     end: Option<End>,
@@ -185,6 +189,7 @@ impl Connection {
             tally: Tally::default(),
             job: None,
             computing: None,
+            failure_reported: false,
             authenticating_since_ms: None,
             end: None,
             draining: false,
@@ -293,6 +298,11 @@ impl Connection {
     /// Stops taking input. Commands in progress whose data was received still complete.
     pub fn drain(&mut self) {
         self.draining = true;
+        // No thread computes authentications when the target ends.
+        self.job = None;
+        if let Some(slot) = self.computing.take() {
+            self.finish(slot, Status::ABORT_REQUESTED, 0);
+        }
     }
 
     /// Returns true if draining has finished: no command is executing. The connection of an admin queue is
@@ -378,8 +388,8 @@ impl Connection {
         let Some(queue) = self.queue.take() else { return };
         if queue.id == 0 {
             self.setup.subsystem.end(&queue.controller);
-        } else {
-            queue.controller.remove_queue(queue.id, self.setup.reach.connection);
+        } else if queue.usable {
+            queue.controller.remove_queue(queue.id, &self.setup.reach);
         }
     }
 }

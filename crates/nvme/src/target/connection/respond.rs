@@ -73,7 +73,8 @@ impl Connection {
     /// Adds a command that fails to the controller's error log.
     #[cold]
     fn log_error(&self, slot: u16, status: Status) {
-        let Some(queue) = &self.queue else { return };
+        // A host that is not authenticated must not fill the log of another host.
+        let Some(queue) = self.queue.as_ref().filter(|queue| queue.usable) else { return };
         let entry = self.slots.get(slot);
         let has_range = queue.id != 0
             && matches!(entry.command.opcode, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);

@@ -1,42 +1,144 @@
 //! Runs the slow parts of authentications in a thread of their own. A worker thread would otherwise delay the
 //! commands of all its other connections.
+//!
+//! A host that sends many connections must not delay the others. So the thread serves the hosts' addresses in
+//! turn, and the jobs of ended connections are removed. A connection has at most one job at a time, so the
+//! limit of connections also bounds the jobs.
 
 use super::Worker;
 use crate::target::connection::AuthenticationJob;
 use crate::target::controller::Reach;
 use crate::target::inbox::Message;
-use std::sync::mpsc::{Sender, channel};
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Where worker threads put jobs. A connection has at most one job at a time.
-pub type Jobs = Sender<(Reach, AuthenticationJob)>;
+/// The jobs that wait for their thread.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
 
-/// Starts the thread that runs jobs. It ends when the last [`Jobs`] is dropped.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// The jobs of each address. The first address is served next.
+    addresses: VecDeque<(IpAddr, VecDeque<(Reach, AuthenticationJob)>)>,
+    ended: bool,
+}
+
+/// Starts the thread that runs jobs. It ends after [`Jobs::end`].
 ///
 /// # Errors
 /// If the system has too few resources for a thread.
-pub fn start_jobs() -> std::io::Result<(Jobs, JoinHandle<()>)> {
-    let (jobs, queue) = channel::<(Reach, AuthenticationJob)>();
+pub fn start_jobs() -> std::io::Result<(Arc<Jobs>, JoinHandle<()>)> {
+    let jobs = Arc::new(Jobs::default());
+    let its_jobs = jobs.clone();
     let thread = std::thread::Builder::new().name("inlane-nvme-dh".into()).spawn(move || {
-        for (Reach { inbox, connection }, job) in queue {
+        while let Some((Reach { inbox, connection }, job)) = its_jobs.next() {
             inbox.send(Message::Authentication(connection, job.run()));
         }
     })?;
     Ok((jobs, thread))
 }
 
+impl Jobs {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends the job of a connection from `address`. Drops it after [`Jobs::end`].
+    pub fn add(&self, address: IpAddr, reach: Reach, job: AuthenticationJob) {
+        let address = network(address);
+        let mut waiting = self.waiting();
+        if waiting.ended {
+            return;
+        }
+        match waiting.addresses.iter_mut().find(|(other, _)| *other == address) {
+            Some((_, jobs)) => jobs.push_back((reach, job)),
+            None => waiting.addresses.push_back((address, [(reach, job)].into())),
+        }
+        self.changed.notify_one();
+    }
+
+    /// Removes the job of a connection from `address`, if it has not started.
+    pub fn remove(&self, address: IpAddr, reach: &Reach) {
+        let address = network(address);
+        let mut waiting = self.waiting();
+        let Some(index) = waiting.addresses.iter().position(|(other, _)| *other == address) else { return };
+        let jobs = &mut waiting.addresses[index].1;
+        jobs.retain(|(other, _)| !other.is_same(reach));
+        if jobs.is_empty() {
+            waiting.addresses.remove(index);
+        }
+    }
+
+    /// Removes all jobs, and ends the thread after the job that it runs now.
+    pub fn end(&self) {
+        *self.waiting() = Waiting { ended: true, ..Waiting::default() };
+        self.changed.notify_all();
+    }
+
+    /// Waits for a job. Returns `None` after [`Jobs::end`].
+    fn next(&self) -> Option<(Reach, AuthenticationJob)> {
+        let mut waiting = self.waiting();
+        loop {
+            if waiting.ended {
+                return None;
+            }
+            if let Some((address, mut jobs)) = waiting.addresses.pop_front() {
+                let job = jobs.pop_front();
+                if !jobs.is_empty() {
+                    waiting.addresses.push_back((address, jobs));
+                }
+                return job;
+            }
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Returns the number of jobs that wait.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.waiting().addresses.iter().map(|(_, jobs)| jobs.len()).sum()
+    }
+}
+
+/// Returns the network that stands for a host: the first 64 bits of an IPv6 address, because one host can use all
+/// addresses that start with them.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
+    }
+}
+
 impl Worker {
     /// Hands a job to the thread for jobs, or runs it here if there is no such thread.
     pub(super) fn start_job(&mut self, index: usize, job: AuthenticationJob) {
         let reach = Reach { inbox: self.inbox.clone(), connection: self.link(index).id };
-        let refused = match &self.jobs {
-            Some(jobs) => jobs.send((reach, job)).err().map(|error| error.0.1),
-            None => Some(job),
-        };
-        if let Some(job) = refused {
-            let now = self.now_ms;
-            self.link(index).connection.authentication_computed(job.run(), now);
-            self.mark(index);
+        let address = self.link(index).peer.ip();
+        match &self.jobs {
+            Some(jobs) => jobs.add(address, reach, job),
+            None => {
+                let now = self.now_ms;
+                self.link(index).connection.authentication_computed(job.run(), now);
+                self.mark(index);
+            }
+        }
+    }
+
+    /// Removes the job of a connection that ends.
+    pub(super) fn cancel_job(&mut self, index: usize) {
+        let reach = Reach { inbox: self.inbox.clone(), connection: self.link(index).id };
+        let link = self.link(index);
+        let (address, computes) = (link.peer.ip(), link.connection.is_computing());
+        if let Some(jobs) = self.jobs.as_ref().filter(|_| computes) {
+            jobs.remove(address, &reach);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,6 +106,7 @@ impl Worker {
 
     /// Shuts down a connection's socket at once, so that its requests in flight end soon.
     pub(super) fn close(&mut self, index: usize) {
+        self.cancel_job(index);
         let link = self.link(index);
         if link.closing != Closing::Yes {
             link.closing = Closing::Yes;

@@ -89,7 +89,7 @@ pub struct Worker {
     /// How long the thread polls for completions before it sleeps. If zero, it sleeps at once.
     spin: Duration,
     /// Runs the slow parts of authentications. `None` if this thread runs them.
-    jobs: Option<Jobs>,
+    jobs: Option<Arc<Jobs>>,
 }
 
 impl Worker {
@@ -105,7 +105,7 @@ impl Worker {
         load: Arc<Load>,
         max_half_open: usize,
         spin: Duration,
-        jobs: Option<Jobs>,
+        jobs: Option<Arc<Jobs>>,
     ) -> Result<Self> {
         Ok(Self {
             ring: Ring::new()?,

@@ -215,3 +215,186 @@ fn hosts_without_authentication_need_none() {
     assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
     assert_eq!(subsystem.controller_count(), 1);
 }
+
+/// Returns the secrets as the entry of a list of allowed hosts.
+fn entry(credentials: &Credentials, group: Group) -> subsystem::AllowedHosts {
+    let credentials = Arc::new(credentials.clone());
+    let authentication = subsystem::Authentication { credentials, hash: Hash::Sha256, group };
+    [(HOST.to_string(), Some(authentication))].into()
+}
+
+/// Connects an admin queue, authenticates the host, and enables the controller with 4 I/O queues. Returns the
+/// controller's identifier.
+fn ready(host: &mut Host, credentials: &Credentials) -> u16 {
+    host.initialize(Digests::default());
+    let connected = host.connect(0, connect::ANY_CONTROLLER, NQN);
+    assert!(connected.status().is_success());
+    host.authenticate(credentials).unwrap();
+    let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
+    assert!(host.call(enable, &[]).0.status().is_success());
+    let mut queues = Command::new(admin::SET_FEATURES, 0);
+    queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
+    queues.cdw11 = 0x0003_0003.into();
+    assert!(host.call(queues, &[]).0.status().is_success());
+    connected.dw0.get() as u16
+}
+
+#[test]
+fn strangers_do_not_affect_the_controller_of_a_host() {
+    let (subsystem, credentials) = protected(Group::Null);
+    let mut admin = Host::new(&subsystem);
+    let id = ready(&mut admin, &credentials);
+    let controller = subsystem.controller(id).unwrap();
+    // A stranger connects each of the host's I/O queues first.
+    let mut strangers = Vec::new();
+    for queue in 1..=4 {
+        let mut stranger = Host::new(&subsystem);
+        stranger.now_ms = 9_999;
+        stranger.initialize(Digests::default());
+        assert!(stranger.connect(queue, id, NQN).status().is_success());
+        assert_eq!(property(&mut stranger), Status::AUTHENTICATION_REQUIRED.dnr());
+        strangers.push(stranger);
+    }
+    assert!(controller.io_queues().is_empty());
+    assert!(controller.is_expired(10_002), "the strangers' commands do not restart the keep-alive timer");
+    let logged = admin.log_page(log::ERROR_INFORMATION, 64);
+    assert_eq!(logged[..8], [0; 8], "the strangers' failed commands are not in the log");
+    let mut queue = Host::new(&subsystem);
+    queue.initialize(Digests::default());
+    assert!(queue.connect(1, id, NQN).status().is_success());
+    queue.authenticate(&credentials).unwrap();
+    assert_eq!(controller.io_queues(), [1]);
+    // The end of a stranger's connection leaves the queue alone.
+    strangers.iter_mut().for_each(|stranger| stranger.connection.disconnected());
+    assert_eq!(controller.io_queues(), [1]);
+    assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::SUCCESS);
+    let mut late = Host::new(&subsystem);
+    late.initialize(Digests::default());
+    assert_eq!(late.connect(1, id, NQN).status(), Status::SEQUENCE_ERROR.dnr());
+}
+
+#[test]
+fn a_queue_that_exists_or_was_not_granted_is_not_added_after_its_authentication() {
+    let (subsystem, credentials) = protected(Group::Null);
+    let mut admin = Host::new(&subsystem);
+    let id = ready(&mut admin, &credentials);
+    let controller = subsystem.controller(id).unwrap();
+    let connect = |queue| {
+        let mut host = Host::new(&subsystem);
+        host.initialize(Digests::default());
+        assert!(host.connect(queue, id, NQN).status().is_success());
+        host
+    };
+    let (mut first, mut second, mut third) = (connect(1), connect(1), connect(2));
+    first.authenticate(&credentials).unwrap();
+    second.authenticate(&credentials).unwrap();
+    assert_eq!(second.connection.end(), Some(&End::Unauthenticated));
+    second.connection.disconnected();
+    assert_eq!(controller.io_queues(), [1]);
+    let disable = Command::property_set(property::CC, 0);
+    assert!(admin.call(disable, &[]).0.status().is_success());
+    third.authenticate(&credentials).unwrap();
+    assert_eq!(third.connection.end(), Some(&End::Unauthenticated));
+    assert!(controller.io_queues().is_empty());
+}
+
+#[test]
+fn a_repeated_authentication_uses_the_current_secret() {
+    let (subsystem, old) = protected(Group::Null);
+    let new = Credentials { host: Secret::generate(None).unwrap(), ..(*old).clone() };
+    let connected = || {
+        let mut host = Host::new(&subsystem);
+        host.initialize(Digests::default());
+        host.connect(0, connect::ANY_CONTROLLER, NQN);
+        host
+    };
+    let (mut host, mut other) = (connected(), connected());
+    host.authenticate(&old).unwrap();
+    other.authenticate(&old).unwrap();
+    assert!(subsystem.set_hosts(Some(entry(&new, Group::Ffdhe2048))).unwrap());
+    host.authenticate(&new).unwrap();
+    assert_eq!(other.authenticate(&old), Err(AuthenticationFailure::FAILED));
+    // The host was removed from the list after its controller was found.
+    let mut late = connected();
+    assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
+    late.send_message(&HostSide::new(&new, &names(), 5).begin());
+    let (status, message) = late.receive_message(MAX_MESSAGE as u32);
+    assert_eq!(status, Status::SUCCESS);
+    let failure = AuthenticationMessage::Failure1(AuthenticationFailure::FAILED);
+    assert_eq!(AuthenticationMessage::decode(&message).unwrap(), (5, failure));
+}
+
+#[test]
+fn a_failed_authentication_is_counted_once_and_before_the_host_asks_for_the_result() {
+    let (subsystem, credentials) = protected(Group::Null);
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    let names = names();
+    let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
+    let mut side = HostSide::new(&wrong, &names, 5);
+    host.send_message(&side.begin());
+    let challenge = host.receive_message(MAX_MESSAGE as u32).1;
+    host.send_message(&side.challenged(&challenge).unwrap());
+    assert_eq!(subsystem.counters.refused.load(Relaxed), 1);
+    assert!(host.connection.end().is_none());
+    host.receive_message(MAX_MESSAGE as u32);
+    assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
+    assert_eq!(subsystem.counters.refused.load(Relaxed), 1);
+}
+
+/// Connects an admin queue and sends AUTH_Negotiate. Returns the job that another thread would run.
+fn with_job(host: &mut Host, credentials: &Credentials) -> AuthenticationJob {
+    host.initialize(Digests::default());
+    host.connect(0, connect::ANY_CONTROLLER, NQN);
+    let message = HostSide::new(credentials, &names(), 5).begin();
+    let mut command = Command::authentication(fabrics::AUTHENTICATION_SEND, message.len() as u32);
+    command.sgl = Sgl::in_capsule(message.len() as u32);
+    let bytes = host.capsule(command, &message);
+    host.connection.space().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+    host.connection.received(bytes.len(), 1);
+    assert!(host.connection.is_computing());
+    host.connection.take_job().unwrap()
+}
+
+#[test]
+fn a_result_that_comes_too_late_changes_nothing() {
+    let (subsystem, credentials) = protected(Group::Ffdhe2048);
+    let mut violator = Host::new(&subsystem);
+    let job = with_job(&mut violator, &credentials);
+    violator.send(&[0xFF; 8]);
+    assert!(matches!(violator.connection.end(), Some(End::Violation(_))));
+    violator.received.clear();
+    violator.connection.authentication_computed(job.run(), 1);
+    violator.run();
+    assert!(violator.received.is_empty());
+    // The end of the target does not wait for the job.
+    let mut host = Host::new(&subsystem);
+    let job = with_job(&mut host, &credentials);
+    assert!(!host.connection.is_drained());
+    host.connection.drain();
+    assert!(host.connection.is_drained());
+    host.connection.authentication_computed(job.run(), 1);
+    host.run();
+    let Some(Answer::Completed(completion)) = host.answer() else { panic!("no completion") };
+    assert_eq!(completion.status(), Status::ABORT_REQUESTED);
+    assert!(host.answer().is_none());
+}
+
+#[test]
+fn only_messages_with_arithmetic_are_handed_to_another_thread() {
+    let (subsystem, credentials) = protected(Group::Ffdhe2048);
+    let names = names();
+    let negotiate = HostSide::new(&credentials, &names, 5).begin();
+    for message in [&[0xFF; 64], &negotiate[..negotiate.len() - 1]] {
+        let mut host = Host::new(&subsystem);
+        host.initialize(Digests::default());
+        host.connect(0, connect::ANY_CONTROLLER, NQN);
+        let mut command = Command::authentication(fabrics::AUTHENTICATION_SEND, message.len() as u32);
+        command.sgl = Sgl::in_capsule(message.len() as u32);
+        let bytes = host.capsule(command, message);
+        host.connection.space().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+        host.connection.received(bytes.len(), 1);
+        assert!(!host.connection.is_computing());
+    }
+}
