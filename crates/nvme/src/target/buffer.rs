@@ -9,10 +9,14 @@
 //! ```
 //!
 //! Buffers have 4 KiB, 8 KiB and so on, in powers of two, and are aligned to 4 KiB. Buffers of less than 2 MiB lie
-//! in huge pages while these take at most half of the budget.
+//! in huge pages while these take at most half of the budget. A huge page without a used buffer can be divided
+//! anew, into buffers of another size.
 //!
 //! A reused buffer contains old data, perhaps of another host. Send only bytes that the current command has
 //! written.
+
+#[cfg(test)]
+mod tests;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -44,10 +48,18 @@ struct Shared {
     budget_bytes: usize,
     /// Bytes of all buffers, in use or free.
     allocated_bytes: usize,
-    /// The free buffers of each size. Index n holds buffers of `UNIT << n` bytes.
-    free: Vec<Vec<BufferMemory>>,
+    /// The free buffers of each size that lie in huge pages. Index n holds buffers of `UNIT << n` bytes.
+    free_in_pages: Vec<Vec<BufferMemory>>,
+    /// The free buffers of each size that were allocated alone.
+    free_alone: Vec<Vec<BufferMemory>>,
+    /// The bytes of all buffers in `free_alone`.
+    free_alone_bytes: usize,
     /// The huge pages. An index without a page can be used again.
     huge_pages: Vec<Option<HugePage>>,
+    /// The bytes of all huge pages.
+    huge_bytes: usize,
+    /// The number of huge pages without a used buffer.
+    idle_pages: usize,
     /// How many buffers have been given back since the pool was created.
     returned: u64,
 }
@@ -84,8 +96,12 @@ impl Pool {
         Self(Rc::new(RefCell::new(Shared {
             budget_bytes,
             allocated_bytes: 0,
-            free: Vec::new(),
+            free_in_pages: Vec::new(),
+            free_alone: Vec::new(),
+            free_alone_bytes: 0,
             huge_pages: Vec::new(),
+            huge_bytes: 0,
+            idle_pages: 0,
             returned: 0,
         })))
     }
@@ -112,52 +128,71 @@ impl Share {
             return None;
         }
         let mut shared = self.pool.borrow_mut();
-        let memory = shared.take(class).or_else(|| shared.allocate(class))?;
+        let memory = shared.take_in_page(class).or_else(|| shared.allocate(class))?;
         self.used_bytes.set(used);
         Some(Buffer { memory, class, share: self.clone() })
     }
 }
 
 impl Shared {
-    /// Removes a free buffer.
-    fn take(&mut self, class: usize) -> Option<BufferMemory> {
-        let memory = self.free.get_mut(class)?.pop()?;
-        self.count(memory, 1);
+    /// Removes a free buffer that lies in a huge page.
+    fn take_in_page(&mut self, class: usize) -> Option<BufferMemory> {
+        let memory = self.free_in_pages.get_mut(class)?.pop()?;
+        let page = memory.page.and_then(|index| self.huge_pages[index].as_mut());
+        let page = page.expect("a huge page stays while its free buffers are listed");
+        if page.used == 0 {
+            self.idle_pages -= 1;
+        }
+        page.used += 1;
         Some(memory)
     }
 
-    /// Adds `change` to the number of used buffers in the buffer's huge page, if it lies in one.
-    fn count(&mut self, memory: BufferMemory, change: isize) {
-        if let Some(page) = memory.page {
-            let page =
-                self.huge_pages[page].as_mut().expect("a huge page stays while its buffers are in use");
-            page.used = page.used.wrapping_add_signed(change);
-        }
+    /// Removes a free buffer that was allocated alone.
+    fn take_alone(&mut self, class: usize) -> Option<BufferMemory> {
+        let memory = self.free_alone.get_mut(class)?.pop()?;
+        self.free_alone_bytes -= layout(class).size();
+        Some(memory)
     }
 
-    /// Allocates a buffer. Returns `None` if the budget is used up.
+    /// Returns a buffer from a new huge page, or one that lies in none. Returns `None` if the budget is used up.
     fn allocate(&mut self, class: usize) -> Option<BufferMemory> {
-        // Huge pages take at most half of the budget, because one buffer in use keeps a whole page.
-        if layout(class).size() < HUGE_PAGE
-            && self.allocated_bytes + HUGE_PAGE <= self.budget_bytes / 2
-            && self.add_huge_page(class)
-        {
-            return self.take(class);
+        let size = layout(class).size();
+        if size < HUGE_PAGE && self.provide_huge_page(class) {
+            return self.take_in_page(class);
         }
-        if !self.make_room(layout(class).size()) {
+        if let Some(memory) = self.take_alone(class) {
+            return Some(memory);
+        }
+        if !self.make_room(size) {
             return None;
         }
-        self.allocated_bytes += layout(class).size();
+        self.allocated_bytes += size;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout(class)) });
         Some(BufferMemory { start: start.unwrap_or_else(|| handle_alloc_error(layout(class))), page: None })
+    }
+
+    /// Adds the free buffers of one more huge page. Returns false if the limits allow none, or the kernel
+    /// refuses.
+    fn provide_huge_page(&mut self, class: usize) -> bool {
+        // Huge pages take at most half of the budget, because one buffer in use keeps a whole page.
+        let allowed = self.huge_bytes + HUGE_PAGE <= self.budget_bytes / 2;
+        if allowed && self.allocated_bytes + HUGE_PAGE <= self.budget_bytes {
+            return self.add_huge_page(class);
+        }
+        if let Some(index) = self.remove_idle_page_buffers() {
+            self.divide(index, class);
+            return true;
+        }
+        allowed && self.make_room(HUGE_PAGE) && self.add_huge_page(class)
     }
 
     /// Maps a huge page and divides it into free buffers. Returns false if the kernel refuses.
     fn add_huge_page(&mut self, class: usize) -> bool {
         let Some(start) = map_huge_page() else { return false };
         self.allocated_bytes += HUGE_PAGE;
-        let page = HugePage { start, class, used: 0 };
+        self.huge_bytes += HUGE_PAGE;
+        self.idle_pages += 1;
         let index = match self.huge_pages.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -165,48 +200,87 @@ impl Shared {
                 self.huge_pages.len() - 1
             }
         };
-        self.huge_pages[index] = Some(page);
-        for offset in (0..HUGE_PAGE).step_by(layout(class).size()).rev() {
-            // SAFETY: the offset lies within the huge page.
-            let start = unsafe { start.add(offset) };
-            self.give_back(class, BufferMemory { start, page: Some(index) });
-        }
+        self.huge_pages[index] = Some(HugePage { start, class, used: 0 });
+        self.divide(index, class);
         true
     }
 
-    fn give_back(&mut self, class: usize, memory: BufferMemory) {
-        if self.free.len() <= class {
-            self.free.resize_with(class + 1, Vec::new);
+    /// Divides a huge page without buffers into free buffers of one size.
+    fn divide(&mut self, index: usize, class: usize) {
+        let page = self.huge_pages[index].as_mut().expect("the index of a huge page");
+        page.class = class;
+        let first = page.start;
+        let free = list(&mut self.free_in_pages, class);
+        for offset in (0..HUGE_PAGE).step_by(layout(class).size()).rev() {
+            // SAFETY: the offset lies within the huge page.
+            let start = unsafe { first.add(offset) };
+            free.push(BufferMemory { start, page: Some(index) });
         }
-        self.free[class].push(memory);
     }
 
-    /// Frees unused buffers and huge pages until `bytes` more fit into the budget. Returns false if they do not fit.
+    /// Removes the buffers of a huge page of which none is in use. Returns the page's index, or `None` if there
+    /// is no such page.
+    fn remove_idle_page_buffers(&mut self) -> Option<usize> {
+        // Most calls end here without a search.
+        if self.idle_pages == 0 {
+            return None;
+        }
+        let is_idle = |page: &Option<HugePage>| page.as_ref().is_some_and(|page| page.used == 0);
+        let index = self.huge_pages.iter().position(is_idle)?;
+        let class = self.huge_pages[index].as_ref()?.class;
+        self.free_in_pages[class].retain(|memory| memory.page != Some(index));
+        Some(index)
+    }
+
+    fn give_back(&mut self, class: usize, memory: BufferMemory) {
+        let Some(index) = memory.page else {
+            self.free_alone_bytes += layout(class).size();
+            return list(&mut self.free_alone, class).push(memory);
+        };
+        let page = self.huge_pages[index].as_mut().expect("a huge page stays while its buffers are in use");
+        page.used -= 1;
+        if page.used == 0 {
+            self.idle_pages += 1;
+        }
+        self.free_in_pages[class].push(memory);
+    }
+
+    /// Frees unused buffers and huge pages until `bytes` more fit into the budget. Returns false, and frees
+    /// nothing, if they cannot fit.
     fn make_room(&mut self, bytes: usize) -> bool {
+        let unused_bytes = self.free_alone_bytes + self.idle_pages * HUGE_PAGE;
+        if self.allocated_bytes - unused_bytes + bytes > self.budget_bytes {
+            return false;
+        }
         let fits = |shared: &Self| shared.allocated_bytes + bytes <= shared.budget_bytes;
-        for class in (0..self.free.len()).rev() {
-            while !fits(self) {
-                let Some(at) = self.free[class].iter().rposition(|memory| memory.page.is_none()) else {
-                    break;
-                };
-                let memory = self.free[class].swap_remove(at);
+        for class in (0..self.free_alone.len()).rev() {
+            while !fits(self)
+                && let Some(memory) = self.take_alone(class)
+            {
                 // SAFETY: the buffer was allocated alone with this layout and is not used any more.
                 unsafe { dealloc(memory.start.as_ptr(), layout(class)) };
                 self.allocated_bytes -= layout(class).size();
             }
         }
-        for index in 0..self.huge_pages.len() {
-            if fits(self) {
-                break;
-            }
-            if let Some(page) = self.huge_pages[index].take_if(|page| page.used == 0) {
-                self.free[page.class].retain(|memory| memory.page != Some(index));
-                unmap(&page);
-                self.allocated_bytes -= HUGE_PAGE;
-            }
+        while !fits(self)
+            && let Some(page) =
+                self.remove_idle_page_buffers().and_then(|index| self.huge_pages[index].take())
+        {
+            unmap(&page);
+            self.allocated_bytes -= HUGE_PAGE;
+            self.huge_bytes -= HUGE_PAGE;
+            self.idle_pages -= 1;
         }
-        fits(self)
+        true
     }
+}
+
+/// Returns the list of the free buffers of one size.
+fn list(lists: &mut Vec<Vec<BufferMemory>>, class: usize) -> &mut Vec<BufferMemory> {
+    if lists.len() <= class {
+        lists.resize_with(class + 1, Vec::new);
+    }
+    &mut lists[class]
 }
 
 /// Maps `HUGE_PAGE` bytes of zeros at a multiple of `HUGE_PAGE`, and asks the kernel for a huge page.
@@ -238,8 +312,8 @@ fn unmap(page: &HugePage) {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        for (class, free) in self.free.iter_mut().enumerate() {
-            for memory in free.drain(..).filter(|memory| memory.page.is_none()) {
+        for (class, free) in self.free_alone.iter_mut().enumerate() {
+            for memory in free.drain(..) {
                 // SAFETY: the buffer was allocated alone with this layout and is not used any more.
                 unsafe { dealloc(memory.start.as_ptr(), layout(class)) };
             }
@@ -288,69 +362,6 @@ impl Drop for Buffer {
         self.share.used_bytes.set(self.share.used_bytes.get() - self.capacity());
         let mut shared = self.share.pool.borrow_mut();
         shared.returned += 1;
-        shared.count(self.memory, -1);
         shared.give_back(self.class, self.memory);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_budget_bounds_all_sizes_together() {
-        let all = Pool::new(64 << 10);
-        let pool = all.share(usize::MAX);
-        let large = pool.allocate(32 << 10).unwrap();
-        let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
-        assert!(pool.allocate(1).is_none());
-        drop(small);
-        // This allocation of another size frees the eight small buffers.
-        let other = pool.allocate(20_000).unwrap();
-        assert_eq!(other.capacity(), 32 << 10);
-        assert!(pool.allocate(1).is_none());
-        drop((large, other));
-        assert!(pool.allocate(64 << 10).is_some());
-        assert_eq!(all.returned(), 11);
-    }
-
-    #[test]
-    fn unused_huge_pages_make_room_for_other_sizes() {
-        let all = Pool::new(2 * HUGE_PAGE);
-        let pool = all.share(usize::MAX);
-        let page_of = |buffer: &Buffer| (buffer.memory.page.is_some(), buffer.address() as usize / HUGE_PAGE);
-        let first = pool.allocate(128 << 10).unwrap();
-        let second = pool.allocate(128 << 10).unwrap();
-        assert_eq!((page_of(&first), page_of(&first).0), (page_of(&second), true));
-        assert!(second.iter().all(|byte| *byte == 0));
-        drop(first);
-        // A huge page with a buffer in use cannot be freed, so half of the budget is left.
-        assert!(pool.allocate(2 * HUGE_PAGE).is_none());
-        let whole = pool.allocate(HUGE_PAGE).unwrap();
-        assert!(pool.allocate(4096).is_none());
-        drop((second, whole));
-        let both = pool.allocate(2 * HUGE_PAGE).unwrap();
-        assert!(pool.allocate(4096).is_none());
-        drop(both);
-        assert!(!page_of(&pool.allocate(4096).unwrap()).0);
-    }
-
-    #[test]
-    fn a_share_cannot_exceed_its_quota() {
-        let pool = Pool::new(1 << 20);
-        let (greedy, other) = (pool.share(8192), pool.share(8192));
-        let held = greedy.allocate(8192).unwrap();
-        assert!(greedy.allocate(1).is_none() && other.allocate(1).is_some());
-        drop(held);
-        assert!(greedy.allocate(8192).is_some());
-    }
-
-    #[test]
-    fn buffers_are_aligned_for_direct_io() {
-        let pool = Pool::new(1 << 20).share(1 << 20);
-        for bytes in [1, 4096, 5000, 100_000] {
-            let buffer = pool.allocate(bytes).unwrap();
-            assert!(buffer.len() >= bytes && (buffer.address() as usize).is_multiple_of(4096));
-        }
     }
 }

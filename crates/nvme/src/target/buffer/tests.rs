@@ -1,0 +1,132 @@
+//! Tests of the buffers' budget, and of huge pages.
+
+use super::*;
+
+#[test]
+fn the_budget_bounds_all_sizes_together() {
+    let all = Pool::new(64 << 10);
+    let pool = all.share(usize::MAX);
+    let large = pool.allocate(32 << 10).unwrap();
+    let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
+    assert!(pool.allocate(1).is_none());
+    drop(small);
+    // This allocation of another size frees the eight small buffers.
+    let other = pool.allocate(20_000).unwrap();
+    assert_eq!(other.capacity(), 32 << 10);
+    assert!(pool.allocate(1).is_none());
+    drop((large, other));
+    assert!(pool.allocate(64 << 10).is_some());
+    assert_eq!(all.returned(), 11);
+}
+
+#[test]
+fn unused_huge_pages_make_room_for_other_sizes() {
+    let all = Pool::new(2 * HUGE_PAGE);
+    let pool = all.share(usize::MAX);
+    let page_of = |buffer: &Buffer| (buffer.memory.page.is_some(), buffer.address() as usize / HUGE_PAGE);
+    let first = pool.allocate(128 << 10).unwrap();
+    let second = pool.allocate(128 << 10).unwrap();
+    assert_eq!((page_of(&first), page_of(&first).0), (page_of(&second), true));
+    assert!(second.iter().all(|byte| *byte == 0));
+    drop(first);
+    // A huge page with a buffer in use cannot be freed, so half of the budget is left.
+    assert!(pool.allocate(2 * HUGE_PAGE).is_none());
+    let whole = pool.allocate(HUGE_PAGE).unwrap();
+    assert!(pool.allocate(4096).is_none());
+    drop((second, whole));
+    let both = pool.allocate(2 * HUGE_PAGE).unwrap();
+    assert!(pool.allocate(4096).is_none());
+    drop(both);
+    // The new huge page takes the place of the large buffer.
+    assert!(page_of(&pool.allocate(4096).unwrap()).0);
+}
+
+#[test]
+fn huge_pages_of_one_size_are_divided_anew_for_another() {
+    let all = Pool::new(8 * HUGE_PAGE);
+    let pool = all.share(usize::MAX);
+    let in_pages = |buffers: &[Buffer]| buffers.iter().filter(|it| it.memory.page.is_some()).count();
+    let fill = |count: usize, bytes: usize| -> Vec<Buffer> {
+        (0..count).map(|_| pool.allocate(bytes).unwrap()).collect()
+    };
+    let small = fill(64, 128 << 10);
+    let alone = fill(3, 1 << 20);
+    assert_eq!((in_pages(&small), in_pages(&alone)), (64, 0));
+    drop((small, alone));
+    // Buffers in huge pages come before the free ones that lie in none.
+    let large = fill(4, 1 << 20);
+    assert_eq!(in_pages(&large), 4);
+    assert_eq!(in_pages(&fill(32, 128 << 10)), 32);
+    drop(large);
+    let large = fill(12, 1 << 20);
+    assert_eq!(in_pages(&large), 8);
+    assert!(pool.allocate(1).is_some());
+    let shared = all.0.borrow();
+    assert_eq!((shared.huge_bytes, shared.idle_pages), (4 * HUGE_PAGE, 0));
+}
+
+#[test]
+fn large_buffers_do_not_count_as_huge_pages() {
+    let pool = Pool::new(8 * HUGE_PAGE).share(usize::MAX);
+    let large = pool.allocate(4 * HUGE_PAGE).unwrap();
+    let small: Vec<_> = (0..64).map(|_| pool.allocate(128 << 10).unwrap()).collect();
+    assert!(small.iter().all(|buffer| buffer.memory.page.is_some()));
+    assert!(pool.allocate(1).is_none());
+    drop(large);
+}
+
+#[test]
+fn a_failed_allocation_frees_nothing() {
+    let all = Pool::new(64 << 10);
+    let pool = all.share(usize::MAX);
+    let (held, free) = (pool.allocate(32 << 10).unwrap(), pool.allocate(16 << 10).unwrap());
+    drop(free);
+    assert!(pool.allocate(64 << 10).is_none());
+    assert_eq!(all.0.borrow().allocated_bytes, 48 << 10);
+    drop(held);
+}
+
+#[test]
+fn the_counts_of_unused_memory_are_exact_after_any_sequence() {
+    let all = Pool::new(6 * HUGE_PAGE);
+    let pool = all.share(usize::MAX);
+    let (mut buffers, mut random) = (Vec::new(), 1_u64);
+    for _ in 0..4000 {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let number = (random >> 33) as usize;
+        if number % 5 < 3 {
+            buffers.extend(pool.allocate(UNIT << (number / 5 % 11)));
+        } else if !buffers.is_empty() {
+            buffers.swap_remove(number % buffers.len());
+        }
+        let shared = all.0.borrow();
+        let pages: Vec<_> = shared.huge_pages.iter().flatten().collect();
+        let alone = shared.free_alone.iter().enumerate();
+        let alone: usize = alone.map(|(class, free)| free.len() * layout(class).size()).sum();
+        let used: usize = buffers.iter().filter(|it| it.memory.page.is_none()).map(Buffer::capacity).sum();
+        assert_eq!(shared.idle_pages, pages.iter().filter(|page| page.used == 0).count());
+        assert_eq!((shared.huge_bytes, shared.free_alone_bytes), (pages.len() * HUGE_PAGE, alone));
+        assert_eq!(shared.allocated_bytes, shared.huge_bytes + alone + used);
+        assert!(shared.allocated_bytes <= shared.budget_bytes);
+        assert!(shared.huge_bytes <= shared.budget_bytes / 2);
+    }
+}
+
+#[test]
+fn a_share_cannot_exceed_its_quota() {
+    let pool = Pool::new(1 << 20);
+    let (greedy, other) = (pool.share(8192), pool.share(8192));
+    let held = greedy.allocate(8192).unwrap();
+    assert!(greedy.allocate(1).is_none() && other.allocate(1).is_some());
+    drop(held);
+    assert!(greedy.allocate(8192).is_some());
+}
+
+#[test]
+fn buffers_are_aligned_for_direct_io() {
+    let pool = Pool::new(1 << 20).share(1 << 20);
+    for bytes in [1, 4096, 5000, 100_000] {
+        let buffer = pool.allocate(bytes).unwrap();
+        assert!(buffer.len() >= bytes && (buffer.address() as usize).is_multiple_of(4096));
+    }
+}
