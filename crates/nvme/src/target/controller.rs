@@ -62,6 +62,9 @@ pub struct Controller {
     pub host: Host,
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
+    /// True if the host has authenticated itself on the admin queue, or need not. False for discovery
+    /// controllers if other controllers require authentication.
+    trusted: AtomicBool,
     alive: AtomicBool,
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
@@ -119,12 +122,13 @@ fn keep_alive_of(asked_ms: u64) -> u64 {
 }
 
 impl Controller {
-    /// Creates a controller for a host.
-    pub fn new(id: u16, host: Host, discovery: bool, keep_alive_ms: u64, now_ms: u64) -> Self {
+    /// Creates a controller for a host. It is `trusted` if the host need not authenticate itself.
+    pub fn new(id: u16, host: Host, discovery: bool, trusted: bool, keep_alive_ms: u64, now_ms: u64) -> Self {
         Self {
             id,
             host,
             discovery,
+            trusted: AtomicBool::new(trusted),
             alive: AtomicBool::new(true),
             heard_at_ms: AtomicU64::new(now_ms),
             keep_alive_ms: AtomicU64::new(keep_alive_of(keep_alive_ms)),
@@ -141,6 +145,16 @@ impl Controller {
     /// Returns the log of the commands that completed with an error.
     pub fn errors(&self) -> MutexGuard<'_, ErrorLog> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if the host has authenticated itself, or need not.
+    pub fn is_trusted(&self) -> bool {
+        self.trusted.load(Relaxed)
+    }
+
+    /// Records that the host has authenticated itself on the admin queue.
+    pub fn trust(&self) {
+        self.trusted.store(true, Relaxed);
     }
 
     /// Returns false once the controller has ended.

@@ -82,7 +82,8 @@ pub fn connect(
             return Err(invalid(true, controller_offset));
         }
         let keep_alive_ms = command.cdw12.get().into();
-        let created = subsystem.create_controller(host, discovery, keep_alive_ms);
+        let trusted = authentication.is_none() && !(discovery && subsystem.requires_authentication());
+        let created = subsystem.create_controller(host, discovery, trusted, keep_alive_ms);
         created.ok_or((Status::CONNECT_CONTROLLER_BUSY, 0))?
     } else {
         let controller = subsystem.controller(id).filter(|it| it.host == host && it.discovery == discovery);

@@ -8,7 +8,7 @@ use crate::authentication::{Credentials, Group, Hash};
 use crate::command::DISCOVERY_NQN;
 use crate::namespace::{Namespace, stable_uuid};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -24,7 +24,8 @@ pub struct Limits {
     pub queue_entries: u16,
     /// The most I/O queues of a controller.
     pub io_queues: u16,
-    /// The most controllers, of all hosts together.
+    /// The most controllers, of all hosts together. If hosts must authenticate themselves, at most a quarter of
+    /// them are discovery controllers or belong to hosts that have not authenticated themselves.
     pub controllers: usize,
     /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number.
     pub transfer_shift: u8,
@@ -63,6 +64,11 @@ impl Limits {
     /// Returns the most data of a command, in bytes.
     pub fn transfer_bytes(&self) -> u32 {
         4096 << self.transfer_shift
+    }
+
+    /// Returns the most controllers whose hosts have not authenticated themselves although hosts must.
+    fn untrusted_controllers(&self) -> usize {
+        (self.controllers / 4).max(1)
     }
 }
 
@@ -137,6 +143,8 @@ pub struct Subsystem {
 struct Controllers {
     alive: BTreeMap<u16, Arc<Controller>>,
     last: u16,
+    /// The controllers that are not trusted, the oldest first. Some may be trusted meanwhile, or have ended.
+    untrusted: VecDeque<Arc<Controller>>,
 }
 
 /// The highest identifier that a controller can have. NVMe reserves the higher values.
@@ -199,6 +207,12 @@ impl Subsystem {
         }
     }
 
+    /// Returns true if a host must authenticate itself.
+    pub fn requires_authentication(&self) -> bool {
+        let hosts = self.hosts.read().unwrap_or_else(PoisonError::into_inner);
+        hosts.iter().flat_map(AllowedHosts::values).any(Option::is_some)
+    }
+
     /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of hosts that may
     /// not connect any more. Notifies the discovery controllers of added and removed hosts that the discovery
     /// log has changed. Returns true if the list changed. New secrets of a host apply to its next
@@ -243,17 +257,33 @@ impl Subsystem {
         self.generation.load(Relaxed)
     }
 
-    /// Creates a controller. Returns `None` if the target has as many controllers as its limit allows.
+    /// Creates a controller. It is `trusted` if the host need not authenticate itself. Returns `None` if the
+    /// target has as many controllers as its limit allows.
+    ///
+    /// Untrusted controllers have a smaller limit, and make room for others: the oldest of them ends if a limit
+    /// is reached. Otherwise strangers could use up all controllers.
     pub fn create_controller(
         &self,
         host: Host,
         discovery: bool,
+        trusted: bool,
         keep_alive_ms: u64,
     ) -> Option<Arc<Controller>> {
         let now = self.now_ms();
         let mut controllers = self.controllers();
-        if controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into()) {
-            return None;
+        controllers.untrusted.retain(|it| it.is_alive() && !it.is_trusted());
+        let is_full = controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into());
+        let strangers = controllers.untrusted.len() + usize::from(!trusted);
+        if is_full || strangers > self.limits.untrusted_controllers() {
+            let oldest = controllers.untrusted.pop_front()?;
+            controllers.alive.remove(&oldest.id);
+            oldest.end();
+            self.counters.refused.fetch_add(1, Relaxed);
+            tracing::warn!(
+                "the controller of {} at {} ends, because too many hosts have not authenticated themselves",
+                oldest.host.nqn,
+                if oldest.discovery { DISCOVERY_NQN } else { &self.nqn }
+            );
         }
         // Identifiers are assigned in turn, so a late command for an ended controller does not reach a new
         // one.
@@ -265,8 +295,11 @@ impl Subsystem {
             }
         }
         controllers.last = id;
-        let controller = Arc::new(Controller::new(id, host, discovery, keep_alive_ms, now));
+        let controller = Arc::new(Controller::new(id, host, discovery, trusted, keep_alive_ms, now));
         controllers.alive.insert(id, controller.clone());
+        if !trusted {
+            controllers.untrusted.push_back(controller.clone());
+        }
         self.counters.controllers.fetch_add(1, Relaxed);
         Some(controller)
     }

@@ -167,6 +167,9 @@ impl Connection {
             return;
         }
         controller.heard(self.now_ms);
+        if queue.id == 0 {
+            controller.trust();
+        }
         queue.usable = true;
         tracing::info!("{}: {} is authenticated on queue {}", self.setup.peer, controller.host.nqn, queue.id);
     }
