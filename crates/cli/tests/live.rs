@@ -118,10 +118,10 @@ impl Hosts {
             assert!(start.elapsed() < Duration::from_secs(60), "no ping is answered");
         }
         for size in ["16", "1472"] {
-            let text = self.must("a", &format!("ping -c 10 -i 0.05 -W 2 -M do -s {size} {ADDRESS_B}"));
+            let text = self.must("a", &format!("ping -c 10 -i 0.05 -W 30 -M do -s {size} {ADDRESS_B}"));
             assert!(text.contains(" 0% packet loss"), "{text}");
         }
-        self.must("b", &format!("ping -c 3 -i 0.05 -W 2 {ADDRESS_A}"));
+        self.must("b", &format!("ping -c 3 -i 0.05 -W 30 {ADDRESS_A}"));
 
         let _server = self.start("b", "iperf3", &["-s"]);
         self.iperf("-t 2");
