@@ -94,6 +94,15 @@ pub enum Error {
         /// The errors of the other paths.
         others: String,
     },
+    /// This host or the target did not prove its identity. Another attempt fails, too, until secrets or settings
+    /// change.
+    #[error("{peer}: {why}")]
+    Unauthenticated {
+        /// The target's address.
+        peer: String,
+        /// Why the authentication failed, and what to do.
+        why: String,
+    },
     /// The connection ended while commands were in flight, or the target refused it.
     #[error("{peer}: {why}")]
     Disconnected {

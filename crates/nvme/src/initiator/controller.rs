@@ -73,9 +73,11 @@ impl Controller {
         for address in address.resolve()? {
             match Self::connect_to(address, options) {
                 Ok(controller) => return Ok(controller),
-                Err(error @ (Error::Disconnected { .. } | Error::Unreachable { .. })) => {
-                    failure = failure.or(Some(error))
-                }
+                Err(
+                    error @ (Error::Disconnected { .. }
+                    | Error::Unauthenticated { .. }
+                    | Error::Unreachable { .. }),
+                ) => failure = failure.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }

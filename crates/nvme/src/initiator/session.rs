@@ -283,6 +283,7 @@ impl Session {
     ///
     /// * a path failed, or its controller cannot access the namespace, and no command was answered for
     ///   [`SessionOptions::reconnect`] since then;
+    /// * the authentication failed on each path when the session reconnected;
     /// * the target has another namespace under the same number, or with another block size.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         if let Some(status) = self.path_error {

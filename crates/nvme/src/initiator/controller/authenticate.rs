@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOptions) -> Result<()> {
     let ConnectOptions { subsystem, host, .. } = options;
     let peer = queue.peer().to_string();
-    let failed = |why: String| Error::Disconnected { peer: peer.clone(), why };
+    let failed = |why: String| Error::Unauthenticated { peer: peer.clone(), why };
     if result & connect::SECURE_CHANNEL_REQUIRED != 0 {
         return Err(failed(
             "the target requires a secure channel after the authentication (TLS), which is unsupported; \
@@ -60,11 +60,14 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     send(queue, &reply)?;
     // Linux's target closes the connection after a wrong response, often before it has said why.
     let success = receive(queue).map_err(|error| match error {
-        Error::Disconnected { why, .. } => failed(format!(
-            "authentication of {} at {subsystem}: {why}; the target probably refused this host's secret; compare \
-             the line of this host in the secrets of both sides",
-            host.nqn
-        )),
+        Error::Disconnected { peer, why } => {
+            let why = format!(
+                "authentication of {} at {subsystem}: {why}; the target probably refused this host's secret; \
+                 compare the line of this host in the secrets of both sides",
+                host.nqn
+            );
+            Error::Disconnected { peer, why }
+        }
         other => other,
     })?;
     match side.succeeded(success.bytes()).map_err(|refusal| refused(queue, refusal))? {

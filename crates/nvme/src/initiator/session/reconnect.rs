@@ -128,7 +128,18 @@ impl Session {
         Ok(receive)
     }
 
-    fn reconnected(&mut self, result: Reconnected) -> Result<()> {
+    fn reconnected(&mut self, mut result: Reconnected) -> Result<()> {
+        // Give up if the authentication failed on every path, because it would fail each time.
+        let is_final = |(_, error): &(usize, Error)| matches!(error, Error::Unauthenticated { .. });
+        if result.works.is_none()
+            && result.failures.len() == self.options.paths.len()
+            && result.failures.iter().all(is_final)
+        {
+            let errors = result.failures.drain(..).map(|(_, error)| error);
+            return Err(errors
+                .fold(None, |first, error| Some(Error::of_paths(first, error)))
+                .expect("a path"));
+        }
         let failures = result.failures.into_iter().map(|(path, error)| (path, error.to_string()));
         self.errors.extend(failures);
         match result.works {

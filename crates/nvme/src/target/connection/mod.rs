@@ -384,6 +384,7 @@ impl Connection {
     pub fn disconnected(&mut self) {
         // Stop taking input, because received bytes that are not processed yet must not take effect any more.
         self.draining = true;
+        self.job = None;
         self.starved.clear();
         let Some(queue) = self.queue.take() else { return };
         if queue.id == 0 {

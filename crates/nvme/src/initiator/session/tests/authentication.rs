@@ -113,3 +113,36 @@ fn secrets_are_read_again_when_the_file_changes() {
     session.close();
     target.stop().unwrap();
 }
+
+#[test]
+fn a_session_whose_secret_is_refused_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secrets");
+    let (old, new) = (secret(), secret());
+    write_file(&file, &[line(HOST, &old, None)]);
+    let target = protected(&file, Group::Null);
+    let mut options = options_with(&target, Some(Credentials { host: old, target: None }));
+    // An attempt to reconnect that is repeated would exceed the test's limit.
+    options.reconnect = PATIENCE * 10;
+    let mut session = Session::open(&options).unwrap();
+    write_file(&file, &[line(HOST, &new, None)]);
+    let start = Instant::now();
+    let open = |host: &Secret| {
+        Session::open(&options_with(&target, Some(Credentials { host: host.clone(), target: None })))
+    };
+    while let Err(error) = open(&new).map(Session::close) {
+        assert!(start.elapsed() < PATIENCE, "{error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let lost = Error::Disconnected { peer: "the target".into(), why: "the test cuts the connection".into() };
+    session.lost(lost).unwrap();
+    let error = loop {
+        match session.progress(true) {
+            Ok(()) => assert!(start.elapsed() < PATIENCE, "the session goes on"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Unauthenticated { .. }), "{error}");
+    assert!(error.to_string().contains("refused this host's secret"));
+    target.stop().unwrap();
+}
