@@ -61,10 +61,9 @@ impl From<GroupName> for Group {
 #[command(after_help = "\
 Examples:
   inlane nvme gen-dhchap-key                           print a secret
-  inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a --target-secret >>secrets
-                                                       add a line for --secrets-file, with secrets
-                                                       for both sides
-  chmod 600 secrets                                    protect the file, which the other commands demand")]
+  (umask 077; inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a --target-secret >>secrets)
+                                                       add a line for --secrets-file, with secrets for both
+                                                       sides, to a file that only its owner may read")]
 pub struct GenerateKey {
     /// Have the secret transformed by this hash function and its owner's NQN before each use. The secret is as
     /// long as its hash value [default: no transformation, 32 bytes]

@@ -38,7 +38,7 @@ Examples:
       --host nqn.2014-08.org.nvmexpress:uuid:1 --host nqn.2014-08.org.nvmexpress:uuid:2
 
   # let only hosts connect that prove their identity (DH-HMAC-CHAP)
-  inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a >secrets && chmod 600 secrets
+  (umask 077; inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a >secrets)
   inlane nvme target --listen 192.0.2.1:4420 --namespace memory:1G --secrets-file secrets
 
 The connection is not encrypted, because TLS is not supported. Without --secrets-file, hosts are
@@ -79,8 +79,8 @@ pub struct Target {
     /// Hash function of the authentication
     #[arg(long, value_enum, value_name = "HASH", default_value_t = HashName::Sha256, requires = "secrets_file")]
     dhchap_hash: HashName,
-    /// Diffie-Hellman group of the authentication. null does without: each authentication is then faster, and
-    /// the secrets must be random. Hosts must support the group
+    /// Diffie-Hellman group of the authentication, which hosts must support. A group stops eavesdroppers from
+    /// testing guesses of a secret. Random secrets cannot be guessed and need only null, which is faster
     #[arg(long, value_enum, value_name = "GROUP", default_value_t = GroupName::Null, requires = "secrets_file")]
     dhchap_dhgroup: GroupName,
     /// Pin one worker thread to each of these cores, for example 2,4-7. Excludes --threads [default: not

@@ -37,7 +37,8 @@ pub struct Limits {
     pub connection_bytes: usize,
     /// The most connections, of all threads together.
     pub connections: usize,
-    /// How long a host may take from opening a connection to its Connect command.
+    /// The most time from opening a connection until the host may use its queue: after Connect, and after its
+    /// authentication if it must prove its identity. Also the most time for a repeated authentication.
     pub handshake_timeout: Duration,
     /// How long a host may take to read responses or to send requested data. Then its connection is closed.
     pub stall_timeout: Duration,

@@ -63,7 +63,7 @@ impl Worker {
 
     /// Closes the oldest connection without a queue that the host may use if there are too many.
     fn bound_half_open(&mut self) {
-        // Leave only connections that still have no queue.
+        // Remove the connections whose queue became usable.
         let mut half_open = std::mem::take(&mut self.half_open);
         half_open.retain(|id| self.is_half_open(*id));
         self.half_open = half_open;

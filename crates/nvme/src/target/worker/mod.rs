@@ -75,7 +75,8 @@ pub struct Worker {
     free: Vec<usize>,
     /// The number of this worker's connections, and of those with an admin queue.
     load: Arc<Load>,
-    /// The accepted connections that may still have no queue, the oldest first.
+    /// The accepted connections that may still have no usable queue, the oldest first. A queue becomes usable
+    /// by Connect, and by authentication if the host must prove its identity.
     half_open: VecDeque<ConnectionId>,
     max_half_open: usize,
     /// The indices of the connections to serve in this round.
@@ -94,8 +95,8 @@ pub struct Worker {
 
 impl Worker {
     /// Creates the worker that the calling thread runs. `load` counts its connections. If more than
-    /// `max_half_open` of its connections have no queue, the oldest of these is closed. `jobs` runs the slow
-    /// parts of authentications.
+    /// `max_half_open` of its connections have no usable queue, the oldest of these is closed. `jobs` runs the
+    /// slow parts of authentications.
     ///
     /// # Errors
     /// If no io_uring can be created.
