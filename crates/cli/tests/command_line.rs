@@ -216,6 +216,86 @@ fn mistakes_are_answered_with_a_remedy() {
 }
 
 #[test]
+fn secrets_and_their_files_are_checked_before_a_target_starts() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let run = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+        command.args(line.split(' ')).current_dir(&directory).stdin(Stdio::null()).output().unwrap()
+    };
+    let write = |name: &str, text: &[u8], mode: u32| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let generated = |line: &str| {
+        let output = run(line);
+        assert!(output.status.success(), "{line}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let line = generated("nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a --target-secret");
+    let words: Vec<_> = line.split_whitespace().collect();
+    assert_eq!((words.len(), words[0]), (3, "nqn.2026-11.org.example:a"));
+    assert!(words[1..].iter().all(|secret| secret.starts_with("DHHC-1:00:")) && words[1] != words[2]);
+    for (hash, start) in [("sha256", "DHHC-1:01:"), ("sha384", "DHHC-1:02:"), ("sha512", "DHHC-1:03:")] {
+        assert!(generated(&format!("nvme gen-dhchap-key --hmac {hash}")).starts_with(start), "{hash}");
+    }
+
+    write("private", line.as_bytes(), 0o600);
+    write("public", line.as_bytes(), 0o644);
+    write("binary", &[0xFF, 0xFE], 0o600);
+    write("swapped", format!("{} {}", words[1], words[0]).as_bytes(), 0o600);
+    let target = "nvme target --listen 127.0.0.1:0 --namespace memory:1M";
+    let read = "nvme read 127.0.0.1:1 --length 4K";
+    let cases = [
+        (format!("{target} --secrets-file public"), 2, "(mode 644); protect it: chmod 600 public"),
+        (format!("{read} --secrets-file public out"), 2, "(mode 644); protect it: chmod 600 public"),
+        (format!("{target} --secrets-file binary"), 2, "it is not UTF-8 text; write"),
+        (format!("{target} --hosts-file binary"), 2, "it is not UTF-8 text; write"),
+        (format!("{target} --hosts-file /dev/null"), 2, "it is not a regular file"),
+        (
+            format!("{target} --secrets-file swapped"),
+            2,
+            "line 1: it starts with a secret; write the host's NQN",
+        ),
+        (format!("{target} --secrets-file missing"), 3, "it cannot be read: No such file or directory"),
+        (
+            format!("{read} --secrets-file private --host-nqn nqn.b out"),
+            2,
+            "it has no line for this host, nqn.b",
+        ),
+        (
+            format!("{target} --secrets-file private --host nqn.a"),
+            2,
+            "--secrets-file: it excludes --host; give either",
+        ),
+        (
+            format!("{target} --secrets-file private --hosts-file private"),
+            2,
+            "it excludes --hosts-file; give either",
+        ),
+        (format!("{target} --dhchap-hash sha384"), 2, "--secrets-file is missing, which --dhchap-hash"),
+        (format!("{target} --dhchap-dhgroup ffdhe3072"), 2, "--secrets-file is missing"),
+        (
+            format!("{target} --secrets-file private --dhchap-hash md5"),
+            2,
+            "choose one of sha256, sha384, sha512",
+        ),
+        (format!("{target} --secrets-file private --dhchap-dhgroup dh"), 2, "choose one of null, ffdhe2048"),
+        ("nvme gen-dhchap-key --hmac md5".into(), 2, "choose one of sha256, sha384, sha512"),
+        ("nvme gen-dhchap-key --target-secret".into(), 2, "--host-nqn is missing, which"),
+        ("nvme gen-dhchap-key --host-nqn x".into(), 2, "an NQN starts with 'nqn.'"),
+    ];
+    for (line, status, text) in cases {
+        let output = run(&line);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{line}: {said}");
+        assert!(said.starts_with("inlane: ") && said.contains(text), "{line}: {said}");
+        assert!(!said.contains(&words[1][10..]), "a message contains a secret: {said}");
+    }
+}
+
+#[test]
 fn requests_that_clap_refuses_are_understood() {
     for (line, text) in [
         ("help --help", "Usage: inlane [OPTIONS] <COMMAND>"),

@@ -1,6 +1,7 @@
 //! Drives a whole target over sockets on loopback.
 
 mod authentication;
+mod authentication_time;
 
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
@@ -276,54 +277,4 @@ fn many_file_reads_in_flight_are_all_answered() {
         assert!(!std::mem::replace(&mut found[cid], true), "identifier {cid} twice");
         assert_eq!(response[24..24 + 4096], [cid as u8 + 1; 4096]);
     }
-}
-
-#[test]
-fn hosts_that_stop_during_their_authentication_are_disconnected() {
-    use crate::authentication::{Credentials, Group, Hash, HostSide, Names, Secret};
-    use crate::command::fabrics;
-    use std::os::unix::fs::OpenOptionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("secrets");
-    let secret = Secret::generate(None).unwrap();
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
-    writeln!(file, "{HOST} {}", *secret.to_text()).unwrap();
-    let limits = Limits { handshake_timeout: Duration::from_millis(700), ..Limits::default() };
-    let config = Config {
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        namespaces: vec!["memory:1M".parse().unwrap()],
-        nqn: None,
-        hosts: Hosts::Secrets { file: path, hash: Hash::Sha256, group: Group::Ffdhe2048 },
-        cores: Vec::new(),
-        threads: 1,
-        spin: Duration::ZERO,
-        limits,
-    };
-    let target = Target::start(config).unwrap();
-    let subsystem = target.subsystem();
-    let names = Names { host: HOST.into(), subsystem: subsystem.nqn.clone() };
-    let credentials = Credentials { host: secret, target: None };
-    let negotiate = HostSide::new(&credentials, &names, 1).begin();
-    for step in 0..3 {
-        let mut stream = initialize(&target).unwrap();
-        let data = ConnectData::new([1; 16], connect::ANY_CONTROLLER, &subsystem.nqn, HOST);
-        let length = negotiate.len() as u32;
-        let mut send = Command::authentication(fabrics::AUTHENTICATION_SEND, length);
-        send.sgl = Sgl::in_capsule(length);
-        // Ignore errors, because a loaded machine can delay the test until the target has closed the connection.
-        if call(&mut stream, Command::connect(0, 32, 0, 0), data.as_bytes()).is_ok() && step > 0 {
-            // The host closes its sending direction in the last step, while the target computes.
-            let _ = try_send(&mut stream, send, &negotiate);
-            if step == 2 {
-                let _ = stream.shutdown(std::net::Shutdown::Write);
-            }
-        }
-        assert!(is_closed(&mut stream));
-    }
-    let start = Instant::now();
-    while target.connections() > 0 || subsystem.controller_count() > 0 {
-        assert!(start.elapsed() < PATIENCE, "resources were not returned");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    target.stop().unwrap();
 }

@@ -86,6 +86,7 @@ fn every_queue_is_usable_only_after_its_authentication() {
         assert_eq!(connected.dw0.get(), u32::from(controller) | connect::AUTHENTICATION_REQUIRED);
         assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::AUTHENTICATION_REQUIRED.dnr());
         queue.authenticate(&credentials).unwrap();
+        assert_eq!(queue.connection.authenticating_since_ms(), None);
         assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::SUCCESS);
         // The host may authenticate itself again. The queue stays usable meanwhile.
         admin.authenticate(&credentials).unwrap();
