@@ -31,9 +31,10 @@ macro_rules! hooks {
         ///
         /// # Safety
         /// As for the C library's function.
+        // "C-unwind", because pthread_cancel of glibc unwinds a waiting thread through this function.
         // SAFETY: the name is meant to replace the C library's.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the program passes valid arguments for the C library's function.
             #[allow(unused_unsafe, reason = "some bodies call no unsafe function")]
             unsafe { $body }
@@ -563,6 +564,9 @@ hooks! {
             libc::SYS_writev => writev(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_ioctl => ioctl(fd, b as c_ulong, c as *mut _) as c_long,
             libc::SYS_dup => dup(fd) as c_long,
+            // AArch64 has no such system call.
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => dup2(fd, b as c_int) as c_long,
             libc::SYS_dup3 => dup3(fd, b as c_int, c as c_int) as c_long,
             libc::SYS_fcntl => fcntl(fd, b as c_int, c as *mut _) as c_long,
             libc::SYS_epoll_create1 => epoll_create1(fd) as c_long,

@@ -27,7 +27,7 @@ macro_rules! real {
         ///
         /// # Safety
         /// As for the C library's function.
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,
@@ -40,7 +40,7 @@ macro_rules! real {
             // SAFETY: the C library's function of this name has this type. The caller upholds that function's
             // contract.
             unsafe {
-                let function: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(found);
+                let function: unsafe extern "C-unwind" fn($($type),*) -> $result = std::mem::transmute(found);
                 function($($argument),*)
             }
         }
@@ -167,7 +167,17 @@ pub fn is_single_threaded() -> bool {
 
 /// Asks the kernel for the names of sockets. Calls the C library's functions, not those of this library that
 /// replace them.
-pub const ASKING: Asking = Asking { own: getsockname, peer: getpeername };
+pub const ASKING: Asking = Asking { own: ask_own, peer: ask_peer };
+
+unsafe extern "C" fn ask_own(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { getsockname(fd, address, len) }
+}
+
+unsafe extern "C" fn ask_peer(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { getpeername(fd, address, len) }
+}
 
 /// Returns the value of the numeric option `name` of the kernel's socket `fd`, or `None` if the socket has no
 /// such option.

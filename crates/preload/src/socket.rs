@@ -75,7 +75,13 @@ pub fn take_error(fd: RawFd) -> c_int {
             error
         }
         End::Failed(_) | End::Finished => 0,
-        End::Unnamed => native,
+        End::Unnamed => {
+            // The engine has died. As on the kernel, a receive after this returns the end of the stream.
+            if native != 0 {
+                Flags::set(fd, Flags::ERROR_READ);
+            }
+            native
+        }
     }
 }
 
@@ -586,8 +592,11 @@ pub fn reason_of_end(fd: RawFd) -> c_int {
             Flags::set(fd, Flags::ERROR_READ);
             error
         }
-        End::Unnamed if Flags::of(fd).has(Flags::READ_SHUT) => 0,
-        End::Unnamed => libc::ECONNRESET,
+        End::Unnamed if Flags::of(fd).has(Flags::READ_SHUT) || Flags::of(fd).has(Flags::ERROR_READ) => 0,
+        End::Unnamed => {
+            Flags::set(fd, Flags::ERROR_READ);
+            libc::ECONNRESET
+        }
     }
 }
 

@@ -10,11 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A fact about descriptors from 0 to 1023, one bit each. The fact was true when the library last used the descriptor.
 /// This is only a hint: the program may have closed a descriptor since, and its number may belong to another socket.
-struct Hint([AtomicU64; 16]);
+pub struct Hint([AtomicU64; Hint::MOST as usize / 64]);
 
 impl Hint {
-    const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; 16])
+    /// The number of descriptors with a bit.
+    pub const MOST: RawFd = 1024;
+
+    /// Makes a hint that is false for every descriptor.
+    pub const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; Self::MOST as usize / 64])
     }
 
     /// Returns the word and the bit of `fd`, or `None` for a descriptor above 1023.
@@ -23,12 +27,14 @@ impl Hint {
         Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
     }
 
+    /// Returns the hint for `fd`. Returns false for a descriptor above 1023.
     #[inline]
-    fn has(&self, fd: RawFd) -> bool {
+    pub fn has(&self, fd: RawFd) -> bool {
         self.bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    fn set(&self, fd: RawFd, value: bool) {
+    /// Stores the hint for `fd`. Does nothing for a descriptor above 1023.
+    pub fn set(&self, fd: RawFd, value: bool) {
         if let Some((word, bit)) = self.bit(fd) {
             match value {
                 true => word.fetch_or(bit, Ordering::Relaxed),

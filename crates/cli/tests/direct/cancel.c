@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -24,7 +26,7 @@
 #define ROUNDS 6
 
 static struct sockaddr_in server;
-static int connection, listener, epoll;
+static int connection, listener, epoll, locked;
 static const char *what = "connect";
 static sem_t ready;
 static int cleaned, early;
@@ -135,6 +137,13 @@ static void wait_accept(void)
 static void wait_accept4(void)
 {
     accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+}
+
+/* The program holds a lock of another kind on this file, so this call waits. */
+static void wait_fcntl(void)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    fcntl(locked, F_SETLKW, &lock);
 }
 
 static void note(void *unused)
@@ -248,7 +257,7 @@ int main(int count, char **arguments)
         {"recv", wait_recv},       {"read", wait_read},     {"recvfrom", wait_recvfrom}, {"recvmsg", wait_recvmsg},
         {"readv", wait_readv},     {"poll", wait_poll},     {"ppoll", wait_ppoll},       {"select", wait_select},
         {"pselect", wait_pselect}, {"epoll_wait", wait_epoll}, {"epoll_pwait", wait_epoll_pwait},
-        {"accept", wait_accept},   {"accept4", wait_accept4},
+        {"accept", wait_accept},   {"accept4", wait_accept4}, {"fcntl", wait_fcntl},
     };
     CHECK(count == 3);
     const char *only = getenv("ONLY");
@@ -265,6 +274,9 @@ int main(int count, char **arguments)
     epoll = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
     CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, connection, &event) == 0);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    locked = memfd_create("locked", MFD_CLOEXEC);
+    CHECK(locked >= 0 && fcntl(locked, F_OFD_SETLK, &lock) == 0);
     CHECK(sem_init(&ready, 0, 0) == 0);
     exchange(40);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
