@@ -392,19 +392,26 @@ fn a_killed_engine_resets_connections_and_a_new_one_serves_the_same_program() {
     let Some(mut lab) = Lab::new("killed", &[("python3", "python3")]) else { return };
     lab.serve(&[]);
     let script = "\
-import socket, sys, time
+import errno, socket, sys, time
 def fetch():
     s = socket.create_connection(('10.79.0.2', 8000), 20)
     s.settimeout(20)
     return s
 s = fetch()
+t = fetch()
+t.getsockname()
 print('connected', flush=True)
 try:
     data = s.recv(10)
     print('end', len(data), flush=True)
 except ConnectionResetError:
     print('reset', flush=True)
+print('then', len(s.recv(10)), s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), flush=True)
 sys.stdin.readline()
+try:
+    print('local', t.getsockname(), flush=True)
+except OSError as error:
+    print('local', errno.errorcode[error.errno], flush=True)
 s = fetch()
 s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n')
 print(s.recv(8).decode(), flush=True)
@@ -423,8 +430,10 @@ print(s.recv(8).decode(), flush=True)
     engine.kill().unwrap();
     engine.wait().unwrap();
     assert_eq!(next(), "reset");
+    assert_eq!(next(), "then 0 0", "the error is reported once");
     lab.serve(&[]);
     program.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(next(), "local ENOTCONN", "only the killed engine knew the address");
     assert_eq!(next(), "HTTP/1.0");
     assert!(program.wait().unwrap().success());
     assert_eq!(lab.count("connected"), 1);

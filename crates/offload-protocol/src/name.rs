@@ -1,8 +1,8 @@
 //! The names of the UNIX sockets that stand for offloaded sockets.
 //!
 //! The engine binds both ends of a pair to abstract names. The kernel keeps the names with the sockets. So
-//! the names survive dup, fork, exec and passing to another process. A program can ask for both names even
-//! after the engine has died.
+//! the names survive dup, fork, exec and passing to another process. A program can ask for the name of its own end
+//! even after the engine has died.
 //!
 //! ```text
 //! program's end:  0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | remote address (20)
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The library names the program's end of a pair that it has created itself, before the engine has chosen a local
-//! port. This port is 0 in the name, and the library asks the engine for the local address.
+//! port. This port is 0 in the name, and the library asks the engine for the local address. Nobody knows that address
+//! after the engine has died.
 //!
 //! The engine binds its end when the connection ends: once the remote end has finished sending (errno 0), or the
 //! connection has failed. If a program reads the end of the stream while the engine's end has no name, the engine has died.

@@ -271,7 +271,19 @@ pub fn addresses(fd: RawFd) -> Option<Message> {
     (reply.status == 0).then_some(reply)
 }
 
-/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0.
+/// Returns true for a connection over a pair that the library has created. Its name has no local address.
+fn is_opened(name: &SocketName) -> bool {
+    !name.kind.is_bound() && !name.kind.is_datagram() && name.local.port() == 0
+}
+
+/// Returns true if `fd` was connected, and nothing says how the connection ended. An engine that does not know such a
+/// connection has replaced one that died.
+fn is_lost(fd: RawFd) -> bool {
+    !Flags::of(fd).has(Flags::CONNECTING) && End::of(fd, real::ASKING) == End::Unnamed
+}
+
+/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0, or -1 with
+/// errno ENOTCONN if only an engine that has died knew the address.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -285,7 +297,11 @@ pub unsafe fn getsockname(
     if name.kind.is_bound() || name.kind.is_datagram() || local.port() == 0 {
         let reply = addresses(fd).and_then(|reply| reply.local);
         // The engine has forgotten a connection that has ended.
-        local = reply.or_else(|| End::local_address(fd, real::ASKING)).unwrap_or(local);
+        let known = reply.or_else(|| End::local_address(fd, real::ASKING));
+        if known.is_none() && is_opened(name) && is_lost(fd) {
+            return fail(libc::ENOTCONN);
+        }
+        local = known.unwrap_or(local);
     }
     // SAFETY: the program's arguments.
     match unsafe { memory::write_address(local, name.kind.is_v6(), address, len) } {
