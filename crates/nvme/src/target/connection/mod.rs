@@ -26,6 +26,7 @@
 
 mod authenticate;
 mod command;
+mod file_operation;
 mod input;
 mod output;
 mod receive;

@@ -1,0 +1,77 @@
+//! I/O commands on files and devices: starts their operations and completes them.
+
+use super::Connection;
+use crate::command::Status;
+use crate::target::io::{self, Operation, Request};
+use crate::target::storage::OngoingOperation;
+
+impl Connection {
+    /// Prepares the file operation of an I/O command. Returns false if no buffer is available.
+    pub(super) fn start_file_operation(&mut self, slot: u16, request: Request) -> bool {
+        let namespace = self.setup.subsystem.namespace(request.namespace).expect("a validated namespace");
+        let entry = self.slots.get_mut(slot);
+        let mut ranges = Vec::new();
+        let address = match request.operation {
+            Operation::Read | Operation::Compare => {
+                let Some(buffer) = self.setup.share.allocate(request.length as usize) else { return false };
+                let address = buffer.address();
+                match request.operation {
+                    Operation::Read => entry.buffer = Some(buffer),
+                    _ => entry.compared = Some(buffer),
+                }
+                address
+            }
+            Operation::Write { .. } => entry.buffer.as_ref().expect("the data was received").address(),
+            Operation::Deallocate { ranges: count } => {
+                let data = entry.buffer.as_deref().unwrap_or_default();
+                match io::ranges(&entry.command, count, data, namespace) {
+                    Ok(list) => ranges = list,
+                    Err(status) => {
+                        self.finish(slot, status, 0);
+                        return true;
+                    }
+                }
+                std::ptr::null_mut()
+            }
+            Operation::Flush | Operation::Zero { .. } => std::ptr::null_mut(),
+        };
+        if request.operation == Operation::Flush && namespace.flush_failed() {
+            self.finish(slot, Status::WRITE_FAULT.dnr(), 0);
+            return true;
+        }
+        let progress = OngoingOperation::new(request, address, ranges);
+        if progress.is_empty() {
+            self.finish(slot, Status::SUCCESS, 0);
+            return true;
+        }
+        entry.progress = Some(progress);
+        self.ready.push_back(slot);
+        true
+    }
+
+    /// Completes a command whose file operation has ended.
+    pub(super) fn operation_done(&mut self, slot: u16, status: Status) {
+        let entry = self.slots.get_mut(slot);
+        if entry.internal {
+            self.slots.remove(slot);
+            self.shutdown_flushes -= 1;
+            if let (0, Some(queue)) = (self.shutdown_flushes, &self.queue) {
+                queue.controller.shut_down();
+            }
+            return;
+        }
+        let request = entry.request.expect("an I/O command");
+        match request.operation {
+            Operation::Read if status.is_success() => self.send_buffer(slot, request.length as usize),
+            Operation::Compare if status.is_success() => {
+                let length = request.length as usize;
+                let (Some(data), Some(blocks)) = (&entry.buffer, &entry.compared) else {
+                    unreachable!("Compare has two buffers")
+                };
+                let equal = data[..length] == blocks[..length];
+                self.finish(slot, if equal { status } else { Status::COMPARE_FAILURE.dnr() }, 0);
+            }
+            _ => self.finish(slot, status, 0),
+        }
+    }
+}
