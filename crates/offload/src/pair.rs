@@ -304,8 +304,7 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
 /// Receives a message and the descriptor that came with it, without blocking.
 ///
 /// # Errors
-/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it is longer than `bytes` or
-/// carries several descriptors.
+/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it is longer than `bytes`.
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     receive_descriptors(fd, bytes).map(|(len, [first, _])| (len, first))
 }

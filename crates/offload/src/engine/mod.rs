@@ -498,8 +498,7 @@ impl Engine {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
         if !socket.copy {
-            // Another socket has the inode if a program opened a connection with two ends that are no pair, and
-            // then closed the program's end.
+            // Another socket may have the inode: the kernel gives a closed socket's inode number to a new one.
             if self.inodes.get(&socket.inode) == Some(&key) {
                 self.inodes.remove(&socket.inode);
             }

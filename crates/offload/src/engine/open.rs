@@ -1,9 +1,9 @@
 //! Connects sockets over pairs that the preloaded library has created.
 //!
-//! The program's thread then creates the pair, and does not wait for a reply of the engine. Only programs of the
-//! engine's own user and of root may do this. A program that keeps a descriptor of the engine's end can make the
-//! kernel hold that end's lock, and the engine would wait for the lock. The programs of these users can also kill
-//! the engine, so they need no further protection from each other.
+//! The program's thread then creates the pair, and does not wait for a reply of the engine. Only programs that
+//! connected to the control socket as the engine's own user or as root may do this, also root of another PID namespace.
+//! A program keeps this right after it has dropped root. A program that keeps a descriptor of the engine's end can make
+//! the kernel hold that end's lock, and the engine would wait for the lock.
 
 use super::Engine;
 use super::control::Request;
