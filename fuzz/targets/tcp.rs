@@ -70,7 +70,7 @@ fuzz_target!(|bytes: &[u8]| {
     let flow = Flow { local: ([10, 0, 0, 1], 1).into(), remote: ([10, 0, 0, 2], 2).into() };
     let mut listener = Listener::<()>::new(&config, Secrets::new([1; 16]), 1).unwrap();
     let mut connection =
-        Connection::connect(0, &config, Start { sequence: 1000, timestamp_offset: 0 }).unwrap();
+        Connection::connect(0, &config, InitialNumbers { sequence: 1000, timestamp_offset: 0 }).unwrap();
     let mut ring = Ring { consumed: 0 };
     let (mut now, mut written) = (0u64, 0u64);
     // The sequence number, acknowledgment number and timestamp of a plausible next segment.

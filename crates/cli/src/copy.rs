@@ -161,15 +161,15 @@ pub struct Copy {
     #[arg(long, value_name = "ADDRESS", help_heading = "BARs")]
     allow_device: Vec<Address>,
 
-    /// Of path staged between two GPUs: the largest chunk, 1 byte to 1G [default: 8M; 4M for both directions
-    /// at once]. Other staged paths use 8 chunks of 1 MiB
+    /// Largest chunk of path 'staged' between two GPUs, 1 byte to 1G [default: 8M; 4M for both directions at
+    /// once]. Other staged paths use 8 chunks of 1 MiB
     #[arg(long, value_name = "SIZE", value_parser = size::<usize>(1, LARGEST_CHUNK), help_heading = "Staging by copy engines")]
     chunk: Option<usize>,
-    /// Of path staged between two GPUs: chunks in the staging ring, up to 1024 and at least two per stream
-    /// [default: 8; 4 for both directions at once]
+    /// Number of chunks in the staging ring of path 'staged' between two GPUs, at least two per stream and at
+    /// most 1024 [default: 8; 4 for both directions at once]
     #[arg(long, value_name = "N", value_parser = count::<usize>(2, 1024), help_heading = "Staging by copy engines")]
     slots: Option<usize>,
-    /// Of path staged between two GPUs: CUDA streams on each side, 1 to 4 [default: 2]
+    /// Number of CUDA streams on each side of path 'staged' between two GPUs, 1 to 4 [default: 2]
     #[arg(long, value_name = "N", value_parser = count::<usize>(1, 4), help_heading = "Staging by copy engines")]
     streams: Option<usize>,
 

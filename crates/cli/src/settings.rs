@@ -15,13 +15,14 @@ use std::ffi::OsString;
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
 /// Variables named `INLANE_*` that set no flag of the command. Other parts of inlane read these variables.
-const OTHER_VARIABLES: [&str; 22] = [
+const OTHER_VARIABLES: [&str; 23] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
     "INLANE_CACHE",
     "INLANE_NVRTC",
     "INLANE_COPY_TRACE",
     "INLANE_BLESS",
+    "INLANE_NTB_ADDRESS",
     "INLANE_NTB_FD",
     "INLANE_NTB_JOB",
     "INLANE_NTB_TRANSPORT",
@@ -109,7 +110,7 @@ pub fn expand(
     }
     let is_given = |argument: &&Arg| {
         texts[at..].iter().any(|text| match text.strip_prefix("--") {
-            Some(flag) => argument.get_long().is_some() && argument.get_long() == flag.split('=').next(),
+            Some(flag) => flag.split('=').next().is_some_and(|name| is_named(argument, name)),
             None => argument.get_short().is_some_and(|short| text.starts_with(&format!("-{short}"))),
         })
     };
@@ -151,7 +152,8 @@ pub fn expand(
         let mut settings = Vec::new();
         read(command, "", &file, &mut settings).map_err(refused)?;
         for Setting { argument, key, value, .. } in settings.iter().filter(|setting| setting.table == table) {
-            if ![&given, &set].into_iter().any(|stronger| is_overridden(subcommand, argument, stronger)) {
+            let in_variable = set.iter().any(|flag| flag.get_id() == argument.get_id());
+            if !in_variable && !is_overridden(subcommand, argument, &given) {
                 push(&mut extra, argument, key, value)
                     .map_err(|why| refused(format!("[{table}] {key}: {why}")))?;
                 origins.push((format!("--{key}"), format!("the settings file {path}")));
@@ -163,14 +165,25 @@ pub fn expand(
     Ok(Expanded { arguments: all, origins })
 }
 
-/// Returns true if one of the flags `stronger` is the flag `argument`, or excludes it.
-fn is_overridden(subcommand: &Command, argument: &Arg, stronger: &[&Arg]) -> bool {
+/// The flag of `nvme target` with the secrets of hosts. No other flag overrides it, because the target would
+/// then run without the authentication that its settings file demands.
+const SECRETS_FILE: &str = "secrets-file";
+
+/// Returns true if one of the flags `given` on the command line is the flag `argument`, or excludes it.
+fn is_overridden(subcommand: &Command, argument: &Arg, given: &[&Arg]) -> bool {
     let excludes = |one: &Arg, other: &Arg| {
         subcommand.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
     };
-    stronger.iter().any(|flag| {
-        flag.get_id() == argument.get_id() || excludes(flag, argument) || excludes(argument, flag)
+    let may_be_excluded = argument.get_long() != Some(SECRETS_FILE);
+    given.iter().any(|flag| {
+        flag.get_id() == argument.get_id()
+            || may_be_excluded && (excludes(flag, argument) || excludes(argument, flag))
     })
+}
+
+/// Returns true if `--name` is the flag `argument`, by its name or an alias.
+fn is_named(argument: &Arg, name: &str) -> bool {
+    argument.get_long() == Some(name) || argument.get_all_aliases().is_some_and(|all| all.contains(&name))
 }
 
 /// Returns the number of arguments that are inlane's own: all, or those before `--` or before the program
@@ -190,7 +203,7 @@ fn own(command: &Command, texts: &[&str]) -> usize {
         } else if text.starts_with('-') {
             let named = |argument: &&Arg| {
                 let short = argument.get_short().is_some_and(|short| *text == format!("-{short}"));
-                short || argument.get_long().is_some_and(|long| text.strip_prefix("--") == Some(long))
+                short || text.strip_prefix("--").is_some_and(|name| is_named(argument, name))
             };
             let argument = command.get_arguments().chain(subcommand.get_arguments()).find(named);
             is_value = argument.is_some_and(|argument| argument.get_action().takes_values());
@@ -326,8 +339,16 @@ mod tests {
 
     fn command() -> Command {
         let bench = Command::new("bench").arg(Arg::new("repeats").long("repeats"));
-        Command::new("inlane").subcommand(Command::new("ntb").subcommand(bench)).subcommand(
+        let target = Command::new("target")
+            .arg(Arg::new("host").long("host").action(ArgAction::Append))
+            .arg(Arg::new("secrets_file").long("secrets-file").conflicts_with("host"));
+        let nvme = Command::new("nvme").subcommand(target);
+        Command::new("inlane").subcommand(Command::new("ntb").subcommand(bench)).subcommand(nvme).subcommand(
             Command::new("forward")
+                .arg(Arg::new("rate").long("rate").alias("load"))
+                .arg(
+                    Arg::new("zero-loss").long("zero-loss").action(ArgAction::SetTrue).conflicts_with("rate"),
+                )
                 .arg(Arg::new("config").long("config"))
                 .arg(Arg::new("burst").long("burst"))
                 .arg(Arg::new("tx").long("tx").action(ArgAction::Append))
@@ -376,18 +397,41 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_wins_over_the_flags_that_it_excludes() {
+    fn a_flag_of_the_command_line_wins_over_the_flags_that_it_excludes() {
         let file = "[forward]\nburst = 16\ntx = ['a', 'b']\n";
         assert_eq!(
             expanded(file, &[], &["--between", "c", "d"]).unwrap(),
             ["--burst=16", "--between", "c", "d"]
         );
-        let both = ("[forward]\nbetween = ['a', 'b']\n", [("INLANE_FORWARD_TX", "c")]);
-        assert_eq!(expanded(both.0, &both.1, &[]).unwrap(), ["--tx=c"]);
-        assert_eq!(expanded(both.0, &both.1, &["--burst=8"]).unwrap(), ["--tx=c", "--burst=8"]);
         assert_eq!(
             expanded("", &[("INLANE_FORWARD_TX", "c")], &["--between", "a", "b"]).unwrap(),
             ["--between", "a", "b"]
+        );
+    }
+
+    #[test]
+    fn a_variable_wins_over_no_other_flag_than_its_own() {
+        let file = "[forward]\nbetween = ['a', 'b']\n";
+        let both = ["--tx=c", "--between", "a", "b"];
+        assert_eq!(expanded(file, &[("INLANE_FORWARD_TX", "c")], &[]).unwrap(), both);
+        let off = [("INLANE_FORWARD_ZERO_LOSS", "false")];
+        assert_eq!(expanded("[forward]\nrate = '1M'\n", &off, &[]).unwrap(), ["--rate=1M"]);
+    }
+
+    #[test]
+    fn no_flag_wins_over_the_file_of_secrets() {
+        let target = ["nvme", "target"];
+        let file = "[nvme.target]\nsecrets-file = 's'\n";
+        let host = ["--host", "h"];
+        assert_eq!(of(&target, file, &[], &host).unwrap(), ["--secrets-file=s", "--host", "h"]);
+        assert_eq!(of(&target, file, &[], &["--secrets-file=t"]).unwrap(), ["--secrets-file=t"]);
+    }
+
+    #[test]
+    fn the_alias_of_a_flag_wins_too() {
+        assert_eq!(
+            of(&["copy"], "[copy]\nin-flight = 8\n", &[], &["--window", "4"]).unwrap(),
+            ["--window", "4"]
         );
     }
 

@@ -211,10 +211,7 @@ impl Config {
         }
         if self.per_pipeline.work > MAX_WORK {
             let given = format!("--work {:?}", self.per_pipeline.work);
-            return Err(Error::config(
-                given,
-                "give at most 1ms, because a signal ends a run after the current burst",
-            ));
+            return Err(Error::config(given, "give at most 1ms; with more, Ctrl-C would end a run late"));
         }
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());

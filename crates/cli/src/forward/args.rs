@@ -233,7 +233,7 @@ pub(super) struct PipelineArgs {
     /// send, then the workers. 'none' pins no thread [default: chosen by inlane]
     #[arg(long, value_name = "LIST|none")]
     pub(super) cores: Option<String>,
-    /// Packet buffers per pipeline, from four bursts to 4M; 0 chooses
+    /// Packet buffers per pipeline, from four bursts to 4194304; 0 lets inlane choose
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count::<usize>(0, 1 << 22))]
     pub(super) buffers: usize,
     /// Data room: the bytes that a packet buffer can hold, 64 to 128K

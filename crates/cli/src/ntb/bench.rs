@@ -66,7 +66,8 @@ pub struct Bench {
     /// Repeats in which ucx_perftest takes part, 1 to 1000; each starts two processes
     #[arg(long, value_name = "N", default_value_t = 3, requires = "ucx", value_parser = count::<u32>(1, 1000))]
     ucx_repeats: u32,
-    /// Measure one part only: puts (beside a plain copy and --ucx), or mover
+    /// Measure only one part: puts (compared with a plain copy, and with --ucx if given), or mover [default: all
+    /// parts]
     #[arg(long, value_name = "PART", value_parser = part)]
     only: Option<Part>,
     /// The mover, over windows: twin (a DMA engine as fast as a core copies), twin:RATE in bits per second

@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// windows change their method
 #[derive(Args)]
 pub struct Info {
-    /// How the PEs communicate: windows, or ucx. For ucx, two PEs of this machine connect
+    /// The transport to describe: windows, or ucx. To describe ucx, inlane starts two PEs on this machine
     /// [default: INLANE_NTB_TRANSPORT, else windows]
     #[arg(long, value_name = "TRANSPORT", conflicts_with_all = ["ivshmem", "mover"])]
     transport: Option<select::TransportKind>,

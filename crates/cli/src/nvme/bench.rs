@@ -38,7 +38,7 @@ pub struct Bench {
     /// namespace
     #[arg(long, value_name = "PATTERN", default_value = "randread")]
     rw: Pattern,
-    /// Bytes per operation, 512 or more
+    /// Bytes per operation; a multiple of the namespace's block size
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_block)]
     bs: u64,
     /// Operations that each job keeps in flight, 1 to 4094

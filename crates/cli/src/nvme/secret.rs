@@ -65,8 +65,8 @@ Examples:
                                                        add a line for --secrets-file, with secrets for both
                                                        sides, to a file that only its owner may read")]
 pub struct GenerateKey {
-    /// Have the secret transformed by this hash function and its owner's NQN before each use. The secret is as
-    /// long as its hash value [default: no transformation, 32 bytes]
+    /// Before each use, hash the secret together with its owner's NQN by this function. The secret gets the
+    /// length of the hash: 32, 48 or 64 bytes [default: no hash, 32 bytes]
     #[arg(long, value_enum, value_name = "HASH")]
     hmac: Option<HashName>,
     /// Print a line of a secrets file: this NQN before the secret

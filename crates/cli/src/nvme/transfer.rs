@@ -40,8 +40,8 @@ pub struct Read {
     /// Length of the range [default: up to the end of the namespace]
     #[arg(long, alias = "size", value_name = "SIZE", value_parser = units::parse_size)]
     length: Option<u64>,
-    /// Read into memory of this device, over the path with the least cost: gpu:N, or twin:N for a model of an
-    /// accelerator. The bytes are read back from the device, checked, and written to FILE if it is given
+    /// Read into memory of this device: gpu:N, or twin:N (a model of an accelerator). inlane takes the path with
+    /// the least cost. The bytes are read back from the device, checked, and written to FILE if it is given
     #[arg(long, value_name = "DEVICE", value_parser = parse_endpoint)]
     to: Option<Endpoint>,
     /// Write the result as JSON to a file, or to standard output for -
@@ -70,8 +70,8 @@ pub struct Write {
     /// Bytes to write; a multiple of the block size [default: up to the end of the file]
     #[arg(long, alias = "size", value_name = "SIZE", value_parser = units::parse_size)]
     length: Option<u64>,
-    /// Copy the file to memory of this device first and write from there, over the path with the least cost:
-    /// gpu:N, or twin:N for a model of an accelerator. The time of the first copy does not count
+    /// Copy the file to memory of this device first, then write from there: gpu:N, or twin:N (a model of an
+    /// accelerator). inlane takes the path with the least cost. The reported time is without the first copy
     #[arg(long, value_name = "DEVICE", value_parser = parse_endpoint)]
     from: Option<Endpoint>,
     /// Write the result as JSON to a file, or to standard output for -

@@ -39,8 +39,8 @@ impl fmt::Display for Refusal {
         match self {
             Refusal::ByController(AuthenticationFailure::FAILED) => write!(
                 f,
-                "the target refused this host's secret, or has no secret for itself; compare the line of this \
-                 host in the secrets of both sides"
+                "the target refused this host's secret, or has no secret of its own; give both sides the same \
+                 line for this host"
             ),
             Refusal::ByController(
                 failure @ (AuthenticationFailure::HASH_UNUSABLE | AuthenticationFailure::GROUP_UNUSABLE),

@@ -124,8 +124,8 @@ pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOp
         (None, _) => Err(Error::Disconnected {
             peer: address.to_string(),
             why: format!(
-                "it offers this host no subsystem over TCP; let {} connect there (for inlane's target: --host), or give \
-                 --host-nqn",
+                "it offers this host no subsystem over TCP; let {} connect there (for inlane's target: --host, --hosts-file \
+                 or a line of --secrets-file), or give --host-nqn",
                 host.nqn
             ),
         }),

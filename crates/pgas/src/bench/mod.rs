@@ -241,7 +241,8 @@ pub fn pe(
 /// Returns an error if there are more PEs than processors (`yields`), because the bench needs a processor for
 /// each of its two PEs.
 fn needs_processors(yields: bool) -> Result<()> {
-    let why = "it needs a processor for each of its two PEs; run it on a machine with more";
+    let why = "it needs a processor for each PE, and there are more PEs than processors; start it with 2 PEs on a \
+               machine with at least 2 processors";
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
 }
 
