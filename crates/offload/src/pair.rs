@@ -330,7 +330,7 @@ pub fn receive_descriptors(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, [O
             && (*first).cmsg_level == libc::SOL_SOCKET
             && (*first).cmsg_type == libc::SCM_RIGHTS
         {
-            // The control data has room for four descriptors.
+            // The length says how many descriptors the control data holds.
             let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
             for index in 0..count {
                 let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();
@@ -350,7 +350,7 @@ pub fn receive_descriptors(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, [O
 /// Returns a socket's inode number, which identifies it among the sockets of this system.
 ///
 /// # Errors
-/// `EBADF` if the descriptor is no socket: a file of another file system may have the same inode number.
+/// `EBADF` if the descriptor is no UNIX socket: a file of another file system may have the same inode number.
 /// Errors of the system.
 pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
     static SOCKETS: OnceLock<u64> = OnceLock::new();
@@ -361,6 +361,10 @@ pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
             *SOCKETS.get_or_init(|| rustix::fs::fstat(&socket).map_or(u64::MAX, |status| status.st_dev))
         }
     };
+    // Ask for the domain first, because `fstat` of a file in user space (FUSE) may block.
+    if !option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX) {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
     let status = rustix::fs::fstat(fd)?;
     match status.st_dev == sockets {
         true => Ok(status.st_ino),
@@ -401,6 +405,8 @@ mod tests {
         let (one, other) = (OwnedFd::from(one), OwnedFd::from(other));
         assert_ne!(inode(&one).unwrap(), inode(&other).unwrap());
         assert_eq!(inode(&one).unwrap(), inode(&one.try_clone().unwrap()).unwrap());
+        let tcp = OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        assert_eq!(inode(&tcp).unwrap_err().raw_os_error(), Some(libc::EBADF));
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
         assert_eq!(inode(&file).unwrap_err().raw_os_error(), Some(libc::EBADF));
         let folder = tempfile::tempdir().unwrap();

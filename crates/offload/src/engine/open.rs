@@ -42,7 +42,11 @@ impl Engine {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
-                pair::set_end(&end, End::Failed(errno), self.number, 0, None, &[]);
+                // A pair in use gets its name when its connection ends. A name is unique, so each failure has a number.
+                if errno != libc::EEXIST {
+                    let id = self.next_id();
+                    pair::set_end(&end, End::Failed(errno), self.number, id, None, &[]);
+                }
                 return Err(refusal);
             }
         };
