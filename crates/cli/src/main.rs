@@ -77,10 +77,13 @@ fn main() -> ExitCode {
         print_to_stderr(format_args!("inlane: warning: {warning}"));
     }
     let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
-    let settings::Expanded { arguments, origins } = match expanded {
+    let settings::Expanded { arguments, origins, left_out } = match expanded {
         Ok(expanded) => expanded,
         Err(error) => return exit::with(exit::report(&error.into(), &[], &[])),
     };
+    for line in left_out {
+        print_to_stderr(format_args!("inlane: {line}"));
+    }
     let parsed = Cli::try_parse_from(&arguments).or_else(|error| {
         if misuse::is_negative_number(&error) {
             return Cli::try_parse_from(misuse::join_negative_numbers(&arguments));

@@ -3,8 +3,9 @@
 //!
 //! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
 //! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. A flag
-//! on the command line wins over a variable, and a variable wins over the file. A flag also wins over the flags
-//! that it excludes. An unknown key in the file is an error. An unknown variable is a warning, because another program may use it.
+//! on the command line wins over a variable, and a variable wins over the file. A flag on the command line also
+//! wins over the flags that it excludes, except over [`SECRETS_FILE`]. An unknown key in the file is an error. An unknown variable
+//! is a warning, because another program may use it.
 
 use crate::misuse::{did_you_mean, similar};
 use clap::{Arg, Command};
@@ -22,12 +23,12 @@ const OTHER_VARIABLES: [&str; 23] = [
     "INLANE_NVRTC",
     "INLANE_COPY_TRACE",
     "INLANE_BLESS",
-    "INLANE_NTB_ADDRESS",
     "INLANE_NTB_FD",
     "INLANE_NTB_JOB",
     "INLANE_NTB_TRANSPORT",
     "INLANE_NTB_MEETING",
     "INLANE_NTB_PE",
+    "INLANE_NTB_ADDRESS",
     "INLANE_NTB_HEAP",
     "INLANE_NTB_COMPLETION",
     "INLANE_NTB_FAULTS",
@@ -40,6 +41,10 @@ const OTHER_VARIABLES: [&str; 23] = [
     "INLANE_OFFLOAD_RULES",
     "INLANE_OFFLOAD_REQUIRE",
 ];
+
+/// The flag of `nvme target` with the secrets of hosts. No other flag overrides it, because the target would
+/// then run without the authentication that its settings file demands.
+const SECRETS_FILE: &str = "secrets-file";
 
 /// Returns a warning for each `INLANE_*` variable that no part of inlane reads. Such a name is probably
 /// misspelt, so the warning suggests similar names.
@@ -77,6 +82,8 @@ pub struct Expanded {
     pub arguments: Vec<OsString>,
     /// The inserted flags, each with the variable or the file that set it.
     pub origins: Vec<(String, String)>,
+    /// A line for each flag of the file or of the environment that a flag on the command line excludes.
+    pub left_out: Vec<String>,
 }
 
 /// Returns the command line with the flags of the file and of the environment inserted behind the subcommand.
@@ -90,47 +97,25 @@ pub fn expand(
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    // Leave out the arguments of the program that a subcommand such as `inlane ntb run` starts, because they
-    // may look like flags of inlane.
-    let texts = &texts[..own(command, &texts)];
-    // Find the innermost subcommand, the name of its table in the settings file, and the index of the
-    // argument that names the subcommand.
-    let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
-    for (index, text) in texts.iter().enumerate().skip(1) {
-        if *text == "help" && subcommand.has_subcommands() {
-            return Ok(Expanded { arguments, ..Expanded::default() });
-        }
-        if let Some(found) = subcommand.find_subcommand(text) {
-            let dot = if table.is_empty() { "" } else { "." };
-            (subcommand, table, at) = (found, format!("{table}{dot}{text}"), index);
-        }
-    }
+    let Line { subcommand, table, at, own, flags } = read_line(command, &texts);
+    let texts = &texts[..own];
     if at == 0 {
         return Ok(Expanded { arguments, ..Expanded::default() });
     }
-    let is_given = |argument: &&Arg| {
-        texts[at..].iter().any(|text| match text.strip_prefix("--") {
-            Some(flag) => flag.split('=').next().is_some_and(|name| is_named(argument, name)),
-            None => argument.get_short().is_some_and(|short| text.starts_with(&format!("-{short}"))),
-        })
-    };
-    let given: Vec<&Arg> = subcommand.get_arguments().filter(is_given).collect();
     let variable =
         |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let mut extra: Vec<OsString> = Vec::new();
-    let mut set: Vec<&Arg> = Vec::new();
-    let mut origins = Vec::new();
+    let mut inserted = Expanded::default();
+    let mut set = flags.clone();
     for argument in subcommand.get_arguments() {
         let Some(long) = argument.get_long() else { continue };
         let name = variable_of(&table, long);
-        if let Some(value) = variable(&name) {
-            set.push(argument);
-            if !is_overridden(subcommand, argument, &given) {
-                push(&mut extra, argument, long, &toml::Value::String(value.clone()))
-                    .map_err(|why| invalid(format!("{name}={value}"), why))?;
-                origins.push((format!("--{long}"), format!("the environment variable {name}")));
-            }
-        }
+        let Some(value) = variable(&name).filter(|_| !set.contains(&argument)) else { continue };
+        set.push(argument);
+        let setting =
+            Setting { table: table.clone(), argument, key: long.into(), value: value.clone().into() };
+        let origin = format!("the environment variable {name}");
+        insert(&mut inserted, subcommand, &setting, origin, &flags)
+            .map_err(|why| invalid(format!("{name}={value}"), why))?;
     }
     let named = texts.iter().enumerate().find_map(|(i, flag)| {
         flag.strip_prefix("--config=").map(str::to_string).or_else(|| {
@@ -151,67 +136,129 @@ pub fn expand(
         let file: toml::Table = toml::from_str(&text).map_err(|error| refused(one_line(&error, &text)))?;
         let mut settings = Vec::new();
         read(command, "", &file, &mut settings).map_err(refused)?;
-        for Setting { argument, key, value, .. } in settings.iter().filter(|setting| setting.table == table) {
-            let in_variable = set.iter().any(|flag| flag.get_id() == argument.get_id());
-            if !in_variable && !is_overridden(subcommand, argument, &given) {
-                push(&mut extra, argument, key, value)
-                    .map_err(|why| refused(format!("[{table}] {key}: {why}")))?;
-                origins.push((format!("--{key}"), format!("the settings file {path}")));
-            }
+        let here =
+            settings.iter().filter(|setting| setting.table == table && !set.contains(&setting.argument));
+        for setting in here {
+            insert(&mut inserted, subcommand, setting, format!("the settings file {path}"), &flags)
+                .map_err(|why| refused(format!("[{table}] {}: {why}", setting.key)))?;
         }
     }
     let mut all = arguments;
-    all.splice(at + 1..at + 1, extra);
-    Ok(Expanded { arguments: all, origins })
+    all.splice(at + 1..at + 1, inserted.arguments);
+    Ok(Expanded { arguments: all, ..inserted })
 }
 
-/// The flag of `nvme target` with the secrets of hosts. No other flag overrides it, because the target would
-/// then run without the authentication that its settings file demands.
-const SECRETS_FILE: &str = "secrets-file";
-
-/// Returns true if one of the flags `given` on the command line is the flag `argument`, or excludes it.
-fn is_overridden(subcommand: &Command, argument: &Arg, given: &[&Arg]) -> bool {
-    let excludes = |one: &Arg, other: &Arg| {
-        subcommand.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
-    };
-    let may_be_excluded = argument.get_long() != Some(SECRETS_FILE);
-    given.iter().any(|flag| {
-        flag.get_id() == argument.get_id()
-            || may_be_excluded && (excludes(flag, argument) || excludes(argument, flag))
-    })
+/// Inserts the flag of a variable or of the file, unless the flag is off or a flag `given` on the command line
+/// excludes it.
+fn insert(
+    inserted: &mut Expanded,
+    subcommand: &Command,
+    Setting { argument, key, value, .. }: &Setting,
+    origin: String,
+    given: &[&Arg],
+) -> Result<(), &'static str> {
+    let flag = arguments_of(argument, key, value)?;
+    if flag.is_empty() {
+        return Ok(());
+    }
+    match excluder(subcommand, argument, given) {
+        Some(by) => {
+            inserted.left_out.push(format!("--{key} of {origin} is left out, because --{by} excludes it"));
+        }
+        None => {
+            inserted.arguments.extend(flag);
+            inserted.origins.push((format!("--{key}"), origin));
+        }
+    }
+    Ok(())
 }
 
-/// Returns true if `--name` is the flag `argument`, by its name or an alias.
-fn is_named(argument: &Arg, name: &str) -> bool {
+/// Returns the name of the `given` flag that overrides `argument`, because one of the two excludes the other.
+fn excluder<'a>(subcommand: &Command, argument: &Arg, given: &[&'a Arg]) -> Option<&'a str> {
+    if argument.get_long() == Some(SECRETS_FILE) {
+        return None;
+    }
+    let excludes = |one: &Arg, other: &Arg| subcommand.get_arg_conflicts_with(one).contains(&other);
+    let by = given.iter().find(|flag| excludes(flag, argument) || excludes(argument, flag));
+    by.and_then(|flag| flag.get_long())
+}
+
+/// The parts of a command line that decide which settings apply.
+struct Line<'a> {
+    /// The innermost subcommand.
+    subcommand: &'a Command,
+    /// The name of the subcommand's table in the settings file.
+    table: String,
+    /// The index of the argument that names the subcommand. 0 if there is none, or if help is requested.
+    at: usize,
+    /// The number of arguments that are inlane's own: all, or those before `--` or before the program that the
+    /// subcommand starts. The program's arguments may look like flags of inlane.
+    own: usize,
+    /// The flags that the command line gives, also by an alias or in their short form.
+    flags: Vec<&'a Arg>,
+}
+
+/// Reads a command line without parsing the values of its flags.
+fn read_line<'a>(command: &'a Command, texts: &[&str]) -> Line<'a> {
+    let mut line =
+        Line { subcommand: command, table: String::new(), at: 0, own: texts.len(), flags: Vec::new() };
+    // The number of following arguments that are values of the last flag.
+    let mut values = 0;
+    for (index, &text) in texts.iter().enumerate().skip(1) {
+        if text == "--" {
+            return Line { own: index, ..line };
+        } else if values > 0 {
+            values -= 1;
+        } else if text == "help" && line.subcommand.has_subcommands() {
+            return Line { at: 0, ..line };
+        } else if let Some(found) = line.subcommand.find_subcommand(text) {
+            let dot = if line.table.is_empty() { "" } else { "." };
+            line = Line { subcommand: found, table: format!("{}{dot}{text}", line.table), at: index, ..line };
+        } else if let Some(flag) = text.strip_prefix("--") {
+            let name = flag.split('=').next().unwrap_or(flag);
+            if let Some(argument) = known(command, line.subcommand, |argument| has_long(argument, name)) {
+                line.flags.push(argument);
+                values = if flag.contains('=') { 0 } else { values_behind(argument) };
+            }
+        } else if let Some(letters) = text.strip_prefix('-') {
+            for (at, letter) in letters.char_indices() {
+                let has_short = |argument: &Arg| argument.get_short() == Some(letter);
+                let Some(argument) = known(command, line.subcommand, has_short) else { break };
+                line.flags.push(argument);
+                if argument.get_action().takes_values() {
+                    let is_last = at + letter.len_utf8() == letters.len();
+                    values = if is_last { values_behind(argument) } else { 0 };
+                    break;
+                }
+            }
+        } else if line.subcommand.get_positionals().any(Arg::is_trailing_var_arg_set) {
+            return Line { own: index, ..line };
+        }
+    }
+    line
+}
+
+/// Returns the first flag of the subcommand, or else of all subcommands, that `matches` accepts.
+fn known<'a>(
+    command: &'a Command,
+    subcommand: &'a Command,
+    matches: impl Fn(&Arg) -> bool,
+) -> Option<&'a Arg> {
+    subcommand.get_arguments().chain(command.get_arguments()).find(|argument| matches(argument))
+}
+
+/// Returns true if `name` is the long name of the flag, or an alias of it.
+fn has_long(argument: &Arg, name: &str) -> bool {
     argument.get_long() == Some(name) || argument.get_all_aliases().is_some_and(|all| all.contains(&name))
 }
 
-/// Returns the number of arguments that are inlane's own: all, or those before `--` or before the program
-/// that the subcommand starts.
-fn own(command: &Command, texts: &[&str]) -> usize {
-    let mut subcommand = command;
-    let mut is_value = false;
-    for (index, text) in texts.iter().enumerate().skip(1) {
-        if *text == "--" {
-            return index;
-        }
-        if std::mem::take(&mut is_value) {
-            continue;
-        }
-        if let Some(found) = subcommand.find_subcommand(text) {
-            subcommand = found;
-        } else if text.starts_with('-') {
-            let named = |argument: &&Arg| {
-                let short = argument.get_short().is_some_and(|short| *text == format!("-{short}"));
-                short || text.strip_prefix("--").is_some_and(|name| is_named(argument, name))
-            };
-            let argument = command.get_arguments().chain(subcommand.get_arguments()).find(named);
-            is_value = argument.is_some_and(|argument| argument.get_action().takes_values());
-        } else if subcommand.get_positionals().any(Arg::is_trailing_var_arg_set) {
-            return index;
-        }
+/// Returns the least number of arguments behind the flag that are its values.
+fn values_behind(argument: &Arg) -> usize {
+    match argument.get_num_args() {
+        _ if !argument.get_action().takes_values() || argument.is_require_equals_set() => 0,
+        Some(range) => range.min_values(),
+        None => 1,
     }
-    texts.len()
 }
 
 /// Returns an error of the TOML parser as one line. The parser's text would repeat the faulty line of the
@@ -231,19 +278,19 @@ fn invalid(what: String, why: impl Into<String>) -> Error {
     Error::Invalid { what, why: why.into() }
 }
 
-/// A key of the settings file, the table that contains it, the flag that it sets, and its value.
+/// A key of the settings file or a variable: its table, the flag that it sets, and its value.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,
     key: String,
-    value: &'a toml::Value,
+    value: toml::Value,
 }
 
 /// Collects the keys of the table `name` and of its subtables.
 fn read<'a>(
     command: &'a Command,
     name: &str,
-    table: &'a toml::Table,
+    table: &toml::Table,
     settings: &mut Vec<Setting<'a>>,
 ) -> Result<(), String> {
     for (key, value) in table {
@@ -264,7 +311,12 @@ fn read<'a>(
         let argument = command.get_arguments().find(|argument| argument.get_long() == Some(key));
         match argument.filter(|_| !name.is_empty() && key != "config") {
             Some(argument) => {
-                settings.push(Setting { table: name.into(), argument, key: key.clone(), value });
+                settings.push(Setting {
+                    table: name.into(),
+                    argument,
+                    key: key.clone(),
+                    value: value.clone(),
+                });
             }
             None if name.is_empty() && !value.is_table() => {
                 return Err(format!("'{key}' must be in the table of its subcommand, such as [forward]"));
@@ -290,14 +342,9 @@ fn read<'a>(
     Ok(())
 }
 
-/// Appends the flag `name` with its value to the arguments. If the value has a wrong type, the error says
-/// which type is expected.
-fn push(
-    arguments: &mut Vec<OsString>,
-    argument: &Arg,
-    name: &str,
-    value: &toml::Value,
-) -> Result<(), &'static str> {
+/// Returns the arguments that give the flag `name` its value: none for a flag that is off. If the value has a
+/// wrong type, the error says which type is expected.
+fn arguments_of(argument: &Arg, name: &str, value: &toml::Value) -> Result<Vec<OsString>, &'static str> {
     let text = |value: &toml::Value| match value {
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(number) => Ok(number.to_string()),
@@ -311,50 +358,39 @@ fn push(
             toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => true,
             _ => return Err("give true or false"),
         };
-        arguments.extend(on.then(|| format!("--{name}").into()));
-        return Ok(());
+        return Ok(on.then(|| format!("--{name}").into()).into_iter().collect());
     }
     let several = argument.get_num_args().is_some_and(|range| range.min_values() > 1);
     match value {
         toml::Value::Array(values) if several => {
-            arguments.push(format!("--{name}").into());
-            for value in values {
-                arguments.push(text(value)?.into());
-            }
+            let values = values.iter().map(|value| Ok(text(value)?.into()));
+            std::iter::once(Ok(format!("--{name}").into())).chain(values).collect()
         }
         toml::Value::Array(values) => {
-            for value in values {
-                arguments.push(format!("--{name}={}", text(value)?).into());
-            }
+            values.iter().map(|value| Ok(format!("--{name}={}", text(value)?).into())).collect()
         }
-        value => arguments.push(format!("--{name}={}", text(value)?).into()),
+        value => Ok(vec![format!("--{name}={}", text(value)?).into()]),
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::ArgAction;
+    use clap::{ArgAction, CommandFactory, Parser};
 
     fn command() -> Command {
         let bench = Command::new("bench").arg(Arg::new("repeats").long("repeats"));
-        let target = Command::new("target")
-            .arg(Arg::new("host").long("host").action(ArgAction::Append))
-            .arg(Arg::new("secrets_file").long("secrets-file").conflicts_with("host"));
-        let nvme = Command::new("nvme").subcommand(target);
-        Command::new("inlane").subcommand(Command::new("ntb").subcommand(bench)).subcommand(nvme).subcommand(
+        Command::new("inlane").subcommand(Command::new("ntb").subcommand(bench)).subcommand(
             Command::new("forward")
-                .arg(Arg::new("rate").long("rate").alias("load"))
-                .arg(
-                    Arg::new("zero-loss").long("zero-loss").action(ArgAction::SetTrue).conflicts_with("rate"),
-                )
                 .arg(Arg::new("config").long("config"))
                 .arg(Arg::new("burst").long("burst"))
                 .arg(Arg::new("tx").long("tx").action(ArgAction::Append))
                 .arg(Arg::new("between").long("between").num_args(2).conflicts_with("tx"))
                 .arg(Arg::new("number").long("number").short('n'))
-                .arg(Arg::new("stages").long("stages").action(ArgAction::SetTrue)),
+                .arg(Arg::new("in-flight").long("in-flight").alias("window"))
+                .arg(
+                    Arg::new("stages").long("stages").action(ArgAction::SetTrue).conflicts_with("in-flight"),
+                ),
         )
     }
 
@@ -368,17 +404,30 @@ mod tests {
         environment: &[(&str, &str)],
         arguments: &[&str],
     ) -> Result<Vec<String>, Error> {
+        let all = texts(&with_file(&command(), subcommand, file, environment, arguments)?);
+        let is_other = |text: &String| !text.starts_with("--config");
+        Ok(all.into_iter().filter(is_other).skip(1 + subcommand.len()).collect())
+    }
+
+    /// Expands the command line with a settings file that contains `file`.
+    fn with_file(
+        command: &Command,
+        subcommand: &[&str],
+        file: &str,
+        environment: &[(&str, &str)],
+        arguments: &[&str],
+    ) -> Result<Expanded, Error> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("inlane.toml");
         std::fs::write(&path, file).unwrap();
-        let mut all: Vec<OsString> = vec!["inlane".into()];
-        all.extend(subcommand.iter().map(OsString::from));
-        all.push(format!("--config={}", path.display()).into());
-        all.extend(arguments.iter().map(OsString::from));
+        let mut all: Vec<OsString> = vec!["inlane".into(), format!("--config={}", path.display()).into()];
+        all.extend(subcommand.iter().chain(arguments).map(OsString::from));
         let environment: Vec<_> = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let all = expand(&command(), all, &environment)?.arguments;
-        let texts = all.into_iter().map(|argument| argument.into_string().unwrap());
-        Ok(texts.filter(|text| !text.starts_with("--config")).skip(1 + subcommand.len()).collect())
+        expand(command, all, &environment)
+    }
+
+    fn texts(expanded: &Expanded) -> Vec<String> {
+        expanded.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
     }
 
     #[test]
@@ -414,25 +463,77 @@ mod tests {
         let file = "[forward]\nbetween = ['a', 'b']\n";
         let both = ["--tx=c", "--between", "a", "b"];
         assert_eq!(expanded(file, &[("INLANE_FORWARD_TX", "c")], &[]).unwrap(), both);
-        let off = [("INLANE_FORWARD_ZERO_LOSS", "false")];
-        assert_eq!(expanded("[forward]\nrate = '1M'\n", &off, &[]).unwrap(), ["--rate=1M"]);
+        let off = [("INLANE_FORWARD_STAGES", "false")];
+        assert_eq!(expanded("[forward]\nin-flight = 8\n", &off, &[]).unwrap(), ["--in-flight=8"]);
+        assert!(expanded("[forward]\nstages = true\n", &off, &[]).unwrap().is_empty());
     }
 
     #[test]
-    fn no_flag_wins_over_the_file_of_secrets() {
+    fn each_flag_that_is_left_out_has_a_line() {
+        let left_out = |file: &str, variables: &[(&str, &str)], arguments: &[&str]| {
+            with_file(&command(), &["forward"], file, variables, arguments).unwrap().left_out
+        };
+        let file = "[forward]\nburst = 16\ntx = ['a', 'b']\n";
+        let lines = left_out(file, &[], &["--between", "c", "d"]);
+        assert!(lines[0].starts_with("--tx of the settings file "), "{lines:?}");
+        assert!(lines[0].ends_with(" is left out, because --between excludes it"), "{lines:?}");
+        assert_eq!(lines.len(), 1);
+        let variable = [("INLANE_FORWARD_TX", "c")];
+        let line =
+            "--tx of the environment variable INLANE_FORWARD_TX is left out, because --between excludes it";
+        assert_eq!(left_out("", &variable, &["--between", "c", "d"]), [line]);
+        // A flag that is off or that the same flag overrides is not left out.
+        assert!(left_out("[forward]\nstages = false\n", &[], &["--in-flight=4"]).is_empty());
+        assert!(left_out(file, &[], &["--tx=c"]).is_empty());
+    }
+
+    #[test]
+    fn no_flag_turns_off_authentication() {
         let target = ["nvme", "target"];
-        let file = "[nvme.target]\nsecrets-file = 's'\n";
-        let host = ["--host", "h"];
-        assert_eq!(of(&target, file, &[], &host).unwrap(), ["--secrets-file=s", "--host", "h"]);
-        assert_eq!(of(&target, file, &[], &["--secrets-file=t"]).unwrap(), ["--secrets-file=t"]);
+        let host = ["--namespace=memory:1M", "--host=nqn.2026-11.example:a"];
+        let cli = crate::Cli::command();
+        let file = "[nvme.target]\nsecrets-file = 'secrets'\n";
+        let demanded = with_file(&cli, &target, file, &[], &host).unwrap();
+        assert!(texts(&demanded).contains(&"--secrets-file=secrets".to_string()));
+        assert!(demanded.left_out.is_empty());
+        let variable = [("INLANE_NVME_TARGET_SECRETS_FILE", "secrets")];
+        let by_variable = with_file(&cli, &target, "", &variable, &host).unwrap();
+        for expanded in [demanded, by_variable] {
+            let error = crate::Cli::try_parse_from(expanded.arguments).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::ArgumentConflict, "{error}");
+        }
     }
 
     #[test]
-    fn the_alias_of_a_flag_wins_too() {
-        assert_eq!(
-            of(&["copy"], "[copy]\nin-flight = 8\n", &[], &["--window", "4"]).unwrap(),
-            ["--window", "4"]
-        );
+    fn a_hash_or_group_without_secrets_is_refused() {
+        for hosts in ["--host=nqn.2026-11.example:a", "--hosts-file=hosts"] {
+            for without_effect in ["--dhchap-hash=sha512", "--dhchap-dhgroup=ffdhe2048"] {
+                let line = ["inlane", "nvme", "target", "--namespace=memory:1M", hosts, without_effect];
+                assert!(crate::Cli::try_parse_from(line).is_err(), "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_alias_of_a_flag_wins_too() {
+        let file = "[forward]\nin-flight = 8\n";
+        for arguments in [&["--window", "4"][..], &["--window=4"]] {
+            assert_eq!(expanded(file, &[], arguments).unwrap(), arguments);
+        }
+        let arguments = ["--window", "4"];
+        assert_eq!(expanded("[forward]\nstages = true\n", &[], &arguments).unwrap(), arguments);
+    }
+
+    #[test]
+    fn the_value_of_another_flag_is_not_a_flag() {
+        for value in ["-n2", "--number"] {
+            let arguments = ["--burst", value];
+            let expected = ["--number=1", "--burst", value];
+            assert_eq!(expanded("[forward]\nnumber = 1\n", &[], &arguments).unwrap(), expected);
+        }
+        let line = ["inlane", "--config", "ntb", "forward"];
+        let command = crate::Cli::command();
+        assert_eq!(read_line(&command, &line).table, "forward");
     }
 
     #[test]
@@ -469,7 +570,7 @@ mod tests {
             ("inlane ntb run --heap 1M -- ./program", 5),
             ("inlane ntb run --heap 1M", 5),
         ] {
-            assert_eq!(own(&command, &line.split(' ').collect::<Vec<_>>()), count, "{line}");
+            assert_eq!(read_line(&command, &line.split(' ').collect::<Vec<_>>()).own, count, "{line}");
         }
     }
 
@@ -519,6 +620,16 @@ mod tests {
         ] {
             assert!(expanded(bad, &[], &[]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn documented_variables_are_known() {
+        let pages = [include_str!("../../../docs/configuration.md"), include_str!("../../../docs/ntb.md")];
+        let rows = pages.iter().flat_map(|page| page.lines()).filter_map(|line| line.strip_prefix("| `"));
+        let names = rows.filter_map(|row| row.split('`').next()).filter(|name| name.starts_with("INLANE_"));
+        let environment: Vec<_> = names.map(|name| (name.to_string(), "1".to_string())).collect();
+        assert!(environment.len() > 8, "the tables were not found: {environment:?}");
+        assert_eq!(unknown_variables(&crate::Cli::command(), &environment), [""; 0]);
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub enum Error {
         remedy: &'static str,
     },
     /// The source does not compile.
-    #[error("{name} does not compile for {arch}:\n{log}")]
+    #[error("{name}: it does not compile for {arch}:\n{log}")]
     DoesNotCompile {
         /// The source's name.
         name: String,
@@ -128,10 +128,17 @@ fn is_environment(code: u32) -> bool {
 
 impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
-        // Each text begins with its object, so the split changes nothing in the message.
+        // Each text begins with its object and ": ". An object with a name from outside may itself contain ": ".
         let text = error.to_string();
-        let (device, why) = text.split_once(": ").unwrap_or(("CUDA", &text));
-        inlane_core::Error::Device { class: error.class(), why: why.into(), device: device.into() }
+        let object = match &error {
+            Error::Call { device, .. } => device.as_str(),
+            Error::Invalid { what, .. } => what,
+            Error::DoesNotCompile { name, .. } => name,
+            _ => text.split(": ").next().unwrap_or(&text),
+        };
+        let (device, why) =
+            (object.to_string(), text[object.len()..].strip_prefix(": ").unwrap_or_default().to_string());
+        inlane_core::Error::Device { class: error.class(), why, device }
     }
 }
 

@@ -44,6 +44,29 @@ fn the_error_of_a_mover_has_the_text_of_the_cuda_error() {
 }
 
 #[test]
+fn the_device_of_an_error_is_its_object() {
+    let (name, version) = ("drop.cu".to_string(), "13.0".to_string());
+    let log = "drop.cu(3): error: expected a \";\"".to_string();
+    let (call, meaning, remedy) = ("nvrtcCompileProgram", "out of memory: retry".to_string(), "end programs");
+    for (error, object) in [
+        (Error::DoesNotCompile { name, arch: "sm_90".into(), log }, "drop.cu"),
+        (Error::Compiler { version, call, meaning, remedy }, "NVRTC 13.0"),
+        (Error::invalid("file a: b", "it is empty"), "file a: b"),
+        (Error::NoDriver, "no CUDA driver"),
+        (Error::DriverTooOld { found: 12000, needed: 12080 }, "the CUDA driver is too old"),
+        (Error::NoCompiler { tried: "a: b".into() }, "no NVRTC, CUDA's run-time compiler"),
+    ] {
+        let text = error.to_string();
+        let converted = inlane_core::Error::from(error);
+        assert_eq!(converted.to_string(), text);
+        assert!(
+            matches!(&converted, inlane_core::Error::Device { device, .. } if device == object),
+            "{converted:?}"
+        );
+    }
+}
+
+#[test]
 fn driver_errors_have_the_class_of_their_cause() {
     let error = |code| Error::Call {
         call: "cuStreamQuery",

@@ -77,11 +77,11 @@ pub struct Target {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "hosts_file"])]
     secrets_file: Option<PathBuf>,
     /// Hash function of the authentication
-    #[arg(long, value_enum, value_name = "HASH", default_value_t = HashName::Sha256, requires = "secrets_file")]
+    #[arg(long, value_enum, value_name = "HASH", default_value_t = HashName::Sha256, requires = "secrets_file", conflicts_with_all = ["hosts", "hosts_file"])]
     dhchap_hash: HashName,
     /// Diffie-Hellman group of the authentication, which hosts must support. A group stops eavesdroppers from
     /// testing guesses of a secret. Random secrets cannot be guessed and need only null, which is faster
-    #[arg(long, value_enum, value_name = "GROUP", default_value_t = GroupName::Null, requires = "secrets_file")]
+    #[arg(long, value_enum, value_name = "GROUP", default_value_t = GroupName::Null, requires = "secrets_file", conflicts_with_all = ["hosts", "hosts_file"])]
     dhchap_dhgroup: GroupName,
     /// Pin one worker thread to each of these cores, for example 2,4-7. Excludes --threads [default: not
     /// pinned]
