@@ -15,9 +15,8 @@
 //!   others are UCX's operations.
 //! * **Short puts by TCP** are copied, and return before UCX has sent them (module `buffered`).
 //! * **Atomics**: UCX decides whether the processor or a network device carries them out, even on the PE's
-//!   own
-//!   memory, because the two must not mix on one word. If UCX uses the calling processor for mapped memory, this
-//!   transport does the same without UCX.
+//!   own memory, because the two must not mix on one word. If UCX uses the calling processor for mapped memory,
+//!   this transport does the same without UCX.
 //! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
 //!   progress function. Waiting threads call it. If no thread waits, the service thread does.
 //!

@@ -226,8 +226,7 @@ struct OneWait<'a, F> {
     done: F,
     /// When a poll last found an event of UCX.
     last_event: Option<Instant>,
-    /// How long this wait polls before it sleeps. `None` if another rule chose
-    /// the time.
+    /// How long this wait polls before it sleeps. `None` if another rule chose the time.
     poll_for: Option<Duration>,
     /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
     /// sleep.
