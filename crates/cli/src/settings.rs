@@ -4,8 +4,8 @@
 //! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
 //! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. A flag
 //! on the command line wins over a variable, and a variable wins over the file. A flag on the command line also
-//! wins over the flags that it excludes, except over [`SECRETS_FILE`]. An unknown key in the file is an error. An unknown variable
-//! is a warning, because another program may use it.
+//! wins over the flags that it excludes, except over [`SECRETS_FILE`]. An unknown key in the file is an error.
+//! An unknown variable is a warning, because another program may use it.
 
 use crate::misuse::{did_you_mean, similar};
 use clap::{Arg, Command};

@@ -16,9 +16,9 @@ pub const MAX_VALUE: usize = 384;
 /// The version of the messages. It is the first byte of a message in every version, so that both sides can
 /// name the version that they refuse.
 pub const VERSION: u8 = 6;
-/// The most requests without a reply that a client sends before it sends one with a reply, if one of them is
-/// [`Operation::Open`]. An engine with one thread processes as many in one turn. So it has processed them before it
-/// reads a request of a client that connects later, such as a forked child, which may be about the same sockets.
+/// A client sends [`Operation::Open`] only if it has sent fewer requests than this since the engine's last reply. An
+/// engine with one thread processes as many requests of a client in one turn. So it has processed them before it reads
+/// a request of a client that connects later, such as a forked child, which may be about the same sockets.
 pub const MOST_AHEAD: u32 = 32;
 /// Where the value begins.
 const VALUE: usize = 96;
@@ -76,8 +76,8 @@ pub enum Operation {
     /// has written into the program's end, so that it is not writable before the connection is established.
     ///
     /// There is no reply. If the request fails, the engine's end gets the errno in its name, like that of a
-    /// connection that fails later. The engine accepts the request only from its own user and from root, because
-    /// a program that keeps a descriptor of the engine's end could block the engine.
+    /// connection that fails later. The engine accepts the request only from programs that connected to it as
+    /// its own user or as root, because a program that keeps a descriptor of the engine's end could block the engine.
     Open = 14,
     /// Says that the program is about to send `number` bytes with the flag MSG_MORE through the pair of a TCP socket. The
     /// request carries the program's end. An incomplete segment of these bytes then waits as with TCP_CORK, until the

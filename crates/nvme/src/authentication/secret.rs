@@ -70,13 +70,13 @@ impl FromStr for Secret {
             "01" => Some(Hash::Sha256),
             "02" => Some(Hash::Sha384),
             "03" => Some(Hash::Sha512),
-            _ => return Err(invalid("after DHHC-1: follows neither 00 nor a hash function (01, 02 or 03)")),
+            _ => return Err(invalid("the part after DHHC-1: must be 00, or a hash function: 01, 02 or 03")),
         };
         let encoded = rest.strip_suffix(':').ok_or_else(|| invalid("the ':' at its end is missing"))?;
         let bytes = STANDARD.decode(encoded).map_err(|_| invalid("its third part is not Base64"))?;
         let mut bytes = Zeroizing::new(bytes);
         if !matches!(bytes.len(), 36 | 52 | 68) {
-            return Err(invalid("it has neither 32, 48 nor 64 bytes"));
+            return Err(invalid("it must have 32, 48 or 64 bytes"));
         }
         let length = bytes.len() - 4;
         if bytes[length..] != crc32(&bytes[..length]) {

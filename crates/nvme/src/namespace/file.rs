@@ -67,7 +67,7 @@ impl FileStorage {
             (_, true) if block_device => return invalid("it is a regular file; give file:PATH"),
             (false, false) => {
                 return invalid(
-                    "it is neither a regular file nor a block device; name one of these, or serve memory:SIZE",
+                    "it must be a regular file or a block device; name one of these, or serve memory:SIZE",
                 );
             }
             _ => {}
