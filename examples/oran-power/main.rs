@@ -80,8 +80,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         // SAFETY: both are pinned memory of 4096 bytes, and the copies into them have ended.
         Ok(answer.each_ref().map(|page| unsafe { std::slice::from_raw_parts(page.as_ptr(), 4096) }))
     };
-    // The first use of a stream takes milliseconds, in which slots would be overwritten. So the stream is
-    // used once before the radio starts.
+    // The first use of a stream takes milliseconds, in which the radio would overwrite slots that were not
+    // read yet. So use the stream once before the radio starts.
     take(0)?;
     radio.start()?;
 
@@ -107,8 +107,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // Count the result as late if oran-reorder has output a slot that is at least eight later,
-            // because the sixteenth slot after this one reuses its memory.
+            // Count the result as late if oran-reorder has output a slot that is at least eight later. The
+            // sixteenth slot after this one reuses its memory, and half of that distance is kept as a margin.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {

@@ -47,7 +47,7 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         2 => {
-            // The input replaces the challenge or, after a real challenge, Success1.
+            // The input replaces messages of the controller: the challenge and Success1, or only Success1.
             let mut host = HostSide::new(&credentials, &names, 0);
             if mode & 8 == 0 {
                 let _ = host.challenged(rest);

@@ -48,7 +48,8 @@ fn compile(folder: &Path, name: &str, library: &Path) -> Option<PathBuf> {
         .arg(shmem.join("include"))
         .arg(library)
         .arg("-pthread")
-        // run.py asks the loader for each program's libraries, so the loader must find this one here, too.
+        // run.py asks this machine's loader for the libraries that each program needs, so give the loader the
+        // folder of inlane's library.
         .arg(format!("-Wl,-rpath,{}", folder.display()))
         .output()
         .ok()?;
@@ -126,7 +127,7 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     let first = first.wait_with_output().unwrap();
     let (text, errors) = (String::from_utf8_lossy(&first.stdout), String::from_utf8_lossy(&first.stderr));
     let second = second.map(|(mut second, [_, errors])| {
-        // A first machine that failed may not have ended the second one.
+        // If the first machine failed, stop the second one, because it may still run and wait for the first.
         if !first.status.success() {
             let id = second.id().to_string();
             Command::new("kill").args(["-TERM", &id]).status().unwrap();

@@ -220,9 +220,9 @@ enum Direction {
     Forward,
     /// From --to to --from
     Backward,
-    /// Both at the same time
+    /// Both directions at the same time
     Both,
-    /// Each alone, then both at the same time
+    /// Each direction alone, then both at the same time
     All,
 }
 

@@ -96,7 +96,8 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
     2
 }
 
-/// Returns true if the text contains the flag, and not only as the start of a longer flag.
+/// Returns true if the text contains the flag as a whole. For example, `--in` in `--in-flight` does not
+/// count.
 fn names(text: &str, flag: &str) -> bool {
     text.match_indices(flag).any(|(at, _)| {
         let next = text[at + flag.len()..].chars().next();

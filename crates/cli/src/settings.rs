@@ -252,7 +252,7 @@ fn has_long(argument: &Arg, name: &str) -> bool {
     argument.get_long() == Some(name) || argument.get_all_aliases().is_some_and(|all| all.contains(&name))
 }
 
-/// Returns the least number of arguments behind the flag that are its values.
+/// Returns the least number of values that the flag takes from the arguments behind it.
 fn values_behind(argument: &Arg) -> usize {
     match argument.get_num_args() {
         _ if !argument.get_action().takes_values() || argument.is_require_equals_set() => 0,
@@ -482,7 +482,8 @@ mod tests {
         let line =
             "--tx of the environment variable INLANE_FORWARD_TX is left out, because --between excludes it";
         assert_eq!(left_out("", &variable, &["--between", "c", "d"]), [line]);
-        // A flag that is off or that the same flag overrides is not left out.
+        // A flag that is false in the file conflicts with nothing. A value on the command line replaces the
+        // file's value of the same flag. Neither case needs a line.
         assert!(left_out("[forward]\nstages = false\n", &[], &["--in-flight=4"]).is_empty());
         assert!(left_out(file, &[], &["--tx=c"]).is_empty());
     }

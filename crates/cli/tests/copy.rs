@@ -67,8 +67,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let (forward, backward) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forward, "--sizes 4K");
     let kept = calibrated_ms(&run(forward, "--sizes 64K,16M"));
-    // The slower link of the twin's model takes at least 6.5 ms for 16 MiB. On a busy machine this time is
-    // extrapolated from smaller sizes, to no less than half. 64 KiB take 0.03 ms.
+    // 16 MiB take at least 6.5 ms on the slower link of the twin's model. On a busy machine, the calibration
+    // extrapolates this time from smaller sizes, and finds at least half of it. 64 KiB take only 0.03 ms.
     assert!(kept >= 3.0, "{kept} ms");
     run(backward, "--sizes 4K");
     run("--from host --to host", "--sizes 4K --access 4");

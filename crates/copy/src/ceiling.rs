@@ -12,7 +12,8 @@
 //!                   but at most the best rate of the slower link alone.
 //! ```
 //!
-//! The mean is taken because links may compete for host memory: one then measures fast and the other slow.
+//! The mean is taken because links that run at once compete for host memory. Their measured rates then
+//! differ, but a path has the same rate on each of its links.
 //!
 //! [`of_cpu`] measures the ceiling between host memory and BARs, where the CPU copies.
 

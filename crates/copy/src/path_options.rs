@@ -67,6 +67,6 @@ pub enum PathChoice {
     Auto,
     /// This path if it can be opened. Otherwise the cheapest other path, and the result says why.
     Prefer(Path),
-    /// This path. If it cannot be opened, opening fails.
+    /// Only this path. Opening fails if this path cannot be opened.
     Require(Path),
 }

@@ -77,9 +77,9 @@ pub struct TransferResult {
 /// The rates of one transfer of the experiment that `--published` repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PublishedRates {
-    /// The rate that the paper measured. Null if it gives none.
+    /// The rate that the published experiment measured. Null if its paper gives none.
     pub published_bytes_per_second: Option<f64>,
-    /// The rate predicted from the paper's rates of the single stages.
+    /// The rate predicted from the published rates of the single stages.
     pub predicted_bytes_per_second: Option<f64>,
     /// The rate of the best repeat on inlane's models of the accelerators.
     pub model_bytes_per_second: Option<f64>,

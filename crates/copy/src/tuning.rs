@@ -139,7 +139,8 @@ impl SmTuning {
 
 /// The bytes of data that a warp stores at once: 32 lines with 12 bytes each.
 const ROW: usize = 32 * 12;
-/// The bit of a command's `chunk` field for transfers that are sent as lines. `staging.h` has it too.
+/// The bit of a command's `chunk` field for transfers that are sent as lines. A line is 16 bytes: 12 of data
+/// and 4 of the command's number. `staging.h` defines the same bit.
 pub(crate) const LINES: u64 = 1 << 63;
 
 #[cfg(test)]

@@ -125,8 +125,8 @@ fn a_resident_path_works_after_a_long_pause() {
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         if !pause.is_zero() {
             std::thread::sleep(pause);
-            // Allocation waits for running kernels. After the pause of 12 s, kernels that the timer did not
-            // end would run for another 18 s.
+            // An allocation waits for running kernels, so a quick one shows that the timer has ended them.
+            // Kernels that still run after 12 s would delay it for another 18 s.
             let began = Instant::now();
             drop(to.allocate(64 << 20).unwrap());
             assert!(began.elapsed() < Duration::from_secs(15), "kernels still run: {:?}", began.elapsed());
@@ -297,7 +297,8 @@ fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
     gpu.pinned(size).unwrap()
 }
 
-/// A mover, a source, and a destination without memory. A copy between them by the mover traps.
+/// A mover, a source, and a destination without memory. Copying to this destination makes the mover's kernel
+/// trap.
 struct Trap(Box<dyn Mover>, Region, Region);
 
 impl Trap {

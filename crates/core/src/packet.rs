@@ -60,14 +60,14 @@ impl Packet {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketMeta {
-    /// When the packet was captured or sent, in nanoseconds since 1970. Later in each lap of a repeated
-    /// capture.
+    /// When the packet was captured or sent, in nanoseconds since 1970. If a capture is repeated, the times
+    /// go on growing from lap to lap.
     pub time_ns: u64,
     /// The packet's length on the wire in bytes, if the capture cut the packet (snap length). 0 if it is
     /// complete.
     pub wire_length: u32,
-    /// The number of the interface that captured the packet, in the capture's order. The sink writes it into
-    /// its capture.
+    /// The number of the interface that captured the packet, in the order of the source's capture. The sink
+    /// writes this number into its own capture.
     pub interface: u32,
 }
 

@@ -84,11 +84,11 @@ impl Successor {
     }
 }
 
-/// Gives up all privileges of the process permanently, as [`drop_privileges_to`] does with
-/// [`Successor::Caller`].
+/// Gives up all privileges of the process permanently. A process that runs as root goes on as the user who
+/// called sudo, or as `nobody`. See [`drop_privileges_to`].
 ///
 /// # Errors
-/// As [`drop_privileges_to`].
+/// As for [`drop_privileges_to`].
 pub fn drop_privileges() -> Result<Option<Dropped>> {
     drop_privileges_to(Successor::Caller)
 }
@@ -96,8 +96,8 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
 /// Drops all privileges of the process and its threads permanently. If the process runs as root, its user
 /// becomes `successor`. Returns `None` if there was nothing to drop.
 ///
-/// A library's thread that blocks signals keeps its capabilities if the process was not root, or stays root.
-/// A warning names it.
+/// Other threads drop their capabilities in a signal handler, unless the change of user has removed them. A
+/// thread that blocks signals keeps its capabilities, and a warning names it.
 ///
 /// # Errors
 /// [`Error::Os`] that names the step that failed. End the process then, because it may still have privileges.
@@ -133,7 +133,8 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     // set-uid bits or file capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // A change of user clears this flag, and root then owns the process's files in /proc.
+    // Make the process dumpable again. The change of user has ended that, and root would then own the
+    // process's files in /proc.
     // SAFETY: the call sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
@@ -177,7 +178,8 @@ fn drop_capabilities_of_this_thread() -> i32 {
         thread: i32,
     }
     let header = Header { version: VERSION_3, thread: 0 };
-    // Version 3 of capset(2) takes 64-bit sets as two halves. Each half contains the three sets.
+    // Version 3 of capset(2) takes 64-bit sets as two halves. Each half holds the three sets: effective,
+    // permitted and inheritable.
     let sets = [[0u32; 3]; 2];
     // SAFETY: header and sets outlive the call, in the layout of version 3 of capset(2).
     unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }

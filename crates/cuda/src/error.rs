@@ -128,7 +128,8 @@ fn is_environment(code: u32) -> bool {
 
 impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
-        // Each text begins with its object and ": ". An object with a name from outside may itself contain ": ".
+        // The text begins with the failed object and ": ". Cut the object off by its length if its name comes
+        // from outside, because the name may itself contain ": ".
         let text = error.to_string();
         let object = match &error {
             Error::Call { device, .. } => device.as_str(),

@@ -123,8 +123,8 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // Let the copy complete before the wait begins, 2 ms after it began, or 400 ms after it began. Within
-        // 400 ms, a sleeping wait has checked the other streams once.
+        // The copy completes before the wait begins, or 2 ms or 400 ms after the wait has begun. In 400 ms, a
+        // sleeping wait also checks the other streams once.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });
@@ -258,7 +258,8 @@ fn another_fails(completion: CompletionMode) {
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
 }
 
-/// Checks that `drain` notices the failed stream, and waits only briefly for the stream that never ends.
+/// Drains a failed stream and one that never ends, without a wait before. `drain` must return in time, and a
+/// GPU must be abandoned.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {

@@ -181,8 +181,8 @@ impl Mover for DmaDev {
         while self.queued + pieces > usize::from(DESCRIPTORS) - 2 {
             self.advance()?;
         }
-        // Add the entry before the first piece is queued: the device copies earlier pieces even if a later
-        // one is refused.
+        // Add the entry before the first piece is queued, because it keeps the memory alive. The device
+        // copies earlier pieces even if a later one is refused.
         self.entries.push_back((pieces, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         for index in 0..pieces {
@@ -210,8 +210,8 @@ impl Mover for DmaDev {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let Self { id, flight, entries, queued, name, .. } = self;
         let text = || Self::text(name);
-        // Read the ticket before the oldest entry once. It stays valid, because no entry is dropped during
-        // the wait.
+        // `first` is the ticket that precedes the oldest entry's ticket. It stays valid, because no entry is
+        // dropped during the wait.
         let first = flight.done();
         let mut poll = || {
             // Yield the core, because the device's copying thread may need it.

@@ -34,8 +34,8 @@ impl BurstFunctions {
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that return mbufs without writing to them. Several fields can be loaded at
-    /// once without a stall.
+    /// The functions for drivers that return mbufs without writing to them. One load reads several fields,
+    /// and does not stall because the fields were not just stored.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
     /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
     /// a program or a device holds it.
@@ -231,8 +231,8 @@ impl EthTx {
     /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
     /// # Safety
-    /// The caller keeps the promises of [`Tx::send`], and those of [`Tx::send_as_received`] if `send` is such
-    /// a function.
+    /// The caller keeps the promises of [`Tx::send`]. If `send` is a function for packets that are sent as
+    /// received, the caller also keeps those of [`Tx::send_as_received`].
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;

@@ -13,7 +13,7 @@ const OPEN: u8 = 1;
 /// The state of a paused gate: threads wait in [`Gate::pass`] until the gate is opened or closed.
 const PAUSED: u8 = 2;
 
-/// All gates. Locked while a gate is created or opened, and during a [`Pause`].
+/// All gates. Locked during a [`Pause`], so that no gate is created or opened meanwhile.
 static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
 
 /// Guards code that threads run by [`Gate::pass`], such as the calls of a port's driver. A closed gate

@@ -32,7 +32,7 @@ pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
 }
 
 /// Returns how many packets the AF_XDP sockets dropped because their receive rings were full. DPDK's driver
-/// counts packets dropped for lack of a buffer.
+/// counts only packets dropped for other reasons, such as the lack of a buffer.
 pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
     const XDP_STATISTICS: i32 = 7;
     let dropped = |socket: &xdp::Socket| {
@@ -63,7 +63,7 @@ fn is_bound_to(descriptor: RawFd, index: u32) -> bool {
     // SAFETY: an all-zero address is valid and has no family.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: at most `length` bytes are written. The call fails on other descriptors.
+    // SAFETY: at most `length` bytes are written. The call fails if the descriptor is no socket.
     let code = unsafe { libc::getsockname(descriptor, (&raw mut address).cast(), &mut length) };
     code == 0
         && i32::from(address.sll_family) == libc::AF_PACKET

@@ -4,7 +4,7 @@
 //!
 //! | port | is |
 //! | --- | --- |
-//! | `net_null[:SIZE]` | generates and discards frames of SIZE bytes (64) |
+//! | `net_null[:SIZE]` | generates and discards frames of SIZE bytes (default 64) |
 //! | `ring:NAME` | rings in this process: what is sent comes back; `prime=N` puts N packets in |
 //! | `af_xdp:IFACE` | a kernel interface through AF_XDP sockets |
 //! | `af_packet:IFACE` | a kernel interface through packet sockets |

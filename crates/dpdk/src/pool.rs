@@ -24,8 +24,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 /// caches.
 const CACHE: u32 = 256;
 
-/// The addresses of all mempools. Locked while a thread flushes its caches, and while a port takes lost
-/// buffers back.
+/// The addresses of all mempools. The lock keeps threads from flushing their caches while a port takes its
+/// lost buffers back.
 static POOLS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// The number of pools created so far, which makes each pool's name unique, as DPDK demands.

@@ -178,9 +178,9 @@ impl EthPort {
         }
     }
 
-    /// Returns how many queues the port can have, from its first queue on, if each queue needs a DPDK device
-    /// of its own. That is so only for AF_XDP ports on an interface with more receive queues than pairs of a
-    /// receive and a transmit queue. Returns `None` for all other ports.
+    /// Returns how many queues the port can have, counted from its first queue, if each queue needs its own
+    /// DPDK device. Returns `None` if one device serves all queues. Only AF_XDP ports need separate devices,
+    /// on interfaces with more receive queues than pairs of a receive and a transmit queue.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let PortKind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();

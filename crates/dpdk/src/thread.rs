@@ -50,7 +50,7 @@ impl Drop for ThreadGuard {
 /// Registers the calling thread. The C files call this function for a thread without an lcore id.
 #[unsafe(no_mangle)]
 extern "C" fn inlane_dpdk_register_thread() {
-    // If this thread is ending and its thread-local values are destroyed, it gets no id.
+    // A thread that is ending and whose thread-local values are destroyed gets no lcore id.
     let _ = REGISTERED.try_with(|registered| {
         let mut registered = registered.borrow_mut();
         if registered.is_none() {

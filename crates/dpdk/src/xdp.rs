@@ -54,8 +54,8 @@ pub(crate) enum Refusal {
     /// The interface has an XDP program that is not inlane's. `name` is empty if this process may not read
     /// it.
     Taken { program: u32, name: String },
-    /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share the
-    /// program.
+    /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share that
+    /// process's XDP program.
     NotShared,
     /// The kernel refused to load or attach inlane's XDP program, for this reason.
     Failed(io::Error),

@@ -213,8 +213,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
 fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
-    // `burst.c` counts the allocated packets of a chunk in 6 bits of a sum. An overflow to 0 would lose their
-    // lengths.
+    // `burst.c` counts the allocated packets of a chunk in 6 bits. If the count overflowed to 0, it would
+    // send them like received packets, without storing their lengths.
     for count in [1, 2, 3, 31, 32, 33, 63, 64] {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);

@@ -271,10 +271,11 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // A packet of the window's last slot counts as late until half a cycle after that slot's
-                // delivery. Later, its number means a slot of the next cycle. A packet of an older slot
-                // counts as late only until twice the time limit after the delivery: if the last slot's
-                // number was wrong, correct packets seem older, and would be refused for up to half a cycle.
+                // Slot numbers repeat after a cycle. A packet of the window's last slot is late until half a
+                // cycle after that slot's delivery. After that, its number means a slot of the next cycle. A
+                // packet of an older slot is late only until twice the time limit after the delivery. If the
+                // last slot's number was wrong, correct packets seem older, so this shorter time limits how
+                // long they are refused.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

@@ -158,7 +158,7 @@ template <class T> INLANE void store_release(T &at, T value) { at = value; }
 // ---- Bytes. ---------------------------------------------------------------------------------------------------------
 
 namespace detail {
-// Reads and writes a value at any address, in the processor's byte order.
+// `get` reads and `put` writes a value at any address, in the processor's byte order.
 template <class T> INLANE T get(const uint8_t *from) {
 #if INLANE_GPU
     if (reinterpret_cast<uintptr_t>(from) % sizeof(T) == 0) return *reinterpret_cast<const T *>(from);

@@ -46,8 +46,8 @@ namespace detail {
 
 template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// Detects which members a function declares (SFINAE). `name<F>(first())` is true if `expression` is valid for
-// F.
+// INLANE_DETECT defines `name<F>(first())`, which is true if `expression` compiles for F (SFINAE). It finds
+// out which members a function declares.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \
@@ -110,8 +110,8 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 
 #if INLANE_GPU
 
-// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes verdicts for all
-// packets once a packet `differs`, and none before.
+// Runs a `packet` function on a burst. Thread i handles packets i, i + threads, ... Writes no verdicts if the
+// function leaves all packets unchanged. Otherwise writes the verdicts of all packets.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {

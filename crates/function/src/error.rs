@@ -25,7 +25,7 @@ pub enum Error {
         /// What is wrong, and what to write instead.
         why: String,
     },
-    /// A user's file cannot be used.
+    /// The source file of a user's packet function cannot be used.
     #[error("packet function {}: {why}", path.display())]
     File {
         /// The file.

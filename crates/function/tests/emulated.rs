@@ -339,9 +339,9 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // Check that every slot is complete, unless packets were lost or late. Packets are late if one block
-        // runs far ahead of another: later slots then take over the windows of earlier ones, which stay
-        // incomplete.
+        // Check that every slot is complete, unless packets were lost or late. A block that runs far ahead
+        // makes other packets late: a later slot has then taken over the buffer of their slot, which was
+        // delivered incomplete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == DeliveryReason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);

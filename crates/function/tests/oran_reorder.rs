@@ -294,8 +294,8 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // Send the packets again, first exactly half a cycle after the slot's delivery and then 1 ns later. The
-    // first are late. The others belong to a new slot, because slot numbers repeat after a cycle.
+    // Send the packets twice more. Exactly half a cycle after the slot's delivery, they are late. 1 ns later,
+    // they belong to a new slot, because slot numbers repeat after a cycle.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);

@@ -185,9 +185,9 @@ struct State {
     /// delivered; later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// The time at which the wire was made. It is the first part of every [`Piece::rank`], unless the plan
-    /// has both `reorder` and a delay. Ranks with this first part are ordered by the second part: the number
-    /// of the piece, or a random number.
+    /// The time at which the wire was created: the first part of every [`Piece::rank`]. So the second part,
+    /// the piece's number or a random number, decides. Only with `reorder` and a delay, the first part is the
+    /// time at which the piece is due.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -266,9 +266,8 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // The doorbell register is not write-combining, so a doorbell may overtake the stores since the last
-        // fence, but not those before. Push it into the current epoch, where it waits only for the stores
-        // before that fence.
+        // Queue the doorbell behind the stores before the last fence only. A real doorbell may overtake the
+        // stores since that fence, because its register is not write-combining.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);

@@ -111,8 +111,9 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns which bytes of this port's inbound memory the window of port `me` leads to. `peer` is this
-    /// port's number, for errors. `window_bytes` is the size of its inbound memory.
+    /// Returns the span of inbound memory that the window of port `me` reaches. The memory belongs to the
+    /// port of these registers: `peer` is the number of that port, for errors, and `window_bytes` is the
+    /// memory's size.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];

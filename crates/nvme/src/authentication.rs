@@ -141,7 +141,8 @@ impl Response<'_> {
         input
     }
 
-    /// Returns the owner's key: the secret, transformed with the owner's NQN if it says so.
+    /// Returns the HMAC's key: the secret, transformed with the NQN of the side that responds if the secret
+    /// asks for a transformation.
     fn key(&self, secret: &Secret) -> Zeroizing<Vec<u8>> {
         secret.key(match self.role {
             Role::Host => &self.names.host,

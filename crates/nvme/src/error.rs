@@ -65,7 +65,7 @@ pub enum Error {
     /// A command completed with an error status.
     #[error("{what}: {status}")]
     Status {
-        /// The command, and its object.
+        /// The operation that failed and its object, as text.
         what: String,
         /// The status.
         status: Status,
@@ -91,7 +91,7 @@ pub enum Error {
     Paths {
         /// The error of the first path whose target answered.
         answered: Box<Error>,
-        /// The errors of the other paths.
+        /// The errors of all failed paths except that in `answered`.
         others: String,
     },
     /// This host or the target did not prove its identity. Another attempt fails, too, until secrets or settings

@@ -40,7 +40,8 @@ pub(crate) fn read(
         return Err(invalid(why));
     }
     check(&file).map_err(os)?.map_err(invalid)?;
-    // Reserve one byte more than the file has, because a text that grows leaves a copy in freed memory.
+    // Reserve one byte more than the file has. A text that grows is moved, and would leave its secrets in
+    // freed memory.
     let bytes = metadata.len().min(MAX_BYTES) as usize;
     let mut text = Zeroizing::new(String::with_capacity(bytes + 1));
     match file.take(MAX_BYTES + 1).read_to_string(&mut text) {

@@ -48,11 +48,11 @@ pub fn is_possible<T>(start: *const T, len: usize) -> bool {
     start >= FIRST && start.checked_add(len).is_some_and(|end| end <= isize::MAX as usize)
 }
 
-/// Returns the internet address at `address`. Returns `None` for other families, for lengths that are too short,
-/// and for pointers that are not possible.
+/// Returns the internet address at `address`. Returns `None` for other families, for lengths that are too
+/// short, and for pointers that [`is_possible`] rejects, such as null.
 ///
 /// # Safety
-/// `len` bytes at `address` are readable, or the pointer is not possible.
+/// `len` bytes at `address` are readable, or [`is_possible`] rejects the pointer.
 pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t) -> Option<SocketAddr> {
     if !is_possible(address, len as usize) || (len as usize) < size_of::<libc::sa_family_t>() {
         return None;

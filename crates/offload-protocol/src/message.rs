@@ -16,9 +16,10 @@ pub const MAX_VALUE: usize = 384;
 /// The version of the messages. It is the first byte of a message in every version, so that both sides can
 /// name the version that they refuse.
 pub const VERSION: u8 = 6;
-/// A client sends [`Operation::Open`] only if it has sent fewer requests than this since the engine's last reply. An
-/// engine with one thread processes as many requests of a client in one turn. So it has processed them before it reads
-/// a request of a client that connects later, such as a forked child, which may be about the same sockets.
+/// A client sends [`Operation::Open`] only if it has sent fewer requests than this since the engine's last
+/// reply. The engine processes up to this many requests of a client in one turn. So an engine with one thread
+/// has processed them all when it reads the first request of a client that connects later. This order matters
+/// because a forked child may ask about its parent's sockets.
 pub const MOST_AHEAD: u32 = 32;
 /// Where the value begins.
 const VALUE: usize = 96;
@@ -116,7 +117,7 @@ impl Operation {
 pub struct Handle {
     /// The socket's number in the engine.
     pub socket: u64,
-    /// Where the engine finds the socket.
+    /// The key of the socket in the engine's table of sockets.
     pub key: u64,
 }
 

@@ -234,7 +234,7 @@ impl Local {
     pub fn of(fd: i32, asking: Asking) -> Self {
         let Some(address) = UnixAddress::ask(fd, asking.own) else { return Self::Other };
         let kernel = |v6| {
-            // The port of a socket address follows the family, in network byte order.
+            // For AF_INET and AF_INET6, the two bytes after the family are the port, in network byte order.
             let port = [address.raw.sun_path[0] as u8, address.raw.sun_path[1] as u8];
             Self::Kernel { v6, port: u16::from_be_bytes(port) }
         };

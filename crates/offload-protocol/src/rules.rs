@@ -73,7 +73,7 @@ pub struct Rule<'a> {
     /// The name of the program to which the rule applies: the last part of its path. `None` applies to every
     /// program.
     pub program: Option<&'a str>,
-    /// The protocol: true for UDP, false for TCP.
+    /// The protocol: true for UDP, false for TCP, `None` for both.
     pub datagrams: Option<bool>,
     /// The addresses.
     pub address: Option<Prefix>,

@@ -23,9 +23,9 @@ const OFFER_LIMIT_NS: u64 = 500_000;
 /// How long the engine keeps received bytes after the program has taken an offer, in nanoseconds. A program
 /// that receives again and again posts its next receive within this time.
 const HOLD_NS: u64 = 5_000;
-/// How long the engine makes no offers to a posted receive after it has withdrawn one, in nanoseconds. The
-/// time doubles with each further offer in a row that is withdrawn, at most `MOST_DOUBLINGS` times. The program
-/// probably waits for events in a way that the preloaded library does not see.
+/// How long the engine makes no offers to a posted receive after it has withdrawn an offer, in nanoseconds. A
+/// withdrawal shows that the program probably waits for events in a way that the preloaded library does not
+/// see. The time doubles with each further withdrawal in a row, at most `MOST_DOUBLINGS` times.
 const SHUN_NS: u64 = 1_000_000;
 /// The most times that `SHUN_NS` is doubled.
 const MOST_DOUBLINGS: u32 = 10;
@@ -42,8 +42,9 @@ pub struct SharedArea {
     start: NonNull<u8>,
     /// The ID of the process that shares the memory.
     pub process: i32,
-    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it, and after the
-    /// engine has ended a thread's claim of it by force, because that thread may still write to the slot.
+    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it. It stays reserved
+    /// if the engine took its send ring away from a thread that was writing to it, because the thread may
+    /// still write.
     used: AtomicU64,
 }
 
@@ -139,7 +140,8 @@ pub struct Watch {
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Returns true if the word differs from what the last call found. The first call compares it with 0.
+    /// Returns true if the slot's send word differs from the value that the last call found. The first call
+    /// compares it with 0.
     #[inline]
     pub fn has_changed(&mut self) -> bool {
         let word = self.slot.header().send.0.load(Ordering::Acquire);
@@ -155,7 +157,8 @@ pub struct Direct {
     slot: Slot,
     /// The position up to which bytes were copied out of the send ring.
     copied: u64,
-    /// When a claim first kept the engine from ending the lease, in nanoseconds. `None` if no claim does.
+    /// When the engine first deferred the lease's end because a program's thread was writing to the send ring
+    /// (a claim), in nanoseconds. `None` if no claim defers it.
     claimed_since: Option<u64>,
     /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
     offer: Option<(Offer, u64)>,
@@ -167,7 +170,8 @@ pub struct Direct {
     waits: bool,
     /// The number of offers to posted receives that were withdrawn in a row.
     withdrawn: u32,
-    /// Until when the engine makes no offers to a posted receive, in nanoseconds.
+    /// Until this time, in nanoseconds, the engine makes no offers to a posted receive, because the program
+    /// left an earlier offer unanswered.
     shunned_until: u64,
     /// When the program last took an offer, in nanoseconds. `None` if it never did.
     taken_at: Option<u64>,
@@ -180,7 +184,8 @@ pub struct Direct {
     alive_at: u64,
     /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgement makes room.
     stalled: bool,
-    /// True if the engine has ended a claim by force. The claiming thread may still write into the send ring.
+    /// True if the engine took the send ring away from a program's thread that was writing to it. The thread
+    /// may still write, so the slot is not used again.
     abandoned: bool,
     /// The index of the connection in the engine's list of leases, if it is listed.
     pub listed: Option<usize>,
@@ -480,8 +485,9 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
-        // A thread of the program posts a receive, and then reads the inode. The fence here and the thread's
-        // fence ensure that the thread sees 0, or that `close` sees the post and keeps its sequence number.
+        // A thread of the program posts a receive, executes a fence and then reads the inode. The two fences
+        // ensure that the thread sees inode 0, or that `close` sees the posted receive and keeps its sequence
+        // number.
         fence(Ordering::SeqCst);
         self.slot.receive().close();
         // If a claim was ended by force, never use the slot again, because the claiming thread may still

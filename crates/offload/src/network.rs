@@ -172,7 +172,7 @@ impl Network {
         port.start()?;
         let descriptors = port.wait_descriptors();
         let parts = ends.into_iter().zip(pools).enumerate().map(|(index, ((rx, tx), pool))| {
-            // A port has one descriptor for each queue, in their order, or none.
+            // A port has either one wait descriptor for each queue, in the queues' order, or none.
             let wait_descriptors = match descriptors.len() == usize::from(queues) {
                 true => vec![descriptors[index]],
                 false => descriptors.clone(),
@@ -253,7 +253,7 @@ impl Network {
         }
     }
 
-    /// Stops the port if this part of the link has it. Buffers that it holds are freed.
+    /// Stops the port if this part of the link owns the port. Frees the buffers that the port holds.
     pub fn stop_port(&mut self) {
         if let Some(port) = &mut self.port {
             port.stop();

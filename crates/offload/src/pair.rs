@@ -65,8 +65,8 @@ pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
     })
 }
 
-/// The most filler bytes that one system call writes or discards. A pair whose program's end has the smallest
-/// send buffer holds fewer.
+/// The most bytes that one system call writes to fill a pair, or discards from it. One such call fills a pair
+/// whose program's end has the smallest send buffer.
 const FILLER: usize = 8192;
 
 /// A program's end that is kept full, so that it is not writable during the handshake.
@@ -76,7 +76,8 @@ pub struct Filled {
     /// The number of filler bytes in the pair. They are not the program's data. [`Self::release`] discards
     /// them.
     bytes: usize,
-    /// The SO_SNDBUF that the program's end gets on release: its original value, unless changed since.
+    /// The SO_SNDBUF that [`Self::release`] gives the program's end: its original value, unless changed
+    /// since.
     capacity: i32,
 }
 
@@ -267,7 +268,8 @@ pub fn is_closed(engine_end: RawFd) -> bool {
         if probe < 0 {
             return false;
         }
-        // The kernel frees the name of a socket when its last descriptor is closed.
+        // Binding the probe to the name of the program's end succeeds only if that end is closed in all
+        // processes, because the kernel then frees the name.
         let probe = OwnedFd::from_raw_fd(probe);
         libc::bind(probe.as_raw_fd(), (&raw const name).cast(), len) == 0
     }

@@ -110,8 +110,8 @@ pub struct Listening {
     pub backlog: usize,
     /// The number of connections in the accept queues of the listener and of its copies on other threads.
     pub waiting: Arc<AtomicUsize>,
-    /// True if the pair is full of connections that the program has not accepted, or did not accept one for
-    /// another reason.
+    /// True while the pair takes no further connection: it is full of connections that the program has not
+    /// accepted, or a send failed for another reason.
     pub full: bool,
     /// The number of failed attempts to send a connection to the program since the last one that succeeded.
     pub failures: u32,
@@ -187,8 +187,8 @@ pub struct Stream {
     /// The connection's slot in the memory that the engine shares with the program. `None` until the program
     /// asks for a slot.
     pub direct: Option<Box<Direct>>,
-    /// The end of the bytes that the program has sent with MSG_MORE, counted like `written`. `None` if later bytes
-    /// have ended the wait of these bytes.
+    /// The position after the last byte that the program has sent with MSG_MORE, counted like `written`.
+    /// `None` if no such bytes wait for later ones.
     pub more_end: Option<u64>,
 }
 
@@ -339,7 +339,7 @@ impl SocketOptions {
 
     /// Returns how many bytes of a ring of `capacity` bytes a connection may use at most. `option` is
     /// SO_SNDBUF or SO_RCVBUF as the kernel reports it, or `None` if the program has not set it. The ring
-    /// gets half of this value, and the pair the other half.
+    /// gets half of the option's value, and the pair the other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }

@@ -53,7 +53,8 @@ pub struct HeldResources {
 }
 
 impl HeldResources {
-    /// Adds what another thread holds. All threads share the list of processes.
+    /// Adds what another thread holds. Copies the number of processes, because all threads share one list of
+    /// them.
     fn add(&mut self, other: &Self) {
         self.sockets += other.sockets;
         self.flows += other.flows;
@@ -93,7 +94,7 @@ impl Stepped {
     /// Hands a frame to the engine, as if queue `queue` of its port had received the frame.
     ///
     /// # Panics
-    /// If the engine has fewer threads.
+    /// If `queue` is not below [`Stepped::threads`].
     pub fn receive_on(&mut self, queue: usize, now: u64, frame: &[u8]) {
         self.threads.engines_mut()[queue].on_frame(now, frame);
     }

@@ -15,14 +15,14 @@ use crate::arena::Key;
 
 /// The time of a tick in nanoseconds. Deadlines are rounded up to ticks.
 const TICK_NS: u64 = 250_000;
-/// The number of near slots, a power of two.
+/// The number of near slots, a power of two. A near slot holds the timers of one tick.
 const NEAR: usize = 8192;
-/// The number of far slots, a power of two.
+/// The number of far slots, a power of two. A far slot holds the timers of one turn of the near slots.
 const FAR: usize = 1024;
 /// The end of a list, or the slot of an entry that is in no list.
 const NONE: u32 = u32::MAX;
 
-/// A timer, or the place of a key that has none.
+/// The entry of a key: its timer, or a place for one if the key has no timer now.
 #[derive(Clone, Copy)]
 struct Entry {
     tick: u64,
@@ -44,8 +44,8 @@ impl Level {
         Self { heads: vec![NONE; slots], used: vec![0; slots / 64] }
     }
 
-    /// Returns the first of the numbers from `start` on whose slot is not empty. The slot of a number is its
-    /// remainder.
+    /// Returns the first number, from `start` on, whose slot has timers. Numbers are ticks in the near level
+    /// and turns in the far level. Number n has slot n modulo the number of slots.
     fn next_used(&self, start: u64) -> Option<u64> {
         let place = start as usize % self.heads.len();
         let (word, bit) = (place / 64, place % 64);
@@ -71,7 +71,8 @@ pub struct Wheel {
     far: Level,
     /// The first tick that [`Wheel::expire`] has not processed, counted from time 0 of the clock.
     tick: u64,
-    /// The first turn of the near slots whose timers may still be in a far slot.
+    /// The first turn of the near slots whose timers may still be in a far slot. Turn n begins at tick n *
+    /// `NEAR`.
     turn: u64,
 }
 

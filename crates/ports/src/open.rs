@@ -129,7 +129,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // Leave this port in `received` for now: other ports may need it.
+            // Leave the place of the receive port empty until after this loop, because sinks and checkers are
+            // created from the port in `received`.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);
                 ports.push(None);

@@ -195,7 +195,8 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
     reply
 }
 
-/// Returns the connection that this process keeps open, and whether this call has opened it.
+/// Returns this process's permanent connection to the engine's control socket, and true if this call opened
+/// it.
 fn kept() -> Option<(RawFd, bool)> {
     let fd = CONNECTION.load(Ordering::Relaxed);
     if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
@@ -335,7 +336,7 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
 }
 
 /// Receives a reply without sleeping, because the engine would have to wake this thread. Returns `None` if no
-/// reply arrives within the time of active waits.
+/// reply arrives within the time for which waits of sockets poll.
 fn poll_reply(fd: RawFd, bytes: &mut [u8]) -> Option<(isize, Option<RawFd>)> {
     let limit = wait::time_ns();
     let start = if limit > 0 { now_ns() } else { 0 };

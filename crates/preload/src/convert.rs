@@ -65,9 +65,9 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 /// The most options that are sent with a request.
 const MOST_OPTIONS: usize = 16;
 
-/// Linux's socket option SO_NOFCS. It has no effect on TCP and UDP sockets. The library sets it on a socket
-/// without a port whose options the program has set. So the kernel keeps this fact with the socket, and other
-/// sockets are connected without reading each option.
+/// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library sets it to mark a
+/// socket on which the program has set an option before it had a port. When a TCP socket is connected, only a
+/// marked one needs its options read.
 const OPTIONS_SET: c_int = 43;
 
 /// A socket of the kernel that the engine may run.
@@ -140,7 +140,7 @@ pub fn has_port(fd: RawFd) -> bool {
     }
 }
 
-/// Offers the kernel's socket `fd` to the engine. `local` is what the socket's local address says.
+/// Offers the kernel's socket `fd` to the engine. `local` is the result of [`Local::of`] for `fd`.
 pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Conversion {
     let Local::Kernel { v6, port: 0 } = local else { return Conversion::Kernel };
     if address.is_ipv6() != v6 {
@@ -208,7 +208,8 @@ fn offer_candidate(
     if !plain {
         add_options(&mut message, fd);
     }
-    // Without other threads, nobody uses the kernel's socket before this call has replaced it.
+    // In a single-threaded process, the connection may begin before the engine's socket replaces the
+    // kernel's, because no other thread can use `fd` meanwhile.
     let alone = connects && real::is_single_threaded();
     if alone
         && plain
@@ -434,7 +435,8 @@ fn keep_options(fd: RawFd, new: RawFd) {
     };
     match socket::addresses(fd) {
         Some(reply) => read_options(reply.value()).for_each(set),
-        // The engine has forgotten a connection that has failed.
+        // After a failed connection, the engine no longer has the socket. Read the options from the pair's
+        // name.
         None => End::for_options(fd, real::ASKING, set),
     }
 }

@@ -29,8 +29,8 @@ static PRESENT: AtomicBool = AtomicBool::new(false);
 
 /// How many descriptors, from 0 on, are examined when a program starts, to find inherited sockets.
 const MOST_INHERITED: usize = 1024;
-/// The length of the array on the stack in which most calls keep the header's buffer and their own buffers.
-/// Calls with more buffers use a longer array.
+/// The length of the `iovec` array on the stack. It holds the header's buffer and the program's buffers.
+/// Calls with too many buffers use a longer array.
 const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;
@@ -49,7 +49,8 @@ pub fn name_of(fd: RawFd) -> Option<SocketName> {
     }
 }
 
-/// Notes a descriptor that another process has passed to this one.
+/// Sets [`PRESENT`] if `fd` is a UDP socket of the engine. Call this for each descriptor that the process
+/// received or inherited.
 pub fn note_passed(fd: RawFd) {
     if !PRESENT.load(Ordering::Relaxed) && socket::name_of(fd).is_some_and(|name| name.kind.is_datagram()) {
         note();
@@ -195,7 +196,8 @@ unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<Sock
         return Err(libc::EINVAL);
     }
     if family == libc::AF_UNSPEC {
-        // Linux ignores such an address on an IPv6 socket, and takes it for an IPv4 address on an IPv4 socket.
+        // Handle AF_UNSPEC as Linux does: ignore the address on an IPv6 socket, and read it as an IPv4
+        // address on an IPv4 socket.
         if v6 {
             return Ok(None);
         }
@@ -247,7 +249,8 @@ unsafe fn prepare(fd: RawFd, name: &SocketName, message: &msghdr, flags: c_int) 
             error => return Err(error),
         }
     } else if header.remote.is_none() {
-        // The flag `CONNECTED` is not kept with both of the others, which only a connected socket can have.
+        // WRITE_SHUT without `CONNECTED` is a connected socket that was shut down in both directions, because
+        // `Flags::set` cannot store all three flags.
         let shut = Flags::of(fd) & Flags::WRITE_SHUT != 0;
         return Err(if shut { libc::EPIPE } else { libc::EDESTADDRREQ });
     }

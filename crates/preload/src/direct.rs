@@ -21,15 +21,15 @@ const MOST: usize = 1024;
 /// The number of sends or receives through the kernel after which the library asks for a slot. Short
 /// connections then save the request.
 const ENOUGH: u32 = 16;
-/// The number of sends or receives through the kernel after which the library asks again if a connection got
-/// no slot.
+/// While a connection has no slot, the library asks for one again after each this many sends or receives
+/// through the kernel.
 const AGAIN: u32 = 1024;
 /// The library uses a lease for this many nanoseconds after the engine's last heartbeat. After that, the
 /// engine may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
-/// The fewest bytes of a receive that is counted. A program that only receives short messages seldom gains by
-/// a slot.
+/// The fewest bytes of a receive that counts toward a request for a slot. Programs that only receive short
+/// messages seldom gain by a slot.
 const LEAST_COUNTED: usize = 4096;
 
 struct Entry {
@@ -147,7 +147,7 @@ pub fn identity(fd: RawFd) -> Option<(u64, u64)> {
     }
 }
 
-/// Returns true if the slot belongs to the socket `fd`, and false if the table is outdated. May change errno.
+/// Returns true if the slot belongs to the socket to which `fd` refers now. May change errno.
 pub fn is_same(fd: RawFd, slot: Slot) -> bool {
     let header = slot.header();
     identity(fd).is_some_and(|(inode, device)| {
@@ -246,7 +246,8 @@ fn may_send(fd: RawFd, slot: Slot) -> bool {
     may
 }
 
-/// The longest time without free bytes in the send ring before the kernel sends the rest, in nanoseconds.
+/// How long a large send waits for free bytes in the send ring before it sends the rest through the kernel,
+/// in nanoseconds.
 const ROOM_NS: u64 = 20_000;
 
 /// Sends `len` bytes, more than the send ring holds, in several parts. The kernel sends the bytes for which the ring
@@ -294,8 +295,8 @@ unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: 
     }
     let before = errno();
     if sent < len && identity(fd) == Some((inode, device)) {
-        // Also on a non-blocking descriptor: the kernel reports the next room to edge-triggered programs only after
-        // a send that found too little.
+        // Offer the rest to the kernel even if the descriptor is non-blocking. Programs with edge-triggered
+        // epoll get the next EPOLLOUT only after a send that the kernel could not accept as a whole.
         // SAFETY: the caller promises readable bytes.
         let rest = unsafe { real::send(fd, from.add(sent).cast(), len - sent, flags | libc::MSG_NOSIGNAL) };
         sent += usize::try_from(rest).unwrap_or(0);
@@ -342,8 +343,9 @@ pub fn withdraw_from(fd: RawFd, slot: Slot) {
     }
 }
 
-/// Ends the posted receive of `fd` if the descriptor blocks, so that the engine wakes a thread that sleeps in the
-/// kernel. Call this before a receive through the kernel, if shared memory has no bytes.
+/// Ends the posted receive of a blocking descriptor. Call this before a receive through the kernel, if shared
+/// memory has no bytes. The thread may then sleep in the kernel, where the engine can wake it only through
+/// the pair.
 #[inline]
 pub fn note_kernel_receives(fd: RawFd) {
     if let Some(slot) = slot(fd)
@@ -380,7 +382,8 @@ fn await_move(fd: RawFd, slot: Slot) {
     set_errno(before);
 }
 
-/// Returns true if the engine is moving offered bytes of `fd` to the pair, and has not ended. May change errno.
+/// Returns true if the engine is moving offered bytes of `fd` to the pair. Returns false if the engine has
+/// ended. May change errno.
 pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
     slot.receive().is_moving() && (is_alive(slot) || !is_hung_up(fd))
 }
@@ -420,7 +423,8 @@ pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, take
     unsafe { take_offered(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) }
 }
 
-/// Like [`receive_offered`], for bytes in `slot`. `is_same` returns true if the slot belongs to the socket `fd`.
+/// Implements [`receive_offered`] for a caller that has already found the socket's slot. `is_same` must
+/// return true if the slot still belongs to the socket `fd`.
 #[inline]
 unsafe fn take_offered(
     fd: RawFd,
@@ -442,7 +446,7 @@ unsafe fn take_offered(
     // SAFETY: the caller promises `count` buffers.
     let parts = unsafe { std::slice::from_raw_parts(parts, count) };
     if !are_possible(parts) {
-        // Let the kernel refuse them.
+        // Let the receive go to the kernel, which refuses the invalid buffers.
         withdraw(fd);
         return None;
     }
@@ -460,8 +464,8 @@ unsafe fn take_offered(
 /// Checks after a receive was posted in `slot` that the slot still belongs to the connection with this inode.
 /// Otherwise ends the posted receive. Returns true if the slot belongs to the connection.
 pub fn check_post(slot: Slot, inode: u64) -> bool {
-    // The engine clears the inode before it closes the slot, with a fence in between. So this thread sees the
-    // cleared inode, or the engine sees the post.
+    // The engine clears the inode before it closes the slot, with a fence in between. So either this thread
+    // reads the cleared inode, or the engine sees the posted receive.
     fence(Ordering::SeqCst);
     let same = slot.header().inode.load(Ordering::Acquire) == inode;
     if !same {
@@ -497,7 +501,8 @@ unsafe fn receive_from(
     }
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
-        // The engine wakes a thread that sleeps in the kernel only through the pair.
+        // End the posted receive, because the engine wakes a thread that sleeps in the kernel only through
+        // the pair.
         return if stop(fd, slot) { None } else { take() };
     }
     if len == 0
@@ -530,8 +535,8 @@ unsafe fn receive_from(
         set_errno(before);
         return None;
     }
-    // From here on, an equal inode in the slot is enough. As with a receive that sleeps in the kernel, the call goes on
-    // with its socket even if another thread closes the descriptor.
+    // From here on, check only the slot's inode, and not the descriptor's. If another thread closes the
+    // descriptor, the call continues with its socket, like a receive that sleeps in the kernel.
     let is_unchanged =
         || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
     // SAFETY: the program's arguments.

@@ -8,7 +8,8 @@ use crate::{direct, socket};
 use inlane_offload_protocol::name::Local;
 use std::os::fd::RawFd;
 
-/// Descriptors that shared a socket without a port with another descriptor when the program made the duplicate.
+/// A hint for each descriptor that was duplicated, or is a duplicate, while its socket had no port. Other
+/// descriptors may thus refer to the same socket.
 static SHARED: Hint = Hint::new();
 
 /// Remembers that the program has duplicated `fd` as `duplicate`, if bind or connect may still replace the socket.

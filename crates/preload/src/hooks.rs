@@ -238,7 +238,8 @@ hooks! {
             return receive::finish(fd, len, result);
         }
         if !address.is_null() && !is_possible(address_len, size_of::<socklen_t>()) {
-            // Let the kernel refuse the pointer.
+            // `address_len` is invalid. Withdraw offered bytes to the pair, so that the receive below finds
+            // them and the kernel reports the invalid pointer.
             direct::withdraw(fd);
         } else if let Some(result) = receive_offered(fd, &datagram::part(buffer, len), 1, flags) {
             if !address.is_null() {

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
-/// The number of pages that are remembered.
+/// The number of accessible pages that a table remembers.
 const REMEMBERED: usize = 64;
 
 /// The pages that were accessible when they were last used: their addresses divided by [`PAGE`]. A page has only one
@@ -49,23 +49,25 @@ type Copy = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> ssize_t;
 
-/// Copies `len` bytes between `own`, memory of this library, and `start`, memory of the program, by `call`. At most two
-/// pages. Returns `Some(false)` if the program may not access its bytes, and `None` if the kernel refuses the call, as
-/// some sandboxes let it. Leaves errno unchanged.
+/// Copies `len` bytes between `own` (memory of this library) and `start` (memory of the program) by `call`.
+/// The bytes lie in at most two pages. Returns `Some(false)` if the program may not access its bytes, and
+/// `None` if the kernel refuses the call, for example in a sandbox. Leaves errno unchanged.
 fn copy_by(call: Copy, own: *mut c_void, start: *mut c_void, len: usize) -> Option<bool> {
     let before = errno();
     let (own, program) = (iovec { iov_base: own, iov_len: len }, iovec { iov_base: start, iov_len: len });
-    // SAFETY: `own` has `len` bytes, and the kernel checks the program's.
+    // SAFETY: `own` has `len` bytes, and the kernel checks the address of the program's bytes.
     let copied = unsafe { call(libc::getpid(), &own, 1, &program, 1, 0) };
     let refused = copied < 0 && errno() != libc::EFAULT;
     set_errno(before);
     (!refused).then_some(copied == len as ssize_t)
 }
 
-/// Copies the bytes at `from` into `into`, at most a page. Returns false if the program may not read them all.
+/// Copies the bytes at `from` into `into`, at most a page. Returns false if the program may not read them
+/// all.
 ///
 /// # Safety
-/// Bytes in pages that were readable before still are.
+/// Pages that were readable before still are, because they are not checked again. If a sandbox refuses the
+/// check, all the bytes are readable.
 pub unsafe fn read_bytes(from: *const u8, into: &mut [u8]) -> bool {
     let (start, len) = (from as usize, into.len());
     debug_assert!(len <= PAGE);
@@ -159,7 +161,7 @@ pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Result<O
         return Err(libc::EINVAL);
     }
     let len = (len as usize).min(bytes.len());
-    // SAFETY: the caller's promise. The bytes live through the calls.
+    // SAFETY: the caller promises what `read_bytes` requires. `bytes` lives through the calls.
     unsafe {
         match read_bytes(address.cast(), &mut bytes[..len]) {
             true => Ok(read_sockaddr(bytes.as_ptr().cast(), len as socklen_t)),

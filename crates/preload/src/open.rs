@@ -1,9 +1,9 @@
 //! Opens connections over pairs that this library creates, so that the program does not wait for the engine.
 //!
-//! The engine allows this in its reply to an earlier connect to the same IP address ([`Operation::Connect`]). Then it has
-//! a route to the address, so the kernel is not needed for it. The library uses it only in programs with one
-//! thread: a thread that forks at the same time would leave a copy of the engine's end in the child, and the program
-//! would not see how the connection ends.
+//! The engine permits this for an IP address in its reply to an earlier connect to that address
+//! ([`Operation::Connect`]), because it then has a route there. The library opens such connections only in
+//! programs with one thread. A thread that forks meanwhile would leave a copy of the engine's end in the
+//! child, and the program would not see how the connection ends.
 
 use crate::{control, real};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -18,8 +18,9 @@ const CONNECTING: c_int = crate::socket::Flags::CONNECTING;
 /// The most bytes that one write puts into a pair to fill it.
 const FILLER: usize = 8192;
 
-/// The IP addresses for which the engine has allowed pairs of this library, each mixed with the inode of the control
-/// connection over which it did. One word for each address, because a signal handler may interrupt a store.
+/// The IP addresses to which the engine lets this library connect over pairs of its own. Each word mixes an
+/// address with the inode of the control connection. A word is stored at once, even if a signal handler
+/// interrupts.
 static PERMITTED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// Mixes an IP address and the inode of a control connection into one number other than 0.
@@ -83,9 +84,11 @@ pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
     sent.then_some(program)
 }
 
-/// Names the program's end, and fills it so that it is not writable. Returns the number of bytes written into it.
+/// Binds the program's end to the socket's name. Fills its send buffer, because a connecting socket must not
+/// be writable. Returns the number of bytes that fill it.
 fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Option<c_int> {
-    // The engine receives urgent data like other data. Old kernels have no urgent data on UNIX sockets.
+    // The engine receives urgent data like other data. Ignore an error, because old kernels have no urgent
+    // data on UNIX sockets.
     real::set_option(engine, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1);
     let any: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let name = SocketName {

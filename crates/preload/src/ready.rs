@@ -22,10 +22,11 @@ use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// The number of descriptors in the table of instances. Higher epoll instances find all events in the kernel.
+/// The number of descriptors in the table of instances. Epoll instances with higher descriptors get all their
+/// events from the kernel.
 const MOST: usize = 1024;
-/// Each call of this many asks the kernel for events even if there are offers, because other descriptors may
-/// have events, too.
+/// After this many calls that found events in shared memory, the next call also asks the kernel, because
+/// other descriptors may have events.
 const CALLS: u32 = 8;
 /// The flags of registrations whose events the library can find: level-triggered, and not one-shot or exclusive.
 const SUPPORTED: u32 =
@@ -35,7 +36,7 @@ const SUPPORTED: u32 =
 /// A copy of the epoll registration of one connection. `WATCHED[n]` is the copy for the connection that uses
 /// slot n.
 struct Watched {
-    /// The descriptor plus 1; 0 if there is no copy.
+    /// The descriptor plus 1. 0 if the connection has no registration to copy.
     fd: AtomicI32,
     instance: AtomicI32,
     data: AtomicU64,
@@ -62,7 +63,8 @@ impl Watched {
         let instance = self.instance.load(Ordering::Relaxed);
         let data = self.data.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        // An equal inode shows that no other thread has changed the fields since.
+        // A writer first sets the inode to 0, and inodes are not reused. So if the inode is still the same,
+        // no other thread changed the fields while they were read.
         let whole = inode != 0 && inode == self.inode.load(Ordering::Relaxed);
         let same = inode == slot.header().inode.load(Ordering::Acquire);
         (whole && same && fd >= 0 && instance == epoll).then_some((fd, data))
@@ -84,7 +86,7 @@ struct Instance {
     first: AtomicU32,
 }
 
-/// The waiter of an epoll instance on which several threads have waited.
+/// The value of `Instance::waiter` if several threads have waited on the epoll instance.
 const SEVERAL: usize = usize::MAX;
 
 static INSTANCES: [Instance; MOST] = [const {
@@ -153,7 +155,8 @@ fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usiz
     }
     let Some(instance) = instance(epoll).filter(|_| event.events & !SUPPORTED == 0) else {
         remove(index);
-        // The kernel finds the events of this registration, so it needs the bytes of a posted receive.
+        // Only the kernel reports the events of this registration. So let the engine move offered bytes to
+        // the pair, where the kernel finds them.
         return direct::withdraw_from(fd, slot);
     };
     watched.data.store(event.u64, Ordering::Relaxed);
@@ -168,7 +171,8 @@ fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usiz
     }
 }
 
-/// Removes the copy of a registration. The kernel finds the events of the connection from now on.
+/// Removes the library's copy of an epoll registration. From now on, the kernel finds the connection's
+/// events.
 fn remove(index: usize) {
     let (watched, bit) = (&WATCHED[index], 1u64 << index);
     if watched.fd.load(Ordering::Relaxed) == 0 {
@@ -194,7 +198,8 @@ pub fn note_removed(epoll: RawFd, fd: RawFd) {
         && WATCHED[index].instance.load(Ordering::Relaxed) == epoll
         && let Some(instance) = instance(epoll)
     {
-        // Keep the copy, because many programs register the descriptor again.
+        // Keep the library's copy of the registration and only stop reporting events, because many programs
+        // register the descriptor again.
         set(&instance.readers, 1 << index, false);
         set(&instance.writers, 1 << index, false);
     }
@@ -235,8 +240,8 @@ fn post(instance: &Instance, slot: Slot) {
     direct::check_post(slot, inode);
 }
 
-/// Posts the receive of a connection again, if it is watched for input. Call this after the kernel's
-/// receive on `fd` has returned bytes.
+/// Posts a new receive for a connection that the calling thread watches for input. Call this after the
+/// kernel's receive on `fd` has returned bytes.
 pub fn note_received(fd: RawFd, slot: Slot) {
     if let Some(index) = index_of(slot)
         && WATCHED[index].fd.load(Ordering::Relaxed) == fd + 1
@@ -250,7 +255,7 @@ pub fn note_received(fd: RawFd, slot: Slot) {
     }
 }
 
-/// The epoll instance of a wait, if the library can find events for it.
+/// A wait for events of an epoll instance. The library can find some of these events in shared memory.
 #[derive(Clone, Copy)]
 pub struct Waiting {
     instance: &'static Instance,
@@ -259,9 +264,10 @@ pub struct Waiting {
     room: usize,
 }
 
-/// Begins a wait for events of the epoll instance `fd`, with room for `room` events. Returns `None` if the
-/// library finds no events for it. `sleeps` is false for a wait that does not sleep. An instance that no thread
-/// sleeps on may be watched by another instance, so its events must come from the kernel.
+/// Begins a wait for at most `room` events of the epoll instance `fd`. Returns `None` if all events must come
+/// from the kernel. `sleeps` is false for a wait that does not sleep. Such a wait gets `None` unless this
+/// thread alone has slept on the instance. Another epoll instance may watch an instance on which no thread
+/// sleeps, and receives only the kernel's events.
 ///
 /// # Safety
 /// `events` has room for `room` events during the program's call.
@@ -282,12 +288,13 @@ pub unsafe fn begin(fd: RawFd, events: *mut epoll_event, room: c_int, sleeps: bo
 }
 
 impl Waiting {
-    /// Returns true if this call must ask the kernel, too.
+    /// Returns true if this wait must also ask the kernel, because the last [`CALLS`] waits reported events
+    /// of shared memory only.
     pub fn needs_kernel(self) -> bool {
         self.instance.calls.load(Ordering::Relaxed) >= CALLS
     }
 
-    /// Records that the kernel was asked for events.
+    /// Records that the kernel was asked for events, so that the next calls need not ask the kernel.
     pub fn note_kernel(self) {
         self.instance.calls.store(0, Ordering::Relaxed);
     }
@@ -316,7 +323,8 @@ impl Waiting {
                 let mut readable = is_readable(fd, slot);
                 if !readable {
                     area.ready().fetch_and(!bit, Ordering::AcqRel);
-                    // The engine may have offered bytes since, before the bit was cleared.
+                    // The engine may have offered bytes after the check above, before the bit was cleared. So
+                    // check again.
                     readable = is_readable(fd, slot);
                     if readable {
                         area.ready().fetch_or(bit, Ordering::AcqRel);
@@ -362,7 +370,8 @@ impl Waiting {
             if let Some(slot) = area.slot(index)
                 && !slot.receive().stop()
             {
-                // The engine sets this bit after its offer. Set it now, so that `look` finds the offer.
+                // `stop` returned false: the engine has offered bytes but may not have set the ready bit yet.
+                // Set the bit here, because `look` checks only slots whose bit is set.
                 area.ready().fetch_or(1 << index, Ordering::AcqRel);
             }
         }

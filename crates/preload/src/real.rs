@@ -125,7 +125,8 @@ pub fn at_fork(child: extern "C" fn()) {
         library: *const c_void,
     ) -> c_int;
     let nothing = AtomicPtr::new(std::ptr::null_mut());
-    // glibc's pthread_atfork is part of each program's own file, so only this function of libc.so.6 can be looked up.
+    // glibc links pthread_atfork statically into each program, so look up __register_atfork, the function of
+    // libc.so.6 that it calls.
     let name = if is_musl() { c"pthread_atfork" } else { c"__register_atfork" };
     let register = look_up(name, &nothing);
     if !register.is_null() {

@@ -29,7 +29,8 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
     match socket::reason_of_end(fd) {
         0 if result == 0 => 0,
-        // Report the end of the stream, because the program has already read the connection's error.
+        // An offloaded socket without a pending error: the program has already read the connection's error,
+        // so report the end of the stream.
         0 if socket::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),

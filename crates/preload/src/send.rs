@@ -21,7 +21,8 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     if errno() == libc::EPIPE { refuse(flags) } else { result }
 }
 
-/// Tells the engine that a send of `len` bytes with `flags` follows, if they contain MSG_MORE: the pair carries no flags.
+/// Tells the engine that a send of `len` bytes follows, if `flags` contains MSG_MORE. The engine must be
+/// told, because the pair does not carry flags.
 #[inline]
 pub fn prepare(fd: c_int, flags: c_int, len: impl FnOnce() -> usize) {
     if flags & libc::MSG_MORE != 0 && socket::name_of(fd).is_some() {

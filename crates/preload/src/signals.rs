@@ -19,7 +19,8 @@ pub struct BlockedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread except those that report its own errors.
+    /// Blocks all signals of the calling thread until [`BlockedSignals::release`], except those that report
+    /// the thread's own errors.
     pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();

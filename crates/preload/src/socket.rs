@@ -48,7 +48,7 @@ pub fn name_of(fd: RawFd) -> Option<SocketName> {
     name
 }
 
-/// Returns what the local address of `fd` says about the socket. Leaves errno unchanged.
+/// Returns what kind of socket `fd` is, according to its local address. Leaves errno unchanged.
 pub fn local_of(fd: RawFd) -> Local {
     let before = errno();
     let local = Local::of(fd, real::ASKING);
@@ -76,7 +76,8 @@ pub fn take_error(fd: RawFd) -> c_int {
         }
         End::Failed(_) | End::Finished => 0,
         End::Unnamed => {
-            // The engine has died. As on the kernel, a receive after this returns the end of the stream.
+            // The engine has died. Mark the error as read, because after that a receive returns the end of
+            // the stream, as on a kernel socket.
             if native != 0 {
                 Flags::set(fd, Flags::ERROR_READ);
             }
@@ -276,8 +277,8 @@ fn is_opened(name: &SocketName) -> bool {
     !name.kind.is_bound() && !name.kind.is_datagram() && name.local.port() == 0
 }
 
-/// Returns true if `fd` was connected, and nothing says how the connection ended. An engine that does not know such a
-/// connection has replaced one that died.
+/// Returns true if `fd` was connected and its engine has died: the engine's end has no name, so the engine
+/// has not reported how the connection ended. Call this only if the present engine does not know the socket.
 fn is_lost(fd: RawFd) -> bool {
     !Flags::of(fd).has(Flags::CONNECTING) && End::of(fd, real::ASKING) == End::Unnamed
 }
@@ -296,7 +297,8 @@ pub unsafe fn getsockname(
     let mut local = name.local;
     if name.kind.is_bound() || name.kind.is_datagram() || local.port() == 0 {
         let reply = addresses(fd).and_then(|reply| reply.local);
-        // The engine has forgotten a connection that has ended.
+        // If the connection has ended, the engine no longer has its address, but the name of the pair
+        // contains it.
         let known = reply.or_else(|| End::local_address(fd, real::ASKING));
         if known.is_none() && is_opened(name) && is_lost(fd) {
             return fail(libc::ENOTCONN);
@@ -411,8 +413,8 @@ pub unsafe fn getsockopt(
     (message.level, message.name) = (level, name);
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => put(reply.value()),
-        // Ask the kernel if the connection has been established meanwhile, because the program's end then has
-        // its full send buffer.
+        // If the connection has been established meanwhile, the engine reports no size. Ask the kernel then,
+        // because the program's end has its normal send buffer again.
         // SAFETY: the program passes valid arguments.
         Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
             real::getsockopt(fd, level, name, value, len)
@@ -440,7 +442,8 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    // The engine has forgotten the socket, so a new one of the kernel keeps the option until the next connect.
+    // After a failed connection attempt, the engine no longer has the socket. Replace it with a kernel
+    // socket, which keeps the option until the next connect.
     if may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
         // SAFETY: the program's arguments.
         return unsafe { convert::set_option(fd, level, name, value, len) };
@@ -464,13 +467,14 @@ pub unsafe fn setsockopt(
     }
     // SAFETY: the program's arguments.
     let value = match unsafe { OptionValue::read(level, name, value, len) } {
-        // As a kernel without the module for TLS.
+        // Fail like a kernel without the TLS module, because the engine does not implement kernel TLS.
         Ok(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) => return fail(libc::ENOENT),
         Ok(_) if level != libc::SOL_SOCKET && !is_known(level, name) => return fail(libc::ENOPROTOOPT),
         Ok(value) => value,
         Err(error) => return fail(error),
     };
-    // Wait until the engine knows SO_LINGER, because a close right after this call reaches the engine by another way.
+    // Wait for the engine's reply to SO_LINGER, because a close right after this call could overtake the
+    // request: the engine notices a close at the pair.
     let waits = (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER);
     let mut message = Message::new(if waits { Operation::SetOptionNow } else { Operation::SetOption });
     (message.level, message.name) = (level, name);
@@ -578,9 +582,10 @@ fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     // SAFETY: fcntl and shutdown have no preconditions here. The duplicate is closed once.
     let renewed = unsafe {
         let old = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
-        // Renew first, because the engine forgets the listener's options when the pair is shut down.
+        // Give `fd` a new socket with the listener's options before the shutdown, because the engine forgets
+        // the options when the pair is shut down.
         let renewed = old >= 0 && convert::renew(fd, v6);
-        // Threads that wait in accept then return.
+        // Shut the old socket down, because accept then returns in threads that wait on it.
         real::shutdown(if renewed { old } else { fd }, libc::SHUT_RDWR);
         if old >= 0 {
             libc::close(old);

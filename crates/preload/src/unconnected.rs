@@ -46,7 +46,7 @@ impl Hint {
 
 /// The bound sockets of the engine without a connection, such as listeners.
 static UNCONNECTED: Hint = Hint::new();
-/// The listeners of the engine.
+/// The descriptors that were listeners of the engine when the library last used them.
 static LISTENING: Hint = Hint::new();
 
 /// Records that `fd` is a socket of the engine that was just bound.

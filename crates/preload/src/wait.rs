@@ -15,18 +15,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The number of descriptors in the table. Waits for events of higher descriptors do not poll.
 const MOST: usize = 1024;
-/// The most descriptors of a poll or select that polls. With more, each look at all of them takes too long.
+/// The most descriptors for which poll(2) and select(2) are repeated before the thread sleeps. With more
+/// descriptors, each repetition takes too long.
 const MOST_POLLED: usize = 64;
-/// While a thread polls, each look of this many at shared memory also asks the kernel for events.
+/// While a thread polls, one in this many looks at shared memory also asks the kernel for events.
 const LOOKS: u32 = 16;
 /// Limits how many waits go straight to the kernel after active waits in which nothing arrived: at most 63,
 /// which is 2 to this power, minus 1.
 const MOST_SKIPPED: u32 = 6;
 
-/// Decides whether a thread polls before it sleeps. After each active wait in which nothing arrived, twice as
-/// many of the next waits do not poll.
+/// Decides whether a thread polls before it sleeps. Each time polling finds nothing, twice as many of the
+/// next waits skip the polling.
 pub struct Patience {
-    /// The number of consecutive active waits in which nothing arrived, at most `MOST_SKIPPED`.
+    /// The number of consecutive waits that polled without finding anything, at most `MOST_SKIPPED`.
     vain: AtomicU32,
     /// The number of waits that go straight to the kernel before the next active wait.
     skip: AtomicU32,
@@ -110,12 +111,13 @@ pub fn note_watched(instance: RawFd, fd: RawFd) {
     }
 }
 
-/// Calls `look`, which asks the kernel for events without sleeping, until it finds events or fails, but at
-/// most for the engine's time and for `timeout_ns`. Then calls `sleep` with the thread's signal mask and the
-/// nanoseconds that have passed. Returns the last result.
+/// Calls `look`, which asks the kernel for events without sleeping, until it finds events or fails. Polls at
+/// most for `timeout_ns` and for the time that the engine asks programs to poll. Then calls `sleep` with the
+/// thread's signal mask and the nanoseconds that have passed. Returns the last result.
 ///
 /// Signals are blocked while the thread polls. `sleep` must unblock them in the same system call in which it
-/// sleeps. So a signal that arrives in between interrupts the program's call, as it does without this library.
+/// sleeps. So a signal that arrives in between interrupts the program's call, as it does without this
+/// library.
 fn poll_then_sleep(
     patience: &Patience,
     timeout_ns: u64,
@@ -192,10 +194,11 @@ pub unsafe fn epoll(
             false => real::epoll_pwait(instance, events, room, timeout, mask),
         }
     };
-    // The kernel refuses arrays that this function must not write to.
+    // Leave calls with an invalid array to the kernel, because it refuses them, and this function must not
+    // write to the array.
     let usable = room > 0 && is_possible(events, room as usize * size_of::<epoll_event>());
     let Some(entry) = offloaded(instance).filter(|_| usable) else { return wait(timeout, mask) };
-    // SAFETY: the program's array, which this call fills.
+    // SAFETY: the program passes an array of `room` events for this call to fill.
     let shared = unsafe { ready::begin(instance, events, room, timeout != 0) };
     // Looks at shared memory, and then asks the kernel if `asks` is true or nothing was found. In this order,
     // bytes that the engine moves from a slot to the pair meanwhile are found.
@@ -233,7 +236,8 @@ pub unsafe fn epoll(
         &entry.patience,
         of_milliseconds(timeout),
         || {
-            // A look at shared memory costs far less than a system call.
+            // Ask the kernel only once in LOOKS rounds, because a look at shared memory costs far less than a
+            // system call.
             let asks = looks.is_multiple_of(LOOKS);
             looks = looks.wrapping_add(1);
             match shared {
@@ -273,7 +277,8 @@ fn is_array(descriptors: *const pollfd, count: nfds_t) -> bool {
     bytes.is_some_and(|bytes| is_possible(descriptors, bytes))
 }
 
-/// Lets the kernel find the events of all polled descriptors.
+/// Lets the engine move all received bytes of the polled descriptors from shared memory to their pairs,
+/// because the kernel's poll sees only the pairs.
 unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
     if time_ns() > 0 && is_array(descriptors, count) {
         // SAFETY: the caller guarantees `count` readable structures.
@@ -340,12 +345,14 @@ pub unsafe fn ppoll(
 /// The descriptor sets of a select: those to read, those to write, and those with exceptions.
 type Sets = [*mut fd_set; 3];
 
-/// Returns false if the kernel certainly refuses one of these sets.
+/// Returns false if a set that is not null lies where no program has memory. The kernel refuses such a call
+/// with EFAULT.
 fn are_possible(sets: Sets) -> bool {
     sets.iter().all(|&set| set.is_null() || is_possible(set, size_of::<u64>()))
 }
 
-/// Lets the kernel find the events of all descriptors in the sets of a select.
+/// Ends the posted receives of all descriptors in the sets of a select, because the kernel does not see bytes
+/// that arrive in shared memory.
 unsafe fn withdraw_selected(count: c_int, sets: Sets) {
     if time_ns() == 0 || !are_possible(sets) {
         return;

@@ -149,7 +149,7 @@ impl Plot {
         distinct(self.lines.iter().filter(drawn).map(|line| line.name.as_str()))
     }
 
-    /// Returns the size of a panel and the number of rows and columns.
+    /// Returns the width and height of a panel in pixels, and the number of rows and columns of panels.
     fn layout(&self) -> ((u32, u32), u32, u32) {
         match self.panels().len() as u32 {
             0 | 1 => (ALONE, 1, 1),

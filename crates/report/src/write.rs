@@ -64,8 +64,8 @@ fn fresh<T>(act: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
     act(&mut FRESH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Removes all files that targets created but have not written. Call this before a signal or `exit` ends
-/// the process, because both skip destructors.
+/// Removes all files that an [`OutputTarget`] created but has not written to. Call this before a signal or
+/// `exit` ends the process, because both skip destructors.
 pub fn remove_fresh() {
     fresh(|paths| paths.drain(..).for_each(|path| drop(std::fs::remove_file(path))));
 }

@@ -147,7 +147,8 @@ pub unsafe fn all_to_all_strided(
     })
 }
 
-/// As [`all_to_all_strided`], over the PEs of the set.
+/// Sends elements that are not contiguous to each PE of an active set. The arguments are those of
+/// [`all_to_all_strided`], with the set instead of a team.
 pub unsafe fn all_to_all_strided_active(
     destination: *mut c_void,
     source: *const c_void,

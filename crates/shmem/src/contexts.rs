@@ -103,7 +103,7 @@ pub struct SessionConfig {
 /// Accepts the program's hints about the context's next operations. The hints have no effect.
 pub fn start_session(_context: Context, _options: i64, _config: *const SessionConfig, _mask: i64) {}
 
-/// Ends the effect of the hints given to [`start_session`]. Does nothing, because they have none.
+/// Ends the effect of the hints given to [`start_session`]. Does nothing, because the hints have no effect.
 pub fn stop_session(_context: Context) {}
 
 /// Orders the context's operations. Does nothing for SHMEM_CTX_INVALID.

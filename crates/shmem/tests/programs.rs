@@ -156,7 +156,8 @@ fn global_exit_keeps_buffered_output_and_leaves_no_process() {
         }
         let all = [noted(folder.path(), "pe"), noted(folder.path(), "child")].concat();
         assert!(all.len() >= 2, "{all:?}");
-        // A process that is ending has no environment any more, by which the launcher finds it, but still runs.
+        // Wait, because an exiting process loses its environment before it ends. The launcher finds processes
+        // by their environment, so it may return before that end.
         wait("all processes end", || !all.iter().any(|process| runs(process)));
     }
 }

@@ -65,7 +65,8 @@ fn oshcc_adds_the_librarys_flags() {
         let mut command = Command::new("timeout");
         command.arg("60").arg(bin.join(tool)).args(arguments).env("CC", compiler).env("CXX", compiler);
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-        // Tests may run below a compiler that sets this variable.
+        // Remove the variable, because oshcc ignores CC if it is set. It is set if the tests were started
+        // below oshcc.
         let output = command.env("PATH", path).env_remove("OSHCC_IS_RUNNING").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let prefix = prefix.path().canonicalize().unwrap();

@@ -29,7 +29,7 @@ pub struct Ack {
     pub bytes: u64,
     /// The smoothed RTT.
     pub srtt: u64,
-    /// The RTT sample of this acknowledgment.
+    /// The RTT sample of this acknowledgment, in nanoseconds.
     pub rtt: Option<u64>,
     /// SND.UNA after this acknowledgment: the oldest unacknowledged sequence number.
     pub una: Sequence,

@@ -100,7 +100,7 @@ pub enum Error {
     /// An application's index is out of range. The connection is unchanged.
     #[error("the application's {index} index is {value}; it must be from {least} to {most}")]
     Index {
-        /// The index: `written` or `consumed`.
+        /// The name of the index: `written` or `consumed`.
         index: &'static str,
         /// Its value.
         value: u64,

@@ -1,8 +1,8 @@
 //! The segments in flight and what became of them: the SACK scoreboard (RFC 6675) with the transmission times
 //! that RACK needs (RFC 8985).
 //!
-//! The scoreboard is a list of records in sequence order. A record covers what was sent at one time, up to
-//! many segments. A SACK block that covers a part of a record splits it. Neighbours whose bytes are all
+//! The scoreboard is a list of records in sequence order. A record covers one or more segments that were sent
+//! at the same time. A SACK block that covers a part of a record splits it. Neighbours whose bytes are all
 //! acknowledged, or all lost, are merged.
 //!
 //! ```text

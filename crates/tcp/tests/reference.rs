@@ -169,8 +169,9 @@ impl Lab {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Sends a packet to end `to` of a flow. The packets of a direction with the same number have the same
-    /// faults in all pairs. Resets have none, because no end repeats a lost reset.
+    /// Sends a packet to end `to` of a flow, with the faults of the test case. For one seed, packet n of a
+    /// direction has the same faults in all [`PAIRS`]. A reset is not dropped, because no end repeats a lost
+    /// one.
     fn send(&mut self, index: usize, to: usize, mut bytes: Vec<u8>) {
         let now = self.now();
         let flow = &mut self.flows[index];
@@ -223,8 +224,8 @@ impl Lab {
             match &mut self.flows[index].ends[to] {
                 End::Inlane(end) => end.receive(now, &bytes),
                 End::Linux(_) => {
-                    // With Linux at both ends, each sees the other under the address that has no host. The
-                    // exchange of two words changes no checksum.
+                    // If both ends are Linux, packets go from KERNEL to OURS, which no host has. Let them
+                    // come from OURS to KERNEL instead. Swapping the two addresses changes no checksum.
                     if bytes[12..16] == KERNEL {
                         bytes[12..16].copy_from_slice(&OURS);
                         bytes[16..20].copy_from_slice(&KERNEL);
@@ -266,13 +267,16 @@ impl Lab {
     }
 }
 
-/// The longest time without progress and the duration of each flow of a pair, in milliseconds.
+/// For each of the three pairs of stacks: each flow's longest time without progress, and its duration, in
+/// milliseconds.
 type Times = [Vec<(u64, u64)>; 3];
 
-/// Runs the seeds in a new namespace, and compares the outcomes of the three pairs.
+/// Runs the seeds in a new network namespace, each with all three of [`PAIRS`]. Checks the outcome of every
+/// flow. Returns the times of each pair.
 fn batch(seeds: std::ops::Range<u64>) -> Result<Times, String> {
     let tun = device()?;
-    // The namespace may not allow the change. Then Linux uses its defaults.
+    // Vary Linux's settings from batch to batch. Ignore errors, because the namespace may not allow the
+    // change, and Linux then uses its defaults.
     let shape = seeds.start / BATCH;
     for (name, value) in
         [("tcp_sack", (shape % 2) ^ 1), ("tcp_timestamps", (shape / 2 % 2) ^ 1), ("tcp_ecn", 2 - shape % 2)]

@@ -157,8 +157,8 @@ impl World {
                 let other = self.hostile.ends[usize::from(input.byte()) % self.hostile.ends.len()].as_fd();
                 send(end, b"z", Some(other));
             }
-            // Send a datagram with a made-up header. Take its first 8 bytes from a received message, because
-            // they must be the engine's number.
+            // Send a datagram with a random header. Copy the header's first 8 bytes from a received message,
+            // because a message has a header only if it begins with the engine's random number.
             _ => {
                 let mut bytes = vec![0; 2048];
                 if let Some((len, _)) = receive(end, &mut bytes)

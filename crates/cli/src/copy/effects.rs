@@ -24,8 +24,8 @@ impl Copy {
         let gpus = |path| {
             let between = |(from, to): &(&Endpoint, &Endpoint)| {
                 let gpu = |endpoint: &Endpoint| matches!(endpoint, Endpoint::Gpu(_));
-                // Path sm has a GPU at one end only. A path staged by copy engines has its own tuning if a
-                // GPU is at both ends.
+                // Flags of the staged paths have an effect only between two GPUs. Flags of path sm have an
+                // effect wherever path sm may be taken.
                 (path == Path::Sm || (gpu(from) && gpu(to))) && self.may_take(path, from, to)
             };
             pairs.iter().any(between)

@@ -6,7 +6,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
 
-/// The outcomes of the system calls, and facts about this program and its libraries.
+/// The outcomes of the system calls that `inlane doctor` tries, and facts about this program and its
+/// libraries.
 pub struct Trials {
     /// The outcome of opening a socket of the family AF_XDP.
     pub af_xdp: Result<(), Errno>,

@@ -258,7 +258,7 @@ pub(super) struct RunArgs {
     pub(super) packets: Option<String>,
 }
 
-/// Series of runs, and what is measured besides rates.
+/// The flags for series of runs, competing jobs and latency measurements.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Experiments")]
 pub(super) struct ExperimentArgs {

@@ -50,7 +50,7 @@ pub(super) enum Compete {
     None,
     /// Endless arithmetic on every multiprocessor of the GPU, or on every core of the pipelines
     Compute,
-    /// On a GPU: the same in blocks that fill a multiprocessor each, as matrix products do
+    /// On a GPU: endless arithmetic in blocks that each fill a multiprocessor, as matrix products do
     Large,
 }
 

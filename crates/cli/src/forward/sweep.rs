@@ -39,7 +39,7 @@ impl Point {
 pub struct Sweep {
     /// The swept flags.
     keys: Vec<String>,
-    /// The points. Empty if nothing is swept or repeated.
+    /// The points of the sweep. Empty if nothing is swept or repeated.
     points: Vec<Point>,
     repeats: u32,
     by_load: bool,

@@ -59,8 +59,8 @@ pub struct Bench {
     /// several machines]
     #[arg(long, value_name = "TRANSPORT", conflicts_with = "ivshmem")]
     transport: Option<TransportKind>,
-    /// Also measure the put of this ucx_perftest in turns with inlane's: by shared memory, or with
-    /// --transport ucx as UCX_TLS says. Both of its processes run on this machine
+    /// Also measure puts of this ucx_perftest, in turns with inlane's puts. It uses shared memory, or with
+    /// --transport ucx the transports of UCX_TLS. Both of its processes run on this machine
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
     /// Repeats in which ucx_perftest takes part, 1 to 1000; each starts two processes
@@ -89,7 +89,7 @@ pub struct Bench {
     svg: Option<PathBuf>,
 }
 
-/// One of the two processes
+/// Runs one of the two PEs of 'inlane ntb bench'
 #[derive(Args)]
 pub struct BenchPe {
     #[arg(long)]

@@ -48,7 +48,7 @@ pub struct Info {
     json: Option<String>,
 }
 
-/// The description of a transport: the bridge of jobs over windows, or what UCX found.
+/// The result of `inlane ntb info`: describes the PCIe bridge that windows use, or UCX.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum TransportInfo {

@@ -26,7 +26,7 @@ pub struct UcxInfo {
     pub variables: Vec<String>,
 }
 
-/// One of the two processes
+/// Runs one of the two PEs of 'inlane ntb info' over UCX
 #[derive(Args)]
 pub struct InfoPe {
     #[arg(long)]

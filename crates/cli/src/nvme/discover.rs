@@ -35,8 +35,8 @@ pub struct Discover {
 pub struct DiscoveredSubsystem {
     /// The NVMe qualified name (NQN) of the subsystem.
     pub subsystem: String,
-    /// `nvm` for a subsystem with namespaces, `discovery` for the service that was asked, `referral` for
-    /// another one.
+    /// `nvm` for a subsystem with namespaces, `discovery` for the discovery service that sent the log,
+    /// `referral` for another discovery service.
     pub kind: String,
     /// The transport: `tcp`, `rdma`, `fc` or `loop`. For other transports, the number of the type (TRTYPE).
     pub transport: String,

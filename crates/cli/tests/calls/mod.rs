@@ -5,7 +5,8 @@ use super::{Lab, must};
 
 const CALLS: &str = include_str!("calls.py");
 
-/// Returns what the calls return on the kernel, and then on an engine with `spin`. Both use loopback addresses.
+/// Runs `calls.py` on the kernel and then on an engine with `--spin SPIN`, both with loopback addresses.
+/// Returns the two outputs, or `None` if the test cannot run on this machine.
 fn outcomes(test: &str, spin: &str) -> Option<[String; 2]> {
     let mut lab = Lab::new(test, &[("python3", "python3")])?;
     lab.serve(&["--loopback", "--spin", spin]);

@@ -14,7 +14,8 @@ fn start(test: &str) -> Option<Lab> {
     start_with(test, &[])
 }
 
-/// As [`start`], for a test that needs further programs. Each has the name of its package.
+/// As [`start`], for a test that needs further programs. Each program comes with the name of the package that
+/// contains it.
 fn start_with(test: &str, programs: &[(&str, &str)]) -> Option<Lab> {
     let mut lab = Lab::new(test, &[&[("python3", "python3")], programs].concat())?;
     lab.serve(&["--loopback", "--spin", "300us"]);

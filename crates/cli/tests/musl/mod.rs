@@ -54,7 +54,7 @@ fn programs_of_musl_and_of_glibc_use_the_engine_alike() {
         let said = must(lab.offloaded(client).args(["check", address, &port, other]));
         assert_eq!(String::from_utf8_lossy(&said), "all right\n", "{client} with {server} at {address}");
         let grown = |name: &str| lab.count(name) - before[name].as_u64().unwrap();
-        // The program opens one connection, and those that it starts open five.
+        // The program opens one connection. The programs that it starts open five.
         assert_eq!(grown("connected"), 6, "{}", lab.status());
         assert!(grown("received_bytes") > 1_000_000 && grown("sent_bytes") > 1_000_000, "{}", lab.status());
     }

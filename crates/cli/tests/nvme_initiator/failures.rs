@@ -58,7 +58,7 @@ fn every_path_that_fails_is_reported() {
     assert_eq!(output.status.code(), Some(0), "{message}");
     assert!(message.contains("warning: 127.0.0.1:1: cannot connect"), "{message}");
 
-    // Port 1 of 127.0.0.2 has no listener either.
+    // Nothing listens on port 1 of either address.
     let output = inlane(&["nvme", "read", "127.0.0.1:1,127.0.0.2:1", "--length", "4K", "-"]);
     let message = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{message}");

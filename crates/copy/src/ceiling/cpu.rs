@@ -85,7 +85,8 @@ fn rate(
 ) -> Result<f64> {
     let mut mover = CpuMover::new(access)?.reading_bars(loads);
     let rotation = buffers.rotation(size, plan.in_flight_for(size));
-    // Cut the slots before the loops, because the rate of small pieces would include the cutting.
+    // Create the slices of all slots before the timed loops, because creating them takes long compared with
+    // copying a small piece.
     let mut slots = Vec::new();
     for slot in 0..rotation.slots {
         let (source, destination) = buffers.regions(rotation, slot)?;

@@ -251,10 +251,9 @@ impl SmStaged {
     }
 }
 
-/// Checks that the kernel's blocks fit in a quarter of the GPU, because up to four staging kernels may run on
-/// one GPU at once. Both directions have two kernels each, and all four share the GPU if it is both
-/// endpoints. If the blocks of one kernel did not fit, the other kernel of its direction would wait for them
-/// forever.
+/// Checks that the kernel's blocks fit in a quarter of the GPU. A GPU that is both endpoints runs four
+/// staging kernels at once, two for each direction. If the blocks of one kernel did not fit, the other kernel
+/// of its direction would wait for them forever.
 fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
     let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
     let valid = (1..=fit).contains(&tuning.channels)
@@ -356,8 +355,8 @@ impl Mover for SmStaged {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
                 // Borrow each field separately, because `poll` reads some of them while `flight` is changed.
-                // `entries` does not change during the wait, so its oldest transfer stays the one after
-                // `first`.
+                // `entries` does not change during the wait, so its oldest transfer always has the ticket
+                // after `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
@@ -440,7 +439,8 @@ mod tests {
             let Some((device, mut staged)) = staged(test, resident) else { return };
             let (source, destination) =
                 (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
-            // Set more threads than a block can have, so the driver refuses the second launch.
+            // A submission launches the pull kernel and then the push kernel. Set more threads than a block
+            // can have, so that the driver refuses the push kernel.
             staged.push.threads = 1 << 20;
             staged.submit(&source, &destination).unwrap_err();
             let failed = Instant::now();
@@ -462,8 +462,7 @@ mod tests {
             let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
             let ticket = staged.submit(&from, &to).unwrap();
             staged.wait(ticket, CompletionMode::Poll).unwrap();
-            // Make the kernels leave, as they do when no command comes for too long. They then record that
-            // they timed out.
+            // End the kernels as if no command had come for too long. They then record a timeout.
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();

@@ -358,8 +358,8 @@ __device__ void serve(
                 }
             }
         }
-        // If more than half of the slots seem full, the pusher reads `taken` again now: between commands, the
-        // load delays no transfer.
+        // If more than half of the slots seem full, the pusher reads `taken` again here, between two
+        // commands, because the load then delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
         // The puller's channels record the end of a command in `ended` with their last chunk. A channel that
         // had no chunk of this command records the end here.

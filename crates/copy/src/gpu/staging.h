@@ -29,5 +29,6 @@ struct Channel {
 
 // The value of a command's `bytes` that ends the kernel.
 constexpr u64 LEAVE = ~0ull;
-// The bit of a command's `chunk` that is set if the transfer is sent as lines.
+// The bit of a command's `chunk` that is set if the transfer is sent as lines. A line is 16 bytes: 12 of data
+// and 4 of the command's number.
 constexpr u64 LINES = 1ull << 63;

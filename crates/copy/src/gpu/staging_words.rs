@@ -5,7 +5,7 @@ use crate::tuning::LINES;
 
 /// The number of timestamps that pusher and puller each record in a channel.
 const MARKS: usize = 6;
-/// The length field of a command that tells the kernels to leave.
+/// The value of a command's length field that makes the kernels leave.
 pub(super) const LEAVE: u64 = u64::MAX;
 
 /// The words that all channels share, in the layout of `Control` in `staging.h`.

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// How long the wait sleeps and polls before it starts to block, counted from the end of the first polls.
+    /// The longest time from the end of the first polls until the wait blocks. The timed sleep and the polls
+    /// after it lie within this time.
     pub poll_for: Duration,
 }
 

@@ -69,7 +69,7 @@ impl InFlight {
     }
 
     /// Records that all copies up to `ticket` are done. Set `watched` if a poll a moment ago found `ticket`
-    /// not done. If `watched` is set and only one copy completed since, the copy's duration is recorded.
+    /// not done. A single copy that is newly done has then only just ended, so its duration is recorded.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;

@@ -128,8 +128,8 @@ fn prefetch_to_read(line: *const u8) {
 
 #[inline(always)]
 fn prefetch_to_write(line: *const u8) {
-    // In assembly, because the compiler's intrinsic prefetches for reading unless the target CPU is known to
-    // have `prefetchw`. CPUs without `prefetchw` ignore it.
+    // Use assembly, because the compiler's intrinsic prefetches for reading unless the target CPU is known to
+    // have `prefetchw`. CPUs without `prefetchw` ignore the instruction.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {

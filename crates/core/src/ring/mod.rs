@@ -60,8 +60,9 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// Keeps neighbouring slots apart in memory: slot n of the submission half is stored at index n times
-    /// this factor, modulo the number of slots. The factor is odd, so no two slots share an index.
+    /// The factor that keeps successive slots apart in memory, because a core that reads a slot also
+    /// prefetches the lines behind it. Slot n of the submission half is stored at index n times this factor,
+    /// modulo the number of slots. The factor is odd, so no two slots share an index.
     submit_spread: u32,
     complete_stride: usize,
     freed: CacheAligned<AtomicU64>,
@@ -125,10 +126,9 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        // Store submission slot n at index 5n modulo the number of slots, so that successive slots are not
-        // adjacent in memory. A core that reads an item also prefetches the lines behind it. The dispatcher
-        // is about to write the next slot: if that slot lay there, its lines would move between the cores
-        // twice.
+        // Store submission slot n at index 5n modulo the number of slots. A core that reads an item also
+        // prefetches the lines behind it. If the next slot lay in these lines, they would move to the reader
+        // and back, because the dispatcher is about to write that slot.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
         Ok((Dispatcher::new(ring), consumers))
@@ -306,8 +306,8 @@ impl Ring {
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
             // SAFETY: the descriptor is inside the region, and no other thread accesses the claimed slot. A
-            // packet begins with a descriptor's fields, but has its port in place of the lap, which nobody
-            // reads for bursts this large.
+            // packet begins with a descriptor's fields, but has its port in place of the lap. Consumers read
+            // laps only in rings of bursts of at most `DESCRIPTORS_WITH_WORD` packets.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }

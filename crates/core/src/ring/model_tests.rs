@@ -1,6 +1,6 @@
 //! Model checks of the ring with loom: explores the interleavings of a small ring's threads, up to a number
-//! of preemptions, and the outcomes of weak memory order. loom's cells find data races, the assertions lost
-//! or duplicated items.
+//! of preemptions, and the outcomes of weak memory order. loom's cells detect data races. The assertions
+//! detect lost and duplicated items.
 
 use crate::ring::protocol::{
     ConsumerCursor, DispatcherCursor, Polled, Word, Words, belongs, describe, lap_of,
@@ -192,7 +192,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // A consumer that reads the descriptor early may find the previous lap's address.
+        // Fill the descriptor with the address of the lap before the first, because a consumer that reads the
+        // descriptor before the word may find it.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {

@@ -144,7 +144,7 @@ proptest! {
                 },
             }
         }
-        // Each consumer must end after its last item and not before.
+        // Close the ring. Each consumer must then get its remaining items, and end after the last one.
         prop_assert_eq!(ring.closed_at(), None);
         dispatcher.close();
         let published = freed + model.len() as u64;

@@ -6,7 +6,7 @@ use crate::packet::Packet;
 /// The numbers of packets that an item's verdicts forward and drop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerdictCounts {
-    /// The number of packets to forward: the first of the array, in their original order.
+    /// The number of packets to forward. They are at the front of the array, in their original order.
     pub forwarded: usize,
     /// The number of packets to drop. They follow the forwarded packets in the array.
     pub dropped: usize,

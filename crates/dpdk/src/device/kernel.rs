@@ -27,7 +27,8 @@ pub(super) struct RingSizes {
 }
 
 impl RingSizes {
-    /// Returns the smallest slot size that is at least `bytes`, and the smallest block size for such slots.
+    /// Returns the sizes of a packet socket's ring: the smallest slot of at least `bytes`, and the smallest
+    /// block for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
         // The greatest common divisor of slot and page: the largest power of two that divides the slot, but

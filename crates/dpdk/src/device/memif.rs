@@ -50,7 +50,8 @@ fn invalid(spec: &EthSpec, why: String) -> Error {
     Error::Spec { spec: spec.text.clone(), why }
 }
 
-/// Checks that the socket's directory can be used. For a server, removes the socket of an ended server.
+/// Checks that the socket's directory can be used. For a server, removes a socket file on which no process
+/// listens.
 fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     use rustix::fs::Access;
     use std::os::unix::fs::FileTypeExt;

@@ -33,7 +33,8 @@ impl EthPort {
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        // memif's driver refuses a large MTU, although it receives frames up to its buffer size.
+        // Do not set the MTU of a memif port, because its driver refuses a large one. The port receives
+        // frames up to its buffer size anyway.
         if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, PortKind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }

@@ -41,8 +41,8 @@ impl EthPort {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
-            // A server disconnects its clients until its own device is started. So connect again if no answer
-            // comes.
+            // A memif server disconnects clients until its own device is started. So a client that gets no
+            // answer connects again.
             if !server && connected.elapsed() > wait {
                 // SAFETY: the device is started. The gate keeps the port's queues out of the driver until
                 // `start` ends.

@@ -16,8 +16,7 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds in which the thread waits for a port that accepts no packets. These waits lie inside the
-    /// polling loop.
+    /// Rounds of waits inside the polling loop, for a port that accepts no packets.
     refused: Rounds,
     /// The number of [`Idle`] values on this thread. The first is for the thread's polling loop and counts in
     /// `idle`. Further ones are for waits inside that loop and count in `refused`.
@@ -146,7 +145,7 @@ impl Drop for Idle {
 
 impl Idle {
     const SPINS: u32 = 512;
-    /// Of this many idle periods (consecutive rounds without work), one is timed.
+    /// One of this many idle periods (consecutive rounds without work) is timed.
     const TIMED: u32 = 64;
     /// A round that takes at least this many ticks counts as interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
@@ -181,8 +180,8 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Only the time between two rounds can be measured. So time every idle period until one has had two
-        // rounds, and then one in [`Idle::TIMED`].
+        // Only an idle period with at least two rounds can be timed. So time every period until one had two
+        // rounds. After that, time one in [`Idle::TIMED`] periods.
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }
@@ -325,8 +324,8 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
-            // One long round of a quarter of a second counts as interrupted by other threads, and therefore
-            // as idle.
+            // A round of a quarter of a second is so long that it counts as interrupted by other threads.
+            // Interrupted rounds are idle time.
             wait(&mut idle, 2, second / 4);
             idle.found_work();
             progress.set_received(1, 64);

@@ -6,7 +6,7 @@
 //!
 //! | limit | evidence |
 //! | --- | --- |
-//! | offered rate | the packets that were asked for arrived |
+//! | offered rate | nearly all offered packets arrived |
 //! | link | frames fill the link |
 //! | PCIe, GPU memory | the rate of a bare kernel that moves the same bytes |
 //! | sending port | the port took nothing for most of the time, or refused packets |
@@ -34,9 +34,9 @@ const BUSY: f64 = 0.9;
 /// If at least this share of the offered packets arrived, all count as arrived, because the start and end of
 /// a run lose a few.
 const ALL: f64 = 0.99;
-/// If the threads were not busy, the offered packets already count as arrived from this share on. The threads
-/// could have handled more, so the offered rate was the limit. A run in which a smaller share arrived has
-/// missed its `--rate`, even if its threads were busy.
+/// If at least this share of the offered packets arrived and the threads were not busy, the offered rate was
+/// the limit. The threads could have handled more. A run in which a smaller share arrived has missed its
+/// `--rate`, even if its threads were busy.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;

@@ -38,7 +38,7 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// A packet function loaded on a GPU.
+/// A packet function loaded on a GPU. No value exists, because this build cannot open a GPU.
 pub enum LoadedFunction {}
 
 impl LoadedFunction {
@@ -94,7 +94,7 @@ impl LinkMeter {
     }
 }
 
-/// The competing job on a GPU.
+/// The competing job on a GPU. No value exists, because this build cannot open a GPU.
 pub(crate) enum CompetingKernel {}
 
 impl CompetingKernel {

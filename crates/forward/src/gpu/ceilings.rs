@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
-/// Compiles and loads the bare kernels.
+/// Compiles and loads `bare.cu`: kernels that only cause the memory traffic of a run.
 pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     let program = Source {
         name: "bare.cu",
@@ -98,7 +98,7 @@ pub fn ceilings(
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // Enough items for some milliseconds, which make the cost of a launch negligible.
+            // Enough items to run for some milliseconds, so that the cost of a launch is negligible.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)
                 .max(4096);

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_micros(200);
 /// The number of blocks per launch, divided by the number that the GPU holds at once.
 const WAVES: u32 = 8;
-/// The time between two checks whether a launch has ended. Two launches are in flight, so the other one keeps
-/// the GPU busy meanwhile.
+/// The time between two checks whether a launch has ended. Meanwhile the GPU stays busy, because a second
+/// launch is in flight.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
 /// The longest that a launch may take after `stop` was set. It takes longer only if another kernel occupies
 /// the GPU.

@@ -32,8 +32,9 @@ enum Posting<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    /// Allocates what the method needs and uses each stream once. No kernel is running when this returns.
-    /// `tick_stream` is the stream for the function's `tick`, if it has one.
+    /// Allocates what the method needs and uses each stream once, because the driver sets a stream up at its
+    /// first use. No kernel is running when this returns. `tick_stream` is the stream for the function's
+    /// `tick`, if it has one.
     ///
     /// # Errors
     /// If a driver call fails.
@@ -158,7 +159,7 @@ fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result
     streams.iter().try_for_each(|stream| stream.synchronize()).map_err(Into::into)
 }
 
-/// Calls a packet function's `tick` with kernels on a stream of its own.
+/// Launches a packet function's `tick` kernel from time to time, on a stream that carries nothing else.
 pub(super) struct Ticks<'a> {
     lane: &'a Lane,
     stream: &'a Stream,

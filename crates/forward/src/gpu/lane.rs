@@ -234,7 +234,8 @@ impl Lane {
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Subtracts this lane from `count`, then blocks until `count` is 0 or the GPU was abandoned.
+    /// Leaves a barrier and waits for the others: subtracts this lane from `count` if `counted` is set, then
+    /// blocks until `count` is 0 or the GPU was abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         leave_barrier(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {

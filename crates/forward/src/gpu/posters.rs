@@ -71,7 +71,7 @@ pub(super) struct PostingCursor {
     submitted: u64,
 }
 
-/// What a poster posts next to the GPU.
+/// The decision of a poster: what it posts to the GPU in its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextPost {
     /// Nothing.
@@ -176,8 +176,8 @@ struct Stretch {
     /// The graphs with a wait and a kernel for each slot: one for even laps and one for odd laps. The lap's
     /// graph is launched if at least one of the slots has no submitted item yet.
     waiting: [GraphExec; 2],
-    /// The graphs without waits, with one kernel and a block per item: one for even laps and one for odd
-    /// laps. The lap's graph is launched if all slots of the stretch hold submitted items.
+    /// The graphs for a stretch whose slots all hold submitted items: one for even laps and one for odd laps.
+    /// Each has one kernel with a block per item, and no waits.
     ready: [GraphExec; 2],
 }
 
@@ -203,8 +203,8 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches a graph for the next stretch. If all its items were submitted, that is the graph without
-    /// waits. If not, it is the graph with waits, and is launched only if a stream has no waiting graph.
+    /// Launches a graph for the next stretch of items. If all of them were submitted, launches the graph
+    /// without waits. If not, launches the graph with waits, provided that a stream has no waiting graph.
     /// Returns false if it launched none.
     ///
     /// # Errors

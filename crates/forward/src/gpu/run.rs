@@ -107,7 +107,7 @@ fn on_streams(
         _ => Ok(()),
     });
     if ended.is_err() || !clean {
-        // If this pipeline failed, the others must drain and end too.
+        // This pipeline has failed or was aborted, so the other pipelines must drain and end, too.
         context.control.stop();
     }
     // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs, which must not

@@ -178,8 +178,8 @@ impl Settings {
     }
 
     /// Returns the number of blocks of a persistent kernel: the number in the settings, or one that suits the
-    /// burst. Small bursts get few blocks, because waiting blocks poll over PCIe and delay packets. Larger
-    /// bursts get more, but from 64 packets on only half as many.
+    /// burst. Small bursts get few blocks, because waiting blocks poll over PCIe and delay packets. Bursts of
+    /// at least 64 packets get half as many blocks as bursts of 8 to 63.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,

@@ -279,7 +279,8 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // Method `stream` posts kernels for single items, method `graph` for groups of `stretch` items.
+    // The parameters of `PostingCursor::next`. Method `stream` posts for single items, method `graph` for
+    // stretches of several items.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
             // The average number of submissions and frees between two calls of `PostingCursor::next`.
@@ -343,7 +344,8 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), LaunchEnd::Late);
     assert!(begun.elapsed() >= short);
-    // This launch takes three times the limit. It is not late, because no stop was ordered.
+    // This launch takes three times the time limit, which counts only after a stop was ordered. No stop was
+    // ordered here, so the launch is not late.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), LaunchEnd::Done);

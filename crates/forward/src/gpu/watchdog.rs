@@ -39,8 +39,8 @@ pub(super) fn watch_until(
 /// not freed is complete.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
-    // A word with a packet count of 0 comes from `release_waits`. No kernel completes such a word, so it does
-    // not count as an item in flight.
+    // When the ring is closed, `release_waits` writes words with a packet count of 0, only to end the waits
+    // of kernels. Such a word is no item in flight.
     let submitted = ring.submitted(position).is_some_and(|packets| packets > 0);
     (submitted && !ring.is_completed(position)).then_some(position)
 }

@@ -22,7 +22,8 @@ pub(super) struct Direction {
 /// [`Error::Config`] for two names of one ring with different options.
 pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
     let mut names: Vec<String> = Vec::new();
-    // Options may be given with either name of a ring, so compare such names without options.
+    // A route may name one ring twice, with options at either name. So compare names of rings without
+    // options.
     let is_ring = |name: &str| open::kind(name) == "ring";
     let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
     let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));

@@ -127,7 +127,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 frame.extend(kind.to_be_bytes());
                 frame.extend(tag.to_be_bytes());
             }
-            // With few addresses and ports, flows repeat.
+            // Limit addresses and ports to a few values, so that several frames belong to one flow.
             let low = |byte: u8| byte % 3;
             let mut segment: Vec<u8> = match upper {
                 0 => [

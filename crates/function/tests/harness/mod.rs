@@ -51,8 +51,8 @@ pub fn run_shaped(
     })
 }
 
-/// Passes frames to `run` in bursts, and checks them as [`run_shaped`] does. `run` processes one burst and
-/// returns `UNCHANGED` or `VERDICTS`.
+/// Passes frames to `run` in bursts, and returns what became of each frame. Panics if bytes outside a frame
+/// or needless verdicts were written. `run` processes one burst and returns `UNCHANGED` or `VERDICTS`.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,

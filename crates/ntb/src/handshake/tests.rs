@@ -112,7 +112,8 @@ fn loom_agreement() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let registers = Arc::new(Registers(Default::default()));
-        // Write the row that the other side's earlier process left. A connection must not use its epoch 30.
+        // Write the row that an earlier process of the peer left, with epoch 30. No connection may use that
+        // epoch.
         write(&registers, 0, &Handshake::new(30, 1, 1, true).row());
         let theirs = registers.clone();
         let other = loom::thread::spawn(move || {

@@ -100,7 +100,8 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     while in_flight > 0 {
         wait(&mut ring, spin)?;
         loop {
-            // Requests come before results of reads that have waited longer, so that the disk has work.
+            // Handle completions of receives and sends before the results of reads, even if a result has
+            // waited longer, because new requests keep the disk busy.
             let completed = ring.completion().map(|entry| (entry.user_data(), entry.result()));
             let (mut part, results): (Vec<_>, Vec<_>) = completed.partition(|(tag, _)| *tag >= SEND);
             reads.extend(results);

@@ -25,8 +25,8 @@ pub enum Group {
     Ffdhe8192 = 5,
 }
 
-/// The length of a private exponent in bits. It is more than twice the strength of the largest group, which
-/// RFC 7919 section 5.2 asks for.
+/// The length of a private exponent in bits. RFC 7919 section 5.2 asks for at least twice the strength of the
+/// group. This length is enough for the largest group.
 const EXPONENT_BITS: u32 = 512;
 
 /// The first 8064 bits of the binary expansion of e, in hexadecimal. RFC 7919 defines each modulus by a prefix
@@ -83,7 +83,8 @@ impl Group {
         let mut bytes = vec![0xFF; 8];
         bytes.extend((0..middle).map(|n| u8::from_str_radix(&E[n * 2..n * 2 + 2], 16).expect("a digit")));
         let low: &mut [u8; 8] = bytes.last_chunk_mut().expect("at least 8 bytes");
-        // The last term, -1, sets the lowest 64 bits and takes 1 from these bits.
+        // Without the last term, -1, the lowest 64 bits would be 0. The subtraction borrows 1 from the bits
+        // in `low` and sets all of the lowest 64 bits.
         *low = (u64::from_be_bytes(*low) + x - 1).to_be_bytes();
         bytes.extend([0xFF; 8]);
         bytes

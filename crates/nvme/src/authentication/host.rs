@@ -154,7 +154,7 @@ impl<'a> HostSide<'a> {
     /// authenticates the controller, else `None`.
     ///
     /// # Errors
-    /// If the controller refuses, its message is wrong, or it does not know the target's secret.
+    /// If the controller refuses, sends a wrong message, or does not know the target's secret.
     pub fn succeeded(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
         let AuthenticationMessage::Success1 { response, .. } = self.decode(message)? else {
             return Err(AuthenticationFailure::INCORRECT_MESSAGE.into());

@@ -71,7 +71,7 @@ wire! {
     pub struct ChallengeHeader {
         /// The common first bytes.
         pub start: MessageStart,
-        /// HL: the length of the challenge.
+        /// HL: the length of a hash value, and so of the challenge, in bytes.
         pub hash_bytes: u8,
         /// Reserved.
         pub reserved: u8,

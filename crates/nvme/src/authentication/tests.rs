@@ -84,7 +84,7 @@ fn wrong_and_missing_secrets_are_refused() {
         let no_target = Credentials { target: None, ..right.clone() };
         let (_, result) = run(&mut controller(&no_target), &right);
         assert!(matches!(result, Err(Refusal::ByController(AuthenticationFailure::FAILED))), "{result:?}");
-        // The controller has a secret, but the host does not ask.
+        // The controller has a secret, but the host does not ask the controller to authenticate.
         let (progress, result) = run(&mut controller(&right), &no_target);
         assert_eq!(progress, Progress::Authenticated);
         result.unwrap();
@@ -131,7 +131,8 @@ fn the_groups_are_those_of_rfc_7919() {
         let found: String = found.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(found, digest, "{group}");
     }
-    // 2^5 is smaller than the modulus.
+    // The public value is 2 to the power of the exponent. With exponent 5 it needs no reduction by the
+    // modulus: 32.
     let mut exponent = [0; 64];
     exponent[63] = 5;
     assert_eq!(KeyPair::with_exponent(Group::Ffdhe2048, &exponent).unwrap().public()[255], 32);
@@ -332,7 +333,8 @@ proptest! {
         let length = bytes.len();
         bytes.resize(length + padding, 0);
         prop_assert_eq!(AuthenticationMessage::decode(&bytes).unwrap(), (transaction, message.clone()));
-        // A response or a challenge that is not used may be missing at the end.
+        // A message without its last byte is invalid. The exception is Success1 without a response, because
+        // its unused response field may be missing.
         if !matches!(message, AuthenticationMessage::Success1 { response: None, .. }) {
             prop_assert!(AuthenticationMessage::decode(&bytes[..length - 1]).is_err());
         }
@@ -361,7 +363,8 @@ proptest! {
         let Some(message) = controller.next_message(MAX_MESSAGE) else {
             return Err(TestCaseError::fail("no message"));
         };
-        // Reserved bytes do not count. A change of C2 or of its flag reaches the host, which then refuses R2.
+        // Bytes 7 and 9 are reserved, so a change of them has no effect. Byte 8 is C2's flag, which every
+        // value except 0 sets. The host refuses the response to a changed or missing C2.
         let reserved = matches!(position, 7 | 9);
         let accepted = match AuthenticationMessage::decode(&message).unwrap().1 {
             AuthenticationMessage::Success1 { response: Some(_), .. } => host.succeeded(&message).is_ok(),

@@ -110,8 +110,8 @@ wire! {
         pub acwu: U16,
         /// CDFS.
         pub cdfs: U16,
-        /// SGLS: the supported features of SGLs. Bits 1:0: SGLs at all. Bit 20: offsets in the capsule as
-        /// addresses. Bit 21: descriptors of data outside the capsule.
+        /// SGLS: the supported features of SGLs. Bits 1:0: SGLs are supported at all. Bit 20: an SGL's
+        /// address may be an offset in the capsule. Bit 21: an SGL may describe data outside the capsule.
         pub sgls: U32,
         /// MNAN: the most namespaces that the subsystem can have.
         pub mnan: U32,

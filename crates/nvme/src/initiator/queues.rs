@@ -17,7 +17,7 @@ pub struct Queues {
     queues: Vec<Queue>,
     /// The index of the queue that gets the next command.
     next: usize,
-    /// Completed commands that [`Queues::progress`] found while it looked for a reason to return.
+    /// Completed commands that [`Queues::progress`] has found and [`Queues::next_done`] has not yet returned.
     done: VecDeque<Done>,
     /// How long [`Queues::progress`] polls the sockets before it sleeps.
     spin: Duration,

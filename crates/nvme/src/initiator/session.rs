@@ -76,7 +76,7 @@ pub struct Session {
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
-    /// When the last attempt to reconnect ended. The next one starts `PAUSE` later or afterwards.
+    /// When the last attempt to reconnect ended. The next attempt starts at least `PAUSE` later.
     attempt_ended: Option<Instant>,
     /// When a path first failed after the last answer. `None` if no path has failed since then, or if the
     /// session has reconnected with no command to send again.

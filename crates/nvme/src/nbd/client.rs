@@ -161,7 +161,7 @@ impl<'a> Client<'a> {
         let _ = poll(&mut sockets, Some(&tick));
     }
 
-    /// Writes to the client. Returns true if something was sent.
+    /// Sends queued replies to the client until its socket is full. Returns true if something was sent.
     fn send(&mut self) -> Result<bool> {
         let mut moved = false;
         if self.gone {

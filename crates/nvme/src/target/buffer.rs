@@ -50,7 +50,7 @@ struct Shared {
     allocated_bytes: usize,
     /// The free buffers of each size that lie in huge pages. Index n holds buffers of `UNIT << n` bytes.
     free_in_pages: Vec<Vec<BufferMemory>>,
-    /// The free buffers of each size that were allocated alone.
+    /// The free buffers of each size that were allocated one by one, outside huge pages.
     free_alone: Vec<Vec<BufferMemory>>,
     /// The bytes of all buffers in `free_alone`.
     free_alone_bytes: usize,
@@ -78,7 +78,7 @@ struct HugePage {
 #[derive(Clone, Copy, Debug)]
 struct BufferMemory {
     start: NonNull<u8>,
-    /// The index of the huge page that holds the buffer. `None` if the memory was allocated alone.
+    /// The index of the huge page that holds the buffer. `None` if the buffer lies outside huge pages.
     page: Option<usize>,
 }
 
@@ -154,7 +154,8 @@ impl Shared {
         Some(memory)
     }
 
-    /// Returns a buffer from a new huge page, or one that lies in none. Returns `None` if the budget is used up.
+    /// Returns a buffer in a huge page that this call provides, or else a buffer outside huge pages. Returns
+    /// `None` if the budget is used up.
     fn allocate(&mut self, class: usize) -> Option<BufferMemory> {
         let size = layout(class).size();
         if size < HUGE_PAGE && self.provide_huge_page(class) {
@@ -221,7 +222,7 @@ impl Shared {
     /// Removes the buffers of a huge page of which none is in use. Returns the page's index, or `None` if there
     /// is no such page.
     fn remove_idle_page_buffers(&mut self) -> Option<usize> {
-        // Most calls end here without a search.
+        // Skip the search below, because usually no huge page is idle.
         if self.idle_pages == 0 {
             return None;
         }
@@ -318,7 +319,7 @@ impl Drop for Shared {
                 unsafe { dealloc(memory.start.as_ptr(), layout(class)) };
             }
         }
-        // All buffers have been given back, because each of them keeps the pool alive.
+        // No buffer is in use, because each buffer in use keeps the pool alive. So the pages can be unmapped.
         self.huge_pages.iter().flatten().for_each(unmap);
     }
 }
@@ -328,7 +329,7 @@ fn layout(class: usize) -> Layout {
 }
 
 impl Buffer {
-    /// Returns the length in bytes.
+    /// Returns the size of the buffer's memory in bytes.
     pub fn capacity(&self) -> usize {
         UNIT << self.class
     }

@@ -175,8 +175,8 @@ impl Controller {
     /// Adds a queue. Returns false if the queue exists or the controller has ended.
     pub fn add_queue(&self, id: u16, reach: Reach) -> bool {
         let mut state = self.state();
-        // `end` clears `alive` before it locks the state and takes the queues. So if this check succeeds,
-        // `end` will find the queue and close its connection.
+        // `end` clears `alive` before it locks the state and takes the queues. So if the controller is still
+        // alive here, `end` will find the new queue and close its connection.
         if !self.is_alive() || state.queues.contains_key(&id) {
             return false;
         }

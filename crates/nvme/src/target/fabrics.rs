@@ -129,8 +129,8 @@ pub fn property_get(
     };
     match (command.cdw11.get(), wide) {
         (property::CAP, true) => {
-            // TO, the time until a controller is ready, is 7.5 s. This target is ready at once, so that is a
-            // margin.
+            // TO, the longest time until a controller is ready, is 15 units of 500 ms. This target is ready
+            // at once, so it needs only a part of that time.
             Ok(Cap::new(subsystem.limits.queue_entries.into(), 15).0)
         }
         (property::VS, false) => Ok(VERSION.into()),

@@ -51,8 +51,8 @@ pub struct Target {
     subsystem: Arc<Subsystem>,
     workers: Vec<WorkerHandle>,
     acceptor: Option<JoinHandle<()>>,
-    /// The jobs and the thread that runs the slow parts of authentications, if hosts authenticate with such a
-    /// group.
+    /// The jobs and their thread, which runs the slow parts of authentications. `None` unless hosts
+    /// authenticate with a Diffie-Hellman group.
     jobs: Option<(Arc<Jobs>, JoinHandle<()>)>,
     stop: Arc<AtomicBool>,
     failed: Arc<AtomicBool>,

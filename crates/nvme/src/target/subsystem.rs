@@ -144,7 +144,8 @@ pub struct Subsystem {
 struct Controllers {
     alive: BTreeMap<u16, Arc<Controller>>,
     last: u16,
-    /// The controllers that are not trusted, the oldest first. Some may be trusted meanwhile, or have ended.
+    /// The controllers that were untrusted when they were created, the oldest first. Each creation of a
+    /// controller removes the entries that have become trusted or have ended.
     untrusted: VecDeque<Arc<Controller>>,
 }
 

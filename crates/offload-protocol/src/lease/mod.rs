@@ -74,7 +74,7 @@ pub const SEND: usize = 32768;
 pub const RECEIVE: usize = 65536;
 
 /// A 64-bit word that the engine and the program share, and that both change by compare-and-exchange. This is
-/// a trait because the model checker of the tests has a word of its own.
+/// a trait because the tests' model checker needs its own atomic type.
 pub trait Word {
     /// Loads the word with acquire ordering. Everything that the other side wrote before it stored the word
     /// is then visible.
@@ -276,7 +276,7 @@ pub enum Answer {
     Pending,
     /// The program has taken the bytes.
     Taken,
-    /// The program wants the bytes that it has not taken through the pair. Call [`PostedReceive::withdraw`].
+    /// The program asks to receive the remaining bytes through the pair. Call [`PostedReceive::withdraw`].
     Asked,
     /// The program changed the word in a way that the protocol does not allow.
     Invalid,
@@ -309,8 +309,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.load() >> KIND_SHIFT == IDLE
     }
 
-    /// Returns the bytes that the engine has offered, whichever thread has posted the receive. Returns `None` if
-    /// no offer waits for an answer.
+    /// Returns the engine's offer of received bytes, even if another thread has posted the receive. Returns
+    /// `None` if no offer waits for an answer.
     #[inline]
     pub fn offered(&self) -> Option<Offer> {
         let word = self.0.load();
@@ -401,7 +401,8 @@ impl<W: Word> PostedReceive<'_, W> {
                 ASKED if is_answer && word & LENGTH <= offer.len => return Answer::Asked,
                 _ => return Answer::Invalid,
             };
-            // The program may end the receive at the same time. Then look at the word again.
+            // The exchange fails if the program has changed the word meanwhile, for example by ending the
+            // receive. Then look at the word again.
             if self.0.exchange(word, next) {
                 return Answer::Taken;
             }

@@ -51,7 +51,8 @@ const LEN: usize = RECEIVE_AT + RECEIVE + 4096;
 /// The number of different distances of slots from the start of a page. With one distance, the headers of
 /// all slots would compete for the same few sets of a processor's first cache.
 const SHIFTS: usize = 16;
-/// The difference between two of these distances, in bytes.
+/// The step in bytes by which the distance of a slot from the start of a page grows from one slot to the
+/// next.
 const SHIFT: usize = 256;
 
 const _: () = assert!(size_of::<Header>() <= SHIFT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));
@@ -162,7 +163,7 @@ impl Slot {
         let (from, room) = self.send_at(position);
         let (low, high) = to.split_at_mut(to.len().min(room));
         // SAFETY: both parts lie within the ring. If the program writes these bytes during the copy, the copy
-        // mixes old and new bytes. Only the peer of that connection receives them.
+        // mixes old and new bytes. Only the peer of the slot's connection receives them.
         unsafe {
             std::ptr::copy_nonoverlapping(from, low.as_mut_ptr(), low.len());
             std::ptr::copy_nonoverlapping(self.send_at(0).0, high.as_mut_ptr(), high.len());
@@ -193,7 +194,7 @@ impl Slot {
         unsafe { self.read_received_at(0, to, len) };
     }
 
-    /// Copies the first `len` of the bytes that an offer leaves to read to `to`, from the offset `from` on.
+    /// Copies `len` unread bytes of `offer` to `to`. Skips the first `from` unread bytes.
     ///
     /// # Safety
     /// `to` has room for `len` bytes.

@@ -254,7 +254,8 @@ fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
                 let receive = PostedReceive(&connection.word);
                 assert!(receive.post());
                 let mut taken: Vec<u64> = take(&connection).into_iter().collect();
-                // As before the thread sleeps: no offer may be left in the slot.
+                // Stop the receive, as a thread does before it sleeps. This fails while an offer is in the
+                // slot, so take the offer.
                 while !receive.stop() {
                     taken.extend(take(&connection));
                 }
@@ -292,7 +293,7 @@ fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
     });
 }
 
-/// [`RECEIVE`] as the engine sees it.
+/// [`RECEIVE`] in the type in which [`PostedReceive::posted`] returns the room.
 const RECEIVE_BYTES: u64 = RECEIVE as u64;
 
 #[test]

@@ -43,7 +43,8 @@ impl Engine {
         }
         match verdict {
             Verdict::Drop => false,
-            // The handshake may have begun on another queue.
+            // This thread knows no handshake to which the segment belongs. Pass the segment to the next
+            // thread instead of replying with a reset, because the SYN may have arrived on another queue.
             Verdict::Reply(header)
                 if header.has(RST) && self.shared.is_some() && self.pass_to_next(packet) =>
             {
@@ -132,8 +133,8 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {
                     listening.full = true;
                     listening.requeue(pending);
-                    // Epoll reports room only once most of the pair is empty. While other threads keep the pair
-                    // part full, this one must try by itself.
+                    // Retry by a timer, because epoll reports room only once most of the pair is empty. Other
+                    // threads send to the same pair and may keep it too full for that.
                     if several || error.kind() != io::ErrorKind::WouldBlock {
                         let wait = RETRY_NS << listening.failures.min(MOST_DOUBLINGS);
                         listening.failures += 1;

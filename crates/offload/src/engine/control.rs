@@ -32,8 +32,8 @@ const MOST_CLIENTS: usize = 16384;
 const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
 /// The most requests of one client that other threads process at once. Then the engine reads no further ones.
 pub(super) const MOST_PASSED: usize = 64;
-/// The most clients of one process, so that one program cannot keep others from the engine. Threads whose requests
-/// meet have a client each.
+/// The most clients of one process, so that one program cannot keep others from the engine. Threads that send
+/// requests at the same time need a client each.
 const MOST_OF_PROCESS: usize = 1024;
 
 /// A process that has connected to the control socket. One thread receives its requests. Other threads reply to
@@ -84,7 +84,7 @@ pub(super) struct PassedRequest {
     _outstanding: Outstanding,
 }
 
-/// What a process has on the engine.
+/// The numbers of sockets and control connections that a process has on the engine.
 #[derive(Default)]
 struct Usage {
     sockets: usize,
@@ -365,8 +365,8 @@ impl Engine {
         }
     }
 
-    /// Replies in this engine's version to a client of another version, which so can name both. Lists its
-    /// socket among those that stay with the kernel.
+    /// Replies in this engine's version to a client of another version, so that the client can report both
+    /// versions. Lists the client's socket among the sockets that stay with the kernel.
     fn refuse_version(&mut self, key: Key, version: u8) {
         let Some(client) = self.control.clients.get(key) else { return };
         client.reply(&Message::new(Operation::Status), None);
@@ -418,7 +418,8 @@ impl Engine {
             };
             let operation = request.message.operation;
             if operation == Operation::Status {
-                // The weight keeps the engine from reading further requests of this client before it has the report.
+                // Count the request as MOST_PASSED requests. The engine then reads no further request of this
+                // client until the client has its report.
                 let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
                 self.control.reports.push_back(PassedRequest { request, _outstanding });
                 return;
@@ -435,7 +436,8 @@ impl Engine {
                     }
                 }
             }
-            // Such a request is usually the last one. If another one waits, epoll reports it in the next round.
+            // A request that has a reply, or Start, is usually the last one of its client, so stop here. If
+            // another request waits, epoll reports it in the next round.
             if operation.has_reply() || operation == Operation::Start {
                 return;
             }
@@ -469,7 +471,8 @@ impl Engine {
     /// Processes a request that another thread has passed to this one.
     pub(super) fn on_passed_request(&mut self, now: u64, passed: Box<PassedRequest>) {
         let Some(shared) = self.shared.clone() else { return };
-        // The socket may have moved since. Its new thread then has it in its inbox already.
+        // The socket may have moved to a further thread since the request was passed to this one. Pass the
+        // request on: the socket is then already in that thread's inbox.
         let thread = self.thread_of_request(&shared, &passed.request);
         if thread != self.thread {
             return shared.give(thread, Task::Request(passed));

@@ -31,7 +31,7 @@ pub(super) struct Announcement {
     reply: Message,
     /// The number of threads that have not processed the announcement. The last one sends the reply.
     remaining: AtomicUsize,
-    /// The errno of a thread that could not make its copy, or 0.
+    /// The errno of a thread that could not create its copy of the listener, or 0.
     errno: AtomicI32,
 }
 
@@ -134,8 +134,8 @@ impl Engine {
         options: &SocketOptions,
         backlog: usize,
     ) -> Result<Listening, i32> {
-        // All SYN,ACKs of a listener announce one MSS, loopback's or the port's. A connection sends with its own
-        // route's MSS.
+        // All SYN,ACKs of a listener announce one MSS: loopback's if the listener has a loopback address,
+        // else the port's. A connection sends with its own route's MSS.
         use crate::network::Route;
         let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
         let mss = self.network.mss(route, local.is_ipv6());

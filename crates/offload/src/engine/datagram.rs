@@ -259,7 +259,7 @@ impl Engine {
     }
 
     /// Sends the datagrams that the program has written to the pair until now. Call this before the socket's
-    /// address or options change, because the former ones apply to these datagrams.
+    /// address or options change, because these datagrams must be sent with the old ones.
     pub(super) fn drain_datagrams(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_TURNS {
             let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) else {

@@ -403,7 +403,7 @@ pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
 /// What an ICMP error reports about a packet that the engine sent.
 #[derive(Clone, Copy)]
 enum IcmpError {
-    /// A link on the path carries only packets of this size.
+    /// The packet is longer than the path MTU, which is this many bytes.
     TooBig(u32),
     /// The packet did not arrive. `hard` is set if the destination has no such protocol or port.
     Unreachable { hard: bool },

@@ -23,9 +23,9 @@ const MOST_LEASES: usize = 128;
 /// whose send word has changed or that have an offer.
 const CHECK_NS: u64 = 100_000;
 
-/// The most leases with which the engine settles each offer at once. With more, it settles an offer that the
-/// program has taken when it has more bytes, because that saves work. With few, the engine has time to do so
-/// before more bytes arrive.
+/// The most leases with which the engine handles each answer to an offer at once. With more leases, it
+/// handles an answer only when further bytes wait for the program or the next check of all leases is due.
+/// This saves work.
 const FEW_LEASES: usize = 4;
 
 /// A connection whose program may use shared memory now.
@@ -48,7 +48,8 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Returns the leases of another thread, which has none yet. It shares the limits of areas.
+    /// Returns an empty list of leases for another thread of the engine. Both share the list of areas,
+    /// because the limits count the areas of all threads.
     pub fn share(&self) -> Self {
         Self { listed: Vec::new(), check_at: 0, areas: self.areas.clone() }
     }

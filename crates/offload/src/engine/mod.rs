@@ -400,7 +400,8 @@ impl Engine {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         match &mut socket.role {
             Role::Stream(stream) => {
-                // While the pair is filled, its data is not the program's.
+                // While the connection is being established, the pair holds filler bytes. Do not treat them
+                // as data of the program.
                 let data = if stream.filled.is_some() { Flags::empty() } else { Flags::IN };
                 stream.readable |= flags.intersects(data | Flags::RDHUP | Flags::HUP | Flags::ERR);
                 stream.closed |= flags.contains(Flags::HUP) && !flags.intersects(Flags::ERR | Flags::PRI);

@@ -1,9 +1,10 @@
-//! Connects sockets over pairs that the preloaded library has created.
+//! Connects sockets over pairs that the preloaded library has created, so the program's thread does not wait
+//! for the engine's reply.
 //!
-//! The program's thread then creates the pair, and does not wait for a reply of the engine. Only programs that
-//! connected to the control socket as the engine's own user or as root may do this, also root of another PID namespace.
-//! A program keeps this right after it has dropped root. A program that keeps a descriptor of the engine's end can make
-//! the kernel hold that end's lock, and the engine would wait for the lock.
+//! Only programs that connected to the control socket as root (of any PID namespace) or as the engine's own
+//! user may create pairs. A program keeps this right if it drops root later. The engine must trust such
+//! programs: a program that keeps a descriptor of the engine's end can make the kernel hold that end's lock.
+//! The engine would then wait for the lock.
 
 use super::Engine;
 use super::control::Request;
@@ -42,7 +43,8 @@ impl Engine {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
-                // A pair in use gets its name when its connection ends. A name is unique, so each failure has a number.
+                // With EEXIST, the pair already has a connection, which names the pair when it ends. Each
+                // name gets a new id, because names must be unique.
                 if errno != libc::EEXIST {
                     let id = self.next_id();
                     pair::set_end(&end, End::Failed(errno), self.number, id, None, &[]);

@@ -165,8 +165,8 @@ impl Engine {
         }
     }
 
-    /// Adds a flow that this thread runs, and removes the flow's TIME-WAIT entry. Returns false if another
-    /// thread runs the flow.
+    /// Makes this thread the owner of a flow, and removes the flow's TIME-WAIT entry. Returns false, without
+    /// effect, if another thread owns the flow.
     pub(super) fn claim_flow(&mut self, flow: Flow, key: Key) -> bool {
         let claimed = self.shared.as_ref().is_none_or(|shared| shared.claim(flow, self.thread));
         if claimed {
@@ -209,7 +209,7 @@ impl Engine {
 
     /// Returns the thread that must process a request.
     pub(super) fn thread_of_request(&self, shared: &Shared, request: &Request) -> usize {
-        // A bind ignores a descriptor that comes with it, so the port alone decides.
+        // A bind ignores an attached descriptor, so only the port determines its thread.
         if request.message.operation == Operation::Bind {
             return match request.message.local {
                 Some(local) if local.port() != 0 => shared.thread_of_port(local.port()),
@@ -283,7 +283,8 @@ impl Engine {
         let moves = self.sockets.get(key).is_some_and(|socket| {
             !socket.holds_port
                 && socket.stream().is_some_and(|stream| {
-                    // A socket whose SYN is held moves later, because its timer is armed on this thread.
+                    // Do not move a socket whose SYN is held back, because the timer that sends the SYN runs
+                    // on this thread.
                     stream.connection.state() == State::SynSent
                         && stream.route != Route::Own
                         && stream.held_until.is_none()

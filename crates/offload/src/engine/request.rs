@@ -318,7 +318,9 @@ impl Engine {
                 self.fill(key, program.clone())?;
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
-                // Other threads could process later requests about the socket before this thread creates it.
+                // Let the client send [`Operation::Open`] only if the engine has one thread. With several,
+                // another thread could process a later request about the socket before this thread creates
+                // it.
                 let opens = self.shared.is_none() && super::open::is_trusted(request.user);
                 reply.number = i32::from(opens);
                 if holds {
@@ -397,7 +399,8 @@ impl Engine {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
         let mut stream = self.new_stream(now, flow, route, &options)?;
-        // Claim the flow before the socket changes. A socket that another thread beats to the flow stays bound.
+        // Claim the flow before the socket changes. If another thread has claimed it, the socket stays bound
+        // and unconnected.
         if !self.claim_flow(flow, key) {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The number of parts of a [`Shards`], each with a lock of its own.
 const SHARDS: usize = 64;
-/// The most packets that wait in an inbox. Further packets are dropped, and their senders repeat them.
+/// The most packets that wait in an inbox. Further packets are dropped, as on a full link.
 const MOST_PACKETS: usize = 4096;
 
 /// Locks a mutex. Ignores that a thread panicked while it held the lock, because the engine then ends anyway.
@@ -150,8 +150,8 @@ impl Inbox {
             self.filled.store(true, Ordering::Relaxed);
             outcome
         };
-        // The fence here and the one in `falls_asleep` ensure that this thread sees `asleep`, or that the
-        // other one sees `filled`.
+        // This fence and that in `falls_asleep` ensure that this thread sees `asleep`, or that the inbox's
+        // thread sees `filled`.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             self.wake();
@@ -166,8 +166,8 @@ impl Inbox {
         let _ = unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Notes that the thread is about to sleep. Returns false if it must not, because the inbox contains
-    /// something. The thread calls [`Inbox::wakes_up`] afterwards in both cases.
+    /// Notes that the thread is about to sleep. Returns false if the inbox is not empty, so that the thread
+    /// must not sleep. In both cases, the thread calls [`Inbox::wakes_up`] afterwards.
     pub fn falls_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -306,8 +306,8 @@ impl Shared {
     /// Moves a socket to the thread `to`, with its flow.
     pub fn move_socket(&self, to: usize, flow: Flow, moved: MovedSocket) {
         let inode = moved.socket.inode;
-        // Hold both locks until the inbox has the socket. A thread that then finds `to` in a table can rely on
-        // finding the socket there.
+        // Hold the locks of both tables until the inbox has the socket. A thread that finds `to` in one of
+        // these tables can then rely on thread `to` having received the socket.
         let mut flows = self.flows.part(&flow);
         let mut inodes = self.inodes.part(&inode);
         self.inboxes[to].put(|letters| letters.sockets.push(moved));

@@ -265,8 +265,8 @@ impl Stream {
         }
     }
 
-    /// Lets the next `bytes` bytes of the pair, of which `fd` is the engine's end, wait as with TCP_CORK until further
-    /// bytes follow (MSG_MORE).
+    /// Treats the next `bytes` bytes of the pair as sent with MSG_MORE: holds small segments back, as
+    /// TCP_CORK does, until further bytes follow. `fd` is the engine's end of the pair.
     pub(super) fn expect_more(&mut self, fd: RawFd, bytes: u64) {
         if self.filled.is_some() {
             return;
@@ -335,9 +335,9 @@ impl Stream {
         Ok(self.writable && self.delivered < received)
     }
 
-    /// Moves the bytes that the program has not taken out of its slot to the pair, with all later ones. Call this
-    /// before the connection is removed because of an error. The program reads these bytes before it gets the error.
-    /// Bytes for which the pair has no room are lost.
+    /// Writes all received bytes that the program has not read yet into the pair, including those in its
+    /// slot. Call this before the connection is removed because of an error. The program reads these bytes
+    /// before it gets the error. Bytes for which the pair has no room are lost.
     fn move_undelivered(&mut self, fd: RawFd) {
         self.delivered += self.direct.as_mut().and_then(|direct| direct.end_offer()).unwrap_or(0);
         if self.discards || self.delivered == self.connection.received() {
@@ -444,7 +444,8 @@ impl Stream {
                     if emptied && self.closed {
                         self.finish_sending(now, fd, options);
                     } else {
-                        // Wait until epoll reports new data, unless the pair may have more data or has ended.
+                        // Read again at once if the pair may have more data or may have ended. Otherwise wait
+                        // until epoll reports new data.
                         let checks = self.checked_reads > 0;
                         self.checked_reads -= u32::from(checks);
                         self.readable = !emptied || self.more || checks && pair_may_have_ended(fd);
@@ -452,8 +453,9 @@ impl Stream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The program has closed its end with unread data. Reset the connection, as the kernel would do, but
-                // first send the program's data: later reads return it.
+                // The program has closed its end with unread data, which the kernel reports once, before the
+                // program's last data. Reset the connection, as the kernel would do, but first read and send
+                // that data.
                 Err(_) if !self.resetting => self.resetting = true,
                 Err(_) => self.program_finished = true,
             }

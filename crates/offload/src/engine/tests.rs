@@ -338,7 +338,7 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     assert_eq!(bench.ask(start, None).0.status, 0);
     assert_eq!(held(&bench), 0);
 
-    // A program with one thread lets the engine send the SYN at once.
+    // With `number` 1, the engine sends the SYN at once. The library sets it if the program has one thread.
     message.number = 1;
     let (reply, second) = bench.ask(message, None);
     assert_eq!((reply.status, reply.handle(), held(&bench)), (0, None, 0));
@@ -349,7 +349,7 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     drop((listener, first, second));
 }
 
-/// A program closes its end right after its last bytes, so one event reports both.
+/// A program closes its end right after its last bytes, so one epoll event reports the bytes and the close.
 #[test]
 fn bytes_before_a_close_arrive_whatever_the_program_left_unread() {
     for unread in [false, true] {
@@ -409,7 +409,7 @@ fn bytes_sent_with_more_wait_for_further_bytes_or_200_ms() {
     pair::send(client.as_raw_fd(), b"three", &[]).unwrap();
     bench.turn();
     assert_eq!(received(), b"one, two, three");
-    // Later bytes do not wait.
+    // Later bytes that are sent without `More` do not wait.
     pair::send(client.as_raw_fd(), b"four", &[]).unwrap();
     bench.turn();
     assert_eq!(received(), b"four");
@@ -483,7 +483,8 @@ fn a_peer_that_never_reads_keeps_no_closed_socket() {
     assert_eq!(connected(&bench), 0);
 }
 
-/// The peer's FIN has arrived and the program has shut down sending, so both directions of the pair are shut down.
+/// Both applications of a connection shut down sending while much data is unsent. The receiver starts to read
+/// only 2000 s later, and must still get all data.
 #[test]
 fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_reads() {
     let mut bench = Bench::new(100);

@@ -44,7 +44,7 @@ pub struct Datagram<'a> {
 #[derive(Clone, Copy)]
 struct Fragment {
     id: u32,
-    /// The offset in bytes, a multiple of 8.
+    /// The offset of the fragment in the packet's payload, in bytes; a multiple of 8.
     offset: u16,
     /// True if others follow.
     more: bool,

@@ -41,7 +41,8 @@ pub struct Neighbours {
     by_address: HashMap<IpAddr, Neighbour>,
     /// The number of neighbours whose MAC address was requested and for which packets wait.
     asking: usize,
-    /// No neighbour must be asked again or given up before this time, in nanoseconds of the engine's clock.
+    /// The earliest time at which a neighbour may need another request or may be given up, in nanoseconds of
+    /// the engine's clock.
     due: u64,
 }
 
@@ -130,7 +131,8 @@ impl Neighbours {
         })
     }
 
-    /// Notes that the other threads are told of a neighbour. Returns true if the table contains the neighbour.
+    /// Records that the other threads are told of a neighbour now. Returns true if the table contains the
+    /// neighbour.
     pub fn note_told(&mut self, now: u64, address: IpAddr) -> bool {
         let neighbour = self.by_address.get_mut(&address);
         neighbour.map(|neighbour| neighbour.told = Some(now)).is_some()

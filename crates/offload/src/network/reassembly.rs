@@ -216,7 +216,7 @@ impl Reassembly {
         }
         let id = fragment.id;
         if fragment.offset == 0 && !fragment.more {
-            // Return a fragment with offset 0 and no successors at once, because it is a whole packet,
+            // A fragment with offset 0 and no "more fragments" flag is a whole packet. Return it at once,
             // whatever other fragments have its identification (RFC 6946).
             let data = fragment.data.to_vec();
             let parts = std::iter::once(&data);

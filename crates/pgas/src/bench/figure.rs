@@ -30,8 +30,8 @@ fn find<'a>(
     })
 }
 
-/// Compares the bandwidth of each point of `operation`, of at least `from` bytes, with that of the point that
-/// `other` returns. Returns the ratios, each with its size in bytes.
+/// Divides the bandwidth of each point of `operation`, from `from` bytes on, by the bandwidth of the point
+/// that `other` returns for it. Returns each ratio with the point's size in bytes.
 fn ratios<'a>(
     points: &'a [Point],
     operation: MeasuredOperation,

@@ -29,7 +29,7 @@ pub struct WindowResult {
     pub to: String,
     /// Bytes of one operation; 0 for a doorbell.
     pub size_bytes: u64,
-    /// How waits for the peer end: by polling, interrupts, or both.
+    /// The completion mode of the waits for the peer.
     pub completion: CompletionMode,
     /// How far the bytes have travelled when the measured time ends.
     pub delivery: Delivery,

@@ -201,8 +201,8 @@ impl Bench<Windows> {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Each batch of `in_turn` has only one get. At that time the owner has just begun to wait, and still
-        // polls in every completion mode. So take the percentiles from the gets of one long batch.
+        // Replace the samples of `in_turn`. It takes each sample while the owner has just begun to wait and
+        // still polls in every completion mode. So take the samples here from one long batch of gets.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

@@ -87,7 +87,8 @@ mod tests {
         end_by_one(job);
         assert!(sleep.try_wait().unwrap().is_none(), "another process does it");
         drop(held);
-        // Repeat, because a process that another test is starting keeps a copy of the socket until its exec.
+        // Repeat the call, because the address may still be in use: a process that another test is starting
+        // keeps a copy of `held` until its exec.
         let status = loop {
             end_by_one(job);
             if let Some(status) = sleep.try_wait().unwrap() {

@@ -31,7 +31,7 @@ const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the other PEs need to connect to PE 0's hub (the owner of the twin bridge).
 #[derive(Clone, Debug, PartialEq)]
 struct Card {
-    /// The boot ID of PE 0's kernel. Windows join processes of one kernel only.
+    /// The boot ID of PE 0's kernel. A process on another kernel cannot map PE 0's memory.
     machine: String,
     /// Name of the socket at which PE 0's hub accepts the other PEs, in the abstract namespace.
     socket: String,

@@ -68,7 +68,7 @@ pub enum AnySession {
 
 impl AnySession {
     /// Joins the job that environment variables describe. If there are none, the process is a job of one PE.
-    /// `additional` is as for [`Session::from_environment`].
+    /// `additional` is the number of bytes of symmetric memory that the caller needs besides the heap.
     ///
     /// inlane's launcher chooses the transport of its jobs. Other jobs use the transport that
     /// [`variables::TRANSPORT`] names. Without this variable, they use UCX if the PEs run on several

@@ -63,7 +63,7 @@ pub struct Atomic {
 pub struct Statics {
     /// Symmetric offset of the span.
     pub offset: usize,
-    /// Address of the objects in this process. It may differ between PEs.
+    /// Address of the static objects in this process. It may differ between PEs.
     pub address: usize,
     /// Length of the span in bytes, equal on all PEs.
     pub bytes: usize,

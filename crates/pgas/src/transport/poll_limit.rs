@@ -1,14 +1,15 @@
 //! How long a wait polls before it sleeps, learned from earlier waits.
 //!
-//! A wake-up takes longer than most steps of a collective. PEs that sleep therefore delay each other: the
-//! waits of the others grow, and they sleep, too. Polling a little longer ends this.
+//! A wake-up takes longer than most steps of a collective. A PE that sleeps therefore delays the other PEs.
+//! Their waits become longer, so that they sleep, too, and delay the first PE. Polling a little longer breaks
+//! this cycle.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The usual time. It is about twice the cost of a wake-up.
+/// How long waits usually poll before they sleep. It is about twice the cost of a wake-up.
 const SHORT: Duration = Duration::from_micros(50);
-/// The time after a wait that would have ended within it.
+/// The polling time of the next wait if the last wait slept, although it ended within this time.
 const LONG: Duration = Duration::from_millis(1);
 
 /// The time for which waits poll before they sleep. All waits of a PE share it.
@@ -23,8 +24,9 @@ impl PollLimit {
         if self.is_long.load(Ordering::Relaxed) { LONG } else { SHORT }
     }
 
-    /// Learns from a wait that polled for `polled` and then slept. `rest` is the time from its first sleep to
-    /// its end. The next waits poll longer if this wait would then have needed no sleep.
+    /// Chooses the polling time of the next waits after a wait that polled for `polled` and then slept.
+    /// `rest` is the time from its first sleep to its end. The next waits poll for [`LONG`] if the whole wait
+    /// took at most that long.
     pub fn learn(&self, polled: Duration, rest: Duration) {
         self.is_long.store(polled + rest <= LONG, Ordering::Relaxed);
     }

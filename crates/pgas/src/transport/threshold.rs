@@ -44,7 +44,7 @@ pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize)
             let ticket = mover.submit(&part, &destination)?;
             Ok(mover.wait(ticket, CompletionMode::Poll)?)
         })?;
-        // The mover must win at all larger sizes, so a size at which stores win resets the search.
+        // The mover must win at all larger sizes. So a size at which stores take less time resets the search.
         from = if moved > stores { usize::MAX } else { from.min(size) };
     }
     Ok(from)

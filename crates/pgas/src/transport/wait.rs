@@ -75,7 +75,8 @@ struct OneWait<'a, F> {
     /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
     /// sleep.
     slept: Option<(Duration, Instant)>,
-    /// How long this wait polls before it sleeps. `None` if another rule chose the time.
+    /// How long this wait polls before its first sleep, if [`PollLimit`] chose the time. `None` otherwise,
+    /// and if the limit is 0.
     poll_for: Option<Duration>,
 }
 
@@ -168,7 +169,8 @@ impl PeContext {
         self.wait_until(options, scope, false, done)
     }
 
-    /// Waits like [`Self::wait_for`]. Set `answer` if the wait is for another PE's service of a request.
+    /// Waits like [`Self::wait_for`]. Set `answer` if the wait is for another PE's answer to a request:
+    /// answers take microseconds, so the first sleep is short.
     #[inline]
     pub(super) fn wait_until(
         &self,

@@ -58,7 +58,8 @@ impl LostDoorbells {
     }
 
     /// Returns the longest first sleep of a wait. `usual` is the value without losses. Waits for an `answer`
-    /// always begin with a short sleep, because they ring again when they wake, and answers take microseconds.
+    /// always begin with a short sleep, because answers take microseconds. A waiter that wakes without the
+    /// answer rings the peer's doorbell again.
     pub fn first_sleep(&self, usual: Duration, answer: bool) -> Duration {
         match answer || self.0.load(Ordering::Relaxed) > 0 {
             true => usual / SHORTER,
@@ -76,7 +77,7 @@ pub use inlane_core::ring::Word;
 pub enum Interest {
     /// Notifications and replies. Puts to symmetric memory do not wake the waiter.
     Control,
-    /// Puts to the 8 bytes at this symmetric offset, a multiple of 8; also notifications and replies.
+    /// Notifications, replies, and puts to the 8 bytes at this symmetric offset, a multiple of 8.
     Word(usize),
     /// All stores.
     Any,

@@ -87,9 +87,11 @@ pub(super) struct Peer {
     alignment: usize,
     /// True if this PE must do more than usual after a store to the peer:
     ///
-    /// * the peer is this PE, which checks whether its own threads sleep, and rings its own doorbell for them;
-    /// * one of the two is not registered for membarrier(2), or the window is not coherent. A full barrier is
-    ///   then needed between the store and the check whether the peer has announced that it will sleep.
+    /// * The peer is this PE itself. It then checks whether its own threads sleep, and rings its own
+    ///   doorbell.
+    /// * One of the two PEs is not registered for membarrier(2), or the window is not coherent. A full
+    ///   barrier is then needed between the store and the check whether the peer has announced that it will
+    ///   sleep.
     pub is_exceptional: bool,
     /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
     /// read without the lock.
@@ -207,7 +209,8 @@ impl Windows {
     /// Connects to all peers of `ntb` and offers them the first `bytes` of its inbound memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the memory is too small or the bridge lacks something; errors of the handshakes.
+    /// [`Error::Invalid`] if the memory is too small, or the bridge lacks a window, doorbell bits or
+    /// interrupt vectors; errors of the handshakes.
     pub fn connect(ntb: Arc<dyn Ntb>, bytes: usize, settings: Settings) -> Result<Self> {
         let (me, pes) = (ntb.port(), ntb.ports());
         let layout = Layout::new(pes, bytes)?;
@@ -358,8 +361,8 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns the sizes from which gets are pushed by the owner and puts are copied by the mover, and
-    /// whether a waiter runs membarrier(2).
+    /// Returns the size from which owners push gets, the size from which the mover copies puts, and whether a
+    /// waiter runs membarrier(2).
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
@@ -404,7 +407,8 @@ impl PeContext {
             // reconnects with another epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
-                // Let the next get check the link, too.
+                // Gets through coherent windows check the link only once in `CHECK_EVERY` times. Make that
+                // check due at the next get.
                 peer.loads.store(0, Ordering::Relaxed);
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
             }

@@ -24,8 +24,8 @@ pub(super) const PLACES: usize = 32;
 const FIXED: usize = 0;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
-/// Offset in bytes of the number that a PE sends, after the start of the PE's 128 bytes in a place. At the
-/// start is its count of notifications.
+/// Each place has 128 bytes for each PE: the PE's count of notifications at offset 0, and at this offset (in
+/// bytes) a number that the PE sends.
 const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
@@ -79,8 +79,8 @@ pub struct Channel {
     links: Vec<Link>,
 }
 
-/// How this PE exchanges notifications with another member of the team: that member's place, and the counts
-/// of notifications in both directions.
+/// How this PE exchanges notifications with another member of the team: which place in that member's
+/// workspace it writes to, and the counts in both directions.
 struct Link {
     /// The number of the place that the other member has chosen for this channel.
     place: usize,
@@ -157,12 +157,12 @@ impl<T: Transport> World<T> {
         let within = Entered { set, index, ..parent };
         let place = self.places.take();
         if let Some(place) = &place {
-            // Clear the counts of notifications of the place's previous channel. All its notifications were
+            // Clear the counts of the channel that used this place before. All its notifications were
             // received, so none can arrive later.
             (0..set.size)
                 .for_each(|other| self.count(place.number, set.pe(other)).store(0, Ordering::Release));
         }
-        // Send the place's number plus 1, or 0 if there is no free place.
+        // Send the number of the chosen place in the workspace, plus 1, or 0 if no place is free.
         let own = place.as_ref().map_or(0, |place| place.number as u64 + 1);
         let numbers = self.tell_all(&within, own)?;
         let Some(place) = place.filter(|_| !numbers.contains(&0)) else { return Ok(None) };
@@ -265,8 +265,8 @@ impl<T: Transport> World<T> {
         place_offset(self.pes(), place) + pe as usize * WORD
     }
 
-    /// Returns the word of place `place` in which PE `pe` stores how many notifications it has sent to this
-    /// PE.
+    /// Returns how many notifications `pe` has sent to this PE over the channel that uses `place` of this
+    /// PE's workspace.
     fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
         self.word(self.line(place, pe))
     }

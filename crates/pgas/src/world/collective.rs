@@ -166,7 +166,8 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Broadcasts by slices: PE i of the others receives slice i from the root, and sends it to the rest.
+    /// Broadcasts by slices: the PE at distance i + 1 behind the root receives slice i, and sends it to all
+    /// other PEs except the root.
     ///
     /// # Safety
     /// At the root, `source` is readable for `bytes`.

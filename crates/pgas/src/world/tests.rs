@@ -244,7 +244,7 @@ fn large_broadcasts_are_cut_into_slices() {
             for root in [0, pes - 2] {
                 let value = |pe: u32, index: usize| (pe + 1) as u64 * 1_000_000 + index as u64 + root as u64;
                 for index in 0..length {
-                    // SAFETY: the element lies in this PE's own copy, and all PEs wait before the broadcast.
+                    // SAFETY: the element is this PE's own. Other PEs read it only after the barrier.
                     unsafe { values.as_ptr().add(index).write(value(world.me(), index)) };
                 }
                 world.barrier_all().unwrap();
@@ -268,7 +268,8 @@ pub(crate) const FEW: (usize, u32) = (64, 3);
 pub(crate) fn broadcasts_in_slices<T: Transport>(world: &World<T>) {
     let (me, pes) = (world.me(), world.pes());
     let strided = Set { start: pes - 1, stride: -(i32::from(pes > 4) + 1), size: 3 };
-    // The last slice is shorter than the others, and of 65 bytes the last PEs get no slice.
+    // In both sizes, the last slice is shorter than the others. 65 bytes make only two slices, so further PEs
+    // get none.
     for bytes in [65, 4096 + 13] {
         let values = world.array::<u8>(bytes).unwrap();
         for set in [world.all(), strided] {
@@ -350,7 +351,8 @@ fn large_reductions_are_cut_into_slices() {
 
 #[test]
 fn atomics_of_all_pes_on_one_word_are_atomic() {
-    // Repeat with a fault, because the word's owner then carries out the atomics.
+    // Repeat with fault injection, because each atomic is then executed by the PE that owns the word, and not
+    // by its caller.
     for faults in ["", "delay=1us"] {
         run(3, faults, CompletionMode::Adaptive, None, |world| {
             let words = world.array::<u64>(2).unwrap();

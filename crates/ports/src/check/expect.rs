@@ -62,9 +62,8 @@ impl ExpectedPackets {
             }
         }
         // `Template::of` refuses some packets, such as those that the function leaves with a wrong checksum.
-        // Use templates only if all expected packets have one. A template is made from one packet of a flow
-        // and size. So use none either if the function's result depends on the payload, which differs between
-        // packets.
+        // Use templates only if each combination of flow and size has one. Use none if the function's result
+        // depends on the payload, because the payload differs between the packets of a flow and size.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }

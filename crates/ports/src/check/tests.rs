@@ -134,7 +134,8 @@ fn losses_duplicates_and_order_are_counted() {
 
 #[test]
 fn packets_that_a_rule_drops_are_not_lost() {
-    // Every second flow is TCP, so half of the packets are dropped.
+    // Half of the generated flows are TCP, and the closure drops TCP packets as the rule `drop-rule:tcp`
+    // requires. So half of the packets are dropped.
     let (verification, checker) =
         test_run("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
@@ -158,7 +159,8 @@ fn packets_of_others_are_foreign() {
             packets.extend(other);
         }
     });
-    // An empty packet has no headers that identify it as foreign.
+    // The ARP packet is foreign. The empty packet counts as altered, because it has no headers that show that
+    // it is foreign.
     assert_eq!((checker.foreign(), verification.altered, verification.lost), (1, 1, 0));
 }
 

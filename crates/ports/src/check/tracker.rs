@@ -24,7 +24,7 @@ pub struct Tracker {
 struct Gaps {
     /// For each gap, the first missing number, and the first number after the gap.
     missing: BTreeMap<u64, u64>,
-    /// The first number after the newest forgotten gap; 0 if none is forgotten.
+    /// The first number after the newest gap that was dropped because of `MAX_GAPS`; 0 if none was dropped.
     forgotten: u64,
 }
 
@@ -168,11 +168,12 @@ mod tests {
         let mut tracker = Tracker::new(1);
         // Open one gap too many: the numbers 0, 2, 4, ... are missing.
         (0..=MAX_GAPS as u32).for_each(|number| tracker.record(0, 2 * number + 1));
-        // Close all gaps but the forgotten one, and then deliver that one.
+        // Deliver all missing numbers but 0, which closes all gaps that the tracker has kept. Then deliver 0,
+        // whose gap the tracker has forgotten.
         (1..=MAX_GAPS as u32).for_each(|number| tracker.record(0, 2 * number));
         tracker.record(0, 0);
         assert_eq!(tracker.counts().duplicated, 0);
-        // A duplicate after the forgotten gap is still found.
+        // Number 5 has already arrived after the forgotten gap, so this second arrival counts as a duplicate.
         tracker.record(0, 5);
         assert_eq!(tracker.counts().duplicated, 1);
     }

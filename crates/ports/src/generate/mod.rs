@@ -223,8 +223,7 @@ impl Port for Generator {
     }
 }
 
-/// A receive queue of a generator: the packets that the run receives from this queue are of several flows,
-/// which take turns.
+/// A receive queue of a generator. Its packets belong to several flows, which take turns.
 struct GeneratorRx {
     pool: Arc<dyn Pool>,
     clock: Clock,

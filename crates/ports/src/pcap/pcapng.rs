@@ -176,6 +176,6 @@ fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =
         if resolution & 0x80 != 0 { 2u128.checked_pow(exponent) } else { 10u128.checked_pow(exponent) };
-    // If a u128 cannot hold the number, units are so short that every 64-bit timestamp is 0 ns.
+    // If a u128 cannot hold the units per second, a unit is so short that every 64-bit timestamp is 0 ns.
     units.unwrap_or(u128::MAX)
 }

@@ -244,8 +244,8 @@ impl CaptureReader {
         self.offset += bytes as u64;
     }
 
-    /// Buffers at least `wanted` bytes of the next record, or fewer if the input ends or waits. Returns all
-    /// buffered bytes.
+    /// Buffers at least `wanted` bytes of the next record. Buffers fewer if the input ends, or has not
+    /// delivered more yet. Returns all buffered bytes.
     fn fill(&mut self, wanted: usize) -> Result<&[u8]> {
         self.waiting = false;
         if self.end - self.start < wanted && !self.ended {
@@ -278,7 +278,8 @@ impl CaptureReader {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Buffers the `length` bytes of the next record. Returns false while the input waits for them.
+    /// Buffers the `length` bytes of the next record. Returns false if the input has not delivered all of
+    /// them yet.
     ///
     /// # Errors
     /// If `length` exceeds `max`, or if the input ends within the record.

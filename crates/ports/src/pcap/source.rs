@@ -36,10 +36,12 @@ pub struct CaptureSource {
 }
 
 impl CaptureSource {
-    /// Opens `pcap:FILE` (`-` is standard input). Scans a file. Does not wait for a pipe's writer.
+    /// Opens `pcap:FILE` (`-` is standard input). If FILE is a regular file, reads it once to summarize it.
+    /// If it is a named pipe, does not wait until a writer opens the pipe.
     ///
     /// # Errors
-    /// If the file does not exist or is not a capture of Ethernet packets, or if `playback` repeats a pipe.
+    /// If the file does not exist or is not a capture of Ethernet packets, or if `playback` demands that a
+    /// pipe repeats.
     pub fn open(text: &str, playback: Playback) -> Result<Self> {
         let path = path_of(text)?;
         let refused = |error| {

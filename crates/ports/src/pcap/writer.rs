@@ -114,10 +114,11 @@ impl CaptureWriter {
         (self.queues.len() as u32 - 1, lost)
     }
 
-    /// Empties the output, and writes the header if the resolution is known. Does nothing if called again.
+    /// Empties the output, and writes the capture's header if the resolution of its timestamps is known. Does
+    /// nothing if called again.
     ///
     /// # Errors
-    /// If the output refuses it, for example because the disk is full.
+    /// If the output cannot be emptied or written, for example because the disk is full.
     pub fn begin(&mut self) -> Result<()> {
         if self.begun {
             return Ok(());

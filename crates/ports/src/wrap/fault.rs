@@ -171,7 +171,8 @@ struct FaultyLink {
 struct Reordered {
     /// The packet is released when `FaultyLink::passed`, the number of packets passed on, reaches this value.
     behind: u64,
-    /// The packet is released at this time, in nanoseconds, even if too few packets have passed it.
+    /// The latest time at which the packet is released, in nanoseconds, even if `FaultyLink::passed` has not
+    /// reached `behind`.
     until_ns: u64,
     packet: Packet,
 }

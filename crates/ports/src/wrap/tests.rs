@@ -162,7 +162,7 @@ fn a_capture_holds_the_packets_that_were_sent() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let text = |name: &str| format!("pcap:{}", at(name).display());
-    // Generated packets get the time at which they are sent, so the capture `made` has such timestamps.
+    // Write generated packets to the capture `made`. The timestamps in it are the times of sending.
     let TestRun { pool, mut rx, .. } = test_run("gen:imix,packets=3000");
     let mut sink = CaptureSink::open(&text("made"), None).unwrap();
     sink.configure(&[], 1).unwrap();

@@ -91,9 +91,9 @@ impl Connection {
         }
     }
 
-    /// Says that the application has closed both directions, but still has data to write. From now on a peer
-    /// that does not acknowledge, or keeps its window closed, ends the connection as after
-    /// [`Connection::close`].
+    /// Notes that the application has closed both directions, although its last data was not written to the
+    /// connection yet. If the peer then stops to acknowledge or keeps its window closed, the connection ends
+    /// as after [`Connection::close`].
     pub fn abandon(&mut self) {
         self.flags.orphan = true;
     }

@@ -64,8 +64,8 @@ impl Connection {
         None
     }
 
-    /// Returns the sequence number of a segment without data. A peer drops segments that begin beyond its
-    /// window, for example behind the byte of a window probe.
+    /// Returns the sequence number for a segment without data: SND.NXT, but not beyond the peer's window,
+    /// because a peer drops segments that begin beyond it. SND.NXT can be beyond it after a window probe.
     fn acceptable_sequence(&self) -> Sequence {
         self.snd.next.min(self.snd.edge().max(self.snd.una))
     }
@@ -359,7 +359,8 @@ impl Connection {
             self.snd.small_end = self.snd.next;
         }
         if small || self.snd.next == self.snd.end() {
-            // No bytes wait for the cork any more.
+            // A partial segment or the last written byte was sent, so no bytes wait for more bytes
+            // (TCP_CORK).
             self.flags.cork_expired = false;
             self.timers.cork_at = NEVER;
         }
@@ -381,7 +382,8 @@ impl Connection {
         let small_end = self.snd.small_end;
         let transmit = self.send_new(now, len, self.effective_mss());
         if self.snd.window == 0 {
-            // Nagle's algorithm must not hold the rest back when the window opens.
+            // Do not count the probe as a small segment. Nagle's algorithm would otherwise hold the remaining
+            // data back when the window opens.
             self.snd.small_end = small_end;
         }
         self.recovery.backoff =

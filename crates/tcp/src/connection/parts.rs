@@ -125,7 +125,7 @@ pub(super) enum Eifel {
     Waiting,
     /// The timestamp of the first retransmission.
     Sent(u32),
-    /// No test is pending, for one of these reasons:
+    /// No Eifel test is pending, for one of these reasons:
     ///
     /// * The test was made.
     /// * The connection has no timestamps.

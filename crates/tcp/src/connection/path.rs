@@ -25,7 +25,7 @@ const PRECISION: u16 = 32;
 /// The search for the path's MTU.
 #[derive(Clone, Debug)]
 pub(super) struct PathMtu {
-    /// The greatest MSS that may work.
+    /// The upper end of the search: the greatest MSS that the path may carry.
     high: u16,
     /// The MSS that the next probe tests.
     candidate: u16,
@@ -54,7 +54,8 @@ impl Connection {
             return;
         }
         self.limit_mss(now, mss);
-        // The loss is no sign of congestion, so send everything in flight again at once, in smaller segments.
+        // The segments were lost because they were too big, not by congestion. So send everything in flight
+        // again at once.
         self.scoreboard.mark_timed_out(now, 0);
         self.flags.retransmission_forced = true;
     }
@@ -85,8 +86,8 @@ impl Connection {
         self.path = PathMtu { high, candidate: high, probe: None, failures: 0, probe_at: now + RAISE_AFTER };
     }
 
-    /// Reduces the MSS to the base MSS after repeated timeouts while more bytes than that were in flight,
-    /// because smaller segments may pass.
+    /// Reduces the MSS to the base MSS after repeated timeouts with more than one base MSS in flight. Routers
+    /// may drop large segments without an ICMP message, and smaller ones may pass.
     pub(super) fn check_black_hole(&mut self, now: u64) {
         let base = self.config.base_mss.min(self.snd.max_mss);
         let large = self.snd.next - self.snd.una > base as u64;
@@ -125,8 +126,8 @@ impl Connection {
         }
     }
 
-    /// If the only lost segment is the path probe, gives the probe up and returns true: the path is too small
-    /// for it, and the loss does not count as congestion.
+    /// If the only lost segment is the path probe, gives the probe up and returns true. Such a loss means
+    /// that the probe exceeds the path MTU, and does not count as congestion.
     pub(super) fn path_probe_lost(&mut self, now: u64) -> bool {
         let Some((start, end, _)) = self.path.probe else { return false };
         let only = self.scoreboard.lost() == end - start

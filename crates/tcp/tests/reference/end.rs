@@ -12,15 +12,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub write: u64,
-    /// The number of bytes that it receives before it writes.
+    /// The number of bytes that the application receives before it writes.
     pub write_after: u64,
-    /// The number of bytes after which it leaves, by `close` or, if `abort` is set, by a reset.
+    /// The number of bytes that the application reads before it ends the connection: by `close`, or by a
+    /// reset if `abort` is set.
     pub read: u64,
     pub half_close: bool,
     pub abort: bool,
     /// The most bytes of one call.
     pub chunk: usize,
-    /// The number of bytes after which it reads nothing for `pause` nanoseconds.
+    /// The number of received bytes after which the application reads nothing for `pause` nanoseconds.
     pub pause_at: u64,
     pub pause: u64,
     pub no_delay: bool,
@@ -33,7 +34,8 @@ pub enum Ending {
     Eof,
     /// The peer has reset the connection.
     Reset,
-    /// The application has left first.
+    /// This application has written and read all that its plan contains, and has closed or reset the
+    /// connection.
     Left,
 }
 
@@ -199,7 +201,8 @@ impl Linux {
     }
 }
 
-/// An end on the state machine. Its listener or its connection answers each packet, as an engine does.
+/// A client or server on inlane's TCP state machine. Its [`Listener`] or [`Connection`] answers each packet,
+/// as in the engine.
 pub struct Inlane {
     config: Config,
     connection: Option<Connection>,
@@ -210,7 +213,7 @@ pub struct Inlane {
     written: u64,
     consumed: u64,
     replies: Vec<Header>,
-    /// The expirations of timers since the peer last acknowledged data, and what it had acknowledged.
+    /// How often timers have expired since `acknowledged` last changed. Each expiration doubles the timeout.
     expirations: u32,
     acknowledged: u64,
 }

@@ -86,7 +86,7 @@ fn rfc7323_the_echo_is_that_of_the_segment_at_the_left_edge() {
     // A segment beyond a gap does not change the echoed timestamp.
     script.receive(data(20, 10).stamp(602, 0));
     assert_eq!(script.acknowledges(10).options.timestamps.unwrap().echo, 601);
-    // A segment that fills the gap changes the echoed timestamp.
+    // The segment with bytes 10 to 19 fills the gap, so its timestamp is echoed from now on.
     script.receive(data(10, 10).stamp(603, 0));
     assert_eq!(script.acknowledges(30).options.timestamps.unwrap().echo, 603);
 }

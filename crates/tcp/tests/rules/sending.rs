@@ -46,7 +46,8 @@ fn a_cork_holds_small_segments_for_200_ms_at_most() {
     assert_eq!(script.ranges(), [(2000, 2010)]);
 }
 
-/// Nagle's algorithm holds the bytes back when the cork's time has passed. Then further bytes complete the segment.
+/// The cork's time passes while Nagle's algorithm holds the bytes back. Then further bytes fill the segment,
+/// and it is sent. Later bytes must be held by the cork again.
 #[test]
 fn an_expired_cork_holds_again_after_the_bytes_have_filled_a_segment() {
     let mut script = Script::open(&config(), plain());

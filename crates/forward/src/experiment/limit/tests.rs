@@ -105,7 +105,7 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     let mut crowded = outcome(&split, &[0.95]);
     (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
     assert_limit(&split, &crowded, &["processors: ", "waited 50 % of the time"]);
-    // A kernel that does not count the time in run queues.
+    // Simulate a kernel that does not count the time in run queues.
     crowded.queued_ns = 0;
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
     crowded.result.duration_ns = 1_000_000;

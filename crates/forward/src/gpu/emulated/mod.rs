@@ -108,8 +108,8 @@ const ROOM: usize = 331;
 /// The number of bytes before and after all buffers. These bytes must stay unchanged, because a change shows
 /// a write outside the buffers.
 const EDGE: usize = 32;
-/// The number of bytes after the memory into which blocks copy packets. These bytes must stay unchanged,
-/// because a change shows a write beyond that memory.
+/// The length of a guard area, in bytes. It follows the memory into which blocks copy packets. A changed byte
+/// in the area shows a write beyond that memory.
 const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -138,7 +138,8 @@ struct TestLane {
     /// The memory behind the lane's `stage` and `shadow`, each with the number of bytes that blocks may
     /// write.
     pulled: [(Region, usize); 2],
-    /// The words by which the host controls blocks, and the words by which block 0 passes them on.
+    /// The memory of `lane.control`, by which the host controls blocks, and of `lane.relay`, in which block 0
+    /// repeats these control words for the other blocks.
     words: [Region; 2],
     instance: Instance,
     random: RandomNumbers,

@@ -66,7 +66,7 @@ extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answe
     }
 }
 
-// The competing job: each block computes for `nanoseconds` and stores its rounds of arithmetic.
+// The competing job: each block computes for `nanoseconds` and stores how many rounds of arithmetic it did.
 extern "C" __global__ void bare_compete(uint64_t *rounds, uint64_t nanoseconds) {
     uint64_t start = now_ns(), now;
     float x = threadIdx.x * 1e-3f + 1.0f;

@@ -261,8 +261,8 @@ constexpr uint32_t ALL = 0xffffffffu;
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_DESCRIPTORS_WITH_WORD; }
 
 // Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
-// 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. `polls` counts
-// the polls of block 0.
+// 0 if the block must end. If comes_with_word(lane), as for small bursts, also writes the item's descriptors
+// to `given`. `polls` counts the polls of block 0.
 //
 // Every poll is a read over PCIe, and reads of one line by several blocks queue up. So a block polls only its
 // item's word. In every 32nd poll, block 0 also reads the words that concern all blocks, and copies them to
@@ -375,8 +375,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 // whose slot has no packets ends: such a launch only sets up a stream, or the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // The host wrote the word and the descriptors before the kernel began. So do not wait for the word's
-    // packet count, but load `most` descriptors, which is the most that an item has.
+    // The host wrote the word and the descriptors before the kernel began. So load the descriptors without
+    // waiting for the word's packet count: `most` of them, because no item has more.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);

@@ -90,8 +90,8 @@ pub(super) struct Payload {
     /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
     /// the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
-    /// True if the data has at least `LARGE` bytes. Then only `SMALL_SPACE` bytes of scratch space are
-    /// offered after the buffer.
+    /// True if the data has at least `LARGE` bytes. A receive then offers only `SMALL_SPACE` bytes of scratch
+    /// space besides the buffer, so that little data of the next PDU lands there.
     pub(super) large: bool,
 }
 

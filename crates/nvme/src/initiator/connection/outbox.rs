@@ -56,7 +56,8 @@ impl Outbox {
         }
     }
 
-    /// Fills `slices` with the next bytes. `buffer` returns the buffer of a slot.
+    /// Fills `slices` with the next bytes to send, and returns how many slices it filled. `buffer` returns
+    /// the data buffer of a slot.
     pub(super) fn slices<'a>(
         &'a self,
         slices: &mut [IoSlice<'a>],

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 /// Authenticates this host if the target requires it. `result` is dword 0 of the completion of Connect.
 ///
 /// # Errors
-/// If the target requires what this side does not have or support, refuses this host, or does not prove that it
-/// knows the target's secret although this side has it.
+/// If the target requires a secret or a method that this side does not have, or refuses this host. Also if
+/// this side has the target's secret, and the target does not prove that it knows the secret.
 pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOptions) -> Result<()> {
     let ConnectOptions { subsystem, host, .. } = options;
     let peer = queue.peer().to_string();
@@ -32,7 +32,8 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
                 host.nqn
             )));
         }
-        // Discovery services do not authenticate hosts, so the secret is for the subsystem.
+        // A discovery service is excepted, because it never authenticates hosts. The target's secret is then
+        // meant for the subsystem.
         Some(credentials) if !required && credentials.target.is_some() && subsystem != DISCOVERY_NQN => {
             return Err(failed(format!(
                 "the target does not prove its identity, because it requires no authentication of {}; require it \
@@ -83,7 +84,7 @@ fn send(queue: &mut Queue, message: &[u8]) -> Result<()> {
     exchange(queue, fabrics::AUTHENTICATION_SEND, buffer).map(|_| ())
 }
 
-/// Receives a message. Zeros follow it.
+/// Receives a message. Returns a buffer that holds the message, followed by zeros.
 fn receive(queue: &mut Queue) -> Result<Buffer> {
     exchange(queue, fabrics::AUTHENTICATION_RECEIVE, Buffer::new(MAX_MESSAGE)?)
 }

@@ -126,7 +126,7 @@ impl Controller {
                 shift if shift < 52 => 4096 << shift,
                 _ => u64::MAX,
             }),
-            // Controllers of NVMe 1.4 and older do not have the page.
+            // Controllers of NVMe 1.4 and older lack this Identify page, so they fail the command.
             Err(Error::Status { .. }) => Ok(u64::MAX),
             Err(error) => Err(error),
         }
@@ -136,7 +136,7 @@ impl Controller {
     fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<Option<[u8; 16]>> {
         let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
             Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
-            // Controllers of NVMe 1.2 and older do not have the list.
+            // Controllers of NVMe 1.2 and older do not have the list of namespace descriptors.
             Err(Error::Status { .. }) => Vec::new(),
             Err(error) => return Err(error),
         };

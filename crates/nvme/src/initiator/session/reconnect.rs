@@ -38,7 +38,8 @@ impl Session {
         if self.path_error.take().is_some() {
             self.inaccessible.insert(self.path);
             if self.inaccessible.len() == self.options.paths.len() {
-                // All paths have reported a path error. Try all of them again, this one last.
+                // All paths have reported a path error. Remove all but the current path from the set, so that
+                // each is tried again before the current one.
                 self.inaccessible.retain(|path| *path == self.path);
             }
         }
@@ -150,7 +151,7 @@ impl Session {
                 self.live = Some(live);
                 self.failovers += 1;
                 if self.pending.is_empty() {
-                    // No answer follows from a session without commands.
+                    // Record the recovery now, because without pending commands no response will show it.
                     self.recovered();
                 }
                 Ok(())
@@ -181,8 +182,8 @@ impl Attempt {
     }
 
     /// Tries the paths in `first`. If they fail, or do not answer within half of
-    /// [`SessionOptions::reconnect`], also tries the paths in `last`. Those reported that they cannot access
-    /// the namespace, so they must not win only because they connect fast.
+    /// [`SessionOptions::reconnect`], also tries the paths in `last`. The paths in `last` have reported that
+    /// they cannot access the namespace, so they must not win only because they connect fast.
     fn run(mut self, first: Vec<usize>, last: Vec<usize>) -> Reconnected {
         let half = self.options.reconnect / 2;
         for (paths, patience) in [(first, half), (last, Duration::MAX)] {
@@ -206,7 +207,8 @@ impl Attempt {
     fn start(&mut self, path: usize) {
         let (options, nsid, send) = (self.options.clone(), self.nsid, self.send.clone());
         let connect = move || {
-            // The send fails if another path was faster.
+            // Ignore a failed send, because nobody needs the result after another path has connected or the
+            // attempt was given up.
             let _ = send.send((path, Session::connect(&options, path, Some(nsid))));
         };
         match spawn(connect) {

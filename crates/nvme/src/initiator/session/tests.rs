@@ -52,7 +52,8 @@ fn options(address: SocketAddr) -> SessionOptions {
 /// silent target is gone, the session reconnects.
 #[test]
 fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
-    // Other programs do not use this address, so its port stays free while the test changes targets.
+    // Use a loopback address that no other program uses. The address of the first target then stays free for
+    // the silent one.
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.1:0", &namespace);
@@ -313,7 +314,7 @@ fn inaccessible_path(target: SocketAddr) -> SocketAddr {
                     controller.read_exact(&mut pdu[8..]).unwrap();
                     if header[0] == Kind::CapsuleResp as u8 {
                         responses += 1;
-                        // The first response is that of Connect.
+                        // Leave the first response unchanged, because it answers Connect.
                         if is_io.load(Ordering::SeqCst) && responses > 1 {
                             let status = Status::ANA_INACCESSIBLE.0 << 1;
                             pdu[22..].copy_from_slice(&status.to_le_bytes());
@@ -371,7 +372,8 @@ fn a_session_gives_up_if_no_path_can_access_the_namespace() {
     target.stop().unwrap();
 }
 
-/// With blocks of 4096 bytes, the command's block count alone would allow 256 MiB.
+/// A command can count 65,536 blocks, which is 256 MiB with blocks of 4096 bytes. The controller announces a
+/// limit of 32 MiB, and the session must keep to it.
 #[test]
 fn the_limit_of_write_zeroes_is_that_of_the_controller() {
     let target = target("127.0.0.1:0", "memory:1M,lba=4096");

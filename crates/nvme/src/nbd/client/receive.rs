@@ -62,12 +62,14 @@ impl Client<'_> {
         self.parse().map(|()| true)
     }
 
-    /// Processes the received bytes, until the client is full.
+    /// Processes the received bytes. Stops before a request while the client has reached a limit on its
+    /// requests or replies.
     fn parse(&mut self) -> Result<()> {
         loop {
             let full = self.is_full();
             match &mut self.reading {
-                // One read of the socket may bring thousands of requests of 32 MiB each.
+                // Stop while the client is full, because one read of the socket may bring thousands of
+                // requests of 32 MiB each.
                 Reading::Request if full => return Ok(()),
                 Reading::Request => {
                     let Some(bytes) = self.input[self.start..self.end].first_chunk::<REQUEST>() else {

@@ -65,7 +65,8 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
     let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
     let mut rest = &requests[..];
-    // One read takes up to 64 KiB, if the socket holds that much.
+    // Fill the socket first, so that one read of the server brings as many requests as possible: up to 64
+    // KiB.
     program.set_nonblocking(true).unwrap();
     while let Ok(bytes) = program.write(rest) {
         rest = &rest[bytes..];

@@ -37,7 +37,7 @@ fn unused_huge_pages_make_room_for_other_sizes() {
     let both = pool.allocate(2 * HUGE_PAGE).unwrap();
     assert!(pool.allocate(4096).is_none());
     drop(both);
-    // The new huge page takes the place of the large buffer.
+    // The unused buffer `both` makes room for a new huge page, in which the small buffer lies.
     assert!(page_of(&pool.allocate(4096).unwrap()).0);
 }
 
@@ -53,7 +53,7 @@ fn huge_pages_of_one_size_are_divided_anew_for_another() {
     let alone = fill(3, 1 << 20);
     assert_eq!((in_pages(&small), in_pages(&alone)), (64, 0));
     drop((small, alone));
-    // Buffers in huge pages come before the free ones that lie in none.
+    // The pool must first reuse the huge pages, although three free buffers of this size lie outside them.
     let large = fill(4, 1 << 20);
     assert_eq!(in_pages(&large), 4);
     assert_eq!(in_pages(&fill(32, 128 << 10)), 32);

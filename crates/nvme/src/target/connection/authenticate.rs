@@ -38,7 +38,8 @@ fn receive(side: &mut ControllerSide, message: &[u8]) {
 fn renew(side: &mut ControllerSide, subsystem: &Subsystem) -> bool {
     match subsystem.admission(side.host()) {
         Some(Some(Authentication { credentials, hash, group })) => side.renew(credentials, hash, group),
-        // The host need not authenticate itself any more. The secrets that it had still prove its identity.
+        // The host no longer has to authenticate itself. Keep its earlier secrets, because they still prove
+        // its identity.
         Some(None) => {}
         None => return false,
     }

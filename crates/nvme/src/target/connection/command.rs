@@ -84,8 +84,8 @@ impl Connection {
         }
     }
 
-    /// Completes a read from a namespace in memory without a slot. Returns false, and does nothing, if the
-    /// command is another one or must wait.
+    /// Completes a read from a namespace in memory at once, so the command needs no slot. Returns false, and
+    /// does nothing, if `request` is no such read or must wait.
     #[inline]
     fn read_at_once(&mut self, cid: u16, request: Request) -> bool {
         let done = request.operation == Operation::Read
@@ -99,7 +99,7 @@ impl Connection {
         done
     }
 
-    /// Returns true if this is a namespace in memory.
+    /// Returns true if the namespace with this identifier exists and lies in memory.
     #[inline]
     fn is_in_memory(&self, namespace: u32) -> bool {
         let namespace = self.setup.subsystem.namespace(namespace);

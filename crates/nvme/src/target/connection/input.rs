@@ -57,7 +57,8 @@ impl Input {
         &mut self.bytes[self.end..]
     }
 
-    /// Counts `count` bytes that were written to the start of the lent part as received.
+    /// Counts `count` bytes as received. They were written to the start of the slice that [`Input::lend`]
+    /// returned.
     pub fn received(&mut self, count: usize) {
         assert!(self.lent && count <= self.bytes.len() - self.end, "bytes within the lent part");
         self.lent = false;

@@ -87,8 +87,9 @@ pub enum End {
     Violation(Fault),
     /// The host sent a termination request, for this reason.
     Terminated(String),
-    /// The host did not authenticate itself: AUTH_Failure1 is in the output, or the host sent AUTH_Failure2. Or
-    /// the queue does not exist any more, or is another connection's.
+    /// The host did not authenticate itself: AUTH_Failure1 is in the output, or the host sent AUTH_Failure2.
+    /// Or the host did, but its controller was reset meanwhile, or already has this queue on another
+    /// connection.
     Unauthenticated,
 }
 
@@ -105,8 +106,8 @@ struct Queue {
     flow_control: bool,
     /// The identifiers of Asynchronous Event Requests that wait for an event.
     held: Vec<u16>,
-    /// False until the host has authenticated itself, if it must. All other commands are refused until then.
-    /// An I/O queue belongs to the controller's queues only if this is true.
+    /// True if the host has authenticated itself or need not. If false, only authentication commands are
+    /// accepted. An I/O queue belongs to the controller's queues only if this is true.
     usable: bool,
     /// The authentication of the host. `None` if the host need not authenticate itself, or while a job
     /// computes.
@@ -299,7 +300,8 @@ impl Connection {
     /// Stops taking input. Commands in progress whose data was received still complete.
     pub fn drain(&mut self) {
         self.draining = true;
-        // No thread computes authentications when the target ends.
+        // Drop a job that no thread has taken yet, because the target ends the thread for jobs before it
+        // drains connections.
         self.job = None;
         if let Some(slot) = self.computing.take() {
             self.finish(slot, Status::ABORT_REQUESTED, 0);

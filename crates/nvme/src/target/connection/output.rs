@@ -13,7 +13,7 @@ use crate::target::buffer::Buffer;
 
 /// The most parts of one call of sendmsg.
 const MAX_PARTS: usize = 1024;
-/// The number of bytes after which a call of sendmsg takes no further part.
+/// Once one call of sendmsg has at least this many bytes to send, no further part is added to the call.
 const ENOUGH_BYTES: usize = 1 << 20;
 
 /// The least space for headers and small data, in bytes.

@@ -13,8 +13,8 @@ pub enum Hosts {
     Any,
     /// Only the hosts with these NQNs may connect.
     Listed(BTreeSet<String>),
-    /// The hosts whose NQNs are the lines of a file, and the listed ones. The file is read again when it
-    /// changes.
+    /// Only hosts whose NQNs are in this list, or are lines of this file, may connect. The file is read again
+    /// when it changes.
     File(PathBuf, BTreeSet<String>),
     /// The hosts of a [`SecretsFile`], after they have authenticated themselves. The file is read again when it
     /// changes.
@@ -65,18 +65,19 @@ impl Hosts {
 #[derive(Debug)]
 pub(super) struct HostsFile {
     hosts: Hosts,
-    /// The hosts that the last read found.
+    /// The hosts that the last read of the file found. A list takes effect once two reads in a row find it.
     last: Option<AllowedHosts>,
 }
 
 impl HostsFile {
-    /// Returns `None` if `hosts` are not those of a file.
+    /// Prepares to read `hosts` repeatedly. Returns `None` if they do not come from a file.
     pub(super) fn new(hosts: Hosts) -> Option<Self> {
         matches!(hosts, Hosts::File(..) | Hosts::Secrets { .. }).then_some(Self { hosts, last: None })
     }
 
-    /// Reads the file. Returns its hosts if the call before found the same ones, else `None`. A program that
-    /// rewrites the file in place empties it first, and hosts that are missing lose their connections.
+    /// Reads the file. Returns its hosts if the previous call found the same ones, else `None`. One read is
+    /// not enough, because a program that rewrites the file in place empties it first. A host that is missing
+    /// from the result loses its connections.
     ///
     /// # Errors
     /// If the file cannot be read, or a line is invalid.

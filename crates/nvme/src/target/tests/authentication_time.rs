@@ -107,7 +107,8 @@ fn hosts_that_stop_during_their_authentication_are_disconnected() {
         call(&mut stream, message(&begin), &begin)?;
         Ok(stream)
     })));
-    // The host closes its sending direction while the target computes.
+    // The target also closes the connection if the host closes its sending direction while the target
+    // computes.
     assert!(is_closed(&mut reached(|| {
         let mut stream = protected.connect()?;
         try_send(&mut stream, message(&begin), &begin)?;

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// The jobs that wait for their thread.
+/// The authentication jobs that wait for the thread that runs them.
 #[derive(Debug, Default)]
 pub struct Jobs {
     waiting: Mutex<Waiting>,

@@ -1,4 +1,4 @@
-//! Accepts connections and ends them: at the end of their hosts, after protocol violations and at timeouts.
+//! Accepts connections and ends them: when the host disconnects, after protocol violations, and at timeouts.
 
 use super::{Closing, Link, Worker};
 use crate::target::connection::{Connection, End, Setup};
@@ -61,7 +61,8 @@ impl Worker {
         self.mark(index);
     }
 
-    /// Closes the oldest connection without a queue that the host may use if there are too many.
+    /// Closes the oldest half-open connection if there are too many. A connection is half-open while it has
+    /// no queue that the host may use.
     fn bound_half_open(&mut self) {
         // Remove the connections whose queue became usable.
         let mut half_open = std::mem::take(&mut self.half_open);

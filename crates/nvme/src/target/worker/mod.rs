@@ -43,8 +43,8 @@ static TICK: Timespec = Timespec::new().nsec(250_000_000);
 /// Responses are sent after this many completions. Hosts then work on the first responses of a round while
 /// the worker processes further completions.
 const BATCH: usize = 8;
-/// Responses are also sent after file operations of this many bytes in total. A read or write of fewer bytes
-/// is submitted at once, so that the disk starts on it while the worker prepares the others.
+/// Responses are sent after file operations of this many bytes in total, even if there were fewer than
+/// [`BATCH`]. A read or write of fewer bytes is submitted at once, so that the disk starts early.
 const BATCH_BYTES: u64 = 64 << 10;
 
 /// The kinds of requests, in the upper byte of their tags. Bits 55:32 hold the connection's index, bits 15:0

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
 const ADDRESS: &str = "127.0.0.1:8080";
 
-/// The ends of a pair as the library prepares them, and the number of bytes in it.
+/// A pair as the preloaded library prepares it. `filled` is the number of bytes that fill its send buffer.
 struct Pair {
     engine: OwnedFd,
     program: OwnedFd,
@@ -96,7 +96,8 @@ fn a_pair_of_the_program_becomes_a_connection() {
     assert_ne!(local.port(), 0);
     turn_until(&mut bench, || ready(&client, libc::POLLOUT) && ready(&listener, libc::POLLIN));
     let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
-    // The filler is not part of the data, and both ends of the pair have their usual size again.
+    // The peer receives none of the filler bytes. The pair's send buffer has its usual size again, so one
+    // send accepts all of `data`.
     let data = [1; 30_000];
     assert_eq!(pair::send(client.as_raw_fd(), &data, &[]).unwrap(), data.len());
     let (mut received, mut buffer) = (Vec::new(), [0; 40_000]);
@@ -106,7 +107,8 @@ fn a_pair_of_the_program_becomes_a_connection() {
         received.len() >= data.len()
     });
     assert!(received == data);
-    // The engine forgets a connection that was reset. Its local address then stands in the name of its end.
+    // Reset the connection, which removes it from the engine. The name of the engine's end of the pair must
+    // then hold the connection's local address.
     pair::send(client.as_raw_fd(), &[2], &[]).unwrap();
     turn_until(&mut bench, || ready(&server, libc::POLLIN));
     drop(server);
@@ -154,7 +156,8 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
     let mut bench = Bench::new(8);
     let listener = bench.listening(ADDRESS);
     let sockets = bench.engine.sockets.len();
-    // Another user's program could keep a descriptor of the engine's end and block the engine.
+    // The engine must refuse a pair of another user. That user's program could keep a descriptor of the
+    // engine's end and block the engine.
     // SAFETY: has no preconditions.
     let other = unsafe { libc::geteuid() } + 1;
     let end = Pair::new().open(&mut bench, other, ADDRESS);
@@ -180,8 +183,8 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
         let end = pair.open(&mut bench, 0, ADDRESS);
         assert!(pair::hung_up(end.as_raw_fd()));
     }
-    // Ends that do not belong together: the same end twice, the ends in the wrong order, the ends of two pairs, and
-    // as the engine's end the program's end of another connection.
+    // Ends that do not belong together: the same end twice, the ends in the wrong order, and ends of two
+    // pairs. In the last two cases, one end is the program's end of another connection.
     let copy = |end: &OwnedFd| Some(end.try_clone().unwrap());
     let open = Pair::new().open(&mut bench, 0, ADDRESS);
     let again = Pair::new();
@@ -196,7 +199,7 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
         request(&mut bench, 0, ADDRESS, good.filled, ends);
         assert_eq!(bench.engine.sockets.len(), sockets + 1);
     }
-    // A pair is used once.
+    // The engine must accept a pair once and refuse the repetition.
     for _ in 0..2 {
         request(&mut bench, 0, ADDRESS, good.filled, (copy(&good.engine), copy(&good.program)));
         assert_eq!(bench.engine.sockets.len(), sockets + 2);

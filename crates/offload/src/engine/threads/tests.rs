@@ -197,7 +197,8 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
         assert_eq!(received(&end), data);
     }
     assert_eq!(trio.flows(), [0, 0, 1]);
-    // The client of thread 0 can still name the socket, and so can another program that has got it.
+    // The connection is now on thread 2. Programs can still ask about it: the one that opened it, through
+    // thread 0, and another one that has received the program's end.
     let other = trio.program();
     for program in [&program, &other] {
         let (reply, _) = trio.ask(program, Message::new(Operation::Addresses), Some(&end));
@@ -209,7 +210,8 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     trio.assert_empty();
 }
 
-/// The timer that ends the hold of the SYN is armed on the thread that has the socket.
+/// A new connection holds its SYN back until the program's request Start. It stays on its thread until then,
+/// because the timer that limits the delay is armed on that thread.
 #[test]
 fn a_connection_whose_syn_is_held_does_not_move() {
     let mut trio = Trio::new();
@@ -267,7 +269,7 @@ fn a_listener_accepts_whatever_queue_a_segment_arrives_on() {
     for (index, queues) in [[0, 0, 0], [1, 2, 0], [2, 1, 1], [0, 2, 2]].into_iter().enumerate() {
         let port = 4000 + index as u16;
         trio.segment(queues[0], &header(1000, 0, tcp::SYN), (port, 8080), &[]);
-        // The acknowledgment of the previous connection's data may come only now.
+        // The sent segments may include a late acknowledgment of the previous connection's data.
         let sent = trio.sent();
         let &(syn_ack, _) = sent.iter().find(|(header, _)| header.flags == tcp::SYN | tcp::ACK).unwrap();
         let acknowledgment = syn_ack.sequence.wrapping_add(1);
@@ -330,7 +332,7 @@ fn a_flow_in_time_wait_is_reused_by_another_thread() {
         local: SocketAddr::new(OURS.into(), 7000),
         remote: SocketAddr::new(PEER.into(), 80),
     };
-    // Another thread has the flow in TIME-WAIT.
+    // Thread `home` serves local port 7000, but another thread has the flow in TIME-WAIT.
     let home = 7000 % THREADS;
     let other = (home + 1) % THREADS;
     trio.threads().engines()[other].note_time_wait(flow);
@@ -338,7 +340,7 @@ fn a_flow_in_time_wait_is_reused_by_another_thread() {
     assert_eq!(trio.ask(&program, message, end.as_ref()).0.status, 0);
     assert_eq!(trio.flows()[home], 1);
     assert!(!trio.threads().engines()[home].is_waiting(&flow));
-    // A connected flow is not.
+    // Port 7000 now has a connection, so no second socket can bind it.
     assert_eq!(trio.bound(&program, false, 7000).0.status, libc::EADDRINUSE);
     drop(end);
 }

@@ -14,7 +14,7 @@ const HELLO_TIME: Duration = Duration::from_secs(10);
 /// The most connections that have not sent a HELLO yet.
 const MAX_STRANGERS: usize = 256;
 
-/// The server of a job. It ends its connections when it is dropped.
+/// The launcher's server, to which each PE of one job connects. Dropping it closes the connections.
 pub struct Server {
     shared: Arc<Shared>,
     meeting: Meeting,

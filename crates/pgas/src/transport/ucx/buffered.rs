@@ -1,9 +1,9 @@
-//! Short puts by TCP are copied, so that they return before UCX has sent them.
+//! Copies short puts by TCP, so that they return before UCX has sent them.
 //!
-//! UCX hands a put to the socket at once, or keeps it until the socket has room again. Meanwhile UCX reads
-//! the source. A put that waited for this would find room for few bytes, and so would the next put: each
-//! put would then wait until the peer receives, and the peer would receive one put at a time. With copies,
-//! up to [`MOST_UNSENT`] bytes wait for the socket, and both sides move many puts at a time.
+//! If the socket has no room, UCX keeps the put and reads its source later. Without a copy, each put would
+//! have to wait until the peer has received enough to make room. The two sides would then move one put at a
+//! time. With copies, up to [`MOST_UNSENT`] bytes wait for the socket, and both sides move many puts at a
+//! time.
 
 use super::library::{self, KeyHandle, OperationParameters, RequestPointer, Status};
 use super::operations::release;

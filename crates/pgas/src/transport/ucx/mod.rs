@@ -101,8 +101,8 @@ struct Shared {
     /// a flush completes the operations that were started before it took that lock.
     started: AtomicU64,
     /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet need
-    /// not call UCX. A flag that a flush clears would not do: another thread may have started operations
-    /// during the flush.
+    /// not call UCX. A flag that a flush clears would not suffice, because another thread may start
+    /// operations during the flush.
     flushed: AtomicU64,
     /// True after an error. UCX is not called any more, because it could still access the buffers of
     /// unfinished operations, which the program may reuse after the error.
@@ -145,8 +145,8 @@ struct Peer {
     statics_key: Vec<u8>,
     /// Address at which this process has mapped the PE's symmetric memory, or null.
     direct: AtomicPtr<u8>,
-    /// True if UCX carries out atomics on the PE's mapped memory by this PE's processor. This PE then does so
-    /// without UCX.
+    /// True if UCX lets the calling processor carry out atomics on this mapped memory. The transport then
+    /// carries them out itself, without calling UCX.
     direct_atomics: AtomicBool,
     /// The value of `Shared::started` at the last UCX operation to this PE, if the PE's memory is mapped.
     /// Later plain copies could overtake this operation, so a fence must flush until `Shared::flushed`
@@ -156,7 +156,8 @@ struct Peer {
     failed: AtomicI32,
     /// True if UCX reaches the PE by TCP only. Short puts are then copied; see [`buffered`].
     only_tcp: AtomicBool,
-    /// The weight of the copied puts that UCX has not yet sent. It changes only under the lock of the handles.
+    /// The bytes of the copied puts that UCX has not yet sent. A short put counts as `LEAST_WEIGHT` bytes.
+    /// Changes only under the lock of the handles.
     unsent: AtomicUsize,
     notified: AtomicU32,
     taken: AtomicU32,

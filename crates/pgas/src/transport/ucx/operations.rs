@@ -321,7 +321,8 @@ impl Shared {
         }
         let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         let code = operation_code(operation);
-        // SAFETY: as above, and the lock of the handles is held.
+        // SAFETY: the caller promises that both pointers stay valid, and `_handles` holds the lock of the
+        // handles.
         let pointer = unsafe {
             (self.library.atomic)(endpoint.handle, code, operand.cast(), 1, address, key, &parameters)
         };
@@ -442,7 +443,7 @@ impl Transport for Ucx {
 
     fn capabilities(&self) -> Capabilities {
         let shared = &*self.shared;
-        // The pointer of this PE's own memory is set only once the PE has made an endpoint to itself.
+        // Count this PE without its pointer, which is null until the PE has made an endpoint to itself.
         let mapped =
             |(pe, peer): &(u32, &Peer)| *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null();
         Capabilities {

@@ -19,9 +19,9 @@ const NAP: Duration = Duration::from_micros(30);
 /// For this long after an event from UCX, a wait polls instead of sleeping. Otherwise it would sleep between
 /// the messages of a stream, and each wake-up would cost the sender as much as a put.
 const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
-/// How long a put polls at intervals before it waits like all operations.
+/// How long a put polls at growing intervals before it blocks in the wait that all operations use.
 const INTERVALS_FOR: Duration = Duration::from_micros(500);
-/// The longest interval between these polls.
+/// The longest interval between two polls of a put that polls at growing intervals.
 const LONGEST_INTERVAL: Duration = Duration::from_micros(10);
 /// How long the service thread sleeps while another thread waits. The waiting thread progresses UCX
 /// meanwhile.
@@ -226,7 +226,7 @@ struct OneWait<'a, F> {
     done: F,
     /// When a poll last found an event of UCX.
     last_event: Option<Instant>,
-    /// How long this wait polls before it sleeps. `None` if another rule chose the time.
+    /// How long an adaptive wait polls before it sleeps. `None` for a wait that blocks at once or only polls.
     poll_for: Option<Duration>,
     /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
     /// sleep.

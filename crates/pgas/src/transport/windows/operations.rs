@@ -29,8 +29,8 @@ impl Transport for Windows {
     }
 
     fn slices_from(&self) -> usize {
-        // Slices are read from other PEs, which is fast where gets are loads. Injected faults, which may
-        // differ between PEs, must not change the answer.
+        // A sliced collective reads slices from other PEs. If gets are loads, reads are fast, so slices pay
+        // from a smaller size. Injected faults are ignored, because all PEs must return the same size.
         match self.context.reads_are_fast {
             true => 4 << 10,
             false => 64 << 10,
@@ -227,8 +227,8 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Return at once. Other PEs may still store to this PE's memory, but these stores do not need this
-        // PE's service thread.
+        // Leave without waiting for other PEs. They may still store to this PE's memory, because such stores
+        // do not need this PE's service thread.
         Ok(())
     }
 }

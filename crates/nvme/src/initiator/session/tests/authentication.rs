@@ -122,7 +122,8 @@ fn a_session_whose_secret_is_refused_ends_at_once() {
     write_file(&file, &[line(HOST, &old, None)]);
     let target = protected(&file, Group::Null);
     let mut options = options_with(&target, Some(Credentials { host: old, target: None }));
-    // An attempt to reconnect that is repeated would exceed the test's limit.
+    // Allow a longer time to reconnect than the test waits. So the test fails if the session tries again with
+    // the refused secret.
     options.reconnect = PATIENCE * 10;
     let mut session = Session::open(&options).unwrap();
     write_file(&file, &[line(HOST, &new, None)]);

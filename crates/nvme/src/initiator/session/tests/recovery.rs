@@ -121,13 +121,15 @@ fn paths_that_cannot_access_the_namespace_are_tried_in_turn() {
     target.stop().unwrap();
 }
 
-/// Otherwise the session would reconnect forever, and delay all other commands each time.
+/// A session that retried such a command without limit would reconnect forever, and each attempt would delay
+/// all other commands.
 #[test]
 fn a_command_with_lasting_path_errors_is_returned_if_others_are_answered() {
     let target = target("127.0.0.1:0", "memory:1M");
     let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
     session.options.reconnect = Duration::ZERO;
-    // Without an answer to another command, the path is at fault.
+    // The controller has answered no other command, so the path counts as faulty. Each command is kept to be
+    // sent again, and not returned.
     for _ in 0..3 {
         assert!(session.settled(answer(1, Status::ANA_INACCESSIBLE)).is_none());
     }
@@ -180,7 +182,8 @@ fn the_error_of_a_path_that_answered_comes_first() {
         options.paths = paths.map(|path| path.to_string().parse().unwrap()).to_vec();
         options.connect.subsystem = "nqn.2026-11.inlane:other".into();
         let error = Session::open(&options).unwrap_err();
-        // The unreachable path alone would give the class Environment.
+        // The class must be that of the path that answered. The other path, a closed port, has the class
+        // Environment.
         assert_eq!(error.class(), inlane_core::error::Class::Usage);
         let text = error.to_string();
         let positions = [answers, closed].map(|path| text.find(&path.to_string()));
@@ -225,7 +228,7 @@ fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
 fn the_pause_between_attempts_also_applies_after_an_answer() {
     let target = target("127.0.0.1:0", "memory:1M");
     let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
-    // With an attempt that ends in the future, the pause lasts for the whole test.
+    // Let the last attempt end in an hour, so that the pause after it outlasts the test.
     session.attempt_ended = Some(Instant::now() + Duration::from_secs(3600));
     submit_flushes(&mut session, 1);
     assert_eq!(completions(&mut session, 1), [0]);

@@ -131,7 +131,7 @@ fn a_reset_ends_waiting_event_requests() {
     assert!(status(&mut admin, disable).is_success());
     let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
     assert!(status(&mut admin, enable).is_success());
-    // The limit of 4 requests and the identifiers are free again.
+    // The reset has ended the 4 waiting requests, so the host may send 4 new ones with the same identifiers.
     wait(&mut admin);
 }
 
@@ -149,7 +149,7 @@ fn a_reset_with_a_shutdown_also_ends_waiting_event_requests() {
     assert_eq!(controller.status(), csts::SHUTDOWN_COMPLETE);
     let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
     assert!(status(&mut admin, enable).is_success());
-    // The identifier is free again.
+    // The reset has ended the waiting request, so its command identifier can be used again.
     host_waits(&mut admin, request);
 }
 

@@ -167,7 +167,7 @@ fn wrong_fields_of_the_commands_are_refused() {
     // No message waits yet.
     assert_eq!(host.receive_message(MAX_MESSAGE as u32).0, Status::SEQUENCE_ERROR.dnr());
     assert_eq!(host.receive_message(0).0, Status::INVALID_FIELD.dnr());
-    // The challenge is longer than 64 bytes. It waits until the host asks for more.
+    // The challenge is longer than 64 bytes, so a request for 64 bytes fails. A longer request then gets it.
     assert_eq!(host.send_message(&message), Status::SUCCESS);
     assert_eq!(host.receive_message(64).0, Status::SEQUENCE_ERROR.dnr());
     let (status, challenge) = host.receive_message(1 << 20);
@@ -200,7 +200,7 @@ fn messages_during_a_computation_are_refused() {
 #[test]
 fn hosts_without_authentication_need_none() {
     let (subsystem, credentials) = protected(Group::Null);
-    // The discovery service answers every host.
+    // The discovery service requires no authentication: it refuses the message as an unsupported command.
     let mut discovery = Host::new(&subsystem);
     discovery.initialize(Digests::default());
     discovery.enable(DISCOVERY_NQN);
@@ -265,7 +265,7 @@ fn strangers_do_not_affect_the_controller_of_a_host() {
     assert!(queue.connect(1, id, NQN).status().is_success());
     queue.authenticate(&credentials).unwrap();
     assert_eq!(controller.io_queues(), [1]);
-    // The end of a stranger's connection leaves the queue alone.
+    // When the strangers' connections end, the controller keeps the host's queue.
     strangers.iter_mut().for_each(|stranger| stranger.connection.disconnected());
     assert_eq!(controller.io_queues(), [1]);
     assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::SUCCESS);
@@ -315,7 +315,8 @@ fn a_repeated_authentication_uses_the_current_secret() {
     assert!(subsystem.set_hosts(Some(entry(&new, Group::Ffdhe2048))).unwrap());
     host.authenticate(&new).unwrap();
     assert_eq!(other.authenticate(&old), Err(AuthenticationFailure::FAILED));
-    // The host was removed from the list after its controller was found.
+    // `late` has connected, and then the host is removed from the list of allowed hosts. Its authentication
+    // must fail, although its controller still exists.
     let mut late = connected();
     assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
     late.send_message(&HostSide::new(&new, &names(), 5).begin());
@@ -369,7 +370,8 @@ fn a_result_that_comes_too_late_changes_nothing() {
     violator.connection.authentication_computed(job.run(), 1);
     violator.run();
     assert!(violator.received.is_empty());
-    // The end of the target does not wait for the job.
+    // A connection counts as drained although its authentication job still runs, so the target's end does not
+    // wait for the job. The late result completes the command as aborted.
     let mut host = Host::new(&subsystem);
     let job = with_job(&mut host, &credentials);
     assert!(!host.connection.is_drained());

@@ -22,7 +22,8 @@ fn addresses_are_served_in_turn_and_jobs_of_ended_connections_are_removed() {
     for number in 0..100 {
         jobs.add(busy, reach(number), job());
     }
-    // An address of the same network waits behind the first one, and another address does not.
+    // The address 2001:db8::2 is in the network of `busy`, so it waits behind the jobs of `busy`. The address
+    // `calm` is in another network and takes turns with them.
     jobs.add("2001:db8::2".parse().unwrap(), reach(100), job());
     jobs.add(calm, reach(200), job());
     jobs.add(calm, reach(201), job());

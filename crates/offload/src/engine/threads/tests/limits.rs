@@ -52,7 +52,7 @@ impl Trio {
     }
 }
 
-/// Returns the remote port of the next connection that the program accepts, and its end.
+/// Accepts the next connection as a program does. Returns the connection's remote port and the program's end.
 fn accepted(listener: &OwnedFd) -> Option<(u16, OwnedFd)> {
     let mut record = [0; 64];
     let (len, end) = pair::receive_descriptor(listener.as_raw_fd(), &mut record).ok()?;
@@ -81,7 +81,8 @@ fn one_client_cannot_fill_the_inboxes_of_busy_threads() {
     assert!(pair::receive_descriptor(reporter.0.as_raw_fd(), &mut bytes).unwrap().1.is_some());
 }
 
-/// The client that asks for reports is always the first one that epoll reports.
+/// One client floods its thread with status requests, so epoll reports this client in every round. The engine
+/// must still serve another client of the thread, and answer all status requests.
 #[test]
 fn a_client_that_asks_for_reports_holds_up_no_other_client_of_its_thread() {
     let mut trio = Trio::new();
@@ -146,7 +147,8 @@ fn an_error_of_the_system_does_not_end_a_listener() {
         let socket: &mut Socket = trio.engine.parts_mut().engines_mut()[0].sockets.get_mut(key).unwrap();
         socket.end.replace(end).unwrap()
     };
-    // Sending fails on a file, as it does while the system has too many descriptors in flight.
+    // Replace the listener's pair by a file. Sending to it fails, as sending to the pair does while the
+    // system has too many descriptors in flight.
     let file = OwnedFd::from(tempfile::tempfile().unwrap());
     let end = replace(&mut trio, file);
     assert!(trio.handshake(0, 4000));
@@ -171,8 +173,8 @@ fn a_thread_gets_room_in_a_pair_that_another_thread_keeps_part_full() {
     });
     let waiting = waiting.expect("the pair becomes full");
     let mut ends = Vec::new();
-    // The connection is behind those in the pair, and behind some of thread 2, because thread 0 tries again at random
-    // times.
+    // Accept connections until that of thread 0 arrives, while thread 2 adds new ones. Up to 500 new ones may
+    // arrive first, because thread 0 retries at random times.
     let found = (0..waiting - 4000 + 500).any(|index| {
         let Some((port, end)) = accepted(&listener) else { return false };
         ends.push(end);
@@ -228,12 +230,14 @@ fn other_threads_hear_of_neighbours_when_they_change_and_not_too_often() {
         assert_eq!((trio.tasks(0), trio.tasks(2)), (1, 1));
         trio.settle();
     }
-    // An unchanged address is confirmed in time for a thread that asks again.
+    // One second later, the receiving thread must pass on even an unchanged address, because another thread
+    // may have asked for it again.
     trio.now += 1_000_000_000;
     trio.engine.receive_on(1, trio.now, &arp_reply(host, other_mac, OURS));
     assert_eq!(trio.tasks(0), 1);
     trio.settle();
-    // Many hosts announce themselves to all others. An answer to the engine's own request still gets through.
+    // Let many hosts announce themselves, which uses up the budget of 256 messages to other threads. An
+    // answer to the engine's own request has its own budget and must still be passed on.
     for n in 0..10_000 {
         let host = std::net::Ipv4Addr::from(0x0a00_1000 + n);
         trio.engine.receive_on(1, trio.now, &arp_reply(host, MAC, host));
@@ -248,7 +252,8 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     let mut trio = Trio::new();
     let program = trio.program();
     let listener = trio.listening(&program, 8080);
-    // Thread 0 closes a connection first, so that it has a TIME-WAIT entry.
+    // Let the program close a connection of thread 0 before the peer does, so that the thread has a TIME-WAIT
+    // entry.
     assert!(trio.handshake(0, 4000));
     drop(accepted(&listener));
     trio.settle();
@@ -259,7 +264,8 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     let now = trio.now;
     let engine = &mut trio.engine.parts_mut().engines_mut()[0];
     let entry = *engine.time_waits.values().next().unwrap();
-    // Every port that thread 0 could choose is in TIME-WAIT, and the process may have no more sockets.
+    // Put every port that thread 0 could choose into TIME-WAIT. Then use up the sockets that the process may
+    // have.
     for port in (32768..=60999).filter(|&port| usize::from(port) % THREADS == 0) {
         let flow = inlane_tcp::Flow { local: SocketAddr::new(OURS.into(), port), remote };
         engine.time_waits.insert(flow, entry);

@@ -1,4 +1,5 @@
-//! Connections that end while received bytes are in shared memory, or wait for it. The tests act as the program.
+//! Connections that end while received bytes are offered in shared memory or wait to be offered. The tests
+//! act as the program.
 
 use super::super::*;
 use crate::direct::{Direct, SharedArea};
@@ -96,7 +97,7 @@ fn a_close_with_an_unread_old_offer_resets_the_connection() {
         drop(end);
         trio.settle();
         let flags: Vec<_> = trio.sent().iter().map(|(header, _)| header.flags).collect();
-        // The acknowledgment of the unread bytes may be due in the same round.
+        // The reset is the last segment. The acknowledgment of the unread bytes may be sent before it.
         let (last, others) = flags.split_last().unwrap();
         let resets = last & tcp::RST != 0 && others.iter().all(|&flags| flags == tcp::ACK);
         assert!(resets, "half closed: {half_closed}, {flags:?}");
