@@ -47,7 +47,7 @@ pub fn forget_after_fork() {
     }
     // If the call fails, a forked child finds its parent's process ID in `OWNER`, so the child does not use the
     // parent's connection.
-    real::at_fork(child);
+    real::at_fork(None, Some(child));
 }
 
 fn inode(fd: RawFd) -> Option<u64> {

@@ -4,7 +4,7 @@
 //! Programs such as nginx register a socket before they connect it. So this module remembers each
 //! descriptor's last registration: epoll instance, events and data.
 
-use crate::{real, wait};
+use crate::{deferred, real, wait};
 use libc::{c_int, epoll_event};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -77,6 +77,7 @@ impl Registration {
     /// Returns the registration of `fd`, if it has one.
     pub fn of(fd: c_int) -> Option<Self> {
         let entry = entry(fd)?;
+        deferred::flush();
         if entry.fd.load(Ordering::Acquire) != fd.saturating_add(1) {
             return None;
         }

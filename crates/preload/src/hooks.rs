@@ -6,8 +6,8 @@
 use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
 use crate::{
-    datagram, direct, duplicates, epoll, errno, exec, fail, memory, ready, real, receive, send, set_errno,
-    socket, unconnected, wait,
+    datagram, deferred, direct, duplicates, epoll, errno, exec, fail, memory, ready, real, receive, send,
+    set_errno, socket, unconnected, wait,
 };
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::{Local, SocketName};
@@ -376,6 +376,10 @@ hooks! {
             }
         }
         if is_message {
+            if real::length((*message).msg_controllen as _) > 0 {
+                // The control messages may pass descriptors.
+                deferred::share_all();
+            }
             send::prepare(fd, flags, || memory::total((*message).msg_iov, real::length((*message).msg_iovlen as _)));
         }
         let before = errno();
@@ -398,6 +402,7 @@ hooks! {
                 Err(error) => return fail(error),
             }
         }
+        deferred::share_all();
         real::sendmmsg(fd, messages, count, flags)
     }
 
@@ -424,20 +429,38 @@ hooks! {
         real::ioctl(fd, request, argument)
     }
 
+    fn close(fd: c_int) -> c_int {
+        deferred::note_closing(fd);
+        real::close(fd)
+    }
+
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        deferred::flush();
+        real::close_range(first, last, flags)
+    }
+
     fn dup(fd: c_int) -> c_int {
+        deferred::share(fd);
         duplicates::note(fd, real::dup(fd))
     }
 
     fn dup2(fd: c_int, to: c_int) -> c_int {
+        deferred::share(fd);
+        deferred::note_closing(to);
         duplicates::note(fd, real::dup2(fd, to))
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        deferred::share(fd);
+        deferred::note_closing(to);
         duplicates::note(fd, real::dup3(fd, to, flags))
     }
 
     // Variadic in the C library, as `ioctl`.
     fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            deferred::share(fd);
+        }
         let result = real::fcntl(fd, command, argument);
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicates::note(fd, result),
@@ -451,28 +474,37 @@ hooks! {
     }
 
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        if deferred::control(instance, operation, fd, event) {
+            return 0;
+        }
+        deferred::flush();
+        deferred::share(fd);
         let result = real::epoll_ctl(instance, operation, fd, event);
         if result == 0 && matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) && !event.is_null() {
             let event = event.read_unaligned();
             epoll::remember(instance, fd, event);
             wait::note_watched(instance, fd);
             ready::note_registered(instance, fd, event);
+            deferred::note_kernel(instance, fd, Some(event));
         }
         if result == 0 && operation == libc::EPOLL_CTL_DEL {
             epoll::forget(instance, fd);
             ready::note_removed(instance, fd);
+            deferred::note_kernel(instance, fd, None);
         }
         result
     }
 
     fn epoll_create(size: c_int) -> c_int {
         let instance = real::epoll_create(size);
+        deferred::note_created(instance);
         ready::forget_instance(instance);
         instance
     }
 
     fn epoll_create1(flags: c_int) -> c_int {
         let instance = real::epoll_create1(flags);
+        deferred::note_created(instance);
         ready::forget_instance(instance);
         instance
     }
@@ -483,6 +515,11 @@ hooks! {
 
     fn epoll_pwait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
         wait::epoll(instance, events, room, timeout, mask)
+    }
+
+    fn epoll_pwait2(instance: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        deferred::share(instance);
+        real::epoll_pwait2(instance, events, room, timeout, mask)
     }
 
     fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -512,27 +549,32 @@ hooks! {
     }
 
     fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
         let mut room = exec::EMPTY;
         real::execve(path, arguments, exec::environment(environment, &mut room))
     }
 
     fn execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
         let mut room = exec::EMPTY;
         real::execvpe(file, arguments, exec::environment(environment, &mut room))
     }
 
     fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
         let mut room = exec::EMPTY;
         real::fexecve(fd, arguments, exec::environment(environment, &mut room))
     }
 
     fn posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
         let mut room = exec::EMPTY;
         let environment = exec::environment(environment, &mut room);
         real::posix_spawn(process, path, actions, attributes, arguments, environment)
     }
 
     fn posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
         let mut room = exec::EMPTY;
         let environment = exec::environment(environment, &mut room);
         real::posix_spawnp(process, file, actions, attributes, arguments, environment)
@@ -572,7 +614,17 @@ hooks! {
             libc::SYS_fcntl => fcntl(fd, b as c_int, c as *mut _) as c_long,
             libc::SYS_epoll_create1 => epoll_create1(fd) as c_long,
             libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
-            _ => real::syscall(number, a, b, c, d, e, f),
+            libc::SYS_close => close(fd) as c_long,
+            _ => {
+                // The system call may use an epoll instance, or create a process that does.
+                match number {
+                    libc::SYS_clone | libc::SYS_clone3 => deferred::share_all(),
+                    #[cfg(target_arch = "x86_64")]
+                    libc::SYS_fork | libc::SYS_vfork => deferred::share_all(),
+                    _ => deferred::flush(),
+                }
+                real::syscall(number, a, b, c, d, e, f)
+            }
         }
     }
 }

@@ -24,6 +24,7 @@
 mod control;
 mod convert;
 mod datagram;
+mod deferred;
 mod direct;
 mod duplicates;
 mod epoll;
@@ -51,6 +52,7 @@ extern "C" fn initialise() {
     real::find_c_library();
     settings::read();
     control::forget_after_fork();
+    deferred::share_at_fork();
     datagram::find_inherited();
 }
 

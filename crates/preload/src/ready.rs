@@ -16,7 +16,7 @@
 //! the slot's. Only one thread can use the posted receives of an epoll instance. With several threads, one of
 //! them could wait for the engine's offers to another.
 
-use crate::{control, direct, epoll, errno, set_errno};
+use crate::{control, deferred, direct, epoll, errno, set_errno};
 use inlane_offload_protocol::lease::{SEND, SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
@@ -29,7 +29,7 @@ const MOST: usize = 1024;
 /// other descriptors may have events.
 const CALLS: u32 = 8;
 /// The flags of registrations whose events the library can find: level-triggered, and not one-shot or exclusive.
-const SUPPORTED: u32 =
+pub const SUPPORTED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
         as u32;
 
@@ -104,13 +104,13 @@ fn instance(fd: RawFd) -> Option<&'static Instance> {
 }
 
 /// Returns a number that identifies the calling thread among the running threads of the process.
-fn thread() -> usize {
+pub fn thread() -> usize {
     // SAFETY: has no preconditions. Each thread has an errno of its own.
     unsafe { libc::__errno_location() as usize }
 }
 
 /// Returns the index of a slot, or `None` if it lies in an area of an earlier control connection.
-fn index_of(slot: Slot) -> Option<usize> {
+pub fn index_of(slot: Slot) -> Option<usize> {
     control::area()?.index_of(slot)
 }
 
@@ -178,6 +178,7 @@ fn remove(index: usize) {
     if watched.fd.load(Ordering::Relaxed) == 0 {
         return;
     }
+    deferred::note_removed(index);
     watched.inode.store(0, Ordering::Relaxed);
     fence(Ordering::Release);
     let fd = watched.fd.swap(0, Ordering::Relaxed) - 1;
@@ -222,8 +223,23 @@ pub fn note_adopted(fd: RawFd, slot: Slot) {
         && let Some((instance, event)) = epoll::registered(fd, SUPPORTED)
     {
         register(instance, fd, event, slot, index);
+        deferred::note_kernel(instance, fd, Some(event));
     }
     set_errno(before);
+}
+
+/// Returns true if this module has a copy of the registration of `fd` in the epoll instance `epoll`.
+pub fn watches(epoll: RawFd, fd: RawFd) -> bool {
+    direct::slot(fd).is_some_and(|slot| {
+        index_of(slot)
+            .and_then(|index| WATCHED[index].of(epoll, slot))
+            .is_some_and(|(watched, _)| watched == fd)
+    })
+}
+
+/// Returns true if the calling thread, and no other, waits for the events of the epoll instance `fd`.
+pub fn waits_alone(fd: RawFd) -> bool {
+    instance(fd).is_some_and(|instance| instance.waiter.load(Ordering::Relaxed) == thread())
 }
 
 /// Posts the receive of a slot, if the calling thread waits for the events of the epoll instance.

@@ -70,6 +70,8 @@ real! {
     send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     dup(fd: c_int) -> c_int;
     dup2(fd: c_int, to: c_int) -> c_int;
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
@@ -77,6 +79,7 @@ real! {
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
     epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int;
     epoll_pwait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     ppoll(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
@@ -116,12 +119,12 @@ pub fn length(field: usize) -> usize {
     if is_musl() { field as u32 as usize } else { field }
 }
 
-/// Registers `child`, which every later fork then calls in the new process.
-pub fn at_fork(child: extern "C" fn()) {
+/// Registers functions for every later fork: `prepare` is called before it, and `child` in the new process after it.
+pub fn at_fork(prepare: Option<extern "C" fn()>, child: Option<extern "C" fn()>) {
     type Register = unsafe extern "C" fn(
-        prepare: *const c_void,
+        prepare: Option<extern "C" fn()>,
         parent: *const c_void,
-        child: extern "C" fn(),
+        child: Option<extern "C" fn()>,
         library: *const c_void,
     ) -> c_int;
     let nothing = AtomicPtr::new(std::ptr::null_mut());
@@ -134,7 +137,7 @@ pub fn at_fork(child: extern "C" fn()) {
         // function has no argument `library`, and x86-64 and AArch64 allow further arguments.
         unsafe {
             let register: Register = std::mem::transmute(register);
-            register(std::ptr::null(), std::ptr::null(), child, std::ptr::null());
+            register(prepare, std::ptr::null(), child, std::ptr::null());
         }
     }
 }

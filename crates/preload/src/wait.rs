@@ -6,7 +6,7 @@
 
 use crate::direct::now_ns;
 use crate::signals::BlockedSignals;
-use crate::{direct, errno, ready, real, set_errno};
+use crate::{deferred, direct, errno, ready, real, set_errno};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::os::fd::RawFd;
@@ -187,11 +187,14 @@ pub unsafe fn epoll(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's arguments.
-    let wait = |timeout, mask: *const sigset_t| unsafe {
-        match mask.is_null() {
-            true => real::epoll_wait(instance, events, room, timeout),
-            false => real::epoll_pwait(instance, events, room, timeout, mask),
+    let wait = |timeout, mask: *const sigset_t| {
+        deferred::flush();
+        // SAFETY: the program's arguments.
+        unsafe {
+            match mask.is_null() {
+                true => real::epoll_wait(instance, events, room, timeout),
+                false => real::epoll_pwait(instance, events, room, timeout, mask),
+            }
         }
     };
     // Leave calls with an invalid array to the kernel, because it refuses them, and this function must not
@@ -280,6 +283,7 @@ fn is_array(descriptors: *const pollfd, count: nfds_t) -> bool {
 /// Lets the engine move all received bytes of the polled descriptors from shared memory to their pairs,
 /// because the kernel's poll sees only the pairs.
 unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
+    deferred::flush();
     if time_ns() > 0 && is_array(descriptors, count) {
         // SAFETY: the caller guarantees `count` readable structures.
         let descriptors = unsafe { std::slice::from_raw_parts(descriptors, count as usize) };
@@ -354,6 +358,7 @@ fn are_possible(sets: Sets) -> bool {
 /// Ends the posted receives of all descriptors in the sets of a select, because the kernel does not see bytes
 /// that arrive in shared memory.
 unsafe fn withdraw_selected(count: c_int, sets: Sets) {
+    deferred::flush();
     if time_ns() == 0 || !are_possible(sets) {
         return;
     }

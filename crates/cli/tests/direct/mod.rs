@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 const PEER: &str = include_str!("peer.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
+const REGISTRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/registrations.c");
 
 fn start(test: &str) -> Option<Lab> {
     start_with(test, &[])
@@ -123,12 +124,34 @@ fn a_program_that_sends_through_shared_memory_notices_the_engines_death() {
     assert!(client.wait().unwrap().success());
 }
 
+/// Compiles a C program into the folder of `lab`.
+fn compile(lab: &Lab, source: &str, name: &str) -> String {
+    let program = lab.folder.path().join(name);
+    must(std::process::Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source));
+    program.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_kernel_has_the_wanted_registrations_whenever_it_looks_at_them() {
+    let Some(lab) = start_with("direct-registrations", &[("cc", "gcc")]) else { return };
+    let program = compile(&lab, REGISTRATIONS, "registrations");
+    let _server = serve(&lab, "5000");
+    let start = Instant::now();
+    for seed in 1.. {
+        let said = must(lab.offloaded(&program).args(["127.0.0.1", "5000", &seed.to_string()]));
+        if said == b"all right\n" {
+            return;
+        }
+        // On a busy machine, the engine may share no memory with the program.
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", String::from_utf8_lossy(&said));
+    }
+}
+
 #[test]
 fn cancelled_threads_end_in_every_wait_and_bad_pointers_are_errors() {
     let Some(lab) = start_with("direct-cancel", &[("cc", "gcc")]) else { return };
-    let program = lab.folder.path().join("cancel");
-    must(std::process::Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(CANCEL));
+    let program = compile(&lab, CANCEL, "cancel");
     let _server = serve(&lab, "5000");
-    let said = must(lab.offloaded(program.to_str().unwrap()).args(["127.0.0.1", "5000"]));
+    let said = must(lab.offloaded(&program).args(["127.0.0.1", "5000"]));
     assert_eq!(String::from_utf8_lossy(&said), "all right\n");
 }

@@ -1,0 +1,280 @@
+/* Changes epoll registrations of offloaded connections at random, and compares them with a model.
+ *
+ *   registrations ADDRESS PORT SEED     exchanges messages with the echo server there, and prints "all right"
+ *
+ * The library passes on changes to the kernel only when the kernel is asked for events. /proc/self/fdinfo shows the
+ * registrations that the kernel has. They must equal the model after each call that uses the epoll instance. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CONNECTIONS 6
+#define STEPS 30000
+
+/* A connection, and the registration that the program expects. */
+static struct {
+    int fd, registered, unread;
+    uint32_t events;
+    uint64_t data;
+} connections[CONNECTIONS];
+
+static struct sockaddr_in server;
+static int epoll;
+static long step, deferred;
+static uint64_t next_data;
+
+#define CHECK(condition)                                                                              \
+    do {                                                                                              \
+        if (!(condition)) {                                                                           \
+            fprintf(stderr, "step %ld: line %d: %s (%s)\n", step, __LINE__, #condition, strerror(errno)); \
+            _exit(1);                                                                                 \
+        }                                                                                             \
+    } while (0)
+
+static void open_connection(int index)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&server, sizeof server) == 0);
+    CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+    memset(&connections[index], 0, sizeof connections[index]);
+    connections[index].fd = fd;
+}
+
+/* Returns the number of registrations in which the kernel differs from the model. */
+static int differences(void)
+{
+    char path[64], line[256];
+    int found = 0, expected = 0, wrong = 0;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", epoll);
+    FILE *file = fopen(path, "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file)) {
+        int fd, same = 0;
+        unsigned events;
+        unsigned long long data;
+        if (sscanf(line, "tfd: %d events: %x data: %llx", &fd, &events, &data) != 3)
+            continue;
+        found++;
+        for (int i = 0; i < CONNECTIONS; i++)
+            same |= connections[i].fd == fd && connections[i].registered && connections[i].data == data &&
+                    (connections[i].events | EPOLLERR | EPOLLHUP) == events;
+        wrong += !same;
+    }
+    fclose(file);
+    for (int i = 0; i < CONNECTIONS; i++)
+        expected += connections[i].registered;
+    return wrong + abs(found - expected);
+}
+
+static void change(int index, int operation, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u64 = ++next_data};
+    int expects = operation != EPOLL_CTL_ADD;
+    int result = epoll_ctl(epoll, operation, connections[index].fd, &event);
+    if (expects != connections[index].registered) {
+        CHECK(result == -1 && errno == (expects ? ENOENT : EEXIST));
+        return;
+    }
+    CHECK(result == 0);
+    connections[index].registered = operation != EPOLL_CTL_DEL;
+    if (connections[index].registered) {
+        connections[index].events = events;
+        connections[index].data = event.data.u64;
+    }
+}
+
+static int index_of(uint64_t data)
+{
+    for (int i = 0; i < CONNECTIONS; i++)
+        if (connections[i].registered && connections[i].data == data)
+            return i;
+    return -1;
+}
+
+static void wait_for_events(int milliseconds)
+{
+    struct epoll_event events[CONNECTIONS];
+    char bytes[512];
+    int count = epoll_wait(epoll, events, CONNECTIONS, milliseconds);
+    CHECK(count >= 0);
+    for (int i = 0; i < count; i++) {
+        int index = index_of(events[i].data.u64);
+        CHECK(index >= 0);
+        CHECK(events[i].events != 0 && (events[i].events & ~connections[index].events) == 0);
+        if (events[i].events & EPOLLIN) {
+            ssize_t received = recv(connections[index].fd, bytes, sizeof bytes, 0);
+            CHECK(received > 0 && received <= connections[index].unread);
+            connections[index].unread -= received;
+        }
+    }
+}
+
+static void send_message(int index)
+{
+    char bytes[50] = "message";
+    if (connections[index].unread > 5000)
+        return;
+    CHECK(send(connections[index].fd, bytes, sizeof bytes, 0) == sizeof bytes);
+    connections[index].unread += sizeof bytes;
+}
+
+/* Waits until all messages have come back. A lost change of a registration would lose their events. */
+static void receive_all(void)
+{
+    time_t end = time(NULL) + 20;
+    for (int i = 0; i < CONNECTIONS; i++)
+        change(i, connections[i].registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLIN);
+    for (int i = 0; i < CONNECTIONS; i++)
+        while (connections[i].unread > 0) {
+            CHECK(time(NULL) < end);
+            wait_for_events(1000);
+        }
+}
+
+/* Polls the epoll instance, which makes the kernel look at its registrations. */
+static void poll_instance(void)
+{
+    struct pollfd poll_of = {.fd = epoll, .events = POLLIN};
+    CHECK(poll(&poll_of, 1, 0) >= 0);
+    CHECK(differences() == 0);
+}
+
+/* Closes a connection of which a duplicate stays open. Its registration lives as long as the duplicate. */
+static void close_one(int index, int by_dup2)
+{
+    int duplicate = dup(connections[index].fd);
+    CHECK(duplicate >= 0);
+    if (connections[index].registered)
+        change(index, EPOLL_CTL_DEL, 0);
+    if (by_dup2) {
+        CHECK(dup2(0, connections[index].fd) == connections[index].fd);
+        CHECK(differences() == 0);
+    }
+    CHECK(close(connections[index].fd) == 0);
+    connections[index].fd = -1;
+    CHECK(differences() == 0);
+    CHECK(close(duplicate) == 0);
+    open_connection(index);
+}
+
+/* A forked child finds the registrations of its parent. */
+static void fork_one(void)
+{
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0)
+        _exit(differences() != 0);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* Begins a new epoll instance with the same registrations, because changes in a shared one are not deferred. */
+static void renew_instance(void)
+{
+    CHECK(close(epoll) == 0);
+    epoll = epoll_create1(0);
+    CHECK(epoll >= 0);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        connections[i].registered = 0;
+        change(i, EPOLL_CTL_ADD, EPOLLIN);
+    }
+    CHECK(differences() == 0);
+}
+
+/* Another instance that watches this one finds its events, whatever was changed since. */
+static void nest(int index)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int outer = epoll_create1(0);
+    CHECK(outer >= 0);
+    receive_all();
+    change(index, EPOLL_CTL_MOD, EPOLLOUT);
+    CHECK(epoll_ctl(outer, EPOLL_CTL_ADD, epoll, &event) == 0);
+    CHECK(epoll_wait(outer, &event, 1, 1000) == 1);
+    change(index, EPOLL_CTL_MOD, EPOLLIN);
+    CHECK(epoll_wait(outer, &event, 1, 0) == 0);
+    change(index, EPOLL_CTL_MOD, EPOLLOUT);
+    CHECK(epoll_wait(outer, &event, 1, 1000) == 1);
+    CHECK(close(outer) == 0);
+}
+
+/* Passes the epoll instance through a socket. The received descriptor finds the registrations. */
+static void pass(void)
+{
+    int ends[2], instance = epoll;
+    char byte = 0;
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.header), &epoll, sizeof epoll);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    CHECK(sendmsg(ends[0], &message, 0) == 1);
+    CHECK(differences() == 0);
+    CHECK(recvmsg(ends[1], &message, 0) == 1);
+    memcpy(&epoll, CMSG_DATA(&control.header), sizeof epoll);
+    change(0, connections[0].registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLOUT);
+    CHECK(differences() == 0);
+    close(ends[0]);
+    close(ends[1]);
+    close(instance);
+}
+
+int main(int count, char **arguments)
+{
+    CHECK(count == 4);
+    server.sin_family = AF_INET;
+    server.sin_port = htons(atoi(arguments[2]));
+    CHECK(inet_pton(AF_INET, arguments[1], &server.sin_addr) == 1);
+    srand(atoi(arguments[3]));
+    epoll = epoll_create1(0);
+    CHECK(epoll >= 0);
+    for (int i = 0; i < CONNECTIONS; i++)
+        open_connection(i);
+    for (step = 0; step < STEPS; step++) {
+        int index = rand() % CONNECTIONS, kind = rand() % 1000;
+        uint32_t events[] = {EPOLLIN, EPOLLIN, EPOLLOUT, EPOLLIN | EPOLLOUT};
+        if (kind < 500) {
+            int operations[] = {EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+            change(index, operations[rand() % 3], events[rand() % 4]);
+            deferred += differences() != 0;
+        } else if (kind < 800)
+            send_message(index);
+        else if (kind < 970)
+            wait_for_events(rand() % 2);
+        else if (kind < 980)
+            receive_all();
+        else if (kind < 988)
+            poll_instance();
+        else if (kind < 991)
+            close_one(index, kind == 990);
+        else if (kind == 991)
+            fork_one();
+        else if (kind == 992)
+            nest(index);
+        else if (kind == 993)
+            pass();
+        else if (kind == 994)
+            change(index, EPOLL_CTL_MOD, EPOLLIN | EPOLLET), change(index, EPOLL_CTL_MOD, EPOLLIN);
+        else if (kind < 998)
+            renew_instance();
+    }
+    receive_all();
+    poll_instance();
+    fprintf(stderr, "%ld changes were deferred\n", deferred);
+    puts(deferred > 0 ? "all right" : "no change was deferred");
+    return 0;
+}

@@ -1,0 +1,298 @@
+//! Defers changes of epoll registrations until the kernel is asked for events.
+//!
+//! Event-driven programs change registrations often: redis-benchmark calls epoll_ctl five times for each request.
+//! While shared memory has events (`ready`), the kernel's registrations are not used, and most changes cancel
+//! each other. So this module remembers the changes, and later passes on only their result:
+//!
+//! ```text
+//! epoll_ctl MOD, DEL, and ADD after a deferred DEL ---> remembered
+//! epoll_wait that asks the kernel, poll, close,
+//! dup, fork, exec, and any other epoll_ctl         ---> flush: one epoll_ctl for each changed registration
+//! ```
+//!
+//! A change is deferred only if nothing but this library can notice the difference:
+//!
+//! * The process has one thread, and this thread waits for the events of the epoll instance.
+//! * The process has created the instance, and has not passed it on by fork, dup or SCM_RIGHTS, or added it to
+//!   another instance.
+//! * The kernel has the registration, so the deferred call cannot fail.
+
+use crate::{direct, epoll, errno, ready, real, set_errno};
+use inlane_offload_protocol::address::is_possible;
+use inlane_offload_protocol::lease::SLOTS;
+use libc::{c_int, epoll_event};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// Changes in epoll instances with higher descriptors are never deferred.
+const MOST: usize = 1024;
+/// The flag of `wanted` and `kernel` for a registration that exists. The lower half holds its events.
+const REGISTERED: u64 = 1 << 63;
+/// The flag of `wanted` for a registration that the program has removed and then added again.
+const ADDED: u64 = 1 << 62;
+/// How often a thread yields to another thread that is flushing, before it continues without waiting.
+const YIELDS: u32 = 1000;
+
+/// The registration of one connection, as the program wants it and as the kernel has it.
+struct Registration {
+    /// The descriptor plus 1; 0 if nothing is remembered.
+    fd: AtomicI32,
+    instance: AtomicI32,
+    /// The inode of the connection.
+    inode: AtomicU64,
+    wanted: AtomicU64,
+    wanted_data: AtomicU64,
+    kernel: AtomicU64,
+    kernel_data: AtomicU64,
+}
+
+/// Element n is the registration of the connection that uses slot n.
+static REGISTRATIONS: [Registration; SLOTS] = [const {
+    Registration {
+        fd: AtomicI32::new(0),
+        instance: AtomicI32::new(0),
+        inode: AtomicU64::new(0),
+        wanted: AtomicU64::new(0),
+        wanted_data: AtomicU64::new(0),
+        kernel: AtomicU64::new(0),
+        kernel_data: AtomicU64::new(0),
+    }
+}; SLOTS];
+
+/// Bit n is set if the registration of slot n may have a deferred change.
+static CHANGED: AtomicU64 = AtomicU64::new(0);
+/// The thread that is flushing, or 0.
+static FLUSHING: AtomicUsize = AtomicUsize::new(0);
+/// The current epoch. A new one begins when the process passes on descriptors.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+/// The epoch in which the process created the epoll instance with descriptor n, or 0. The instance is private while
+/// this is the current epoch.
+static CREATED: [AtomicU32; MOST] = [const { AtomicU32::new(0) }; MOST];
+
+fn created(instance: RawFd) -> Option<&'static AtomicU32> {
+    usize::try_from(instance).ok().and_then(|instance| CREATED.get(instance))
+}
+
+/// Returns true if no other process or descriptor can reach the epoll instance.
+fn is_private(instance: RawFd) -> bool {
+    created(instance).is_some_and(|created| created.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed))
+}
+
+/// Records that the process has created the epoll instance `instance`, which may be -1 after a failure.
+pub fn note_created(instance: RawFd) {
+    if let Some(created) = created(instance) {
+        created.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Flushes, and defers no further changes of `fd` if it is an epoll instance. Call this before `fd` is duplicated or
+/// another instance watches it.
+pub fn share(fd: RawFd) {
+    if let Some(created) = created(fd)
+        && created.load(Ordering::Relaxed) != 0
+    {
+        flush();
+        created.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Flushes, and defers no further changes of the existing epoll instances. Call this before the process passes
+/// descriptors to another process.
+pub fn share_all() {
+    flush();
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Shares all epoll instances before each fork of the process.
+pub fn share_at_fork() {
+    extern "C" fn prepare() {
+        share_all();
+    }
+    real::at_fork(Some(prepare), None);
+}
+
+/// Flushes, and forgets the registration of `fd`. Call this before `fd` is closed.
+#[inline]
+pub fn note_closing(fd: RawFd) {
+    flush();
+    if let Some((_, registration)) = remembered(fd) {
+        registration.fd.store(0, Ordering::Relaxed);
+    }
+    if let Some(created) = created(fd) {
+        created.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Returns what is remembered about the descriptor, with the index of its slot.
+#[inline]
+fn remembered(fd: RawFd) -> Option<(usize, &'static Registration)> {
+    let slot = direct::slot(fd)?;
+    let index = ready::index_of(slot)?;
+    let registration = &REGISTRATIONS[index];
+    let same = registration.fd.load(Ordering::Relaxed) == fd + 1
+        && registration.inode.load(Ordering::Relaxed) == slot.header().inode.load(Ordering::Relaxed);
+    same.then_some((index, registration))
+}
+
+/// Records that the kernel's registration of `fd` in `instance` now is `event`, or `None` if the program has removed
+/// it. Call this after a successful epoll_ctl of the kernel, and after `ready` has recorded the event.
+pub fn note_kernel(instance: RawFd, fd: RawFd, event: Option<epoll_event>) {
+    let Some(event) = event.filter(|_| ready::watches(instance, fd)) else {
+        return forget(instance, fd);
+    };
+    let Some(slot) = direct::slot(fd) else { return };
+    let Some(index) = ready::index_of(slot) else { return };
+    let registration = &REGISTRATIONS[index];
+    registration.fd.store(0, Ordering::Relaxed);
+    registration.instance.store(instance, Ordering::Relaxed);
+    registration.inode.store(slot.header().inode.load(Ordering::Relaxed), Ordering::Relaxed);
+    for (state, data) in
+        [(&registration.wanted, &registration.wanted_data), (&registration.kernel, &registration.kernel_data)]
+    {
+        state.store(REGISTERED | u64::from(event.events), Ordering::Relaxed);
+        data.store(event.u64, Ordering::Relaxed);
+    }
+    registration.fd.store(fd + 1, Ordering::Relaxed);
+}
+
+/// Flushes, and forgets the registration of the connection that uses slot `index`.
+pub fn note_removed(index: usize) {
+    flush();
+    REGISTRATIONS[index].fd.store(0, Ordering::Relaxed);
+}
+
+/// Forgets the registration of `fd` in `instance`.
+fn forget(instance: RawFd, fd: RawFd) {
+    if let Some((_, registration)) = remembered(fd)
+        && registration.instance.load(Ordering::Relaxed) == instance
+    {
+        registration.fd.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Defers a change of a registration: `operation`, `fd` and `event` are those of epoll_ctl(2). Returns false if the
+/// kernel must make the change.
+///
+/// # Safety
+/// The arguments are those of the program's call.
+#[inline]
+pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *const epoll_event) -> bool {
+    let Some((index, registration)) = remembered(fd) else { return false };
+    let wanted = registration.wanted.load(Ordering::Relaxed);
+    let expected = operation != libc::EPOLL_CTL_ADD;
+    if registration.instance.load(Ordering::Relaxed) != instance
+        || registration.kernel.load(Ordering::Relaxed) & REGISTERED == 0
+        || (wanted & REGISTERED != 0) != expected
+        || !is_private(instance)
+        || !ready::waits_alone(instance)
+        || !real::is_single_threaded()
+    {
+        return false;
+    }
+    match operation {
+        libc::EPOLL_CTL_DEL => {
+            registration.wanted.store(0, Ordering::Relaxed);
+            epoll::forget(instance, fd);
+            ready::note_removed(instance, fd);
+        }
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if is_possible(event, size_of::<epoll_event>()) => {
+            // SAFETY: the program's pointer.
+            let event = unsafe { event.read_unaligned() };
+            if event.events & !ready::SUPPORTED != 0 {
+                return false;
+            }
+            let added = if operation == libc::EPOLL_CTL_ADD { ADDED } else { wanted & ADDED };
+            registration.wanted_data.store(event.u64, Ordering::Relaxed);
+            registration.wanted.store(REGISTERED | added | u64::from(event.events), Ordering::Relaxed);
+            epoll::remember(instance, fd, event);
+            ready::note_registered(instance, fd, event);
+        }
+        _ => return false,
+    }
+    // A signal handler that flushes must find the change if it finds the bit.
+    fence(Ordering::Release);
+    let bit = 1 << index;
+    if CHANGED.load(Ordering::Relaxed) & bit == 0 {
+        CHANGED.fetch_or(bit, Ordering::Relaxed);
+    }
+    true
+}
+
+/// Passes all deferred changes to the kernel. Call this before the kernel or another process uses an epoll instance.
+/// Leaves errno unchanged.
+#[inline]
+pub fn flush() {
+    if CHANGED.load(Ordering::Relaxed) != 0 || FLUSHING.load(Ordering::Relaxed) != 0 {
+        flush_changed();
+    }
+}
+
+fn flush_changed() {
+    let before = errno();
+    // The process may have started its second thread since a change was deferred. Then both threads can get here.
+    let thread = ready::thread();
+    let mut claimed = false;
+    for _ in 0..YIELDS {
+        match FLUSHING.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => claimed = true,
+            // A signal handler has interrupted this thread while it was flushing.
+            Err(flushing) if flushing == thread => {}
+            Err(_) => {
+                // SAFETY: has no preconditions.
+                unsafe { libc::sched_yield() };
+                continue;
+            }
+        }
+        break;
+    }
+    let mut changed = CHANGED.swap(0, Ordering::Acquire);
+    while changed != 0 {
+        pass_on(&REGISTRATIONS[changed.trailing_zeros() as usize]);
+        changed &= changed - 1;
+    }
+    if claimed {
+        FLUSHING.store(0, Ordering::Release);
+    }
+    set_errno(before);
+}
+
+/// Makes the kernel's registration equal to the wanted one. May change errno.
+fn pass_on(registration: &Registration) {
+    // Repeat, because a signal handler may change the wanted registration meanwhile.
+    loop {
+        let fd = registration.fd.load(Ordering::Relaxed) - 1;
+        let wanted = registration.wanted.load(Ordering::Relaxed);
+        let data = registration.wanted_data.load(Ordering::Relaxed);
+        let kernel = registration.kernel.load(Ordering::Relaxed);
+        let same = wanted & !ADDED == kernel
+            && (kernel == 0 || data == registration.kernel_data.load(Ordering::Relaxed));
+        if fd < 0 || same {
+            return;
+        }
+        let instance = registration.instance.load(Ordering::Relaxed);
+        let mut event = epoll_event { events: wanted as u32, u64: data };
+        let mut control = |operation| {
+            // SAFETY: the event outlives the call.
+            unsafe { real::epoll_ctl(instance, operation, fd, &mut event) == 0 }
+        };
+        let exists = wanted & REGISTERED != 0;
+        let mut done = control(if exists { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL });
+        if !done && exists && wanted & ADDED != 0 && errno() == libc::ENOENT {
+            // The program has closed the descriptor unseen, after it removed the registration. What it added is the
+            // registration of a new file.
+            done = control(libc::EPOLL_CTL_ADD);
+        }
+        if !done {
+            // The descriptor was closed unseen.
+            return registration.fd.store(0, Ordering::Relaxed);
+        }
+        registration.kernel_data.store(data, Ordering::Relaxed);
+        registration.kernel.store(wanted & !ADDED, Ordering::Relaxed);
+        let _ = registration.wanted.compare_exchange(
+            wanted,
+            wanted & !ADDED,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+}
