@@ -3,7 +3,8 @@
 //! The engine offers received bytes to the posted receive of a slot
 //! ([`inlane_offload_protocol::lease`]). So the kernel does not know that the descriptor is readable. This module
 //! keeps a copy of the registrations whose events it can find itself: level-triggered ones of connections with a
-//! slot. The kernel has all registrations, too, and finds all other events.
+//! slot. The kernel has all registrations, too, and finds all other events; `deferred` updates them
+//! before the kernel looks.
 //!
 //! ```text
 //! epoll_wait:  offers in slots, and room in send rings ---> events, without a system call
