@@ -31,7 +31,8 @@ const DRIVERS: &[&str] = &[
     "net_vmxnet3",
 ];
 
-/// DPDK's libraries that are linked as a whole, because they also register themselves by constructors.
+/// DPDK's core libraries. They are linked as a whole, like the drivers, because their constructors register
+/// parts that no code refers to, and the linker would drop these parts.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
 /// System libraries that are linked statically if possible. Their licences (BSD and zlib) require a notice:
@@ -177,13 +178,14 @@ fn renamed_af_xdp_driver(directory: &Path) -> String {
     name.to_owned()
 }
 
-/// Prints the libraries to link, in DPDK's own order. By the modifier `-bundle`, the archives are read only
-/// at the program's final link.
+/// Prints the libraries to link, in DPDK's own order. The modifier `-bundle` keeps them out of this crate's
+/// rlib, so they are read only at the program's final link.
 fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());
     println!("cargo:rustc-link-search=native={}", env::var("OUT_DIR").expect("cargo sets it"));
-    // Use only the order of DPDK's list. With its flags, every library would be linked as a whole.
+    // Take only the order of the libraries from DPDK's list, without its flags, which would link every
+    // library as a whole.
     let list = pkg_config(&["--static", "--libs-only-l", "--libs-only-other", "libdpdk"]);
     let archives: Vec<&str> = list
         .split_whitespace()

@@ -296,7 +296,8 @@ pub fn prototypes(sections: &[Section], profiling: bool) -> String {
 }
 
 /// Returns the pointer types for which a type-generic macro (C11) selects the function for elements of type
-/// `kind`: the plain pointer, and one for each of `const` and `volatile` that the parameter has.
+/// `kind`. If the parameter is const or volatile, a pointer with that qualifier is added to the plain
+/// pointer.
 fn selectors(parameter: &Parameter, kind: &Type) -> Vec<String> {
     let mut pointers = vec![format!("{} *", kind.canonical)];
     for qualifier in ["const", "volatile"] {
@@ -331,8 +332,8 @@ pub fn generics(sections: &[Section]) -> String {
             for pointer in selectors(&function.parameters[index + context], &function.kind) {
                 entries[context].push(format!("{pointer}: {}", function.name));
             }
-            // For `long`, a deprecated function may already have the name and the parameters of the overload.
-            // It then serves as the overload.
+            // C already has a function of this name for `long`: a deprecated one with the same parameters. It
+            // serves as the overload, so no second one is written.
             let exists = all.iter().any(|one| one.name == *name) && function.kind.name == "long";
             if !exists {
                 let arguments: Vec<&str> = function.parameters.iter().map(|one| one.name.as_str()).collect();

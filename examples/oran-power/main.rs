@@ -107,8 +107,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // Count the result as late if oran-reorder has output a slot that is at least eight later. The
-            // sixteenth slot after this one reuses its memory, and half of that distance is kept as a margin.
+            // Count the result as late if oran-reorder has already output the eighth slot after this one, or
+            // a later one. The sixteenth slot reuses this slot's memory, so eight slots remain as a margin.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {

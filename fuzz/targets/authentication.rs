@@ -30,7 +30,8 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         1 => {
-            // Each message is preceded by its length. In between, the host fetches what the controller sends.
+            // The input is a list of messages to the controller: length, a flag, and the bytes. If the flag
+            // is set, fetch the controller's next message first.
             let mut side = ControllerSide::new(credentials.clone(), Hash::Sha256, group, names.clone());
             if mode & 8 != 0 {
                 side.receive(&HostSide::new(&credentials, &names, 0).begin()).expect("random numbers");

@@ -42,8 +42,8 @@ pub(crate) const SOCKETS: usize = 256;
 pub(crate) const MOST_ENDS: usize = 24;
 /// The most operations that are carried out for one input. More would take too long on a loaded machine.
 pub(crate) const MOST_OPERATIONS: usize = 200;
-/// The most timer deadlines at which one step of the simulated clock stops to run the engine. After that
-/// many, the clock jumps to the end of the step.
+/// The most timer deadlines for which the engine is run while one step advances the simulated clock. After
+/// that many, the clock jumps to the end of the step.
 pub(crate) const MOST_DEADLINES: usize = 200;
 pub(crate) const MILLISECOND: u64 = 1_000_000;
 pub(crate) const HONEST: &[u8] = b"data of an honest program";

@@ -75,7 +75,8 @@ fuzz_target!(|input: &[u8]| {
         return;
     }
     if !connection.is_ready() {
-        // The arbitrary bytes began a PDU, and ICResp became its rest, so the connection is not ready.
+        // The arbitrary bytes ended within a PDU, so ICResp was taken for the rest of that PDU. The
+        // connection is therefore not ready.
         return;
     }
     let mut cids = Vec::new();
@@ -116,7 +117,8 @@ fuzz_target!(|input: &[u8]| {
                 }
             };
             if change != 0 && !bytes.is_empty() {
-                // Change the header only, so the data keeps its value.
+                // Change only the header. The data must keep the value `SENT`, because every completed read
+                // is checked for it.
                 let index = usize::from(change) % bytes.len().min(24);
                 bytes[index] ^= flags | 1;
             }

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 const TEST: &str = "openshmem_runs_by_rdma_between_two_machines";
 
-/// What the machines need besides programs: patterns of the file names, with a `*` for the architecture, and
-/// the packages. The machines get these files at the same paths. UCX and libibverbs load them at run time.
+/// Files besides programs that the machines need at the same paths, because UCX and libibverbs load them at
+/// run time. Each entry has a path, with `*` for the architecture, and the package with the file.
 const LOADED: [(&str, &str); 4] = [
     ("/usr/lib/*/libucp.so.0", "libucx0"),
     ("/usr/lib/*/ucx/libuct_ib.so.0", "libucx0"),
@@ -17,7 +17,8 @@ const LOADED: [(&str, &str); 4] = [
     ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
 ];
 
-/// The first file whose name matches the pattern. A `*` stands for any part of one component of the path.
+/// Returns the first file whose path matches the pattern. A `*` stands for any part of one component of the
+/// path.
 fn find(pattern: &str) -> Option<PathBuf> {
     let mut found = vec![PathBuf::from("/")];
     for part in pattern.split('/').skip(1) {
@@ -116,7 +117,7 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     while !cable.exists() && first.try_wait().unwrap().is_none() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // Start the second machine only if the first still runs, because it would wait for the first.
+    // Start the second machine only if the first still runs. Otherwise the second would wait for it in vain.
     let second = first.try_wait().unwrap().is_none().then(|| {
         let mut second = start("second", &["10.0.0.2/24", "sh", "/bin/openshmem.sh", "serve"]);
         // Read the output at once, because a full pipe would stop the machine.
@@ -134,7 +135,7 @@ fn openshmem_runs_by_rdma_between_two_machines() {
         }
         (second.wait().unwrap(), errors.join().unwrap())
     });
-    // run.py exits with status 3 if it cannot start the machine.
+    // run.py exits with status 3 if it cannot start the machine. Skip the test if a prerequisite is missing.
     if first.status.code() == Some(3) && errors.contains("virtual machines need") {
         return skip(errors.trim().replace('\n', "; "));
     }

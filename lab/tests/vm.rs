@@ -232,7 +232,8 @@ fn copies_to_and_from_bars() {
     ] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // The guest had the second and the fourth MiB of the BAR, so only these may contain non-zero bytes.
+    // `memory` is the file behind the BAR. The guest wrote only to the BAR's second and fourth MiB, so only
+    // these may contain non-zero bytes.
     let bytes = fs::read(memory).unwrap();
     let written = |range: std::ops::Range<usize>| bytes[range].iter().any(|&byte| byte != 0);
     let found = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..3 << 20, 3 << 20..4 << 20].map(written);

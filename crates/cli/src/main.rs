@@ -140,7 +140,8 @@ fn show_warnings() {
         .init();
 }
 
-/// The form of log lines: that of the command's own messages, such as `inlane: warning: the link is down`.
+/// The format of log lines. They look like the command's own messages, such as `inlane: warning: the link is
+/// down`.
 struct LogLine;
 
 impl<S, N> FormatEvent<S, N> for LogLine

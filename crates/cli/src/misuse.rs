@@ -7,8 +7,8 @@ use std::ffi::OsString;
 /// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
 /// its definition.
 pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
-    // Complete the placeholders in the definitions of arguments, because the error names an argument with its
-    // placeholder, such as `--burst <N>`.
+    // Let clap complete the definitions. The error names an argument with its placeholder, such as
+    // `--burst <N>`, and an incomplete definition lacks the placeholder.
     command.build();
     let (subcommand, name) = subcommand(&command, arguments);
     let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
@@ -98,8 +98,8 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
 }
 
 /// Returns the flag on the command line that requires the `missing` flags, because clap does not name it.
-/// Removes one flag at a time, alone or with the argument behind it, and parses the rest. Without the flag in
-/// question, clap no longer reports the missing ones.
+/// Finds the flag by trial: parses the command line without each flag, alone or with the next argument.
+/// Without the right flag, clap no longer reports the missing flags.
 fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String> {
     let complains = |arguments: Vec<&OsString>| {
         let Err(error) = <crate::Cli as clap::CommandFactory>::command().try_get_matches_from(arguments)
@@ -172,8 +172,8 @@ pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<
     near.into_iter().take(3).map(str::to_string).collect()
 }
 
-/// Returns the flag before `value` on the command line, as in `--compete compute`, if the flag requires an
-/// equals sign: `--compete=compute`.
+/// Returns the flag before `value` if the flag requires an equals sign. For example, returns `--compete` for
+/// `--compete compute`, which must be written `--compete=compute`.
 fn needs_equals(command: &Command, value: &str, arguments: &[OsString]) -> Option<String> {
     let at = arguments.iter().position(|argument| *argument == *value)?;
     let flag = arguments.get(at.checked_sub(1)?)?.to_str()?.strip_prefix("--")?;
@@ -246,8 +246,8 @@ fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     named.map(|choice| choice.get_name().to_string()).collect()
 }
 
-/// Returns a message that names the flag, its refused value and the reason once each. `why`, the reason,
-/// often contains the value already, or begins with the flag or with a word for the value, such as "path".
+/// Returns a message that contains the flag, the refused value and the reason `why`, without repetition. The
+/// reason often contains the flag or the value already, or begins with a word for the value, such as "path".
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let shown = if value.is_empty() { "''" } else { value };
     let given = format!("{flag} {shown}");

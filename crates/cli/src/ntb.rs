@@ -1,5 +1,5 @@
-//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows or UCX, and
-//! measures and checks both.
+//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows or UCX. Also
+//! measures and checks the two transports.
 
 mod bench;
 mod check;

@@ -82,7 +82,8 @@ pub struct Expanded {
     pub arguments: Vec<OsString>,
     /// The inserted flags, each with the variable or the file that set it.
     pub origins: Vec<(String, String)>,
-    /// A line for each flag of the file or of the environment that a flag on the command line excludes.
+    /// Messages for the user: one for each flag of the file or of the environment that was not inserted,
+    /// because a flag on the command line excludes it.
     pub left_out: Vec<String>,
 }
 
@@ -148,8 +149,8 @@ pub fn expand(
     Ok(Expanded { arguments: all, ..inserted })
 }
 
-/// Inserts the flag of a variable or of the file, unless the flag is off or a flag `given` on the command line
-/// excludes it.
+/// Appends the flag for the setting `key`, which `origin` (a variable or the settings file) contains. Leaves
+/// it out if its value is off, or if a flag `given` on the command line excludes it.
 fn insert(
     inserted: &mut Expanded,
     subcommand: &Command,
@@ -173,7 +174,8 @@ fn insert(
     Ok(())
 }
 
-/// Returns the name of the `given` flag that overrides `argument`, because one of the two excludes the other.
+/// Returns the name of the flag in `given` that conflicts with `argument`. The given flag then overrides
+/// `argument`. `None` if no flag conflicts.
 fn excluder<'a>(subcommand: &Command, argument: &Arg, given: &[&'a Arg]) -> Option<&'a str> {
     if argument.get_long() == Some(SECRETS_FILE) {
         return None;
@@ -482,8 +484,8 @@ mod tests {
         let line =
             "--tx of the environment variable INLANE_FORWARD_TX is left out, because --between excludes it";
         assert_eq!(left_out("", &variable, &["--between", "c", "d"]), [line]);
-        // A flag that is false in the file conflicts with nothing. A value on the command line replaces the
-        // file's value of the same flag. Neither case needs a line.
+        // No flag is left out in these two cases, so there is no line. `stages = false` conflicts with no
+        // flag. `--tx=c` replaces the file's value of the same flag.
         assert!(left_out("[forward]\nstages = false\n", &[], &["--in-flight=4"]).is_empty());
         assert!(left_out(file, &[], &["--tx=c"]).is_empty());
     }

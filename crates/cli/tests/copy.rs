@@ -67,8 +67,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let (forward, backward) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forward, "--sizes 4K");
     let kept = calibrated_ms(&run(forward, "--sizes 64K,16M"));
-    // 16 MiB take at least 6.5 ms on the slower link of the twin's model. On a busy machine, the calibration
-    // extrapolates this time from smaller sizes, and finds at least half of it. 64 KiB take only 0.03 ms.
+    // The result must be the calibrated time for 16 MiB, which is at least 6.5 ms in the twin's model. A busy
+    // machine may extrapolate half of that from smaller sizes. The time for 64 KiB would be 0.03 ms.
     assert!(kept >= 3.0, "{kept} ms");
     run(backward, "--sizes 4K");
     run("--from host --to host", "--sizes 4K --access 4");
@@ -201,8 +201,9 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
         assert_eq!(row["latency_percentiles"]["p999_ns"].is_number(), !failed, "{row}");
     }
     assert!(figure.exists());
-    // If every measurement fails, the exit status is that of the first error, and the run leaves no output
-    // files. Remove those of the first run, because a run does not remove files that existed before.
+    // Remove the first run's output files, because a run does not remove files that existed before. In the
+    // second run, every measurement fails. Its exit status is that of the first error, and it leaves no
+    // output files.
     std::fs::remove_file(&result).unwrap();
     std::fs::remove_file(&figure).unwrap();
     let output = run("interrupt");

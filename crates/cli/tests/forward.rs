@@ -463,7 +463,8 @@ fn a_third_signal_kills_the_process() {
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // No process reads the named pipe, so writing the result to it blocks.
+    // No process reads the named pipe, so inlane blocks when it writes the result. The first two signals
+    // therefore cannot end it.
     let arguments = ["--rx", "null", "--tx", "null", "--no-baseline", "--duration", "10ms", "--json", &pipe];
     let mut child = inlane(&arguments).spawn().unwrap();
     until_thread_runs(&child, SIGNALS, Duration::ZERO);
@@ -508,7 +509,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Wait until the pipe is full. From then on, the packets in flight can be written only if the reader
+        // Wait until the pipe is full. The run then cannot write its packets in flight before the reader
         // reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `programs/driver.c` to `libcuda.so.1` in a temporary directory. Returns `None` without a C
-/// compiler.
+/// Compiles the stub of the CUDA driver, `programs/driver.c`, to `libcuda.so.1` in a temporary directory.
+/// Returns `None` if there is no C compiler.
 fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");

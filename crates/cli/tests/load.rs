@@ -66,8 +66,8 @@ fn latency_is_measured_and_drawn_against_load() {
                 "it needs {THREADS} processors, and others are busy on them: a thread got {of}"
             ));
         }
-        // Try once more, because processors are idle now, so the jobs that disturbed the first attempt may
-        // have ended.
+        // No rate passed although processors are idle now. The jobs that disturbed the run may have ended, so
+        // try once more.
         output = run();
     }
     let said = said(&output);

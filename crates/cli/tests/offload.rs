@@ -373,7 +373,8 @@ fn other_unmodified_programs_give_right_results() {
     let test = "other_unmodified_programs_give_right_results";
     let programs = ["memcached", "openssh", "socat", "--side", "both", "--quick"];
     project_script(test, "packaging/test-programs", &programs);
-    // If the engine polls, programs poll and share memory with it, also in sshd's sandbox of few system calls.
+    // With `--spin`, the engine polls, and programs poll and share memory with it. This must also work in
+    // sshd's sandbox, which allows few system calls.
     let polls = ["openssh", "--side", "server", "--quick", "--spin", "300us"];
     project_script(test, "packaging/test-programs", &polls);
 }

@@ -54,8 +54,8 @@ impl Drop for Hugepages {
     }
 }
 
-/// Checks that DPDK's ports and its DMA device work with reserved hugepages. DPDK then takes other memory at
-/// other addresses than without hugepages.
+/// Checks that DPDK's ports and its DMA device work with reserved hugepages, which DPDK allocates in another
+/// way than ordinary memory.
 #[test]
 fn dpdk_works_with_reserved_hugepages() {
     let test = "dpdk_works_with_reserved_hugepages";
@@ -116,8 +116,8 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
             .output()
             .unwrap()
     };
-    // The function's compiler is code that the user chooses. It must run without capabilities, with DPDK's
-    // ports and with other ports.
+    // CXX is a compiler that the user chooses. Check that it runs without capabilities, even if the run uses
+    // DPDK's ports.
     for ports in ["--rx null --tx null", "--rx net_null --tx net_null"] {
         let _ = std::fs::remove_dir_all(at("cache"));
         let output = as_user(&format!("forward {ports} --packets 100 --function mine.cu --no-baseline"));

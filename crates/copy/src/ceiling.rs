@@ -160,9 +160,9 @@ impl LinkCeilings {
     }
 }
 
-/// Returns the ceiling of one direction. `alone` has the rate of each link that the direction crosses, with
-/// no other link driven. `at_once` has, for each shape, the rates of the same links while all links run in
-/// both directions.
+/// Returns the ceiling of one direction, in bytes per second: the rate of its slowest link alone, or the mean
+/// rate with both directions at once if that is less. `alone` has the rate of each link of the direction.
+/// `at_once` has the links' rates for each way in which the links were driven; the best mean counts.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
@@ -213,8 +213,8 @@ mod tests {
         // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
         // ceiling is 27.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link. While both of its directions run, it reaches 50 with the first shape of load and 51 with
-        // the second. The ceiling is the higher rate.
+        // One link, which reaches 55 in one direction alone. While both directions run, it reaches 50 with
+        // the first shape of load and 51 with the second. The ceiling is the higher of these two.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 

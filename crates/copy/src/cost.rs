@@ -37,9 +37,8 @@ const LARGEST: usize = SIZES[SIZES.len() - 1];
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// In a measurement of both directions at once: if transfers of a size are expected to take longer than this,
-/// that size and all larger ones are not measured, and their times are extrapolated. Many transfers are in
-/// flight in such a measurement, so it would take long.
+/// Sizes whose transfers are expected to take longer are not measured in both directions at once, because
+/// such a measurement has many transfers in flight. The times of these sizes are extrapolated.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;
@@ -115,8 +114,8 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures a path while the same path runs in the opposite direction, and returns the slower direction's
-    /// time per transfer. `forward` and `backward` are the source and destination of each direction.
+    /// Measures a path in both directions at once, and returns the slower direction's time per transfer.
+    /// `forward` and `backward` each hold the source and the destination of one direction.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],

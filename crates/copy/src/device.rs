@@ -168,9 +168,9 @@ impl Device {
         }
     }
 
-    /// Returns the device's link as text, and the bits per second that its lanes can signal at their highest
-    /// rate. The text shows the current rate, which an idle GPU lowers. `None` if the device has no link or
-    /// does not report it.
+    /// Returns the device's link as text, and the highest bit rate of the link's lanes together. The text
+    /// shows the current rate, which an idle GPU lowers. `None` if the device has no link or does not report
+    /// it.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),

@@ -54,8 +54,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns how many transfers of `size` bytes are in flight: [`Plan::in_flight`] if set, else as many as
-    /// total 64 MiB, within 2 to 32.
+    /// Returns how many transfers of `size` bytes are in flight: [`Plan::in_flight`] if set. The default is
+    /// as many as have 64 MiB in total, but at least 2 and at most 32.
     pub fn in_flight_for(&self, size: usize) -> usize {
         self.in_flight.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }
@@ -220,8 +220,8 @@ pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &
     stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
 
-/// Measures a stream of transfers. Each repeat starts and ends together with those of the other members of
-/// `barrier`.
+/// Measures a stream of transfers. The threads that share `barrier` start each repeat together, and end it
+/// together.
 fn stream_with(
     mover: &mut dyn Mover,
     buffers: &mut Buffers,
@@ -273,7 +273,8 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // Ask after the transfers, because a path selector answers for the path of its newest transfer.
+        // Ask `mover` only after the transfers. If it is a path selector, its answer holds for the path of
+        // its newest transfer.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { in_flight }),
     }
 }

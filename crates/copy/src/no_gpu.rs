@@ -83,7 +83,7 @@ pub(crate) fn pci_address(gpu: &Gpu) -> String {
     match *gpu {}
 }
 
-/// Returns false: this build gives up no GPU because it uses none.
+/// Returns false, because this build cannot use a GPU and therefore cannot abandon one.
 pub(crate) fn any_abandoned() -> bool {
     false
 }

@@ -168,7 +168,7 @@ pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,
 ) -> CompletionMode {
-    // Return `mode` even if only one stage supports it, because the waits for that stage then use it.
+    // Return `mode` if one stage supports it, because the waits for this stage then use it.
     let modes = stages.map(|stage| stage.set_completion_mode(mode));
     if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }

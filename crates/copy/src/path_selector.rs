@@ -28,7 +28,8 @@ pub struct PathSelector {
     /// The index of the mover that took the newest transfer.
     current: usize,
     tickets: TicketCounter,
-    /// The difference between this selector's ticket of a transfer and that of the current path's mover.
+    /// Add this to a ticket of the current path's mover to get this selector's ticket, because tickets must
+    /// go on counting when the path changes.
     offset: u64,
 }
 

@@ -1,5 +1,6 @@
-//! A published experiment, run on models of the publication's accelerator: BAR and DMA in each direction at
-//! two link speeds, and device to device by BAR and by the hybrid path.
+//! The experiment of Oh, Kwon and Lee ("PCIe-Based Multi-NPU Data Transmission Optimization"), run on models
+//! of its accelerator: BAR and DMA in each direction at two link speeds, and device to device by BAR and by
+//! the hybrid path.
 //!
 //! The models have the published rates of single stages, so transfers between the host and a device measure
 //! nothing new. Transfers between two devices show what these rates predict. The published device-to-device

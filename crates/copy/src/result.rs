@@ -85,8 +85,8 @@ pub struct PublishedRates {
     pub model_bytes_per_second: Option<f64>,
 }
 
-/// The beginning of the reason why a path was not taken, if it is available but slower. The text output
-/// leaves out these reasons.
+/// How the reason for not taking a path begins if the path was available but slower. The text output leaves
+/// out such reasons.
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {

@@ -29,8 +29,8 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
 pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// The mover that flushes the destination after the last piece of a transfer, so that the transfer
-    /// completes when it is delivered. If `None`, a transfer completes with its last piece.
+    /// Flushes the destination after a transfer's last piece, so that the transfer is complete only when its
+    /// data is delivered. If `None`, a transfer is complete after its last piece without a flush.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,

@@ -25,7 +25,7 @@ impl EngineTuning {
     }
 }
 
-/// The smallest chunk, in bytes, that is worth the cost of its events.
+/// The smallest chunk, in bytes. The events of a smaller chunk would take too long compared with its copy.
 const SMALLEST: usize = 128 << 10;
 /// The cost of a chunk's events, as a number of bytes. The events take 3 us, in which a link of 55 GB/s could
 /// move this many bytes.
@@ -33,10 +33,10 @@ const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
-/// Set `idle` if no other transfer is in flight. Large chunks then save the cost of events, and small chunks
-/// let the second stage start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The
-/// first and the last chunks are smaller, because one of the two stages is idle meanwhile. If `idle` is not
-/// set, the chunks are as large as allowed, because only their number costs time.
+/// Set `idle` if no other transfer is in flight. Fewer chunks then cost fewer events, but smaller chunks let
+/// the second stage start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The first
+/// and last chunks are smaller, because only one stage works on them. If `idle` is not set, other transfers
+/// keep both stages busy. The chunks are then as large as allowed.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;
@@ -99,8 +99,9 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns how many bytes of a transfer of `bytes` bytes each channel carries if the transfer is sent as
-    /// lines (see [`SmTuning`]), without the laps. Rounded up to a multiple of [`ROW`].
+    /// Returns how many bytes of data each channel carries if a transfer of `bytes` bytes is sent as lines
+    /// (see [`SmTuning`]). The laps that lines also contain are not counted. Rounded up to a multiple of
+    /// [`ROW`].
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -112,9 +113,9 @@ impl SmTuning {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: the size of a chunk in bytes or, if the transfer is sent as
-    /// lines (see [`SmTuning`]), each channel's share in bytes and the bit [`LINES`]. `alone` is true if no
-    /// other transfer is in flight.
+    /// Returns the `chunk` field of a command. For a transfer that is sent as lines (see [`SmTuning`]), it is
+    /// each channel's share in bytes with the bit [`LINES`]. For other transfers, it is the size of a chunk
+    /// in bytes. `alone` is true if no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {
@@ -123,9 +124,9 @@ impl SmTuning {
         self.chunk_for(bytes, alone) as u64
     }
 
-    /// Returns the chunk size in bytes of a transfer of `bytes` bytes. In a small transfer, each channel has
-    /// at most one chunk. In a larger one, it may have several. `alone` is true if no other transfer is in
-    /// flight.
+    /// Returns the chunk size in bytes of a transfer of `bytes` bytes, at most `self.chunk`. Each channel
+    /// gets one chunk of a small transfer. For a larger one, the aim is several chunks for each channel. The
+    /// aim is at most two unless `alone`, which is true if no other transfer is in flight.
     fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
         let channels = self.channels as usize;
         let turns = match bytes >= channels * 8192 {

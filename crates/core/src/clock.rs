@@ -17,7 +17,7 @@ impl Clock {
         Self { inner, origin }
     }
 
-    /// Returns the nanoseconds since the clock's zero.
+    /// Returns the nanoseconds since the clock was created.
     pub fn now_ns(&self) -> u64 {
         self.inner.delta_as_nanos(self.origin, self.inner.raw())
     }

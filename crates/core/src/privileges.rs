@@ -133,8 +133,8 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     // set-uid bits or file capabilities.
     // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // Make the process dumpable again. The change of user has ended that, and root would then own the
-    // process's files in /proc.
+    // Make the process dumpable again, because the change of user has cleared this flag. Without the flag,
+    // root would own the process's files in /proc.
     // SAFETY: the call sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
@@ -221,7 +221,8 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // Keep the handler, because the signal may still be pending, and would end the process.
+        // Keep the signal handler. A thread may not have handled the signal yet, and the signal would end the
+        // process if there were no handler.
         return Ok(());
     }
     // SAFETY: as above.

@@ -23,7 +23,7 @@ pub const SCHEMA_VERSION: u32 = 4;
 /// The frame of a result document. `T` is the type of the rows.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Document<T> {
-    /// The version of the document's format: 3. A change that can break readers raises it.
+    /// The version of the document's format. A change that can break readers raises it.
     pub schema_version: u32,
     /// The command that made this document.
     pub command: Command,

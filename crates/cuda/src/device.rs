@@ -246,7 +246,7 @@ impl Gpu {
         &self.info
     }
 
-    /// Returns the number N in `gpu:N`.
+    /// Returns the GPU's CUDA index, which is the number N in its name `gpu:N`.
     pub fn index(&self) -> u32 {
         self.info.index
     }
@@ -328,7 +328,8 @@ impl Gpu {
         Stream::new(self, false)
     }
 
-    /// Creates a stream of the highest priority. Its waiting blocks are placed before those of other streams.
+    /// Creates a stream of the highest priority. When a multiprocessor becomes free, blocks of such a stream
+    /// start before waiting blocks of other streams.
     ///
     /// # Errors
     /// If the driver call fails.

@@ -396,8 +396,8 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // A python3 in ROOT/bin has its packages in ROOT/lib, so look for python3 in each directory of
-        // `PATH`.
+        // Python's packages may include NVRTC. The python3 in ROOT/bin has its packages in ROOT/lib, so find
+        // each ROOT by the directories of `PATH`.
         let pythons = std::env::split_paths(&paths).filter(|directory| directory.join("python3").exists());
         roots.extend(pythons.filter_map(|directory| directory.parent().map(Path::to_path_buf)));
     }

@@ -18,7 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a wait polls a copy's event before it checks again whether a stream that the copy depends on has
 /// failed. That many polls take about 10 ms.
 const POLLS: u32 = 1 << 13;
-/// How often a sleeping wait checks whether a stream that the copy depends on has failed.
+/// The longest sleep of a wait for a copy. After each sleep, the wait checks whether a stream that the copy
+/// depends on has failed.
 const SLEEP: Duration = Duration::from_millis(250);
 
 /// One copy in flight.
@@ -78,8 +79,8 @@ impl PendingCopies {
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // Wait until the stream is idle, because no event shows when the copy has run, and the caller may
-            // free the regions after this error.
+            // No event was recorded that would show when the copy has run, and the caller may free the
+            // regions after this error. So wait until the stream is idle.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();

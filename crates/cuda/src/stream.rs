@@ -28,7 +28,7 @@ pub enum WaitUntil {
     Equal,
     /// The word and the value have a set bit in common.
     AnyBit,
-    /// There is a bit that is clear in both the word and the value.
+    /// At least one bit is clear in both the word and the value.
     AnyBitClear,
 }
 

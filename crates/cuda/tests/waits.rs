@@ -31,7 +31,8 @@ fn stub() -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-/// Runs one of the ignored tests below in a child process. It must pass within `most`.
+/// Runs one of the ignored tests below in a child process, which loads the stub instead of the CUDA driver.
+/// Fails unless the test passes within `most`.
 fn runs(folder: &Path, name: &str, most: Duration) {
     let began = Instant::now();
     let output = folder.join("output");
@@ -136,8 +137,8 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // Wait for this round's call of `allow`. In the next round it would take back a copy that is already
-        // allowed.
+        // Wait for this round's call of `allow`, which sets the number of copies that may complete. A late
+        // call would lower the number that the next round sets.
         allowing.join().unwrap();
     }
     // The wait takes 4 s, longer than the timeout. It succeeds, because a copy completes every second.
@@ -252,14 +253,15 @@ fn another_fails(completion: CompletionMode) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
-    // The stream that waits for the failed one never ends, so both GPUs must have been abandoned.
+    // The copy's stream never ends, because it waits for the failed stream. The drop below would therefore
+    // block unless both GPUs are abandoned.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
 }
 
-/// Drains a failed stream and one that never ends, without a wait before. `drain` must return in time, and a
-/// GPU must be abandoned.
+/// Drains two streams that nothing has waited for: one has failed, and one never ends. `drain` must return in
+/// time, and a GPU must be abandoned.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {

@@ -98,8 +98,8 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
     (pool.region().as_ptr().cast(), pool.region().len())
 }
 
-/// Unregisters the memory of a pool, except the region of [`MbufPool::over`], which stays registered until
-/// the pool is dropped.
+/// Unregisters the memory of a pool. Skips a region that was given to [`MbufPool::over`], because the pool
+/// has registered it and unregisters it when dropped.
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);

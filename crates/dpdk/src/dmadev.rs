@@ -1,4 +1,4 @@
-//! A mover that copies with a DPDK DMA device: that of the skeleton driver, a software device with a copying
+//! A mover that copies with the DMA device of DPDK's skeleton driver: a software device that copies on a
 //! thread. Hardware devices (ioat, idxd, DPAA2) are unsupported, because they need memory registered for DMA.
 
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ pub struct DmaDev {
     flight: InFlight,
     /// The transfers in flight, oldest first.
     entries: VecDeque<Entry>,
-    /// The number of pieces in the device's queue.
+    /// The number of pieces of transfers in the device's queue. A long transfer is split into pieces.
     queued: usize,
     /// True if a copy failed. The device then accepts no more copies.
     lost: bool,
@@ -98,7 +98,8 @@ impl DmaDev {
     }
 
     /// Polls the device, and subtracts the completed pieces from `entries`, the transfers in flight. Returns
-    /// the newest ticket that is complete. `first` is the ticket before that of the first entry.
+    /// the newest ticket that is complete, or `first` if no entry is. `first` is the ticket before the first
+    /// entry's.
     fn poll(
         id: i16,
         queued: &mut usize,
@@ -210,8 +211,8 @@ impl Mover for DmaDev {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let Self { id, flight, entries, queued, name, .. } = self;
         let text = || Self::text(name);
-        // `first` is the ticket that precedes the oldest entry's ticket. It stays valid, because no entry is
-        // dropped during the wait.
+        // `first` is the last completed ticket; the entries follow it in order. No entry is dropped during
+        // the wait, so `first` stays right for `poll`.
         let first = flight.done();
         let mut poll = || {
             // Yield the core, because the device's copying thread may need it.

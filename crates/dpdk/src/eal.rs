@@ -14,7 +14,7 @@ static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
 /// Hugepages are used only if this many bytes of them are free, because some pools would not fit into less.
 const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 
-/// The memory that the environment uses.
+/// The memory that DPDK's environment abstraction layer (EAL) uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// True if DPDK's memory lies in hugepages.
@@ -143,7 +143,8 @@ fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {
         let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // Only an entry named by a PCI address, which has two colons, is a device.
+        // The folder has a link for each bound device, named by its PCI address (0000:01:00.0), and files
+        // such as `bind`. Only a PCI address has two colons.
         entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
     };
     let no_iommu = || {

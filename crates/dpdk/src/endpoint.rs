@@ -18,7 +18,7 @@ const CHECK_EVERY: u32 = 4096;
 type Receive = unsafe extern "C" fn(u16, u16, *mut sys::inlane_packet, u16, *mut u64) -> u16;
 type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
 
-/// The functions of `burst.c` for one kind of driver.
+/// The functions of `burst.c` that receive and send bursts with one kind of driver.
 #[derive(Clone, Copy)]
 pub(crate) struct BurstFunctions {
     receive: Receive,
@@ -27,15 +27,16 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// The functions for most drivers, which write an mbuf right before they return it. Each field is loaded
-    /// by itself, because a wider load would stall on store forwarding.
+    /// The functions for most drivers, which write an mbuf right before they pass it to the program. These
+    /// functions load each field by itself, because a wider load would stall on store forwarding.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that return mbufs without writing to them. One load reads several fields,
-    /// and does not stall because the fields were not just stored.
+    /// The functions for drivers that return mbufs without writing to them. They read several fields of an
+    /// mbuf by one load. This does not stall on store forwarding, because no store to the mbuf precedes the
+    /// load.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
     /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
     /// a program or a device holds it.

@@ -139,7 +139,7 @@ impl From<Error> for inlane_core::Error {
             | Error::Device { port, .. }
             | Error::NoPeer { port, .. }
             | Error::Gone { port, .. } => {
-                // Remove the port's name, because the core error puts it in front again.
+                // Remove the port's name from the text, because the core error puts the name in front again.
                 let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
                 Core::Port { port, why, class }
             }

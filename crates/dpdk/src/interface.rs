@@ -8,8 +8,8 @@ use std::path::Path;
 /// The numbers of queues of an interface; 1 if the driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueCounts {
-    /// The number of receive queues. Most drivers report either queues that only receive or pairs, so this is
-    /// the larger of the two numbers.
+    /// The number of receive queues: the larger of two numbers that the driver reports, receive-only queues
+    /// and pairs. Most drivers report 0 for one of them.
     pub(crate) receive: u16,
     /// The number of pairs of a receive and a transmit queue. DPDK's AF_XDP driver counts only pairs.
     pub(crate) pairs: u16,
@@ -22,8 +22,8 @@ pub(crate) struct Interface {
     index: u32,
     /// The socket for ioctl(2) calls, which refer to the namespace in which it was opened.
     socket: OwnedFd,
-    /// For a tap interface: the descriptor that DPDK's driver has open. It still belongs to the interface if
-    /// the interface is moved to another namespace.
+    /// DPDK's descriptor of a tap interface, used to find the interface if it was moved to another namespace.
+    /// `None` for other interfaces.
     tap: Option<RawFd>,
 }
 
@@ -55,8 +55,8 @@ impl Interface {
         Ok(Self { tap, ..Self::find(name)? })
     }
 
-    /// Returns true if the interface still exists, even if it was renamed. A tap may also be in another
-    /// namespace.
+    /// Returns true if the interface still exists, even if it was renamed. Finds the interface of a tap even
+    /// after a move to another network namespace, because this process holds the tap's descriptor.
     pub(crate) fn exists(&self) -> bool {
         // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -23,13 +23,13 @@ static RECENT_WARNINGS: Mutex<RecentWarnings> =
 pub(crate) struct LogPosition(u64);
 
 impl LogPosition {
-    /// Returns the position of the present end of the log.
+    /// Returns the position of the log's current end.
     pub(crate) fn new() -> Self {
         LogPosition(lock().count)
     }
 
-    /// Returns the warnings that DPDK has logged since this mark, joined by semicolons. Leaves out the oldest
-    /// if there are more than are kept.
+    /// Returns the warnings that DPDK has logged since this position, joined by semicolons. If there are too
+    /// many to keep, returns only the newest.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
@@ -37,7 +37,7 @@ impl LogPosition {
         messages.join("; ")
     }
 
-    /// Appends the warnings that DPDK has logged since this mark to `text`.
+    /// Appends the warnings that DPDK has logged since this position to `text`.
     pub(crate) fn explain(&self, text: impl Into<String>) -> String {
         let (mut text, warnings) = (text.into(), self.warnings());
         if !warnings.is_empty() {
@@ -62,8 +62,9 @@ unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize)
     let bytes = unsafe { std::slice::from_raw_parts(text, length) };
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        // Log warnings and errors at level debug, and all else at level trace. DPDK's levels are
-        // RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
+        // Log DPDK's warnings and errors only at level debug, because inlane's error messages contain the
+        // last ones. Log all else at level trace. DPDK's levels are RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4,
+        // WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
         match level {
             0..=4 => tracing::debug!(target: "dpdk", severity = "error", "{line}"),
             5 => tracing::debug!(target: "dpdk", severity = "warning", "{line}"),

@@ -31,8 +31,8 @@ static POOLS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The number of pools created so far, which makes each pool's name unique, as DPDK demands.
 static NAMES: AtomicU32 = AtomicU32::new(0);
 
-/// The gate that threads pass to allocate and free. [`reclaim`] pauses it while it reads the caches of all
-/// threads.
+/// The gate that threads pass to allocate and free. While [`reclaim`] reads the caches of all threads, the
+/// gate is closed.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
     let gate = Gate::new();
     gate.open();
@@ -49,7 +49,8 @@ thread_local! {
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // While the thread ends, its flag may already be destroyed. Then create a flag for this call.
+    // While the thread ends, its thread-local gate and mark may already be destroyed. Then use a new mark for
+    // this call.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The number of buffers in the pool that is created for a port that only sends. Some drivers have only pairs
-/// of queues, so even then they need buffers for receive queues.
+/// The number of buffers in the pool that is created for a port that only sends. Such a port may need receive
+/// buffers, because some drivers create each transmit queue with a receive queue.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call

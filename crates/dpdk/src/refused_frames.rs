@@ -55,9 +55,9 @@ impl RefusedFrames {
 
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
-        // Reading the kernel's counter clears it, so the sum is kept in `counted`. The socket is never read,
-        // but the counter also includes frames that did not fit into its buffer. So no refused frame is
-        // missed.
+        // Reading the kernel's counter clears it, so keep the sum in `counted`. No thread reads the socket,
+        // so its buffer fills. The counter is complete all the same, because it also counts the frames that
+        // the full buffer drops.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new
@@ -142,7 +142,8 @@ fn set_filter(descriptor: RawFd, program: &[Instruction]) -> io::Result<()> {
 
 fn set<T>(descriptor: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the value and what it points to outlive the call, which fails on other descriptors.
+    // SAFETY: the value and what it points to outlive the call. For a descriptor that is no socket, the call
+    // fails.
     match unsafe { libc::setsockopt(descriptor, level, option, (&raw const *value).cast(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

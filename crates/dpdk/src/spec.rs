@@ -36,7 +36,8 @@ pub enum PortKind {
     Null {
         /// Bytes of a frame.
         size: u16,
-        /// If set, the driver copies the data of each frame. If not, packet data stays untouched.
+        /// If set, the driver copies the data of each frame. If not, it leaves the data in packet buffers
+        /// untouched.
         copy: bool,
     },
     /// Rings in this process: what is sent to a ring is received from it.
@@ -45,7 +46,7 @@ pub enum PortKind {
         name: String,
         /// The number of packets that each queue of the ring holds at the start.
         prime: u32,
-        /// Bytes of each packet that is in a queue at the start.
+        /// The length in bytes of the packets that a queue of the ring holds at the start.
         size: u16,
     },
     /// AF_XDP sockets on a kernel interface.
@@ -110,7 +111,8 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
-    /// Returns this AF_XDP specification with the first queue moved by `further` queues.
+    /// Returns this AF_XDP specification for the queue that lies `further` queues behind the first one. Use
+    /// it to open one device per queue.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let PortKind::AfXdp { queue, .. } = &mut spec.kind {

@@ -50,7 +50,8 @@ impl Drop for ThreadGuard {
 /// Registers the calling thread. The C files call this function for a thread without an lcore id.
 #[unsafe(no_mangle)]
 extern "C" fn inlane_dpdk_register_thread() {
-    // A thread that is ending and whose thread-local values are destroyed gets no lcore id.
+    // Do nothing if the thread is ending and its thread-local values are already destroyed. The thread then
+    // gets no lcore id.
     let _ = REGISTERED.try_with(|registered| {
         let mut registered = registered.borrow_mut();
         if registered.is_none() {

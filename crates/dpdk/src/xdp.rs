@@ -116,8 +116,8 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // No program is attached to the interface, so the kernel itself refused to load or attach inlane's
-        // program.
+        // The query found no program on the interface (number 0), so the kernel itself refused to load or
+        // attach inlane's program.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },
@@ -146,6 +146,7 @@ impl Socket {
 }
 
 /// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread meanwhile.
+/// [`close_leftovers`] later closes those that the driver leaves open.
 pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket>) {
     OPENED.take();
     FAILURE.set(0);
@@ -163,8 +164,8 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     let mut closed = 0;
     for socket in sockets {
         if Socket::of(socket.descriptor).as_ref() == Some(socket) {
-            // SAFETY: the driver has closed the device and no longer uses the socket. By the inode, the
-            // descriptor still is this socket's.
+            // SAFETY: the driver has closed the device and no longer uses the socket. The inode was compared,
+            // so the descriptor number was not reused for another file.
             unsafe { libc::close(socket.descriptor) };
             closed += 1;
         }
@@ -172,8 +173,8 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     closed
 }
 
-/// Records the result of the driver's attempt to open a socket for a queue. `xdp.c` calls it on the thread
-/// that configures a port.
+/// Enters a socket that the driver opened for a queue into the interface's XDP program, or records why the
+/// driver could not open one. `xdp.c` calls this function on the thread that configures a port.
 unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result: c_int) -> c_int {
     if result < 0 {
         FAILURE.set(-result);

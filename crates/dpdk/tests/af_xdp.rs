@@ -218,8 +218,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     assert!(before.is_some());
 }
 
-/// Finds the largest MTU that a port accepts, for several sizes of buffers. The longest frames of each
-/// accepted MTU must arrive. The largest must leave little of a buffer unused.
+/// For several sizes of buffers, finds the largest MTU that a port accepts. The longest frames of each
+/// accepted MTU must arrive. The largest accepted MTU must use almost the whole buffer.
 #[test]
 fn every_frame_of_an_accepted_mtu_arrives() {
     if !private_network("every_frame_of_an_accepted_mtu_arrives") {

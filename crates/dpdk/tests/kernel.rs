@@ -118,7 +118,8 @@ fn af_packet() {
     notices_a_deleted_interface("af_packet:v0", "v0");
 }
 
-/// Sends more frames than a block of the ring holds, so that the slots at the ends of blocks are used too.
+/// Passes frames through a port at each listed MTU and slot size. There are more frames than a block of the
+/// ring holds, because the slots at the ends of blocks must work too.
 #[test]
 fn af_packet_works_with_every_mtu_and_every_slot_size() {
     if !private_network("af_packet_works_with_every_mtu_and_every_slot_size") {
@@ -274,7 +275,8 @@ fn af_xdp() {
     }
     veth();
     exchanges("af_xdp:v0", "v1", 2048, &[60, 64, 1000, 1514]);
-    // The first port must have released its queue and XDP program.
+    // A second port on the same interface must open, because closing the first one released the queue and the
+    // XDP program.
     exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", 2048, &[60, 1514]);
     notices_a_deleted_interface("af_xdp:v0", "v0");
 }

@@ -14,8 +14,8 @@ struct Testpmd(Child);
 impl Testpmd {
     fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
         let output = tempfile::NamedTempFile::new().unwrap();
-        // Let testpmd's threads run on every core that the test may use. A thread that is bound to one busy
-        // core would not answer in time.
+        // Let each thread of testpmd run on all cores that the test may use. A thread that is bound to a
+        // single core would not answer in time if that core is busy.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
         let child = Command::new("dpdk-testpmd")
@@ -38,8 +38,8 @@ impl Testpmd {
             eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
             return None;
         };
-        // As server, testpmd disconnects clients until its device is started, and in DPDK 22.11 may then use
-        // freed memory. So wait until testpmd is ready.
+        // Before its device is started, testpmd as server disconnects every client. In DPDK 22.11,
+        // disconnecting may use freed memory. So wait until testpmd accepts commands.
         let start = Instant::now();
         while device.contains("role=server")
             && !std::fs::read_to_string(output.path()).is_ok_and(|text| text.contains("testpmd>"))

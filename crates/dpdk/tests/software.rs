@@ -81,7 +81,7 @@ fn a_ring_returns_sent_packets() {
         // SAFETY: the test holds this packet, in host memory.
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
-    // The port must free these packets, which stay in the ring when it stops.
+    // Leave packets in the ring. `stop` must return them to the pool.
     // SAFETY: the packets are of this queue's pool. Sent ones are not used again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
@@ -186,7 +186,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
     while got < 200 {
         got += rx.receive(&mut packets[got..]).unwrap();
     }
-    // Fill the ring so that it has room for 100 of the 200 packets in `packets`, which are still as received.
+    // Fill the ring, then free room for 100 packets. The 200 packets in `packets` are unchanged since they
+    // were received.
     let mut filling = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut filling), 2000);
     // SAFETY: the packets are of this queue's pool. Sent ones are not used again.

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 pub use executor::{CpuMethod, Device, Executor, Method};
 
-/// The largest data room: an Ethernet frame with two VLAN tags and 64 KiB of IP.
+/// The largest data room in bytes. It is the least power of two that holds an Ethernet frame with two VLAN
+/// tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
 /// The largest value of `--work`, the extra time to spend on each packet. It is limited because a signal ends
@@ -61,7 +62,7 @@ pub enum Compete {
     /// No job.
     #[default]
     None,
-    /// Arithmetic on every multiprocessor of the GPU, or on the cores of the pipelines.
+    /// GPU: arithmetic on every multiprocessor. CPU: a busy thread on each core of the pipelines.
     Compute,
     /// GPU only: arithmetic in blocks that each occupy a whole multiprocessor, as matrix products do.
     Large,

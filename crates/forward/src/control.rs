@@ -116,7 +116,7 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
-    /// Returns the time of the first call, at which packets begin to flow.
+    /// Returns the time at which this method was first called. Call it when packets begin to flow.
     pub fn begin(&self) -> Instant {
         *self.begun.get_or_init(Instant::now)
     }

@@ -145,8 +145,8 @@ impl<'a> Run<'a> {
 }
 
 impl<'a> ConnectedRun<'a> {
-    /// Starts the ports and prepares the executors. Drops privileges in between if the settings ask for it,
-    /// and if a port needed them or user code will be loaded.
+    /// Starts the ports and prepares the executors. In between, drops privileges if the settings ask for it.
+    /// Keeps them if no port needed them and no user code will be loaded.
     ///
     /// # Errors
     /// When a port does not start, the packet function does not load, or the GPU lacks room for it.
@@ -160,9 +160,9 @@ impl<'a> ConnectedRun<'a> {
             run.start_ports()?;
             open::drop_privileges()?;
         }
-        // Create the competing job before the ports start, because that takes time: kernels are compiled for
-        // a GPU, and the job is measured alone. The queues of started ports would overflow meanwhile. If
-        // privileges were dropped, the ports had to start earlier.
+        // Create the competing job before the ports start. It takes time, because kernels are compiled for a
+        // GPU and the job is measured alone, and the queues of started ports would overflow meanwhile. Ports
+        // that need privileges are already started, because the privileges were dropped above.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
         if !drops {
@@ -311,7 +311,7 @@ fn run_threads(
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
                 let ended = pipeline.run(config, &context);
-                // If this pipeline failed, the others must drain and end too.
+                // If this pipeline failed, stop all pipelines: they then drain and end.
                 if !ended.0.errors.is_empty() {
                     control.stop();
                 }

@@ -52,8 +52,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Adds bytes `from` to `to - 1` as little-endian words, which gives the checksum's sum with its bytes
-    // swapped (RFC 1071, section 2(B)). `from` must be even.
+    // Returns the sum of bytes `from` to `to - 1` as 16-bit little-endian words. It is the checksum's
+    // big-endian sum with swapped bytes (RFC 1071, section 2(B)). `from` must be even.
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {

@@ -77,7 +77,8 @@ struct oran_reorder {
             if (taken != inlane::forward) burst.set(i, taken);
         }
         inlane::sync();
-        // Handles the packets of each O-RAN slot together. Most bursts have packets of one or two slots.
+        // Handles the packets of each O-RAN slot together, in one round per slot. There are few rounds,
+        // because most bursts have packets of one or two slots.
         for (uint32_t first = 0; first < burst.count(); first++) {
             uint32_t slot = slot_of[first];
             if (slot != none) round(burst, call, slot_of, slot, plan);
@@ -271,11 +272,10 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // Slot numbers repeat after a cycle. A packet of the window's last slot is late until half a
-                // cycle after that slot's delivery. After that, its number means a slot of the next cycle. A
-                // packet of an older slot is late only until twice the time limit after the delivery. If the
-                // last slot's number was wrong, correct packets seem older, so this shorter time limits how
-                // long they are refused.
+                // A packet of the window's last slot is late for half a cycle after that slot's delivery.
+                // After that, its number means a slot of the next cycle, because numbers repeat. A packet of
+                // an older slot is late only for twice the time limit after the delivery. This time is
+                // shorter because after a slot with a wrong number, correct packets may seem older.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;
@@ -290,7 +290,7 @@ struct oran_reorder {
     }
 
     // Marks an open window busy and waits for its writers; called by thread 0. Returns false if another block
-    // was first.
+    // has marked the window busy first.
     INLANE static bool close(window &window, uint32_t tag) {
         if (inlane::compare_and_swap(window.tag, tag, (tag & ~3u) | busy) != tag) return false;
         inlane::fence();

@@ -78,7 +78,7 @@ class packet : public reader<packet> {
     INLANE uint8_t *data() const { return data_; }
 
     // Changes the packet's length. Returns false and changes nothing if `length` is 0 or exceeds the buffer's
-    // room. Added bytes have any value.
+    // room. The contents of added bytes are undefined.
     INLANE bool resize(uint32_t length) {
         if (length == 0 || (length > length_ && length > room_)) return false;
         length_ = length;

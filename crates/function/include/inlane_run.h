@@ -138,8 +138,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Writes verdicts for all packets of a burst: `forward` for the first `done` packets, `known` for the next
-// `some`, and the function's results for the others.
+// Writes verdicts for all packets of a burst. Forwards the first `done` packets, copies the verdicts of the
+// next `some` packets from `known`, and runs the function on the others.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {

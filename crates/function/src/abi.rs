@@ -42,7 +42,7 @@ pub struct FunctionInfo {
     /// Bit 0: the function has a `tick`, see [`FunctionInfo::ticks`]. Bit 1: it reads the time, see
     /// [`FunctionInfo::needs_time`].
     pub time: u32,
-    /// The number of 64-bit values at the beginning of the state that the command line sets.
+    /// The number of 64-bit parameters. They are set on the command line, and the state begins with them.
     pub parameters: u32,
 }
 

@@ -130,7 +130,7 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the file name for compilers' messages.
+    /// Returns the name of the source file, as compilers show it in messages.
     pub fn file(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().file,

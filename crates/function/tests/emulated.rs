@@ -339,8 +339,8 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // Check that every slot is complete, unless packets were lost or late. A block that runs far ahead
-        // makes other packets late: a later slot has then taken over the buffer of their slot, which was
+        // Check that every slot is complete, unless packets were lost or late. Packets become late if a block
+        // runs far ahead, so that a later slot takes over the buffer of the packets' slot. This slot is then
         // delivered incomplete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == DeliveryReason::Complete));

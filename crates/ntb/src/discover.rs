@@ -51,7 +51,8 @@ fn bridge(sysfs: &Sysfs, address: Address) -> Option<Bridge> {
     Some(Bridge { address: address.to_string(), kind, driver: device.driver })
 }
 
-/// Explains why the twin is the back-end: no NTB is among `bridges`, or those are not supported yet.
+/// Explains why the twin is the back-end: no NTB is among `bridges`, or the NTBs among them are not supported
+/// yet.
 pub fn why_twin(bridges: &[Bridge]) -> String {
     match bridges.iter().find(|bridge| bridge.kind == BridgeKind::Hardware) {
         Some(Bridge { address, driver, .. }) => format!(

@@ -123,7 +123,7 @@ impl FromStr for Faults {
 pub struct Random(u64);
 
 impl Random {
-    /// Starts a sequence that depends only on `seed`.
+    /// Starts a sequence of random numbers that depends only on `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
@@ -185,9 +185,9 @@ struct State {
     /// delivered; later epochs wait until it is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// The time at which the wire was created: the first part of every [`Piece::rank`]. So the second part,
-    /// the piece's number or a random number, decides. Only with `reorder` and a delay, the first part is the
-    /// time at which the piece is due.
+    /// The time at which the wire was created. It is the first part of [`Piece::rank`] of all pieces whose
+    /// order does not depend on the time at which they are due. Then the second part decides: the piece's
+    /// number, or a random number.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -266,8 +266,8 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // Queue the doorbell behind the stores before the last fence only. A real doorbell may overtake the
-        // stores since that fence, because its register is not write-combining.
+        // Queue the doorbell behind the stores that precede the last fence, but not behind later stores. A
+        // real doorbell may overtake later stores, because its register is not write-combining.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);
@@ -345,8 +345,8 @@ impl State {
         }
     }
 
-    /// Returns the next piece if it is due. Otherwise the error says how long to wait: until the piece is
-    /// due, or an hour if there is none.
+    /// Returns the next piece if it is due. Otherwise returns the time until it is due as the error, or one
+    /// hour if there is no piece.
     fn next(&mut self) -> Result<Piece, Duration> {
         while self.epochs.len() > 1 && self.epochs[0].is_empty() {
             self.epochs.pop_front();

@@ -111,9 +111,8 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns the span of inbound memory that the window of port `me` reaches. The memory belongs to the
-    /// port of these registers: `peer` is the number of that port, for errors, and `window_bytes` is the
-    /// memory's size.
+    /// Returns the span that port `me` may map of the memory of the port that owns these registers.
+    /// `window_bytes` is that memory's size. `peer` is the owning port's number, for error messages.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];

@@ -29,8 +29,8 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Makes a window over `region`, which is mapped memory. With a `wire`, stores go through it and suffer
-    /// its faults.
+    /// Makes a window over `region`, which is mapped memory. If `wire` is given, stores pass through this
+    /// model of a link, which can inject faults.
     pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
         if let Some(wire) = &wire {
             wire.keep(region.clone());
@@ -148,8 +148,8 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // Deliver the stores that are still in the wire, because on hardware a read does not pass earlier
-            // posted writes.
+            // Deliver the stores that injected faults still delay, because on hardware a read does not pass
+            // earlier posted writes.
             wire.drain();
         }
         // SAFETY: `at` checked the source. The caller promises the destination.

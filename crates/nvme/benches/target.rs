@@ -139,7 +139,8 @@ impl Load {
     }
 }
 
-/// What a plain server sends: always the same bytes, or the bytes of a large memory that the request names.
+/// What a server without NVMe sends, with which the target is compared. It sends the same bytes each time, or
+/// the bytes of a large memory at the offset that the request names.
 #[derive(Clone, Copy)]
 enum Source {
     Buffer,

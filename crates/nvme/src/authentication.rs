@@ -45,7 +45,7 @@ use zeroize::Zeroizing;
 /// command dword 10 (Base section 6.1 and 6.2).
 pub const PROTOCOL: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
 
-/// The secrets of a host and of the target with which the host authenticates itself.
+/// The secrets by which a host and a target prove their identities to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// The host's secret.
@@ -110,7 +110,7 @@ enum Role {
 /// The values from which a response is computed.
 struct Response<'a> {
     hash: Hash,
-    /// g^xy. `None` for the null group.
+    /// The shared secret g^xy of the Diffie-Hellman exchange. `None` for the null group.
     shared: Option<&'a [u8]>,
     challenge: &'a [u8],
     sequence: u32,
@@ -141,8 +141,8 @@ impl Response<'_> {
         input
     }
 
-    /// Returns the HMAC's key: the secret, transformed with the NQN of the side that responds if the secret
-    /// asks for a transformation.
+    /// Returns the HMAC's key. If the secret demands a transformation, the key is the secret transformed with
+    /// the NQN of the responding side, host or controller.
     fn key(&self, secret: &Secret) -> Zeroizing<Vec<u8>> {
         secret.key(match self.role {
             Role::Host => &self.names.host,
@@ -172,7 +172,8 @@ fn random(bytes: &mut [u8]) -> Result<()> {
     Err(Error::Os { what: "cannot read random numbers".into(), source })
 }
 
-/// Returns a random sequence number. It is never 0, because 0 has a special meaning in a reply.
+/// Returns a random sequence number. It is never 0, because 0 in a host's reply means that the host does not
+/// authenticate the controller.
 fn random_sequence() -> Result<u32> {
     let mut bytes = [0; 4];
     random(&mut bytes)?;

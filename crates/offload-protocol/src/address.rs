@@ -83,7 +83,7 @@ pub unsafe fn read_sockaddr(address: *const libc::sockaddr, len: libc::socklen_t
 /// `v6` is set, writes an IPv4 address as an IPv4-mapped IPv6 address.
 ///
 /// # Safety
-/// `len` is readable and writable, and `*len` bytes at `address` are writable. Either may be null.
+/// `len` is readable and writable, and `*len` bytes at `address` are writable. Both pointers may be null.
 pub unsafe fn write_sockaddr(
     value: SocketAddr,
     v6: bool,

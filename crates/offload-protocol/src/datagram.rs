@@ -24,7 +24,7 @@ pub const MOST_V6: usize = 65527;
 
 /// Flags of datagrams that the program sends.
 pub mod send {
-    /// The field `hops` is set.
+    /// Flag: the header's field `hops` has a value.
     pub const HOPS: u8 = 1;
     /// The field `class` is set.
     pub const CLASS: u8 = 2;

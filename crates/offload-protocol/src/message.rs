@@ -16,10 +16,10 @@ pub const MAX_VALUE: usize = 384;
 /// The version of the messages. It is the first byte of a message in every version, so that both sides can
 /// name the version that they refuse.
 pub const VERSION: u8 = 6;
-/// A client sends [`Operation::Open`] only if it has sent fewer requests than this since the engine's last
-/// reply. The engine processes up to this many requests of a client in one turn. So an engine with one thread
-/// has processed them all when it reads the first request of a client that connects later. This order matters
-/// because a forked child may ask about its parent's sockets.
+/// The most requests of one client that the engine processes in one turn. A client sends [`Operation::Open`]
+/// only if it has sent fewer requests since the engine's last reply. So an engine with one thread processes
+/// all of them before it reads the first request of a client that connects later. This order matters because
+/// a forked child may ask about its parent's sockets.
 pub const MOST_AHEAD: u32 = 32;
 /// Where the value begins.
 const VALUE: usize = 96;
@@ -32,13 +32,14 @@ pub enum Operation {
     /// by [`write_options`]. The reply carries the program's end and the local address. Its `name` is
     /// how many microseconds a thread should poll for events of the socket before it sleeps.
     Bind = 1,
-    /// Connects a socket to [`Message::remote`]. The request carries the program's end. Without one, the
-    /// engine creates a socket, and the reply carries the program's end. The program's end becomes writable
-    /// when the connection is established or has failed. `name` of the reply is as for [`Operation::Bind`].
+    /// Connects a socket to [`Message::remote`]. The request carries the program's end. If it carries no end,
+    /// the engine creates a socket, and the reply carries the program's end. The program's end becomes
+    /// writable when the connection is established or has failed. `name` of the reply is as for
+    /// [`Operation::Bind`].
     ///
-    /// If the engine creates the socket, it sends the SYN at once if `number` of the request is 1. Otherwise the
-    /// SYN waits for [`Operation::Start`], and the reply carries a [`Handle`]. `number` of the reply is 1 if this
-    /// client may send [`Operation::Open`] for the same remote IP address.
+    /// If the engine creates the socket, it sends the SYN at once if `number` of the request is 1. Otherwise
+    /// the SYN waits for [`Operation::Start`], and the reply carries a [`Handle`]. `number` of the reply is 1
+    /// if this client may send [`Operation::Open`] for the same remote IP address.
     Connect = 2,
     /// Makes a bound socket listen. The request carries the program's end. `number` is the backlog.
     Listen = 3,
@@ -191,7 +192,8 @@ impl Message {
         self.set_value(&bytes);
     }
 
-    /// Returns the handle in the value, or `None` if the value has another length.
+    /// Returns the [`Handle`] of a socket that this message carries as its value, or `None` if the value has
+    /// another length.
     pub fn handle(&self) -> Option<Handle> {
         let bytes: [u8; 16] = self.value().try_into().ok()?;
         let number = u128::from_le_bytes(bytes);
@@ -247,8 +249,8 @@ impl Message {
     }
 }
 
-/// Returns the version of a message that another version wrote, or `None` if it has this version or is no
-/// message.
+/// Returns the protocol version of a message that has another version than this library's. Returns `None` for
+/// this library's version, and if `bytes` are no message.
 pub fn other_version(bytes: &[u8]) -> Option<u8> {
     match bytes {
         [version, ..] if bytes.len() == LEN && *version != VERSION => Some(*version),

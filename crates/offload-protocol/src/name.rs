@@ -27,7 +27,8 @@ const PREFIX: [u8; 8] = *b"\0inlane\x02";
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
 const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
-/// The length of the name of an engine's end without options, in bytes.
+/// The length of the name of an engine's end without options, in bytes: [`PREFIX`] and kind (9), the numbers
+/// of engine and socket (16), errno (4), and the local address.
 const END_LEN: usize = 9 + 16 + 4 + address::LEN;
 /// The length of an option in the name of an engine's end, in bytes: its index in [`KEPT_OPTIONS`], and its value.
 const OPTION_LEN: usize = 5;
@@ -58,11 +59,12 @@ pub enum SocketKind {
     BoundV4 = b'b',
     /// Like [`SocketKind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
-    /// A connected TCP socket of family AF_INET, by connect or accept.
+    /// A TCP socket of family AF_INET that connect(2) or accept(2) has connected.
     StreamV4 = b's',
     /// Like [`SocketKind::StreamV4`], of family AF_INET6.
     StreamV6 = b'S',
-    /// A UDP socket of family AF_INET. Its addresses may change, so only the engine knows them.
+    /// A UDP socket of family AF_INET. Ask the engine for its addresses, because they may change after the
+    /// name was made.
     DatagramV4 = b'd',
     /// Like [`SocketKind::DatagramV4`], of family AF_INET6.
     DatagramV6 = b'D',
@@ -101,7 +103,7 @@ pub struct SocketName {
     pub remote: Option<SocketAddr>,
 }
 
-/// A UNIX address with a name.
+/// The address of a UNIX socket, which contains a name of up to 108 bytes.
 #[derive(Clone, Copy)]
 pub struct UnixAddress {
     /// The structure for bind.
@@ -225,12 +227,12 @@ pub enum Local {
         /// The local port, or 0 if the socket has none.
         port: u16,
     },
-    /// The descriptor is of another kind.
+    /// The descriptor is neither an offloaded socket nor a kernel socket of family AF_INET or AF_INET6.
     Other,
 }
 
 impl Local {
-    /// Returns what the local address of `fd` says. Makes one system call.
+    /// Returns the kind of the socket `fd`, which its local address shows. Makes one system call.
     pub fn of(fd: i32, asking: Asking) -> Self {
         let Some(address) = UnixAddress::ask(fd, asking.own) else { return Self::Other };
         let kernel = |v6| {
@@ -260,8 +262,8 @@ pub enum End {
 }
 
 impl End {
-    /// Returns the address to bind the engine's end to. `local` is the connection's local address. Of `options`, the
-    /// name holds those in [`KEPT_OPTIONS`].
+    /// Returns the address to bind the engine's end to. `local` is the connection's local address. The name
+    /// holds only the `options` that [`KEPT_OPTIONS`] lists.
     pub fn to_address(
         self,
         engine: u64,
@@ -311,8 +313,9 @@ impl End {
         UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
     }
 
-    /// Returns the local address of a connection that has ended, from the name of the engine's end. Returns `None`
-    /// if the connection has not ended. `fd` is the program's end of the pair.
+    /// Returns the local address of a connection that has ended and that the engine therefore no longer has.
+    /// Reads the address from the name of the engine's end of the pair. `fd` is the program's end. Returns
+    /// `None` if the connection has not ended.
     pub fn local_address(fd: i32, asking: Asking) -> Option<SocketAddr> {
         address::decode(&Self::bytes(&UnixAddress::ask(fd, asking.peer)?)?[29..])
     }

@@ -2,8 +2,8 @@
 //!
 //! `inlane offload run` reads them from TOML and passes them to the library as text, one rule a line:
 //! `engine` or `kernel`, and conditions `program=NAME`, `protocol=tcp|udp`, `address=ADDRESS/LENGTH`,
-//! `port=FIRST-LAST`, `use=listen|connect`. The first rule whose conditions all hold decides. Without one,
-//! the engine decides by its addresses and routes.
+//! `port=FIRST-LAST`, `use=listen|connect`. The first rule whose conditions all hold decides. If no rule
+//! applies, the engine decides by its addresses and routes.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -83,7 +83,7 @@ fn sleeps(thread: c_int) -> bool {
     text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
-/// Returns true if programs have sent events that the engine has not processed yet.
+/// Returns true if the engine has events to process, such as data that a program has sent.
 fn has_events(engine: &Stepped) -> bool {
     use std::os::fd::AsRawFd;
     let mut poll = pollfd { fd: engine.events().as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -91,7 +91,8 @@ fn has_events(engine: &Stepped) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
-/// Runs the engine until it is idle and every other thread that is in a socket call sleeps.
+/// Runs the engine until it is idle, and until all other threads that are executing socket calls sleep in
+/// them.
 fn settle() {
     let mut still = 0;
     while still < 2 {
@@ -239,7 +240,7 @@ pub struct Interface {
     sendmsg: extern "C" fn(*mut c_void, c_int, *const msghdr, c_int) -> ssize_t,
     /// The C function is variadic. x86-64 and aarch64 Linux pass an integer in the same way.
     fcntl: extern "C" fn(*mut c_void, c_int, c_int, c_long) -> c_int,
-    /// The C declaration is variadic, like that of `fcntl`.
+    /// The C function is variadic. x86-64 and aarch64 Linux pass a pointer in the same way.
     ioctl: extern "C" fn(*mut c_void, c_int, c_ulong, *mut c_void) -> c_int,
     close: extern "C" fn(*mut c_void, c_int) -> c_int,
     shutdown: extern "C" fn(*mut c_void, c_int, c_int) -> c_int,

@@ -20,8 +20,9 @@ const CLAIM_LIMIT_NS: u64 = 100_000_000;
 /// How long a program may leave an offer of received bytes unanswered, in nanoseconds. Then the engine
 /// withdraws the offer. Normally an answer takes less than a microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
-/// How long the engine keeps received bytes after the program has taken an offer, in nanoseconds. A program
-/// that receives again and again posts its next receive within this time.
+/// How long the engine holds back received bytes, instead of writing them to the pair, after the program has
+/// taken offered bytes. In nanoseconds. A program that receives in a loop posts its next receive within this
+/// time.
 const HOLD_NS: u64 = 5_000;
 /// How long the engine makes no offers to a posted receive after it has withdrawn an offer, in nanoseconds. A
 /// withdrawal shows that the program probably waits for events in a way that the preloaded library does not
@@ -160,7 +161,8 @@ pub struct Direct {
     /// When the engine first deferred the lease's end because a program's thread was writing to the send ring
     /// (a claim), in nanoseconds. `None` if no claim defers it.
     claimed_since: Option<u64>,
-    /// The offer that the program has not answered yet, and when it was made, in nanoseconds.
+    /// The offer of received bytes that the program has not answered yet, and the time of the offer, in
+    /// nanoseconds.
     offer: Option<(Offer, u64)>,
     /// True if the bytes of a withdrawn offer were not written to the pair yet.
     moving: bool,
@@ -168,7 +170,8 @@ pub struct Direct {
     unread: bool,
     /// True if more bytes, or the end of the stream, wait until the program has answered the offer.
     waits: bool,
-    /// The number of offers to posted receives that were withdrawn in a row.
+    /// The number of consecutive offers to posted receives that the engine has withdrawn, at most
+    /// `MOST_DOUBLINGS`. Each doubles the time until the next offer.
     withdrawn: u32,
     /// Until this time, in nanoseconds, the engine makes no offers to a posted receive, because the program
     /// left an earlier offer unanswered.
@@ -182,7 +185,7 @@ pub struct Direct {
     used_at: u64,
     /// When the engine last wrote the time into the slot, in nanoseconds. 0 if it never did.
     alive_at: u64,
-    /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgement makes room.
+    /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgment makes room.
     stalled: bool,
     /// True if the engine took the send ring away from a program's thread that was writing to it. The thread
     /// may still write, so the slot is not used again.
@@ -200,8 +203,8 @@ pub struct Direct {
 unsafe impl Send for Direct {}
 
 impl Direct {
-    /// Assigns a slot of `area` to a connection. `inode` and `device` are those of the program's end. Returns
-    /// `None` without a free slot.
+    /// Assigns a slot of `area` to a connection. `inode` and `device` identify the program's end of the pair.
+    /// Returns `None` if no slot is free.
     pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
         let (index, slot) = area.reserve()?;
         let header = slot.header();
@@ -247,7 +250,7 @@ impl Direct {
         self.slot
     }
 
-    /// Returns a watch of the slot's send word.
+    /// Returns a [`Watch`], by which the engine notices in each round that the slot's send word has changed.
     pub fn watch(&self) -> Watch {
         Watch { _area: self.area.clone(), slot: self.slot, seen: 0 }
     }
@@ -265,9 +268,9 @@ impl Direct {
         self.ahead(self.slot.send().committed()).unwrap_or(0)
     }
 
-    /// Returns true if the connection has work: the program has committed bytes for which there may be room,
-    /// has answered an offer, or has left an offer unanswered for too long. If `all` is false, leaves out an
-    /// answered offer behind which no bytes wait.
+    /// Returns true if the connection has work for the engine: committed bytes for which there may be room,
+    /// an answer to an offer, or an offer that was unanswered for too long. If `all` is false, leaves out an
+    /// offer whose bytes were all taken and behind which no bytes wait.
     #[inline]
     pub fn has_work(&self, now: u64, all: bool) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
@@ -334,8 +337,8 @@ impl Direct {
         self.slot.send().grant();
     }
 
-    /// Writes the time into the slot if the last one is at least 1 ms old. The program uses a lease only if
-    /// the time is recent.
+    /// Writes the current time into the slot if the time there is at least 1 ms old. The program uses a lease
+    /// only if this time is recent.
     pub fn refresh(&mut self, now: u64) {
         if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
             self.alive_at = now;
@@ -348,8 +351,9 @@ impl Direct {
         self.offer.is_none() && now >= self.used_at + IDLE_NS
     }
 
-    /// Returns true if an offer waits for the program's answer. Until then, the offered bytes stay in the
-    /// connection's ring, and no other bytes may be delivered.
+    /// Returns true if the engine has offered received bytes to the program's posted receive, and the program
+    /// has not answered yet. Until then, the offered bytes stay in the connection's ring, and no other bytes
+    /// may be delivered.
     pub fn has_offer(&self) -> bool {
         self.offer.is_some()
     }
@@ -379,7 +383,8 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Records whether more bytes, or the end of the stream, wait until the program has answered the offer.
+    /// Records whether the connection has more for the program than the current offer: further bytes, or the
+    /// end of the stream. If so, the program's answer is work at once ([`Direct::has_work`]).
     pub fn set_waits(&mut self, waits: bool) {
         self.waits = waits;
     }
@@ -389,13 +394,15 @@ impl Direct {
         self.offer.map_or(0, |(offer, _)| offer.len)
     }
 
-    /// Returns true if the program has left offered bytes unread, or if such bytes were discarded.
+    /// Returns true if received bytes exist that the program has not taken: bytes of the current offer, or
+    /// bytes that were discarded.
     pub fn has_unread(&self) -> bool {
         self.unread || self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
     }
 
-    /// Returns true if the program will probably post a receive soon: it has just taken an offer, and the pair
-    /// is empty. The received bytes should then wait in the engine.
+    /// Returns true if the program will probably post another receive soon, because it has just taken the
+    /// bytes offered to the last one. The engine should then keep received bytes instead of writing them to
+    /// the pair.
     pub fn expects_post(&self, now: u64) -> bool {
         self.pair_empty
             && !self.moving
@@ -403,9 +410,10 @@ impl Direct {
             && self.slot.receive().posted().is_none()
     }
 
-    /// Returns how many of the offered bytes the program has taken, or `None` if the program has not answered
-    /// yet. Withdraws an offer that is too old, or that the program wants through the pair. If fewer bytes were
-    /// taken than offered, write the rest to the pair, then call [`Direct::note_pair_written`].
+    /// Ends the current offer of received bytes, and returns how many of them the program has taken. Returns
+    /// `None` while the program has not answered. Withdraws the offer if it is too old or if the program asks
+    /// for the bytes through the pair. If the program took fewer bytes than offered, write the rest to the
+    /// pair, then call [`Direct::note_pair_written`].
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -444,8 +452,8 @@ impl Direct {
         Ok(Some(taken))
     }
 
-    /// Ends the offer that waits for an answer, and returns how many of its bytes the program has taken. Returns
-    /// `None` if there is no offer.
+    /// Ends the current offer of received bytes to the program. Returns how many of the offered bytes the
+    /// program has taken, or `None` if there is no offer.
     pub fn end_offer(&mut self) -> Option<u64> {
         let (offer, _) = self.offer.take()?;
         let receive = self.slot.receive();
@@ -462,8 +470,8 @@ impl Direct {
         }
     }
 
-    /// Ends the offer that waits for an answer, if there is one, and the move of a withdrawn offer. Call this when
-    /// the received bytes are discarded.
+    /// Withdraws the offered bytes that the program has not taken, and ends a move of offered bytes to the
+    /// pair. Call this when the received bytes are discarded.
     pub fn forget_offer(&mut self) {
         let _ = self.end_offer();
         if std::mem::take(&mut self.moving) {
@@ -485,9 +493,9 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
-        // A thread of the program posts a receive, executes a fence and then reads the inode. The two fences
-        // ensure that the thread sees inode 0, or that `close` sees the posted receive and keeps its sequence
-        // number.
+        // A thread of the program posts a receive, executes a fence and then reads the inode. This fence and
+        // the thread's ensure one of two outcomes: the thread reads inode 0, or `close` sees the posted
+        // receive and keeps its sequence number.
         fence(Ordering::SeqCst);
         self.slot.receive().close();
         // If a claim was ended by force, never use the slot again, because the claiming thread may still

@@ -39,7 +39,7 @@ const MOST_WAITING: usize = 1024;
 pub enum Route {
     /// To the engine itself.
     Own,
-    /// To the neighbour with this address, through the port.
+    /// The packets go through the port to the neighbour with this address.
     Port(IpAddr),
 }
 
@@ -93,7 +93,7 @@ impl std::ops::AddAssign for LinkCounters {
 
 /// One thread's part of the engine's link: a receive queue and a transmit queue of the port.
 pub struct Network {
-    /// The port. Only the first part of the link has it.
+    /// The port, in the first thread's part of the link. `None` in the parts of other threads.
     port: Option<Box<dyn Port>>,
     info: port::PortInfo,
     wait_descriptors: Vec<RawFd>,
@@ -121,8 +121,8 @@ pub struct Network {
     last_fragment_id: u32,
     /// Memory for a packet that is being cut into fragments.
     scratch: Vec<u8>,
-    /// True if senders on the same machine may leave checksums to a network card, although there is none, as
-    /// on a veth.
+    /// True if packets may arrive with incomplete checksums. On a veth, for example, senders on the same
+    /// machine leave the checksums to a network card that does not exist.
     partial_checksums: bool,
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,

@@ -65,8 +65,8 @@ pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
     })
 }
 
-/// The most bytes that one system call writes to fill a pair, or discards from it. One such call fills a pair
-/// whose program's end has the smallest send buffer.
+/// The most bytes that one system call writes to fill a pair, or discards from it. A pair is filled to keep
+/// its program's end unwritable during the handshake. One call fills the smallest send buffer.
 const FILLER: usize = 8192;
 
 /// A program's end that is kept full, so that it is not writable during the handshake.
@@ -107,7 +107,7 @@ impl Filled {
         Ok(Self { program, bytes, capacity })
     }
 
-    /// Takes over a program's end that the library has filled with `bytes` bytes.
+    /// Takes over a program's end that the preloaded library has already filled with `bytes` filler bytes.
     ///
     /// # Errors
     /// Errors of the system; `InvalidInput` if the number of bytes is impossible.
@@ -118,7 +118,8 @@ impl Filled {
         }
     }
 
-    /// Returns the value of SO_SNDBUF that the program's end gets when it becomes writable.
+    /// Returns the value of SO_SNDBUF that the program's end gets once the connection is established. Until
+    /// then, the end has a small, full buffer, so that it is not writable.
     pub fn capacity(&self) -> i32 {
         self.capacity
     }
@@ -131,8 +132,8 @@ impl Filled {
     /// Makes the program's end writable. Call this when the connection is established. Restores SO_SNDBUF,
     /// and discards the filler bytes that wait at `engine_end`.
     pub fn release(self, engine_end: &OwnedFd) {
-        // Clear the flag CONNECTING before the end becomes writable below, because the program may then read
-        // the flag at once.
+        // The value of SO_PRIORITY tells the preloaded library that the connection is being established.
+        // Clear it before the end becomes writable, because the program may then act at once.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
         // Set half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);

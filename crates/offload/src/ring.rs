@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct ByteRing {
     bytes: Pages,
-    /// The size in bytes of the ring's pages that were ever written. Only these take memory. [`Rings::put`]
-    /// updates it.
+    /// The size in bytes of the pages that were ever written, because unwritten pages take no memory.
+    /// [`Rings::put`] updates it.
     present: usize,
 }
 
@@ -144,7 +144,7 @@ impl Rings {
     /// The size of a page of memory in bytes.
     const PAGE: usize = 4096;
 
-    /// Creates a supply of rings of `capacity` bytes.
+    /// Creates an empty store of unused rings, which have `capacity` bytes each.
     pub fn new(capacity: usize) -> Self {
         Self { free: Vec::new(), kept: 0, capacity }
     }
@@ -161,8 +161,9 @@ impl Rings {
         }
     }
 
-    /// Takes back a ring to which its connection has written `written` bytes. Drops the ring if unused rings
-    /// already take too much memory.
+    /// Takes back a ring to which its connection has written `written` bytes in all. The written pages stay
+    /// in memory, so they count against the limit on unused rings. Drops the ring if it would exceed that
+    /// limit.
     pub fn put(&mut self, mut ring: ByteRing, written: u64) {
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);

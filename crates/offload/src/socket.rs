@@ -17,8 +17,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-/// How long the acknowledgment of a request on a new connection waits for the answer, in nanoseconds. A program
-/// answers within microseconds if it has not gone to sleep.
+/// How long the acknowledgment of a request on a new connection is delayed, in nanoseconds, so that it can be
+/// sent with the answer. A program answers within microseconds if it has not gone to sleep.
 const QUICK_ACK_NS: u64 = inlane_tcp::MILLISECOND / 5;
 
 /// A socket of a program.
@@ -155,16 +155,16 @@ pub struct Stream {
     pub readable: bool,
     /// True if a write to the pair may succeed. If false, the engine waits until epoll reports room.
     pub writable: bool,
-    /// The number of further reads from the pair after which the engine checks whether the program has finished
-    /// sending.
+    /// The number of reads from the pair that are still to be followed by a check whether the program has
+    /// finished sending. Counted down with each read.
     pub checked_reads: u32,
     /// True if the engine must read again even after a short read, because epoll has reported urgent data or
     /// the end of the program's data. A read stops before urgent data.
     pub more: bool,
     /// True if epoll has reported that the program closed its end or shut down both directions.
     pub hung_up: bool,
-    /// True if a short read returns the last bytes of the pair. This is so once the program has closed its end
-    /// without leaving received data unread, and the pair has no urgent data.
+    /// True if the pair cannot get more data, so a short read has returned its last bytes. Set once the
+    /// program has closed its end without leaving received data unread, and the pair has no urgent data.
     pub closed: bool,
     /// True if the program has closed its end, or shut down its sending direction.
     pub program_finished: bool,
@@ -172,7 +172,8 @@ pub struct Stream {
     pub discards: bool,
     /// True if the connection was closed because the program has closed its end.
     pub closing: bool,
-    /// True if the engine must reset the connection once it has sent what TCP allows of the program's data.
+    /// True if the engine must reset the connection after it has sent as much of the program's data as TCP's
+    /// windows allow at that time.
     pub resetting: bool,
     /// True if the program was told the end of the peer's data: the engine has written all received data and
     /// shut down its end of the pair for writing.
@@ -232,7 +233,8 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The most options that are kept in `others`. Further options are ignored.
+    /// The most options without a field of their own that are kept, so that programs can read them back.
+    /// Further ones are ignored.
     const MOST_OTHERS: usize = 32;
     /// The lowest limit, in bytes, for the part of a ring that a connection may use. It is half of the
     /// smallest SO_SNDBUF that Linux's getsockopt returns.

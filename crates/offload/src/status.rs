@@ -191,7 +191,7 @@ pub struct SocketStatus {
     pub rtt_ns: Option<u64>,
     /// Payload bytes that the program has received.
     pub received_bytes: u64,
-    /// Payload bytes of the program that the peer has acknowledged.
+    /// Payload bytes that the program has sent and the peer has acknowledged.
     pub sent_bytes: u64,
     /// The mean rate of received payload bytes since the connection was created. Null unless the socket is a TCP connection.
     pub received_bytes_per_second: Option<f64>,

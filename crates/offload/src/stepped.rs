@@ -53,8 +53,8 @@ pub struct HeldResources {
 }
 
 impl HeldResources {
-    /// Adds what another thread holds. Copies the number of processes, because all threads share one list of
-    /// them.
+    /// Adds the counts of another thread. Does not add `processes`, because all threads share one list of
+    /// processes.
     fn add(&mut self, other: &Self) {
         self.sockets += other.sockets;
         self.flows += other.flows;

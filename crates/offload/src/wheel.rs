@@ -27,7 +27,8 @@ const NONE: u32 = u32::MAX;
 struct Entry {
     tick: u64,
     key: Key,
-    /// The slot in whose list the timer is, or `NONE`. Far slots are numbered after the near ones.
+    /// The number of the slot in whose list the timer is, or `NONE`. Numbers below `NEAR` are near slots; far
+    /// slots follow.
     slot: u32,
     previous: u32,
     next: u32,
@@ -44,8 +45,8 @@ impl Level {
         Self { heads: vec![NONE; slots], used: vec![0; slots / 64] }
     }
 
-    /// Returns the first number, from `start` on, whose slot has timers. Numbers are ticks in the near level
-    /// and turns in the far level. Number n has slot n modulo the number of slots.
+    /// Returns the first number, from `start` on, whose slot has timers. A number counts ticks in the near
+    /// level, and turns of the near level in the far level. Number n has slot n modulo the number of slots.
     fn next_used(&self, start: u64) -> Option<u64> {
         let place = start as usize % self.heads.len();
         let (word, bit) = (place / 64, place % 64);
@@ -71,8 +72,8 @@ pub struct Wheel {
     far: Level,
     /// The first tick that [`Wheel::expire`] has not processed, counted from time 0 of the clock.
     tick: u64,
-    /// The first turn of the near slots whose timers may still be in a far slot. Turn n begins at tick n *
-    /// `NEAR`.
+    /// The timers of all turns before this one have been moved from far slots to near slots. A turn is `NEAR`
+    /// ticks: turn n begins at tick n * `NEAR`.
     turn: u64,
 }
 
@@ -194,8 +195,8 @@ impl Wheel {
         self.turn += 1;
     }
 
-    /// Returns the tick of the next near timer, and the tick at which a far slot must be emptied. Returns
-    /// `u64::MAX` for a level without timers.
+    /// Returns two ticks: that of the next timer in the near slots, and that at which the next far slot's
+    /// timers move to the near slots. `u64::MAX` means that there are no such timers.
     fn next_ticks(&self) -> (u64, u64) {
         let near = self.near.next_used(self.tick).unwrap_or(u64::MAX);
         let far = self.far.next_used(self.turn).map_or(u64::MAX, |turn| turn * NEAR as u64);
@@ -225,7 +226,8 @@ mod tests {
         due
     }
 
-    /// A connection with keepalive sets a timer two hours ahead after each exchange of data.
+    /// Sets two timers per round, as a connection with keepalive does: after each exchange of data, its next
+    /// timer lies two hours ahead. The wheel's memory must not grow.
     #[test]
     fn a_key_has_one_timer_however_often_it_is_set() {
         const SECOND: u64 = 1_000_000_000;
@@ -259,7 +261,8 @@ mod tests {
         assert_eq!(wheel.next(), None);
     }
 
-    /// Otherwise an idle engine with many connections would never sleep long.
+    /// While all timers are far away, the wheel asks for few calls. Otherwise an idle engine with many
+    /// connections could never sleep long.
     #[test]
     fn timers_that_are_far_away_seldom_ask_for_a_call() {
         let mut wheel = Wheel::new(0);

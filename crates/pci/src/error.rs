@@ -75,7 +75,7 @@ pub enum Error {
     NotPermitted {
         /// The BAR.
         name: String,
-        /// How the message says that a BAR may be accessed, such as "read only if you allow it".
+        /// The end of the message's sentence "a BAR is ...", such as "read only if you allow it".
         what: &'static str,
         /// What the user must add: a flag or a range.
         remedy: String,

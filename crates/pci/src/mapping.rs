@@ -21,7 +21,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the pages of `file` that contain `range`, which is relative to offset `base`, a multiple of the
+    /// Maps the pages of `file` that contain `range`. The range counts from offset `base`, a multiple of the
     /// page size. Returns the mapping and the address of the range's first byte.
     pub fn new(
         file: BorrowedFd<'_>,

@@ -11,7 +11,7 @@ pub struct Node {
     pub node: u32,
     /// The node's CPUs as the kernel lists them, such as `0-15,32-47`. Empty for a node without CPUs.
     pub cpus: String,
-    /// The size of the node's memory.
+    /// The size of the node's memory in bytes, or null if the system does not report it.
     pub memory_bytes: Option<u64>,
 }
 

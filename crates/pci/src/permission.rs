@@ -82,7 +82,7 @@ fn not_permitted(name: &str, what: &'static str, remedy: &str) -> Error {
 pub enum AccessMethod {
     /// Through VFIO, which reserves the device for this process.
     Vfio,
-    /// Through the file `resourceN` in sysfs. No driver holds the device.
+    /// The BAR is mapped through the file `resourceN` in sysfs. No driver holds the device.
     Sysfs,
 }
 

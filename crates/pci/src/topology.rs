@@ -29,7 +29,7 @@ pub enum FunctionKind {
 pub struct BarInfo {
     /// The index, 0 to 5.
     pub index: u8,
-    /// The physical address; 0 if none is assigned.
+    /// The physical address at which the range begins; 0 if none is assigned.
     pub start: u64,
     /// The length of the range.
     pub size_bytes: u64,
@@ -76,7 +76,7 @@ impl Device {
     /// Reads one function. An attribute without a valid value becomes `None`, 0 or empty.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is none.
+    /// [`Error::NoDevice`] if no function has this address.
     pub fn read(sysfs: &Sysfs, address: Address) -> Result<Self> {
         let number = |attribute| sysfs.number(address, attribute);
         if !sysfs.device(address).is_dir() {
@@ -201,7 +201,8 @@ impl Topology {
     /// Returns the bridges from a device up to the root, nearest first.
     pub fn path(&self, address: Address) -> Vec<&Device> {
         let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
-        // End after as many bridges as there are devices, because a malformed sysfs could contain a cycle.
+        // Limit the length of the path to the number of devices, because a malformed sysfs could contain a
+        // cycle.
         let path = std::iter::successors(self.get(address).as_ref().and_then(above), above);
         path.take(self.devices.len()).collect()
     }

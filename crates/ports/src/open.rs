@@ -129,8 +129,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // Leave the place of the receive port empty until after this loop, because sinks and checkers are
-            // created from the port in `received`.
+            // Leave the receive port's place empty until this loop has ended. The port stays in `received`,
+            // from which the loop creates capture sinks and checkers.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);
                 ports.push(None);

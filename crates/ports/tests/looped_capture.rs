@@ -41,7 +41,8 @@ fn capture(packets: u32) -> Vec<u8> {
     bytes
 }
 
-/// Plays a capture of `packets` packets 101 times. Returns the allocations after the first lap.
+/// Plays a looped capture of `packets` packets, 101 laps in all. Returns the number of memory allocations in
+/// the 100 laps after the first.
 fn allocations(packets: u32) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("capture");

@@ -25,7 +25,8 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// The number of requests that were sent over the connection in `CONNECTION` since the engine's last reply on it.
+/// The number of requests that this process has sent to the engine since its last reply. Counted for the
+/// connection in `CONNECTION`.
 static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 
 /// The lowest descriptor number for the connection to the engine, because programs expect low numbers for
@@ -45,8 +46,8 @@ pub fn forget_after_fork() {
         OWNER.store(0, Ordering::Relaxed);
         IN_USE.store(false, Ordering::Relaxed);
     }
-    // If the call fails, a forked child finds its parent's process ID in `OWNER`, so the child does not use the
-    // parent's connection.
+    // Ignore a failure to register `child`. Each use of the connection also compares `OWNER` with the process
+    // ID, so a forked child does not use its parent's connection.
     real::at_fork(None, Some(child));
 }
 

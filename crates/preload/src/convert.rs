@@ -66,8 +66,8 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 const MOST_OPTIONS: usize = 16;
 
 /// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library sets it to mark a
-/// socket on which the program has set an option before it had a port. When a TCP socket is connected, only a
-/// marked one needs its options read.
+/// socket on which the program has set an option before it had a port. When the program connects a TCP
+/// socket, the library reads the options of marked sockets only.
 const OPTIONS_SET: c_int = 43;
 
 /// A socket of the kernel that the engine may run.
@@ -140,7 +140,8 @@ pub fn has_port(fd: RawFd) -> bool {
     }
 }
 
-/// Offers the kernel's socket `fd` to the engine. `local` is the result of [`Local::of`] for `fd`.
+/// Offers the kernel's socket `fd` to the engine because the program makes the call `usage` with `address`.
+/// `local` is the result of [`Local::of`] for `fd`. Leaves errno unchanged.
 pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Conversion {
     let Local::Kernel { v6, port: 0 } = local else { return Conversion::Kernel };
     if address.is_ipv6() != v6 {
@@ -155,8 +156,8 @@ pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Conver
     outcome
 }
 
-/// Offers the kernel's UDP socket `fd` to the engine before the program sends its first datagram, to
-/// `remote`. A socket that has a port already stays with the kernel.
+/// Offers the kernel's UDP socket `fd` to the engine. Call this before the program's first datagram is sent.
+/// `remote` is its destination. A socket that already has a port stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Conversion {
     let before = errno();
     // Look for a port first, because most sockets that send have one. Such a socket stays with the kernel,
@@ -338,7 +339,7 @@ fn add_options(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // Read which of the two buffer sizes the program has set, because only these are sent to the engine.
+    // Read which of SO_SNDBUF and SO_RCVBUF the program has set. Only their values are sent to the engine.
     let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
         if set & bit != 0
@@ -410,8 +411,9 @@ fn substitute(fd: RawFd, new: RawFd) -> bool {
     replaced
 }
 
-/// Makes the descriptor of an offloaded TCP socket refer to a new socket of the kernel, which has no address. Keeps the
-/// flags and the options of the old socket. Returns false if the replacement failed.
+/// Replaces an offloaded TCP socket by a new, unbound kernel socket under the same descriptor, so that the
+/// program can connect it again. Keeps the flags and the options of the old socket. Returns false if that
+/// failed.
 pub fn renew(fd: RawFd, v6: bool) -> bool {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     let before = errno();
@@ -426,7 +428,8 @@ pub fn renew(fd: RawFd, v6: bool) -> bool {
     renewed
 }
 
-/// Sets the options of the kernel's new socket `new` that the engine knows of the offloaded TCP socket `fd`.
+/// Sets on the kernel socket `new` the options that the program set on the offloaded TCP socket `fd`. Their
+/// values come from the engine or, after a failed connection, from the pair's name.
 fn keep_options(fd: RawFd, new: RawFd) {
     let set = |(level, name, value): NumberOption| {
         // The kernel doubles the sizes of buffers, and the engine keeps the doubled sizes.
@@ -435,13 +438,13 @@ fn keep_options(fd: RawFd, new: RawFd) {
     };
     match socket::addresses(fd) {
         Some(reply) => read_options(reply.value()).for_each(set),
-        // After a failed connection, the engine no longer has the socket. Read the options from the pair's
-        // name.
+        // After a failed connection, the engine no longer has the socket. Read the options from the address
+        // to which the engine bound its end of the pair, because the address contains them.
         None => End::for_options(fd, real::ASKING, set),
     }
 }
 
-/// Copies socket options from `fd` to `new`: those whose values the kernel keeps with a UNIX socket.
+/// Copies from `fd` to `new` the socket options that the kernel can also store in a UNIX socket.
 fn copy_options(fd: RawFd, new: RawFd) {
     const NAMES: [c_int; 5] =
         [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];

@@ -35,7 +35,8 @@ const FEW: usize = 16;
 /// The most buffers of one call that the kernel accepts.
 const MOST_PARTS: usize = 1024;
 
-/// Records that this process has a UDP socket that the engine runs.
+/// Records that this process has a UDP socket of the engine. Before the first one, [`name_of`] returns `None`
+/// without a system call.
 pub fn note() {
     PRESENT.store(true, Ordering::Relaxed);
 }
@@ -95,8 +96,8 @@ impl Flags {
         real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0)
     }
 
-    /// Replaces the flags. If all three are set, stores 6, without `CONNECTED`, because the kernel reserves
-    /// the value 7 for privileged processes.
+    /// Replaces the flags in SO_PRIORITY. If all three flags are set, stores only the two shutdown flags (6),
+    /// because the kernel reserves the value 7 for privileged processes.
     fn set(fd: RawFd, flags: c_int) {
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, flags.min(6));
     }
@@ -135,7 +136,8 @@ fn total(parts: &[iovec]) -> Option<usize> {
 /// is longer than the kernel accepts.
 ///
 /// # Safety
-/// `call` may use the buffers: `header` must lead to `datagram::LEN` bytes, and `parts` must be valid.
+/// `header` points to `datagram::LEN` bytes, and `parts` are valid buffers, for the accesses that `call`
+/// makes.
 #[inline]
 unsafe fn with_header(
     header: *mut u8,

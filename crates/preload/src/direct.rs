@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
 const MOST: usize = 1024;
-/// The number of sends or receives through the kernel after which the library asks for a slot. Short
-/// connections then save the request.
+/// The number of sends or receives through the kernel after which the library asks for a slot. It is above 1,
+/// so that short connections do not cause a request.
 const ENOUGH: u32 = 16;
 /// While a connection has no slot, the library asks for one again after each this many sends or receives
 /// through the kernel.
@@ -28,8 +28,8 @@ const AGAIN: u32 = 1024;
 /// engine may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
-/// The fewest bytes of a receive that counts toward a request for a slot. Programs that only receive short
-/// messages seldom gain by a slot.
+/// The least length in bytes at which a receive counts toward [`ENOUGH`]. Shorter receives do not count,
+/// because programs with only short messages seldom gain by a slot in shared memory.
 const LEAST_COUNTED: usize = 4096;
 
 struct Entry {
@@ -229,13 +229,15 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec], flags: c_int) -> Optio
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
 }
 
-/// Returns the free bytes of the send ring, if a claim has returned `position`.
+/// Returns how many more bytes fit into the slot's send ring. `position` is the end of the bytes that were
+/// put into it, as a claim of the ring has returned it.
 fn room(slot: Slot, position: u64) -> usize {
     let used = position.wrapping_sub(slot.header().copied.0.load(Ordering::Acquire));
     (SEND as u64).saturating_sub(used) as usize
 }
 
-/// Returns true if a thread that has claimed the send ring may write into it. Leaves errno unchanged.
+/// Returns true if a thread that has claimed the send ring may write into it: sending is not shut down, the
+/// engine is alive, `fd` still belongs to the slot, and the pair is empty. Leaves errno unchanged.
 fn may_send(fd: RawFd, slot: Slot) -> bool {
     let before = errno();
     let may = slot.header().shut.load(Ordering::Relaxed) == 0
@@ -313,8 +315,8 @@ pub fn shut(fd: RawFd) {
     }
 }
 
-/// Makes later receives on `fd` go to the kernel, because polling ignores SO_RCVLOWAT. Call this when the
-/// program sets this option.
+/// Makes later receives on `fd` go to the kernel. Call this when the program sets SO_RCVLOWAT, because
+/// receives through shared memory ignore that option.
 pub fn note_low_water(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().low_water.store(1, Ordering::Relaxed);
@@ -335,7 +337,7 @@ pub fn withdraw(fd: RawFd) {
     }
 }
 
-/// Like [`withdraw`], for the descriptor `fd` that uses `slot`.
+/// Ends the posted receive of `fd`, whose slot is `slot`, and lets the engine move offered bytes to the pair.
 #[inline]
 pub fn withdraw_from(fd: RawFd, slot: Slot) {
     if slot.receive().ask() {
@@ -343,9 +345,9 @@ pub fn withdraw_from(fd: RawFd, slot: Slot) {
     }
 }
 
-/// Ends the posted receive of a blocking descriptor. Call this before a receive through the kernel, if shared
-/// memory has no bytes. The thread may then sleep in the kernel, where the engine can wake it only through
-/// the pair.
+/// Ends the posted receive of `fd` if the descriptor is blocking. Call this before the kernel's receive, if
+/// shared memory has no bytes. The thread may then sleep in the kernel, where the engine can wake it only
+/// through the pair.
 #[inline]
 pub fn note_kernel_receives(fd: RawFd) {
     if let Some(slot) = slot(fd)
@@ -392,7 +394,8 @@ pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
 fn is_hung_up(fd: RawFd) -> bool {
     let mut pair = libc::pollfd { fd, events: 0, revents: 0 };
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // A raw system call, because pthread_cancel must not end the thread here.
+    // Use a raw system call. The C library's function is a cancellation point, at which pthread_cancel could
+    // end the thread here.
     // SAFETY: the structures live through the call.
     let found = unsafe {
         let (pair, none) = (&raw mut pair as c_long, &raw const none as c_long);
@@ -515,7 +518,8 @@ unsafe fn receive_from(
     let before = errno();
     // SAFETY: the program's arguments.
     let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
-    // If a receive is posted, the pair is probably empty, so look at the slot first.
+    // Do not read the pair first if a receive is posted, because received bytes then usually arrive in the
+    // slot.
     let waits = !slot.receive().is_idle() && socket::blocks(fd);
     if !waits {
         match receive() {
@@ -535,8 +539,8 @@ unsafe fn receive_from(
         set_errno(before);
         return None;
     }
-    // From here on, check only the slot's inode, and not the descriptor's. If another thread closes the
-    // descriptor, the call continues with its socket, like a receive that sleeps in the kernel.
+    // From here on, check only that the slot still belongs to the same socket. Do not check the descriptor:
+    // another thread may close it, and the call must then continue, like a receive that sleeps in the kernel.
     let is_unchanged =
         || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
     // SAFETY: the program's arguments.
@@ -560,8 +564,8 @@ unsafe fn receive_from(
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Keep a receive posted while the slot belongs to this connection. It outlives this call, so
-        // that the next call finds bytes without a system call.
+        // Keep a receive posted while the slot belongs to this connection. The posted receive remains after
+        // this call, so that the next call finds bytes without a system call.
         if slot.receive().is_idle() && slot.header().inode.load(Ordering::Relaxed) == inode {
             let posted = slot.receive().post();
             if posted && !check_post(slot, inode) {

@@ -8,8 +8,8 @@ use crate::{direct, socket};
 use inlane_offload_protocol::name::Local;
 use std::os::fd::RawFd;
 
-/// A hint for each descriptor that was duplicated, or is a duplicate, while its socket had no port. Other
-/// descriptors may thus refer to the same socket.
+/// Marks the descriptors whose socket other descriptors may share. Set for both descriptors when one is
+/// duplicated before their socket has a port.
 static SHARED: Hint = Hint::new();
 
 /// Remembers that the program has duplicated `fd` as `duplicate`, if bind or connect may still replace the socket.

@@ -21,7 +21,7 @@ struct Entry {
     data: AtomicU64,
 }
 
-/// The last registrations of descriptors: that of descriptor n at index n modulo the number of entries.
+/// The last registration of each descriptor. Descriptor n has index n modulo the number of entries.
 static ENTRIES: [Entry; MOST] = [const {
     Entry {
         fd: AtomicI32::new(0),
@@ -35,7 +35,8 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
     usize::try_from(fd).ok().map(|fd| &ENTRIES[fd % MOST])
 }
 
-/// Remembers that `fd` was registered in `epoll`, or that its registration was changed.
+/// Remembers the registration of `fd` in `epoll`, because it must be repeated if the socket of `fd` is
+/// replaced. Call this when the program has added or changed it.
 pub fn remember(epoll: c_int, fd: c_int, event: epoll_event) {
     if let Some(entry) = entry(fd) {
         entry.epoll.store(epoll, Ordering::Relaxed);
@@ -87,8 +88,8 @@ impl Registration {
         };
         let mut registration = Self { epoll: entry.epoll.load(Ordering::Relaxed), fd, event };
         // The entry may be outdated: the descriptor or the epoll instance may have been closed since.
-        // EPOLL_CTL_MOD fails if the registration does not exist. It also fails for registrations with
-        // EPOLLEXCLUSIVE, so these are not restored.
+        // EPOLL_CTL_MOD fails if the registration no longer exists. It also fails for registrations with
+        // EPOLLEXCLUSIVE, so `of` returns `None` for them, too.
         let exists = registration.control(libc::EPOLL_CTL_MOD);
         exists.then_some(registration)
     }

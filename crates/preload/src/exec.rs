@@ -16,8 +16,8 @@ pub type Room = [*const c_char; MOST + 1];
 pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
 
 /// Returns the environment for a program that is started with the environment `given`: adds the variables by
-/// which this library was loaded. If `given` has a list of preloaded libraries of its own, returns it
-/// unchanged.
+/// which this library was loaded. Returns `given` unchanged if it has a list of preloaded libraries of its
+/// own.
 ///
 /// # Safety
 /// `given` is null or an array of terminated strings that ends with null.

@@ -456,7 +456,7 @@ hooks! {
         duplicates::note(fd, real::dup3(fd, to, flags))
     }
 
-    // Variadic in the C library, as `ioctl`.
+    // The C library's `fcntl` is variadic. One fixed argument works too, as explained at `ioctl`.
     fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
             deferred::share(fd);
@@ -607,7 +607,7 @@ hooks! {
             libc::SYS_writev => writev(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_ioctl => ioctl(fd, b as c_ulong, c as *mut _) as c_long,
             libc::SYS_dup => dup(fd) as c_long,
-            // AArch64 has no such system call.
+            // AArch64 has no system call dup2.
             #[cfg(target_arch = "x86_64")]
             libc::SYS_dup2 => dup2(fd, b as c_int) as c_long,
             libc::SYS_dup3 => dup3(fd, b as c_int, c as c_int) as c_long,
@@ -652,8 +652,8 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
     unsafe { direct::send(fd, std::slice::from_raw_parts(parts, count), flags) }
 }
 
-/// Receives bytes that the engine has already offered in shared memory into `count` buffers. Returns the number
-/// of bytes, or `None` if the kernel must receive them because there are none or the flags need it.
+/// Receives bytes that the engine has already offered in shared memory into `count` buffers. Returns the
+/// number of bytes. Returns `None` if no bytes are offered, or if `flags` can only be handled by the kernel.
 unsafe fn receive_offered(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
     if flags & !simple != 0 || count > MOST_PARTS {
@@ -721,7 +721,8 @@ fn disconnect(fd: c_int, name: &SocketName) -> c_int {
     if convert::renew(fd, name.kind.is_v6()) { 0 } else { fail(libc::ENOBUFS) }
 }
 
-/// Returns true if a send failed because a connected UNIX socket takes no address.
+/// Returns true if a send to `address` failed because a connected UNIX socket accepts no address. Call this
+/// right after the send, because it reads errno.
 fn refuses_addresses(address: *const c_void) -> bool {
     !address.is_null() && matches!(errno(), libc::EISCONN | libc::EOPNOTSUPP)
 }

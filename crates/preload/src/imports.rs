@@ -27,8 +27,9 @@ macro_rules! imports {
                 Err(_) => panic!("the string has one zero byte, at its end"),
             };
             let function = find(NAME, &CACHE);
-            // SAFETY: each argument and the result of these functions fit a register. They have at most three
-            // arguments, and x86-64 and AArch64 allow more. The caller upholds the function's contract.
+            // SAFETY: these functions have at most three arguments, and each argument and the result fit a
+            // register. Passing unused argument registers is harmless on x86-64 and AArch64. The caller
+            // upholds the function's contract.
             unsafe {
                 let function: unsafe extern "C-unwind" fn(usize, usize, usize) -> usize =
                     std::mem::transmute(function);

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
-/// The number of accessible pages that a table remembers.
+/// The number of pages in a table of accessible pages. Their next access needs no system call for the check.
 const REMEMBERED: usize = 64;
 
 /// The pages that were accessible when they were last used: their addresses divided by [`PAGE`]. A page has only one
@@ -27,7 +27,7 @@ impl Pages {
         Self([const { AtomicUsize::new(0) }; REMEMBERED])
     }
 
-    /// Returns true if the `len` bytes at `start` lie in pages that were accessible before.
+    /// Returns true if the table still has the first and the last page of the `len` bytes at `start`.
     fn contain(&self, start: usize, len: usize) -> bool {
         let known = |page: usize| self.0[page % REMEMBERED].load(Ordering::Relaxed) == page;
         known(start / PAGE) && known((start + len - 1) / PAGE)
@@ -66,8 +66,8 @@ fn copy_by(call: Copy, own: *mut c_void, start: *mut c_void, len: usize) -> Opti
 /// all.
 ///
 /// # Safety
-/// Pages that were readable before still are, because they are not checked again. If a sandbox refuses the
-/// check, all the bytes are readable.
+/// A page from which an earlier call read is still readable, because it is not checked again. If a sandbox
+/// refuses the check, all the bytes are readable.
 pub unsafe fn read_bytes(from: *const u8, into: &mut [u8]) -> bool {
     let (start, len) = (from as usize, into.len());
     debug_assert!(len <= PAGE);
@@ -94,7 +94,8 @@ pub unsafe fn read_bytes(from: *const u8, into: &mut [u8]) -> bool {
 /// Copies `bytes`, at most a page, to `to`. Returns false if the program may not write there.
 ///
 /// # Safety
-/// Pages that were writable before still are, and `to` points to no memory but the program's.
+/// A page to which an earlier call wrote is still writable, because it is not checked again. If a sandbox
+/// refuses the check, all the bytes are writable. `to` points to memory of the program only.
 pub unsafe fn write_bytes(to: *mut u8, bytes: &[u8]) -> bool {
     let (start, len) = (to as usize, bytes.len());
     debug_assert!(len <= PAGE);
@@ -131,7 +132,8 @@ pub unsafe fn read<T: std::marker::Copy>(from: *const T) -> Option<T> {
     }
 }
 
-/// Returns the total length of the `count` buffers in `parts`, as far as the program may read the array.
+/// Returns the total length of the `count` buffers in `parts`. Stops at the first element of the array that
+/// the program may not read.
 ///
 /// # Safety
 /// As for [`read_bytes`].
@@ -225,8 +227,9 @@ impl OptionValue {
     /// The most bytes of a value that are kept. No option of the engine has more.
     const MOST: usize = 64;
 
-    /// Reads the `len` bytes at `value` that a program passes to setsockopt(2) for an option of `level`. An option of
-    /// IPv4 may have less than four bytes, as in Linux. Fails with EFAULT or EINVAL as the kernel.
+    /// Reads the `len` bytes at `value` that a program passes to setsockopt(2) for an option of `level`. As
+    /// in Linux, an option of IPv4 may have less than four bytes. Fails with the kernel's error: EFAULT or
+    /// EINVAL.
     ///
     /// # Safety
     /// As for [`read_bytes`].
@@ -244,7 +247,7 @@ impl OptionValue {
         let mut read = Self { bytes: [0; Self::MOST], len: len.min(Self::MOST) };
         // SAFETY: the caller's promise.
         match unsafe { read_bytes(value.cast(), &mut read.bytes[..read.len]) } {
-            // An option without a value is set to 0.
+            // The program passed no value. The kernel then reads the integer 0, so keep four zero bytes.
             true if len == 0 => Ok(Self { len: 4, ..read }),
             true => Ok(read),
             false => Err(libc::EFAULT),

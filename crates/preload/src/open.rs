@@ -15,15 +15,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The value of SO_PRIORITY of a program's end whose connection is being established.
 const CONNECTING: c_int = crate::socket::Flags::CONNECTING;
-/// The most bytes that one write puts into a pair to fill it.
+/// The size in bytes of one write while filling a pair. A pair is kept full during the handshake, so that the
+/// program's end is not writable.
 const FILLER: usize = 8192;
 
-/// The IP addresses to which the engine lets this library connect over pairs of its own. Each word mixes an
-/// address with the inode of the control connection. A word is stored at once, even if a signal handler
-/// interrupts.
+/// The IP addresses to which the engine lets this library connect over pairs of its own. Each word combines a
+/// hash of an address with the control connection's inode, so that one atomic store replaces an entry. An
+/// interrupting signal handler therefore sees no half-written entry.
 static PERMITTED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// Mixes an IP address and the inode of a control connection into one number other than 0.
+/// Hashes an IP address and the inode of a control connection into one number other than 0. The number is the
+/// entry for this address in `PERMITTED`.
 fn mix(ip: IpAddr, inode: u64) -> u64 {
     let bits = match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -43,8 +45,8 @@ fn place(mixed: u64) -> &'static AtomicU64 {
     &PERMITTED[(mixed >> 32) as usize % PERMITTED.len()]
 }
 
-/// Records that the engine allows pairs of this library for connections to `ip`. Ignores addresses that the engine
-/// replaces by others.
+/// Records that the engine allows this library to create pairs for connections to `ip`. Ignores unspecified
+/// and IPv4-mapped addresses, because the engine replaces them.
 pub fn permit(ip: IpAddr) {
     if let Some(inode) = control::kept_inode().filter(|_| !ip.is_unspecified() && ip.to_canonical() == ip) {
         let mixed = mix(ip, inode);
@@ -84,8 +86,8 @@ pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
     sent.then_some(program)
 }
 
-/// Binds the program's end to the socket's name. Fills its send buffer, because a connecting socket must not
-/// be writable. Returns the number of bytes that fill it.
+/// Binds the program's end to the socket's name. Fills the send buffer of the program's end with bytes,
+/// because a connecting socket must not be writable. Returns the number of these bytes.
 fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Option<c_int> {
     // The engine receives urgent data like other data. Ignore an error, because old kernels have no urgent
     // data on UNIX sockets.

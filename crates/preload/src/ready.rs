@@ -37,7 +37,7 @@ pub const SUPPORTED: u32 =
 /// A copy of the epoll registration of one connection. `WATCHED[n]` is the copy for the connection that uses
 /// slot n.
 struct Watched {
-    /// The descriptor plus 1. 0 if the connection has no registration to copy.
+    /// The descriptor that the program registered, plus 1. It is 0 if this entry holds no registration.
     fd: AtomicI32,
     instance: AtomicI32,
     data: AtomicU64,
@@ -56,8 +56,8 @@ static WATCHED: [Watched; SLOTS] = [const {
 }; SLOTS];
 
 impl Watched {
-    /// Returns the descriptor and the data of the registration in the epoll instance `epoll`. Returns `None` if
-    /// there is no such copy for the connection that uses `slot`.
+    /// Returns the descriptor and the data that the program registered in the epoll instance `epoll`. Returns
+    /// `None` if this entry does not hold a registration in `epoll` for the connection that uses `slot`.
     fn of(&self, epoll: RawFd, slot: Slot) -> Option<(RawFd, u64)> {
         let inode = self.inode.load(Ordering::Acquire);
         let fd = self.fd.load(Ordering::Relaxed) - 1;
@@ -74,13 +74,14 @@ impl Watched {
 
 /// An epoll instance. Bit n of its masks belongs to slot n.
 struct Instance {
-    /// The slots of connections that are watched for input.
+    /// A mask of the slots whose connections are watched for input.
     readers: AtomicU64,
     /// The slots of connections that are watched for output.
     writers: AtomicU64,
-    /// The thread that waits for events: 0 if none has, [`SEVERAL`] if several threads have.
+    /// The only thread that has waited for events of this instance. 0 if no thread has, [`SEVERAL`] if
+    /// several have.
     waiter: AtomicUsize,
-    /// The approximate number of calls since the last that asked the kernel.
+    /// The approximate number of waits since the last wait that asked the kernel for events.
     calls: AtomicU32,
     /// The slot whose event is reported first. It changes, so that all connections get their turn when a program
     /// asks for few events.
@@ -125,8 +126,8 @@ fn set(mask: &AtomicU64, bit: u64, value: bool) {
     }
 }
 
-/// Clears the copy of registrations of an earlier epoll instance with the number `fd`. Call this when the
-/// program has created an instance with this number.
+/// Clears the copied registrations that belong to an earlier epoll instance with the number `fd`. Call this
+/// when the program has created an instance with this number.
 pub fn forget_instance(fd: RawFd) {
     if let Some(instance) = instance(fd) {
         instance.readers.store(0, Ordering::Relaxed);
@@ -156,8 +157,8 @@ fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usiz
     }
     let Some(instance) = instance(epoll).filter(|_| event.events & !SUPPORTED == 0) else {
         remove(index);
-        // Only the kernel reports the events of this registration. So let the engine move offered bytes to
-        // the pair, where the kernel finds them.
+        // The library cannot find the events of this registration, so only the kernel reports them. Let the
+        // engine move offered bytes to the pair, where the kernel finds them.
         return direct::withdraw_from(fd, slot);
     };
     watched.data.store(event.u64, Ordering::Relaxed);
@@ -172,8 +173,8 @@ fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usiz
     }
 }
 
-/// Removes the library's copy of an epoll registration. From now on, the kernel finds the connection's
-/// events.
+/// Removes the library's copy of an epoll registration. From now on, the program learns of the connection's
+/// events from the kernel alone.
 fn remove(index: usize) {
     let (watched, bit) = (&WATCHED[index], 1u64 << index);
     if watched.fd.load(Ordering::Relaxed) == 0 {
@@ -207,8 +208,8 @@ pub fn note_removed(epoll: RawFd, fd: RawFd) {
     }
 }
 
-/// Removes the copy of a registration of an earlier connection that used `slot`. Call this when a connection has
-/// got the slot.
+/// Removes the copied registration of `slot` if it belongs to an earlier connection. Call this when a
+/// connection has got the slot.
 pub fn forget_outdated(slot: Slot) {
     if let Some(index) = index_of(slot)
         && WATCHED[index].inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
@@ -243,7 +244,8 @@ pub fn waits_alone(fd: RawFd) -> bool {
     instance(fd).is_some_and(|instance| instance.waiter.load(Ordering::Relaxed) == thread())
 }
 
-/// Posts the receive of a slot, if the calling thread waits for the events of the epoll instance.
+/// Posts the receive of a slot. Does nothing if the calling thread is not the one that waits for events of
+/// the epoll instance.
 fn post(instance: &Instance, slot: Slot) {
     let header = slot.header();
     let inode = header.inode.load(Ordering::Acquire);
@@ -281,10 +283,11 @@ pub struct Waiting {
     room: usize,
 }
 
-/// Begins a wait for at most `room` events of the epoll instance `fd`. Returns `None` if all events must come
-/// from the kernel. `sleeps` is false for a wait that does not sleep. Such a wait gets `None` unless this
-/// thread alone has slept on the instance. Another epoll instance may watch an instance on which no thread
-/// sleeps, and receives only the kernel's events.
+/// Begins a wait for at most `room` events of the epoll instance `fd`. Returns `None` if the program must get
+/// all events from the kernel.
+///
+/// If `sleeps` is false, returns `None` unless the calling thread is the only one that has slept on the
+/// instance. The reason: another epoll instance may watch this one and would get only the kernel's events.
 ///
 /// # Safety
 /// `events` has room for `room` events during the program's call.
@@ -340,8 +343,8 @@ impl Waiting {
                 let mut readable = is_readable(fd, slot);
                 if !readable {
                     area.ready().fetch_and(!bit, Ordering::AcqRel);
-                    // The engine may have offered bytes after the check above, before the bit was cleared. So
-                    // check again.
+                    // Check again after clearing the slot's ready bit, because the engine may have offered
+                    // bytes between the first check and the clearing.
                     readable = is_readable(fd, slot);
                     if readable {
                         area.ready().fetch_or(bit, Ordering::AcqRel);
@@ -376,8 +379,9 @@ impl Waiting {
         count as c_int
     }
 
-    /// Stops the posted receives of all watched connections, because the thread is about to sleep in the
-    /// kernel. Then stores the events of bytes that were offered before, and returns their number.
+    /// Stops the posted receives of all watched connections, because offers do not wake a thread that sleeps
+    /// in the kernel. Then stores the events of connections that already have an offer, and returns their
+    /// number.
     pub fn stop(self) -> c_int {
         let Some(area) = control::area() else { return 0 };
         let mut rest = self.instance.readers.load(Ordering::Relaxed);
@@ -387,7 +391,7 @@ impl Waiting {
             if let Some(slot) = area.slot(index)
                 && !slot.receive().stop()
             {
-                // `stop` returned false: the engine has offered bytes but may not have set the ready bit yet.
+                // The engine has offered bytes in this slot, but may not have set the slot's ready bit yet.
                 // Set the bit here, because `look` checks only slots whose bit is set.
                 area.ready().fetch_or(1 << index, Ordering::AcqRel);
             }

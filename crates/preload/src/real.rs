@@ -157,8 +157,8 @@ pub fn fail_check() -> ! {
     }
 }
 
-/// Returns true if the process has only one thread, as far as the C library can tell. Returns false if the C
-/// library does not tell, as musl.
+/// Returns true if the C library reports that the process has only one thread. Returns false with musl, which
+/// does not report this.
 pub fn is_single_threaded() -> bool {
     if is_musl() {
         return false;

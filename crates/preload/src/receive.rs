@@ -43,9 +43,9 @@ pub fn asks_for_errors(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_ERRQUEUE != 0 && socket::name_of(fd).is_some()
 }
 
-/// Hides the sender's address that a receive has stored: sets `len` to 0 if the socket `fd` is offloaded. TCP
-/// gives no sender's address, but the kernel has stored the UNIX name of the engine's end. Call this after
-/// such a receive.
+/// Sets `len` to 0 if the socket `fd` is offloaded, because a receive on TCP gives no sender's address. Call
+/// this after each receive that can store an address. The kernel has stored the UNIX name of the engine's
+/// end, which the program must not see.
 ///
 /// # Safety
 /// `address` and `len` are null, or the kernel has stored an address and its length there.

@@ -41,8 +41,8 @@ pub fn refuse(flags: c_int) -> ssize_t {
     fail(libc::EPIPE)
 }
 
-/// Returns what the program's write must return. `result` is what the kernel's write returned. For EPIPE, the
-/// kernel has already raised SIGPIPE.
+/// Returns the result of the program's write. `result` is the kernel's. If it is EPIPE, the errno becomes the
+/// reason for which the connection failed, if there is one. The kernel has then already raised SIGPIPE.
 #[inline]
 pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
     if result > 0 {

@@ -41,9 +41,9 @@ impl BlockedSignals {
         &self.before
     }
 
-    /// Unblocks the signals, so that the handlers of blocked signals run now. Returns true if `asks` is true
-    /// and one of these signals interrupts the program's call, because its handler is installed without
-    /// SA_RESTART. Returns false otherwise.
+    /// Restores the mask of before [`BlockedSignals::new`], so that the handlers of pending signals run now.
+    /// If `asks` is true, returns true if one of these signals must make the program's call fail with EINTR,
+    /// because its handler is installed without SA_RESTART. If `asks` is false, returns false.
     pub fn release(self, asks: bool) -> bool {
         let interrupts = asks && self.interrupts();
         // SAFETY: `new` has initialised `before`.
@@ -53,8 +53,8 @@ impl BlockedSignals {
 
     /// Discards the blocked signals that the process ignores, if no other signal is pending.
     ///
-    /// The kernel discards an ignored signal when it arrives, but keeps it while it is blocked. Calls such as
-    /// epoll_pwait(2) then fail with EINTR, although no handler runs.
+    /// The kernel discards an ignored signal when it arrives, but keeps it if the thread blocks it. While the
+    /// signal is pending, calls such as epoll_pwait(2) fail with EINTR, although no handler runs.
     pub fn discard_ignored(&self) {
         let mut any = false;
         let only_ignored = self.pending().all(|action| {

@@ -32,8 +32,8 @@ impl Flags {
         self.0 & flag != 0
     }
 
-    /// Sets `flag`. If all three flags would then be set, stores 6, without `ERROR_READ`, because the kernel
-    /// reserves the value 7 for privileged processes.
+    /// Sets `flag` in the socket's SO_PRIORITY. If all three flags would then be set, stores 6, without
+    /// `ERROR_READ`, because the kernel reserves priority 7 for privileged processes.
     fn set(fd: RawFd, flag: c_int) {
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
@@ -76,8 +76,8 @@ pub fn take_error(fd: RawFd) -> c_int {
         }
         End::Failed(_) | End::Finished => 0,
         End::Unnamed => {
-            // The engine has died. Mark the error as read, because after that a receive returns the end of
-            // the stream, as on a kernel socket.
+            // The engine has died. Mark the error as read: once a program has read the error of a kernel
+            // socket, its next receive returns the end of the stream.
             if native != 0 {
                 Flags::set(fd, Flags::ERROR_READ);
             }
@@ -272,7 +272,8 @@ pub fn addresses(fd: RawFd) -> Option<Message> {
     (reply.status == 0).then_some(reply)
 }
 
-/// Returns true for a connection over a pair that the library has created. Its name has no local address.
+/// Returns true for a connection whose pair the library created, not the engine. The name of such a pair
+/// contains no local address.
 fn is_opened(name: &SocketName) -> bool {
     !name.kind.is_bound() && !name.kind.is_datagram() && name.local.port() == 0
 }
@@ -297,7 +298,7 @@ pub unsafe fn getsockname(
     let mut local = name.local;
     if name.kind.is_bound() || name.kind.is_datagram() || local.port() == 0 {
         let reply = addresses(fd).and_then(|reply| reply.local);
-        // If the connection has ended, the engine no longer has its address, but the name of the pair
+        // If the connection has ended, the engine no longer has the address. The name of the pair still
         // contains it.
         let known = reply.or_else(|| End::local_address(fd, real::ASKING));
         if known.is_none() && is_opened(name) && is_lost(fd) {
@@ -510,7 +511,8 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     if code == 0
         && let Some(bytes) = bytes
     {
-        // Wait until the engine has set the buffer of a socket that is being connected.
+        // While the socket is being connected, only the engine changes the buffer, after the handshake. So
+        // wait until the engine has the size.
         let operation = if connecting { Operation::SetOptionNow } else { Operation::SetOption };
         let mut message = Message::new(operation);
         (message.level, message.name) = (libc::SOL_SOCKET, name);
@@ -520,7 +522,8 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     code
 }
 
-/// Returns false if getsockopt(2) fails with EOPNOTSUPP for all options of `level`, because `socket` has no such level.
+/// Returns true if `socket` has options of `level`. For a level that it lacks, getsockopt(2) must fail with
+/// EOPNOTSUPP.
 pub fn has_level(socket: &SocketName, level: c_int) -> bool {
     let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
     socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
@@ -600,8 +603,8 @@ fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     0
 }
 
-/// Returns the errno with which the program's read must fail, or 0 if there is no error to report. Call this
-/// after the kernel's read of `fd` has returned 0 or failed with ECONNRESET.
+/// Returns the connection's error that the program's read must report, or 0. Call this after the kernel's
+/// read of the pair returned 0 or failed with ECONNRESET, because the pair cannot carry a TCP error.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;

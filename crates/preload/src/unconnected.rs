@@ -16,18 +16,19 @@ impl Hint {
     /// The number of descriptors with a bit.
     pub const MOST: RawFd = 1024;
 
-    /// Makes a hint that is false for every descriptor.
+    /// Creates a [`Hint`] whose bits are all 0, so its fact is false for every descriptor.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; Self::MOST as usize / 64])
     }
 
-    /// Returns the word and the bit of `fd`, or `None` for a descriptor above 1023.
+    /// Returns the word that contains the bit of `fd`, and the mask of this bit. Returns `None` for a
+    /// descriptor above 1023.
     fn bit(&self, fd: RawFd) -> Option<(&AtomicU64, u64)> {
         let fd = usize::try_from(fd).ok()?;
         Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
     }
 
-    /// Returns the hint for `fd`. Returns false for a descriptor above 1023.
+    /// Returns true if the hint is set for `fd`. Returns false for a descriptor above 1023.
     #[inline]
     pub fn has(&self, fd: RawFd) -> bool {
         self.bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
@@ -88,7 +89,7 @@ pub fn is_listener(fd: RawFd) -> bool {
     is_unconnected(fd) && listens(fd)
 }
 
-/// Returns false if the engine says that the bound socket `fd` does not listen.
+/// Returns true if the bound socket `fd` listens, or if the engine does not answer.
 pub fn listens(fd: RawFd) -> bool {
     LISTENING.has(fd) || {
         let listens = addresses(fd).is_none_or(|reply| reply.number != 0);

@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The number of descriptors in the table. Waits for events of higher descriptors do not poll.
 const MOST: usize = 1024;
-/// The most descriptors for which poll(2) and select(2) are repeated before the thread sleeps. With more
+/// The most descriptors with which a thread repeats poll(2) or select(2) before it sleeps. With more
 /// descriptors, each repetition takes too long.
 const MOST_POLLED: usize = 64;
 /// While a thread polls, one in this many looks at shared memory also asks the kernel for events.
 const LOOKS: u32 = 16;
-/// Limits how many waits go straight to the kernel after active waits in which nothing arrived: at most 63,
-/// which is 2 to this power, minus 1.
+/// Limits how many waits skip polling after polling found nothing: at most 2 to this power, minus 1, which is
+/// 63.
 const MOST_SKIPPED: u32 = 6;
 
 /// Decides whether a thread polls before it sleeps. Each time polling finds nothing, twice as many of the
@@ -29,17 +29,18 @@ const MOST_SKIPPED: u32 = 6;
 pub struct Patience {
     /// The number of consecutive waits that polled without finding anything, at most `MOST_SKIPPED`.
     vain: AtomicU32,
-    /// The number of waits that go straight to the kernel before the next active wait.
+    /// The number of next waits that sleep in the kernel without polling first.
     skip: AtomicU32,
 }
 
 impl Patience {
-    /// Returns the state of a descriptor whose first wait polls.
+    /// Creates the state for a new descriptor. Its first wait polls before it sleeps.
     pub const fn new() -> Self {
         Self { vain: AtomicU32::new(0), skip: AtomicU32::new(0) }
     }
 
-    /// Returns true if this wait must go straight to the kernel. Call this once for each wait.
+    /// Returns true if this wait must skip the polling and sleep in the kernel at once, because polling found
+    /// nothing before. Each call counts as one wait.
     #[inline]
     pub fn skips(&self) -> bool {
         let skip = self.skip.load(Ordering::Relaxed);
@@ -104,7 +105,8 @@ pub fn note_offloaded(fd: RawFd) {
     }
 }
 
-/// Records that the epoll instance `instance` watches `fd`.
+/// Records that the epoll instance `instance` watches `fd`. If `fd` is an offloaded socket, waits on the
+/// instance may poll like waits on the socket.
 pub fn note_watched(instance: RawFd, fd: RawFd) {
     if offloaded(fd).is_some() {
         note_offloaded(instance);
@@ -159,7 +161,8 @@ fn of_parts(seconds: i64, nanoseconds: i64) -> Option<u64> {
     Some(u64::try_from(seconds).ok()?.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
 }
 
-/// Returns the nanoseconds of a timeout that may be null for no limit. Returns `None` if the kernel refuses it.
+/// Returns the nanoseconds of a timeout, or `u64::MAX` for a null pointer, which means no limit. Returns
+/// `None` if the kernel refuses the timeout.
 unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
     if timeout.is_null() {
         return Some(u64::MAX);
@@ -203,8 +206,8 @@ pub unsafe fn epoll(
     let Some(entry) = offloaded(instance).filter(|_| usable) else { return wait(timeout, mask) };
     // SAFETY: the program passes an array of `room` events for this call to fill.
     let shared = unsafe { ready::begin(instance, events, room, timeout != 0) };
-    // Looks at shared memory, and then asks the kernel if `asks` is true or nothing was found. In this order,
-    // bytes that the engine moves from a slot to the pair meanwhile are found.
+    // Looks at shared memory first. Then asks the kernel, if `asks` is true or nothing was found. In the
+    // reverse order, this would miss bytes that the engine moves from a slot to the pair in between.
     let look = |asks: bool, mask| {
         let found = shared.map_or(0, |shared| shared.look());
         if found > 0 && !asks {
@@ -262,8 +265,8 @@ pub unsafe fn epoll(
     )
 }
 
-/// Returns the entry of the first offloaded socket among the polled descriptors. Returns `None` if the wait
-/// must not poll.
+/// Returns the entry of the first offloaded socket among the polled descriptors. Returns `None` if there is
+/// none, or if this wait must sleep without polling first, for example because polling rarely helped before.
 unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static Entry> {
     if time_ns() == 0 || count as usize > MOST_POLLED || !is_array(descriptors, count) {
         return None;
@@ -349,8 +352,8 @@ pub unsafe fn ppoll(
 /// The descriptor sets of a select: those to read, those to write, and those with exceptions.
 type Sets = [*mut fd_set; 3];
 
-/// Returns false if a set that is not null lies where no program has memory. The kernel refuses such a call
-/// with EFAULT.
+/// Returns false if a set has an address at which no program has memory. The kernel refuses such a call with
+/// EFAULT. Sets may be null.
 fn are_possible(sets: Sets) -> bool {
     sets.iter().all(|&set| set.is_null() || is_possible(set, size_of::<u64>()))
 }

@@ -34,7 +34,7 @@ static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// Returns the state of a context other than the default one. `None` for SHMEM_CTX_INVALID.
 #[inline]
 fn state(context: Context) -> Option<&'static ContextState> {
-    // SAFETY: other handles are addresses of states, which live as long as the process.
+    // SAFETY: handles above the default one are addresses of states, which live as long as the process.
     (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const ContextState) })
 }
 

@@ -73,8 +73,8 @@ pub fn clear(lock: *mut i64) {
 /// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
 pub fn test(lock: *mut i64) -> c_int {
     let me = world().me();
-    // Clear this PE's half of the word before it takes the lock, because the next PE may store its number
-    // there as soon as the lock is taken.
+    // Clear this PE's link to the next PE in the queue before taking the lock. Once the lock is taken, the
+    // next PE may store its number in the link.
     atomic(Operation::Swap, links(lock), 0, 0, me);
     (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
 }

@@ -1,5 +1,5 @@
-//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, which never unwinds,
-//! so that the typed functions end with a jump to them.
+//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, which cannot unwind.
+//! So the typed functions need no clean-up after them and end with a jump to them (a tail call).
 //!
 //! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
 
@@ -33,7 +33,8 @@ pub unsafe extern "C" fn put_nbi(destination: *mut c_void, source: *const c_void
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
 }
 
-/// Copies `bytes` bytes from `source` on `pe`. Blocks until they have arrived.
+/// Copies `bytes` bytes from the symmetric address `source` on PE `pe` to `destination`. Blocks until all
+/// bytes have arrived.
 pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });

@@ -57,8 +57,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
     1
 }
 
-/// Makes the `length` bytes at `address` and at `offset` of the inbound memory the same memory, in whole
-/// pages. The contents at `address` are kept.
+/// Maps the inbound memory at `offset` over the program's static objects at `address`, so that other PEs can
+/// access these objects. Moves `length` bytes, in whole pages, and keeps their contents.
 ///
 /// # Safety
 /// `find` returned the address and length. Nothing else uses the span of the inbound memory. No other thread

@@ -212,8 +212,8 @@ pub fn destroy(team: Team) {
     }
 }
 
-/// Returns the address at which this PE's loads and stores reach the copy of the symmetric object at
-/// `address` that belongs to PE `pe` of the team. Returns null if they cannot reach it.
+/// Returns the address at which this PE can load and store the symmetric object at `address` of PE `pe` of
+/// the team. Returns null if loads and stores cannot reach that PE's memory.
 pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
     match (set(team), u32::try_from(pe)) {
         (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),

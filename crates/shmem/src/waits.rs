@@ -14,9 +14,9 @@ pub const NOT_EQUAL: c_int = 1;
 /// The values that words are compared with.
 #[derive(Clone, Copy)]
 pub enum Operands<T> {
-    /// The same value for all words.
+    /// All words are compared with the same value.
     One(T),
-    /// One value for each word.
+    /// A pointer to an array with one value for each word.
     Each(*const T),
 }
 
@@ -93,7 +93,8 @@ impl<T: Copy + PartialOrd> Words<T> {
         order.find(|index| self.holds(*index)).unwrap_or(usize::MAX)
     }
 
-    /// Stores the indices of the words whose comparison holds. Returns their number.
+    /// Stores into `indices` the indices of all words whose comparison holds. Returns the number of these
+    /// words.
     unsafe fn some(&self, indices: *mut usize) -> usize {
         let mut found = 0;
         for index in self.included().filter(|index| self.holds(*index)) {
@@ -117,7 +118,7 @@ pub unsafe fn wait_until<T: Copy + PartialOrd>(word: *const T, how: c_int, value
     seen
 }
 
-/// Blocks until the comparisons of all words hold.
+/// Blocks until all words that `status` does not exclude satisfy their comparisons.
 pub unsafe fn wait_until_all<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,
@@ -130,8 +131,8 @@ pub unsafe fn wait_until_all<T: Copy + PartialOrd>(
     check(world().wait(|| words.all()));
 }
 
-/// Blocks until the comparison of a word holds. Returns its index, or `usize::MAX` at once if all words are
-/// skipped.
+/// Blocks until at least one word satisfies its comparison, and returns the word's index. Returns
+/// `usize::MAX` at once if `status` excludes all words.
 pub unsafe fn wait_until_any<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,
@@ -174,7 +175,8 @@ pub unsafe fn wait_until_some<T: Copy + PartialOrd>(
     found
 }
 
-/// Returns 1 if the comparisons of all words hold, else 0. Also carries out other PEs' pending requests.
+/// Returns 1 if all words that `status` does not exclude satisfy their comparisons, else 0. Also carries out
+/// other PEs' pending requests.
 pub unsafe fn test_all<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,

@@ -45,7 +45,8 @@ impl Process {
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
-/// True once this process has called shmem_global_exit. It then ends by `exit`, so `watch` need not end it.
+/// True once this process has called shmem_global_exit and therefore ends by `exit`. The thread that ends the
+/// process for the launcher then does nothing.
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// The longest time that a process waits for the flush of its output streams before it ends.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
@@ -89,7 +90,8 @@ pub fn fail(error: &Error) -> ! {
         Some(process) => {
             print(&format!("PE {}: {error}", process.world.me()));
             match error {
-                // Another PE ended first, so tell the launcher to look for the cause there.
+                // The lost PE ended first, so report its number to the launcher, whose message then names
+                // that PE as the cause.
                 Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
                     process.control.report_lost(*peer)
                 }
@@ -193,7 +195,7 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
         let _ = sender.send(());
     });
     let _ = flushed.recv_timeout(FLUSH_LIMIT);
-    // Do not run exit handlers, because the program's other threads still use what they destroy.
+    // Do not run exit handlers, because they destroy objects that the program's other threads still use.
     // SAFETY: the call ends the process at once and runs no other code of it.
     unsafe { libc::_exit(status) }
 }

@@ -154,9 +154,9 @@ fn only_timeouts_that_are_set_end_a_job() {
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        // A job with an injected fault carries out atomics at the owner of the word, so an atomic at a
-        // stopped PE gets no answer. A link failure every 2 h does not affect the test. The fault `delay`
-        // would hold back stores that a PE issued before it stopped.
+        // Inject a fault, because the owner of a word then carries out the atomics, and an atomic at a
+        // stopped PE gets no answer. Link failures every 2 h do not affect the test. The fault `delay` is
+        // unsuitable, because it would hold back stores that a PE issued before it stopped.
         let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };

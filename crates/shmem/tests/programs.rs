@@ -109,7 +109,7 @@ fn an_early_end_ends_the_job() {
     }
 }
 
-/// Returns the process IDs that the job's processes have recorded in `folder`: those of all files `what`.PID.
+/// Returns the process IDs of the job's processes. Each process has created a file `what`.PID in `folder`.
 fn noted(folder: &Path, what: &str) -> Vec<String> {
     let names =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -131,8 +131,8 @@ fn wait(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Returns arguments for `sh` that run `program` as a child of the shell. `true` follows it, because a shell
-/// replaces itself by the last command.
+/// Returns arguments for `sh` that run `program` as a child of the shell. The command ends with `true`,
+/// because a shell executes its last command in its own process instead of a child.
 fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
     let line = format!("{} {how} {}; true", program.display(), folder.display());
     vec!["-c".into(), line.into()]
@@ -156,8 +156,8 @@ fn global_exit_keeps_buffered_output_and_leaves_no_process() {
         }
         let all = [noted(folder.path(), "pe"), noted(folder.path(), "child")].concat();
         assert!(all.len() >= 2, "{all:?}");
-        // Wait, because an exiting process loses its environment before it ends. The launcher finds processes
-        // by their environment, so it may return before that end.
+        // Wait, because the launcher may return before the last process has ended: it finds processes by
+        // their environment, which an exiting process loses first.
         wait("all processes end", || !all.iter().any(|process| runs(process)));
     }
 }

@@ -65,8 +65,8 @@ fn oshcc_adds_the_librarys_flags() {
         let mut command = Command::new("timeout");
         command.arg("60").arg(bin.join(tool)).args(arguments).env("CC", compiler).env("CXX", compiler);
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-        // Remove the variable, because oshcc ignores CC if it is set. It is set if the tests were started
-        // below oshcc.
+        // Remove the variable OSHCC_IS_RUNNING, because oshcc ignores CC while it is set. It is set if the
+        // tests run in a process that oshcc started.
         let output = command.env("PATH", path).env_remove("OSHCC_IS_RUNNING").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let prefix = prefix.path().canonicalize().unwrap();
@@ -80,7 +80,8 @@ fn oshcc_adds_the_librarys_flags() {
     assert_eq!(run("oshc++", &["a.cc"]), format!("C++ -IPREFIX/include a.cc {link}"));
     assert_eq!(run("oshcc", &["-c", "a.c"]).trim_end(), "C -IPREFIX/include -c a.c");
     assert_eq!(run("oshcc", &["-show", "a.c"]), format!("echo C -IPREFIX/include a.c {link}"));
-    // A build system that compiles with oshcc may set CC to it.
+    // A build system may set CC to oshcc itself. oshcc must then run the usual compiler, because running CC
+    // would never end.
     assert_eq!(run_with("oshcc", &["-show", "a.c"], "oshcc"), format!("cc -IPREFIX/include a.c {link}"));
     assert_eq!(run_with("oshc++", &["-show", "a.cc"], "oshc++"), format!("c++ -IPREFIX/include a.cc {link}"));
     assert_eq!(run_with("oshcc", &["a.c"], "env oshcc"), "usual cc\n");

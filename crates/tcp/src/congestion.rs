@@ -20,7 +20,7 @@ pub struct Congestion {
     hystart: HyStart,
 }
 
-/// What an acknowledgment tells the congestion control.
+/// The properties of an acknowledgment from which the congestion control computes the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Ack {
     /// The time.
@@ -202,7 +202,7 @@ struct HyStart {
     samples: u8,
     /// The minimum RTT of the round trip in which conservative slow start (CSS) began. `None` outside CSS.
     css_baseline: Option<u64>,
-    /// The number of round trips since CSS began.
+    /// The number of round trips since conservative slow start (CSS, RFC 9406) began.
     css_rounds: u8,
 }
 

@@ -82,7 +82,8 @@ pub struct Listener<C> {
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// The number of connections in other accept queues to which `backlog` applies as well.
+    /// The number of connections that wait in the accept queues of this listener's copies in other threads.
+    /// `backlog` limits all these queues together.
     elsewhere: usize,
     /// When all sent cookies have expired, in nanoseconds. Until then, an acknowledgment from an unknown peer
     /// may hold a valid cookie.

@@ -16,7 +16,8 @@ const RECENT: usize = 4;
 #[derive(Clone, Debug, Default)]
 pub struct Reassembly {
     ranges: Vec<(Sequence, Sequence)>,
-    /// A sequence number within each of the most recently changed ranges, latest first.
+    /// A sequence number in each of the ranges that changed last, latest first. SACK options report these
+    /// ranges first.
     recent: [Sequence; RECENT],
 }
 
@@ -38,7 +39,7 @@ impl Reassembly {
         self.ranges.last().map(|range| range.1)
     }
 
-    /// Returns the range that contains all of `start..end`.
+    /// Returns the range that contains all of `start..end`, or `None` if there is no such range.
     pub fn containing(&self, start: Sequence, end: Sequence) -> Option<(Sequence, Sequence)> {
         let at = self.ranges.partition_point(|range| range.1 < end);
         self.ranges.get(at).copied().filter(|range| range.0 <= start && end <= range.1)

@@ -17,8 +17,8 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 const RETRANSMITTED: u8 = 4;
 
-/// The number of records that SACK blocks may cause, besides two for each full segment in flight. The limit
-/// bounds the memory that a hostile peer can use.
+/// SACK blocks can split the records of sent data. The number of records is limited to two for each full
+/// segment in flight plus this number, to bound the memory that a hostile peer can use.
 const SPARE_RECORDS: usize = 64;
 /// The most records. Beyond this number, segments that follow each other share a record.
 const MAX_RECORDS: usize = 16_384;
@@ -65,7 +65,8 @@ pub struct AckContext {
     pub now: u64,
     /// The least RTT, in nanoseconds.
     pub min_rtt: u64,
-    /// The echoed timestamp, and the offset of this side's timestamps. `None` without timestamps.
+    /// The timestamp that the peer echoed, and the offset that converts times to this connection's
+    /// timestamps. `None` without timestamps.
     pub echo: Option<(u32, u32)>,
 }
 
@@ -234,9 +235,10 @@ impl Scoreboard {
         true
     }
 
-    /// Marks `left..right` as delivered. The caller has checked that the range lies between SND.UNA and
-    /// SND.NXT. `mss` bounds how many records a peer can cause: a block that would exceed the bound is
-    /// ignored.
+    /// Marks `left..right`, a block of a SACK option, as delivered. The caller has checked that the block
+    /// lies between SND.UNA and SND.NXT. Splits the records at the block's ends, unless there are already
+    /// about two records per `mss` bytes in flight. Otherwise a hostile peer could cause any number of
+    /// records.
     pub fn sack(
         &mut self,
         left: Sequence,
@@ -389,8 +391,8 @@ impl Scoreboard {
         }
     }
 
-    /// Removes the mark of loss from all segments that are marked lost and not retransmitted yet. Called when
-    /// the loss proves spurious.
+    /// Removes the mark of loss from all segments, so that those not retransmitted yet are no longer
+    /// retransmitted. Call it when acknowledgments show that the recovery was spurious.
     pub fn clear_lost(&mut self) {
         for record in &mut self.records {
             record.flags &= !LOST;
@@ -398,7 +400,8 @@ impl Scoreboard {
         self.lost = 0;
     }
 
-    /// Returns the first lost range.
+    /// Returns the start and the length in bytes of the first lost range, or `None` if nothing is marked
+    /// lost.
     pub fn next_lost(&mut self) -> Option<(Sequence, u32)> {
         if self.lost == 0 {
             return None;
@@ -441,7 +444,8 @@ impl Scoreboard {
         Some((last.end() - len as u64, len))
     }
 
-    /// Checks the invariants and the sums.
+    /// Asserts that the records are contiguous and consistent, and that the byte counts equal the sums over
+    /// the records.
     #[cfg(test)]
     pub fn check(&self) {
         let sum = |flag| {

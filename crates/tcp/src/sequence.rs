@@ -11,7 +11,7 @@ pub type Sequence = u64;
 /// lie below the initial one and must not wrap below 0.
 const FIRST_EPOCH: u64 = 1 << 32;
 
-/// Returns the extended form of an initial sequence number.
+/// Extends an initial sequence number from the wire to 64 bits.
 #[inline]
 pub fn initial(number: u32) -> Sequence {
     FIRST_EPOCH | number as u64

@@ -85,7 +85,7 @@ impl Case {
         let mut plans = [plan(lens[0]), plan(lens[1])];
         let mut expected = [(lens[1], Ending::Eof), (lens[0], Ending::Eof)];
         match random.below(4) {
-            // Both sides send at the same time.
+            // Keep the plans as they are: both sides send at the same time.
             0 => {}
             // The server answers after it has received everything.
             1 => plans[1].write_after = lens[0],
@@ -96,7 +96,7 @@ impl Case {
                 (plans[0].read, plans[0].abort) = (lens[1], true);
                 expected = [(lens[1], Ending::Left), (lens[0], Ending::Reset)];
             }
-            // The server closes before it has read everything.
+            // The server closes before it has read everything, so the client must get a reset.
             _ => {
                 (plans[0].half_close, plans[1].half_close) = (false, false);
                 plans[0].write += 1;
@@ -169,9 +169,9 @@ impl Lab {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Sends a packet to end `to` of a flow, with the faults of the test case. For one seed, packet n of a
-    /// direction has the same faults in all [`PAIRS`]. A reset is not dropped, because no end repeats a lost
-    /// one.
+    /// Sends a packet to end `to` of a flow, with the faults of the test case. With one seed, packet n of a
+    /// direction has the same faults in all [`PAIRS`]. A reset is not dropped, because neither end would send
+    /// it again.
     fn send(&mut self, index: usize, to: usize, mut bytes: Vec<u8>) {
         let now = self.now();
         let flow = &mut self.flows[index];
@@ -267,8 +267,8 @@ impl Lab {
     }
 }
 
-/// For each of the three pairs of stacks: each flow's longest time without progress, and its duration, in
-/// milliseconds.
+/// For each of [`PAIRS`], a value for each flow: the flow's longest time without progress and the flow's
+/// duration, in milliseconds.
 type Times = [Vec<(u64, u64)>; 3];
 
 /// Runs the seeds in a new network namespace, each with all three of [`PAIRS`]. Checks the outcome of every

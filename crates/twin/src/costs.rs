@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn rates_are_the_published_shares_of_the_link() {
-        // The published rates as shares of the link's rate, with 1 GB = 1024 MB:
+        // The shares of the link's rate that the paper reports. The paper's rates in MB/s are consistent with
+        // these shares if 1 GB is 1024 MB.
         //
         // | slot | link's rate | to the device | from the device |
         // | --- | --- | --- | --- |

@@ -216,7 +216,7 @@ pub(crate) fn random_address(input: &mut Input<'_>, v6: bool) -> IpAddr {
     }
 }
 
-/// Returns an Ethernet frame to the engine with an IP packet and correct checksums.
+/// Makes an IP packet with correct checksums, in an Ethernet frame that is addressed to the engine.
 pub(crate) fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
     let header = if source.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
     let mut bytes = vec![0; ethernet::HEADER + header + payload.len()];

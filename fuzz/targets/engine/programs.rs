@@ -200,7 +200,8 @@ impl World {
         [client, self.honest.ends.len() - 1]
     }
 
-    /// Sends data through an honest connection in both directions. It must arrive unchanged.
+    /// Sends data in both directions through an honest connection, whose ends have the indices `a` and `b`.
+    /// The data must arrive unchanged.
     pub(crate) fn exchange(&mut self, [a, b]: [usize; 2]) {
         for (from, to) in [(a, b), (b, a)] {
             assert!(send(self.honest.ends[from].as_fd(), HONEST, None), "an honest program can send");

@@ -68,7 +68,7 @@ impl World {
         world
     }
 
-    /// Hands a frame to the engine, on a queue that follows from the frame's length and last byte.
+    /// Hands a frame to the engine. The frame's length and last byte determine on which queue it arrives.
     pub(crate) fn receive(&mut self, frame: &[u8]) {
         let queue = (frame.len() + usize::from(frame.last().copied().unwrap_or(0))) % self.engine.threads();
         self.engine.receive_on(queue, self.now, frame);

@@ -235,7 +235,7 @@ fn dma(address: Address) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Registers in BAR 0 of ivshmem (QEMU, docs/specs/ivshmem-spec).
+/// The offsets of registers in BAR 0 of ivshmem, in bytes (QEMU, docs/specs/ivshmem-spec).
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 

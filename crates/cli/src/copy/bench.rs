@@ -95,11 +95,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the events that end the timing of a transfer. The result has rows for each event:
-    ///
-    /// * A store from the host to a BAR is timed until it is issued. If the BAR may be read, it is also timed
-    ///   until it is delivered.
-    /// * For other transfers, returns a single `None`.
+    /// Returns the ends of a transfer to measure; each gets its own rows. For a store from the host to a BAR,
+    /// these are the time of issue and, if the BAR may be read, the time of delivery. Other transfers have
+    /// one end: `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -367,8 +365,8 @@ impl<'a> Bench<'a> {
         }])
     }
 
-    /// Opens the paths of each direction. Call this before any kernel is resident. A second direction uses
-    /// the costs of the first, so that both directions take the same path.
+    /// Opens the path of each direction in `ways`. The second direction reuses the costs measured for the
+    /// first, so that both directions choose the same path. Call this before any kernel is resident.
     fn selectors(&mut self, ways: &[Way], costs: Option<PathCosts>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {

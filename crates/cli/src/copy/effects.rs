@@ -90,7 +90,8 @@ mod tests {
         copy: Copy,
     }
 
-    /// Returns the message with which the flags are refused, or an empty text.
+    /// Returns the error message for a command line with these flags, or an empty text if the flags are
+    /// accepted.
     fn refusal(from: &str, to: &str, flags: &str) -> String {
         let line = ["copy", "--from", from, "--to", to].into_iter().chain(flags.split_whitespace());
         let copy = Command::parse_from(line).copy;

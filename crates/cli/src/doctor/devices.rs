@@ -30,8 +30,8 @@ fn nvidia_gpus(machine: &Machine) -> Vec<String> {
 /// Returns the release of NVIDIA's kernel driver, such as `580.95.05`. `None` if it is not loaded.
 fn nvidia_driver(machine: &Machine) -> Option<String> {
     let text = machine.files.text("/proc/driver/nvidia/version")?;
-    // The file has a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build
-    // ...". The driver's release is the line's first word of digits and dots.
+    // The driver's version file has a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05
+    // Release Build ...". The release is the first word of this line that has only digits and dots.
     let is_release =
         |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     text.split_whitespace().find(is_release).map(String::from)

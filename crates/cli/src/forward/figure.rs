@@ -96,7 +96,8 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
-    // The ports' names contain the packet size. If the size is swept, show each name without it in the title.
+    // The ports' names contain the packet size. If the size is swept, remove the size from the names, because
+    // it differs between the points.
     let swept = axis == "size" || keys.contains(&"size");
     let port = |port: &String| match swept {
         true => port.split([':', ',']).next().unwrap_or_default().to_string(),

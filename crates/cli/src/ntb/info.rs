@@ -1,9 +1,9 @@
 //! `inlane ntb info`: describes how the PEs of a job would communicate.
 //!
-//! For windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two sizes. A
-//! get of at least the first size is carried out as a put by the PE that owns the data. The data of a put of
-//! at least the second size is copied by a mover. For UCX, connects two PEs and shows the transports that UCX
-//! chose ([`info_ucx`](super::info_ucx)).
+//! For windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two
+//! thresholds. From the first threshold on, a get is carried out as a put by the PE that owns the data. From
+//! the second threshold on, a mover copies the data of a put. For UCX, connects two PEs and shows the
+//! transports that UCX chose ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;
 use crate::output::Output;
@@ -79,7 +79,7 @@ impl Row for TransportInfo {
     }
 }
 
-/// The back-end of `inlane ntb`, and the bridges that this machine has.
+/// The NTB back-end that `inlane ntb` would use, its capabilities, and the bridges of this machine.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 pub struct BridgeInfo {
     /// The back-end, and why it was chosen.

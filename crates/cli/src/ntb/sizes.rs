@@ -12,8 +12,8 @@ const LARGEST: u64 = 4 << 30;
 impl std::str::FromStr for Sizes {
     type Err = Error;
 
-    /// Parses sizes as [`crate::sizes::parse`] does. A range that starts below and ends above 8 bytes also
-    /// gets the size 8.
+    /// Parses sizes as [`crate::sizes::parse`] does. A range that spans 8 bytes also gets this size, because
+    /// message rates are commonly compared at it.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut sizes = crate::sizes::parse(text, LARGEST)?;
         // Message rates of different libraries are compared at 8 bytes, so a range includes this size even if

@@ -146,8 +146,8 @@ impl Connect {
         })
     }
 
-    /// Asks the target for the NQN of its subsystem. Tries the target's addresses in order until one answers,
-    /// and prints a warning for each address that failed before another one is tried.
+    /// Asks the target for the NQN of its subsystem. Tries the target's addresses in order until one answers.
+    /// Prints a warning for each failed address, but returns the error of the last one.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
         let (last, others) = self.addresses.0.split_last().expect("clap requires an address");
         for address in others {

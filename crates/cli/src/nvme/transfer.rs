@@ -243,7 +243,8 @@ impl Write {
             self.check_room(size, session.namespace().bytes())?;
             self.check_blocks(size, session.namespace().block_bytes.into())?;
         }
-        // If the length is given, `write_range` refuses an input that does not fit before it writes anything.
+        // Pass the length if it is known: the given one, or the file's size. `write_range` then refuses a
+        // range beyond the namespace's end before it writes anything.
         let length = self.length.or(size);
         let shown = self.file.display();
         let row = match &self.from {

@@ -43,7 +43,8 @@ fn programs_of_musl_and_of_glibc_use_the_engine_alike() {
     let glibc = compile(&lab, "cc", &[], PEER, "glibc");
     let musl = compile(&lab, "musl-gcc", &[], PEER, "musl");
     let (glibc, musl) = (glibc.to_str().unwrap(), musl.to_str().unwrap());
-    // The last column says whether the server's sockets are on the engine, too.
+    // Each row has the server's program, the client's program, the server's address, and whether the engine
+    // serves the server's sockets. It always serves the client's sockets.
     let pairs = [(glibc, musl, "127.0.0.1", true), (musl, glibc, ENGINE, true), (musl, musl, KERNEL, false)];
     for (index, (server, client, address, both)) in pairs.into_iter().enumerate() {
         let port = (5000 + index).to_string();

@@ -13,8 +13,8 @@ use std::time::Instant;
 #[test]
 fn a_second_signal_ends_the_target_at_once() {
     use std::os::unix::process::ExitStatusExt;
-    // After the first SIGTERM, the target drains for at most 5 s and then ends with status 0. The test tries
-    // again if it was too slow to send the second signal within this time.
+    // After the first SIGTERM, the target drains for at most 5 s and then ends with status 0. A second signal
+    // must arrive within this time. Try again if this test sent it too late.
     for _ in 0..5 {
         let (mut target, address) = target("memory:64M");
         let proxy = Proxy::start(&address);

@@ -51,7 +51,8 @@ fn a_peer_that_is_no_target_is_refused() {
 #[test]
 fn every_path_that_fails_is_reported() {
     let (_target, address) = target("memory:1M,ro");
-    // No process listens on port 1.
+    // No process listens on port 1, so the first path fails. The read must succeed over the second path and
+    // report the first.
     let paths = format!("127.0.0.1:1,{address}");
     let output = inlane(&["nvme", "read", &paths, "--length", "4K", "-"]);
     let message = text(&output.stderr);
@@ -145,7 +146,8 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
 
 #[test]
 fn all_paths_that_cannot_be_reached_are_named() {
-    // Nothing listens at port 1. It belongs to tcpmux, which is no longer in use.
+    // Read over two paths to port 1, on which no process listens. The message must name both, with and
+    // without a given subsystem.
     for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
         let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
         let message = text(&output.stderr);

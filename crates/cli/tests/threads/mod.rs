@@ -136,7 +136,7 @@ fn two_engines_with_two_threads_each_carry_streams_over_memif_with_faults() {
         let mut line = String::new();
         log.read_line(&mut line).unwrap();
         assert!(line.contains("engine ready"), "{line}");
-        // The engine may write more lines, so keep the pipe open.
+        // Keep the pipe open, because the engine fails to write further lines to a closed pipe.
         logs.push(log);
     }
     let offloaded = |side: usize| {

@@ -3,12 +3,13 @@
 //!
 //! ```text
 //!  one span of pinned memory:
-//!  | control 256 | ended: channels * 8 | commands: DEPTH * 64, once or twice | channel words: channels * 256 |
+//!  | control 256 | ended: channels * 8 | commands: rings * DEPTH * 64 | channel words: channels * 256 |
 //!  | chunks: channels * slots * chunk bytes | lines: channels * slots * line bytes |
 //! ```
 //!
-//! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. A *channel*
-//! is one block of the pusher together with one block of the puller. `staging.cu` has the same layout.
+//! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. They read
+//! the same ring of commands, but two rings with the same commands if they run on one GPU. A *channel* is one
+//! block of the pusher together with one block of the puller. `staging.cu` has the same layout.
 
 use super::staging_words::{Channel, Control, LEAVE};
 use crate::tuning::SmTuning;
@@ -139,9 +140,9 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The number of the newest command that every channel of the pusher had read when the host last looked.
     read_by_all: u64,
-    /// The upper 32 bits of the number of every command since the lines were last cleared. A line is 16 bytes
-    /// of the ring: 12 of data, and the lower 32 bits of the command's number (its lap). When the upper bits
-    /// change, laps repeat, so the lines must be cleared first.
+    /// The upper 32 bits of the current commands' numbers. A line is 16 bytes of the ring: 12 bytes of data,
+    /// and the lower 32 bits of the command's number (its lap). Laps repeat when the upper bits change. The
+    /// lines are cleared before the first command with new upper bits.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -201,8 +202,8 @@ impl CommandRing {
         Ok((sequence, self.newest))
     }
 
-    /// Blocks until command `sequence` may be written: every channel of the pusher has read the old command
-    /// in its place.
+    /// Blocks until the slot of command `sequence` is free: every channel of the pusher has read the earlier
+    /// command in that slot. Returns an error if the GPU is lost or stuck.
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
@@ -261,7 +262,7 @@ impl CommandRing {
         self.running = false;
     }
 
-    /// Makes all waits for the end of a command return, including waits in a GPU's stream.
+    /// Lets every wait for a command's end return at once, including waits in a GPU's stream.
     pub fn release_waits(&self) {
         for channel in 0..self.layout.channels() {
             word(&self.memory, ENDED + channel * 8).store(self.sequence + GAVE_UP, Ordering::Release);
@@ -317,9 +318,9 @@ struct TimerState {
     started: Condvar,
 }
 
-/// A command ring with a timer thread. If no command came for a while, the timer parks the resident kernels:
-/// it tells them to leave. Parked kernels no longer occupy SMs or block allocations. The next transfer
-/// launches them again.
+/// A command ring with a timer thread. If no command came for a while, the timer parks the resident kernels,
+/// which means that it makes them end. Parked kernels no longer occupy SMs or block allocations. The next
+/// transfer launches them again.
 pub(super) struct ParkedWhenIdle {
     shared: Arc<TimerState>,
     timer: Option<JoinHandle<()>>,
@@ -436,8 +437,8 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(newest_length_field(&parked.lock()), LEAVE);
-            // Do what the kernels do when they are told to leave: report that they read the command and ended
-            // it. The next round then finds an idle ring.
+            // Do what kernels do on the command LEAVE: report that they have read it and that it has ended.
+            // The next round then finds an idle ring.
             end_all(&parked.lock());
         }
     }

@@ -76,7 +76,8 @@ impl EngineStaged {
         if bytes >= LARGE { 0 } else { self.next % self.out.len() }
     }
 
-    /// Queues both copies of one chunk. Returns the index of its slot.
+    /// Queues the two copies of one chunk: from the source to a slot of the ring, and from the slot to the
+    /// destination. Returns the index of the slot.
     fn chunk(&mut self, source: &Region, destination: &Region) -> Result<usize> {
         let index = self.next % self.ring.len();
         let stream = self.stream_for(source.len());

@@ -24,10 +24,10 @@ use std::time::Duration;
 /// The size of a relay in bytes. A relay is the ring in GPU memory through which block 0 passes commands on,
 /// and one more line of 64 bytes. A word in that line tells the other blocks that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-/// How long a resident kernel waits for a command before it leaves by itself. The timer tells kernels to
-/// leave earlier, so kernels wait this long only if their process is stopped by a signal meanwhile.
+/// How long a resident kernel waits for a command before it ends by itself. Usually a timer of the host ends
+/// idle kernels earlier, after [`PARK_AFTER`]. It cannot while a signal has stopped the process.
 const IDLE: Duration = Duration::from_secs(30);
-/// How long resident kernels may be without a transfer before the timer tells them to leave.
+/// The timer ends resident kernels after this time without a transfer.
 pub const PARK_AFTER: Duration = Duration::from_secs(10);
 /// The number of commands that resident kernels accept: more than will ever come.
 const UNLIMITED: u64 = 1 << 62;

@@ -14,9 +14,9 @@
 //   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The
 //           fence waits until the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the
 //           bytes. This way reaches the link's full bandwidth.
-//   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until
-//           their lap is the command's number. This way needs no fence and one round trip, and reaches three
-//           quarters of the bandwidth. Lines have a ring of their own.
+//   lines   The pusher stores lines of 16 bytes: 12 of data, and 4 of lap, which is the command's number. The
+//           puller loads each line again until its lap is that number. This way needs only one round trip and
+//           no fence, but reaches only three quarters of the bandwidth. Lines have a ring of their own.
 //
 // The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU relays them to the
 // other blocks through a ring in its GPU's memory, because loads of one host line by many blocks queue behind
@@ -71,8 +71,8 @@ __device__ inline Pair load_pair(const char* from, bool host) {
     return pair;
 }
 
-// Stores a value and its sequence number by one 16-byte store, with release order at GPU scope, so that the
-// other blocks of this GPU can load them with `load_pair`.
+// Stores a value and its sequence number by one 16-byte store, with release order at GPU scope. The other
+// blocks of this GPU load them with `load_pair`.
 __device__ inline void pass_on(char* to, Pair pair) {
     asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
                  :
@@ -304,8 +304,9 @@ __device__ void serve(
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             u64 give_up = now_ns() + stuck_ns;
             if (threadIdx.x == 0 && (PUSH || !lines)) {
-                // The pusher waits for a free slot, the puller for a filled one. Lines show by their lap that
-                // they have arrived, so the puller need not wait for `ready` before it loads lines.
+                // The pusher waits for a free slot, the puller for a filled one. The puller does not wait
+                // here for lines, because each line contains a lap number from which `pull_lines` detects its
+                // arrival.
                 for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &channel->taken : &channel->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
@@ -361,8 +362,8 @@ __device__ void serve(
         // If more than half of the slots seem full, the pusher reads `taken` again here, between two
         // commands, because the load then delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // The puller's channels record the end of a command in `ended` with their last chunk. A channel that
-        // had no chunk of this command records the end here.
+        // Each block that copies to the destination (the puller) records the end of a command in `ended`,
+        // together with its last chunk. A block without a chunk of this command records the end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

@@ -13,7 +13,8 @@ struct Control {
     u64 pad1[15];
 };
 
-// How many timestamps pusher and puller each record in a channel if compiled with TRACE.
+// The number of timestamps that a channel has for the pusher, and again for the puller, if the code is
+// compiled with TRACE.
 constexpr u32 MARKS = 6;
 
 struct Channel {

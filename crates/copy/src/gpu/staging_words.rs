@@ -48,7 +48,8 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// Compiles the header with the C++ compiler. `kernels` has the same test with NVRTC.
+    /// Checks by the C++ compiler that the structs of `staging.h` have the layout of this module's structs.
+    /// The module `kernels` checks the same with NVRTC.
     #[test]
     fn the_header_has_the_same_layout() {
         let source = |assertions: &str| format!("{}{assertions}", include_str!("staging.h"));

@@ -12,7 +12,7 @@ use inlane_core::stats::Summary;
 use std::mem::offset_of;
 use std::time::Instant;
 
-/// The two sides of a transfer by name, each with the offset in bytes of its timestamps in a channel's words.
+/// The names of a transfer's two sides, each with the byte offset of the side's timestamps in [`Channel`].
 const SIDES: [(&str, usize); 2] =
     [("push", offset_of!(Channel, pushed)), ("pull", offset_of!(Channel, pulled))];
 /// The steps of a transfer, each with the index of its timestamp in `Channel::pushed` or `Channel::pulled`.

@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The most slots into which a region is cut. Successive transfers use the slots in turn.
 const MOST_SLOTS: usize = 64;
-/// One transfer in this many is sampled while a run is under way. It is odd, so the samples cover all slots
-/// if their number is a power of two.
+/// During a run, the last bytes of one transfer in this many are checked. The number is odd, so these checks
+/// cover all slots if the number of slots is a power of two.
 const SAMPLE_INTERVAL: usize = 7;
 /// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
 const ALIGNMENT: usize = 4096;
@@ -133,8 +133,9 @@ impl Buffers {
         self.seed << 40 | (source_slot as u64) << 32
     }
 
-    /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as
-    /// memory. Call it when the transfer completed and before its destination slot is used again.
+    /// Compares the last bytes (at most 8) of one transfer in seven, because comparing all bytes would slow
+    /// the measurement. Does nothing if the CPU cannot reach the destination as memory. Call it when the
+    /// transfer completed and before its destination slot is used again.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -157,8 +158,9 @@ impl Buffers {
         rotation.shifted && self.to.is_cpu_memory()
     }
 
-    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns how
-    /// many bytes this function and [`Buffers::sample`] compared, or 0 if the destination must not be read.
+    /// Compares all bytes of the newest transfer into each slot. `transfers` is the number of transfers made.
+    /// Returns how many bytes this function and [`Buffers::sample`] compared, or 0 if the destination must
+    /// not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.

@@ -108,8 +108,8 @@ fn stages_use_the_completion_mode_that_was_set() {
             );
         }
     }
-    // If the CPU copies only one stage, the wait for the other stage can sleep, so the requested mode takes
-    // effect. If the CPU copies both stages, both waits poll.
+    // Waiting for a CPU copy always polls. If a DMA engine copies one of the two stages, the wait for that
+    // stage can sleep, so the mode changes. If the CPU copies both stages, the mode stays `Poll`.
     let cpu = || Box::new(CpuMover::widest()) as Box<dyn Mover>;
     let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
     assert_eq!(half.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Interrupt);

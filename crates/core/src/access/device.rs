@@ -29,7 +29,7 @@ fn width(address: usize, left: usize) -> usize {
     aligned.min(fits)
 }
 
-/// Copies `length` bytes to device memory in ascending order and stores each byte once: whole 64-byte lines
+/// Copies `length` bytes to device memory in ascending order. Stores each byte once: whole 64-byte lines
 /// non-temporally, the rest by aligned stores of at most 8 bytes. Call [`store_fence`](super::store_fence)
 /// before a store that must arrive later.
 ///

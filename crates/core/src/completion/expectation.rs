@@ -45,8 +45,8 @@ const SHORTEST_SLEEP_NS: u64 = 15_000;
 /// A wake-up before the operation's end shortens the lead (how long before the expected end a wait wakes up)
 /// by one part in this many.
 const SHORTEN: u64 = 64;
-/// Like [`SHORTEN`], for operations above 200 us. The lead shrinks faster, because a late wake-up costs only
-/// a few percent of a long operation.
+/// Replaces [`SHORTEN`] for operations above 200 us: their lead shrinks by one part in 16. It shrinks faster
+/// because a late wake-up costs only a few percent of a long operation.
 const SHORTEN_LONG: u64 = 16;
 
 impl Default for ExpectedDurations {
@@ -57,7 +57,8 @@ impl Default for ExpectedDurations {
 }
 
 impl ExpectedDurations {
-    /// Creates an expectation without durations. Sleeps usually last `overshoot` longer than asked.
+    /// Creates an expectation that has recorded no durations yet. `overshoot` is how much longer than
+    /// requested the thread's sleeps usually last.
     pub fn with_overshoot(overshoot: Duration) -> Self {
         Self { by_size: vec![Entry::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
     }

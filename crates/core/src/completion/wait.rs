@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// The longest time from the end of the first polls until the wait blocks. The timed sleep and the polls
-    /// after it lie within this time.
+    /// How long the wait sleeps and polls in total after its first polls. Then it blocks.
     pub poll_for: Duration,
 }
 
@@ -44,8 +43,9 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns how long the wait lasted after its first polls, until this call. `None` if the operation's
-    /// duration is unknown: the first polls found it completed, or the thread slept past its end.
+    /// Returns the time since the wait's first polls ended, so call this right after the wait. Returns `None`
+    /// if the operation's duration is unknown: the first polls found it completed, or the thread slept past
+    /// its end.
     pub fn took(&self) -> Option<Duration> {
         self.start.map(|start| start.elapsed())
     }
@@ -60,8 +60,9 @@ pub trait Wait {
     /// The number of polls that [`Wait::run`] makes between two calls of [`Wait::check`].
     const POLLS: u32;
 
-    /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a
-    /// moment ago, so that an operation found completed has just completed.
+    /// Polls once. Returns true if the operation has completed. `watched` is true if the wait also polled a
+    /// moment ago. An operation now found complete then completed between the two polls, so its duration is
+    /// known.
     ///
     /// # Errors
     /// If the operation failed.
@@ -251,7 +252,8 @@ mod tests {
     fn a_failed_check_ends_the_wait_unless_the_operation_has_completed() {
         let mut wait = Scripted { fails_at_check: 2, ..scripted(100, WaitPlan::POLL) };
         assert_eq!(wait.run().unwrap_err(), "gave up");
-        // After a failed check, the wait polls once more. That twelfth poll finds the operation completed.
+        // The script completes the operation at the twelfth poll and fails the second check. The wait must
+        // poll once more after the failed check, and so find the operation completed.
         let mut wait = Scripted { fails_at_check: 2, ..scripted(12, WaitPlan::POLL) };
         assert!(wait.run().is_ok());
     }

@@ -43,8 +43,8 @@ impl CpuMover {
         self
     }
 
-    /// Sets which accesses the mover's name contains: `loads` if the mover reads a BAR, `stores` if it writes
-    /// one. If neither is set, `stores`.
+    /// Sets how the mover's name calls its accesses: `loads` if the mover reads a BAR, `stores` if it writes
+    /// one, or both. Without a BAR, the name says `stores`.
     #[must_use]
     pub fn named_after(mut self, loads: bool, stores: bool) -> Self {
         self.work = match (loads, stores) {

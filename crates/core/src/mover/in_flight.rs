@@ -34,7 +34,7 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // A first guess. Each sleep corrects it.
+            // A first guess of how late the system wakes a sleeping thread. Each sleep corrects it.
             expectation: ExpectedDurations::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -68,8 +68,8 @@ impl InFlight {
         self.entries.len()
     }
 
-    /// Records that all copies up to `ticket` are done. Set `watched` if a poll a moment ago found `ticket`
-    /// not done. A single copy that is newly done has then only just ended, so its duration is recorded.
+    /// Records that all copies up to `ticket` are done. Set `watched` if another poll a moment ago found that
+    /// `ticket` was not done. The copy then ended between the two polls, so its duration is recorded.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;
@@ -250,7 +250,7 @@ mod tests {
         // copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // Other jobs may delay this thread until both copies should be complete. The sleep is then zero.
+        // If other jobs delay this thread past the expected end of both copies, the sleep is zero.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

@@ -20,7 +20,8 @@ pub struct HeapPool {
     stride: usize,
     headroom: usize,
     count: usize,
-    /// The free buffers that threads allocate from.
+    /// Free buffers. Threads other than the owner allocate from this list, and the owner refills its own list
+    /// from it.
     free: CacheAligned<Mutex<Vec<u32>>>,
     /// The buffers that threads freed. They move to `free` when it runs short. So freeing threads rarely
     /// contend with allocating ones.
@@ -49,8 +50,8 @@ const UNPOISONED: &str = "nothing panics while it holds a free list";
 /// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
 pub const HEADROOM: usize = 128;
 
-/// The largest data room. It holds a 64 KiB datagram with its Ethernet header and tags, as Linux may send
-/// before segmentation.
+/// The largest data room in bytes. It is the least power of two that holds a 64 KiB datagram with its
+/// Ethernet header and tags, which Linux may send before segmentation.
 const MAX_ROOM: usize = 128 << 10;
 
 impl HeapPool {
@@ -230,8 +231,8 @@ unsafe impl Pool for HeapPool {
     }
 }
 
-/// Makes the calling thread a pool's owner; see [`Pool::own`]. Dropping it returns the owner's free buffers
-/// to all threads.
+/// A guard that makes the calling thread a pool's owner until it is dropped; see [`Pool::own`]. Dropping it
+/// returns the owner's free buffers to all threads.
 pub struct PoolOwner<'a> {
     pool: &'a HeapPool,
     /// Prevents the guard from being sent to another thread.

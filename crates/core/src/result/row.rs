@@ -6,7 +6,8 @@ use serde::Serialize;
 /// A named value, ready to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// The heading of the value's column, or the name of its line. Contains the unit, unless `text` does.
+    /// The heading of the column, or the label of the line, in which the value is shown. Contains the unit,
+    /// unless `text` does.
     pub name: String,
     /// The value. Empty if the row has none.
     pub text: String,
@@ -31,7 +32,7 @@ pub trait Row: Serialize {
     fn parameters(&self) -> Vec<Cell>;
 
     /// Returns the measured values for a table. All rows of a type must return the same names in the same
-    /// order. A column without any text is left out.
+    /// order. A column is left out if its text is empty in every row.
     fn figures(&self) -> Vec<Cell>;
 
     /// Returns the measured values as lines of text, which replace the table of a document with only this

@@ -110,7 +110,8 @@ pub enum Half {
     Second,
 }
 
-/// The most packets per item for which [`Dispatcher::prefetch_next`] prefetches descriptors.
+/// The most packets per item for which [`Dispatcher::prefetch_next`] prefetches descriptors. Larger items are
+/// prefetched in part.
 const MOST_PREFETCHED: usize = 128;
 /// The length of a CPU's cache line, in bytes. [`layout::LINE`] spans two of them.
 const CORE_LINE: usize = 64;

@@ -11,8 +11,9 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
-//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's line. If bursts have no more, device code
-//! reads them together with the word, in one round trip over PCIe (see `protocol.rs`).
+//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's line. If a burst has at most that many
+//! packets, device code reads the descriptors together with the word, in one round trip over PCIe (see
+//! `protocol.rs`).
 //!
 //! Rings between threads keep their slots in another order, which `Ring::between_threads` explains.
 //!
@@ -56,7 +57,7 @@ pub const PORT_BASE: u32 = 2;
 /// The high half of the word that completes an item: all packets are forwarded at their old length, without
 /// verdicts.
 pub const UNCHANGED: u32 = 0;
-/// The high half of the word that completes an item: each packet has a verdict.
+/// The high half of the word that completes an item: the slot holds a verdict for each packet.
 pub const VERDICTS: u32 = 1;
 
 /// The alignment of slots, and the offset of slot 0 in the submission half, in bytes.

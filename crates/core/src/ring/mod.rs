@@ -225,7 +225,8 @@ impl Ring {
         self.info_of(RingWords(self).submitted(position as u32), position)
     }
 
-    /// Returns true if the item at `position` is completed, and no later item of its slot is.
+    /// Returns true if the item at `position` is completed, and its slot does not yet hold a later completed
+    /// item.
     #[inline]
     pub fn is_completed(&self, position: u64) -> bool {
         self.info_of(RingWords(self).completed(position as u32), position).is_some()
@@ -336,7 +337,7 @@ impl Ring {
         let first = self.descriptors(slot).wrapping_add(i).cast::<u64>();
         // SAFETY: `i` is below `burst`, so both words are inside the region. They are 8-aligned. While the
         // dispatcher fills the slot, no other host thread accesses them, because a worker first reads the
-        // item's word. Device code checks the lap of what it reads early.
+        // item's word. Device code may read descriptors before the item's word, and then checks their lap.
         unsafe { [AtomicU64::from_ptr(first), AtomicU64::from_ptr(first.add(1))] }
     }
 }

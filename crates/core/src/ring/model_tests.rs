@@ -167,8 +167,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-        // Let the sides take turns until both have finished. Every store is visible after the joins, so each
-        // round makes progress, and the number of rounds is limited.
+        // Let the sides take turns until both have finished. The threads were joined, so all their stores are
+        // visible, and each round makes progress. So the number of rounds is limited.
         for round in 0.. {
             assert!(round <= 4 * items + 4, "no progress");
             for (side, done) in &mut rest {
@@ -192,8 +192,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // Fill the descriptor with the address of the lap before the first, because a consumer that reads the
-        // descriptor before the word may find it.
+        // Fill the descriptor as the lap before the first item would have left it. A consumer that reads the
+        // descriptor before the word may read this stale descriptor, and must recognise it by its lap.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {

@@ -82,7 +82,8 @@ pub enum Polled {
     Item {
         /// The slot.
         slot: u32,
-        /// The high half of the word by which the dispatcher submitted the item: information about it.
+        /// The high half of the word by which the dispatcher submitted the item. The burst ring stores the
+        /// number of packets there.
         info: u32,
     },
     /// No item yet.
@@ -115,8 +116,9 @@ pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
     words[1].store(length as u64 | (lap as u64) << 32);
 }
 
-/// Returns true if a descriptor with the second word `second` was written for the item of `lap`. Both words
-/// must have been read at once. Device code makes the same check.
+/// Returns true if a descriptor belongs to the item of `lap`, and not to an earlier item of the slot.
+/// `second` is the descriptor's second word, read together with the first by one load. Device code makes the
+/// same check.
 #[cfg(test)]
 pub fn belongs(second: u64, lap: u32) -> bool {
     lap != 0 && (second >> 32) as u32 == lap
@@ -145,7 +147,8 @@ impl DispatcherCursor {
         (self.in_flight() < self.limit).then(|| slot_of(words, self.published))
     }
 
-    /// Returns the word that [`DispatcherCursor::publish`] writes next. Its low half is the lap of the next item.
+    /// Returns the word that [`DispatcherCursor::publish`] writes next: `info` in the high half, and the next
+    /// item's lap in the low half.
     #[inline(always)]
     pub fn word<W: Words>(&self, words: &W, info: u32) -> u64 {
         word(lap_of(self.published, words.slots()), info)

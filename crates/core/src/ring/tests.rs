@@ -284,8 +284,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begin in the last lap before the 32-bit lap wraps. Each `submit` advances by a whole lap, so slot 1
-    // stays unused.
+    // Begin in the last lap before the 32-bit lap wraps. Each `submit` uses slot 0 of the next lap, and slot
+    // 1 stays unused.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::DispatcherCursor::new(&RingWords(&ring), position);

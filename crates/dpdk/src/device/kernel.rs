@@ -31,8 +31,8 @@ impl RingSizes {
     /// block for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
-        // The greatest common divisor of slot and page: the largest power of two that divides the slot, but
-        // at most a page.
+        // The greatest common divisor of slot size and page size, from which their least common multiple
+        // follows. Because a page is a power of two, so is the divisor.
         let shared = (1 << slot.trailing_zeros()).min(PAGE);
         Self { slot, block: slot * (PAGE / shared) }
     }
@@ -51,15 +51,16 @@ impl RingSizes {
         u32::from(count).next_multiple_of(self.block / self.slot)
     }
 
-    /// Returns the data room that the driver demands of buffers: a slot without the kernel's header.
+    /// Returns the data room of buffers that the AF_PACKET driver demands: the size of a slot in the packet
+    /// socket's ring, less the kernel's header.
     pub(super) fn required_room(self) -> u32 {
         const HEADER: u32 = 32;
         self.slot - HEADER
     }
 
-    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, the kernel's header,
-    /// an address and padding come before the frame, because the bytes after the Ethernet header are aligned
-    /// to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
+    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, 66 bytes of the slot
+    /// come before the frame: the kernel's header, an address, and padding (`tpacket_rcv` in Linux's
+    /// `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
         self.slot - FRAME_OFFSET
@@ -103,8 +104,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // Use one DPDK device for `queue` and all later pairs of queues. For a receive queue behind the last
-    // pair, use a device of its own: `xdp_queues` combines several such devices.
+    // One DPDK device serves `queue` and all later pairs of queues. DPDK's driver counts only pairs, so each
+    // receive queue beyond the pairs needs a device of its own, which `xdp_queues` combines.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
@@ -161,7 +162,8 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
         return Err(Error::Busy {
             port: spec.text.clone(),
             what: format!("the name {interface}"),
-            // Suggest removing only a tap, which an earlier run may have left behind.
+            // If the existing interface is a tap, an earlier run may have left it behind, so suggest removing
+            // it. Never suggest this for other interfaces.
             remedy: match Path::new("/sys/class/net").join(interface).join("tun_flags").exists() {
                 true => format!("choose another, or remove that tap: ip link delete {interface}"),
                 false => "choose another".into(),

@@ -88,7 +88,8 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
 fn check_bind(spec: &EthSpec, path: &Path) -> Result<()> {
     match std::os::unix::net::UnixListener::bind(path) {
         Ok(_) => {
-            // Ignore a failure, because the driver replaces or reports the socket.
+            // Ignore a failure to remove the socket: the driver replaces the file, or reports that it cannot
+            // bind.
             let _ = std::fs::remove_file(path);
             Ok(())
         }
@@ -99,8 +100,8 @@ fn check_bind(spec: &EthSpec, path: &Path) -> Result<()> {
     }
 }
 
-/// Returns true if no process listens on the Unix socket at `path`. Tries both types of sockets that can
-/// listen, because the wrong type may get another error.
+/// Returns true if no process listens on the Unix socket at `path`: the connection is refused. Tries both
+/// socket types, because a connection by the wrong type may fail with another error.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

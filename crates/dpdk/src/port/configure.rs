@@ -12,8 +12,9 @@ use std::sync::Arc;
 const DESCRIPTORS: u16 = 1024;
 
 impl EthPort {
-    /// Configures the device with `queues` receive and as many transmit queues, because some drivers have
-    /// only pairs. Records the sockets of an AF_XDP port. Set `receives` if the receive queues will be read.
+    /// Configures the device with `queues` receive queues and `queues` transmit queues. The numbers are equal
+    /// because some drivers support only pairs of queues. Records the sockets of an AF_XDP port. Set
+    /// `receives` if the receive queues will be read.
     pub(super) fn configure_device(
         &mut self,
         filled: Vec<Arc<MbufPool>>,

@@ -41,8 +41,8 @@ impl EthPort {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
-            // A memif server disconnects clients until its own device is started. So a client that gets no
-            // answer connects again.
+            // A memif server disconnects clients until its own device is started. So if the server has not
+            // answered within `wait`, connect again.
             if !server && connected.elapsed() > wait {
                 // SAFETY: the device is started. The gate keeps the port's queues out of the driver until
                 // `start` ends.

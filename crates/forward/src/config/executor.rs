@@ -12,8 +12,8 @@ pub enum Method {
     /// each burst and waits for the kernel.
     #[default]
     Single,
-    /// One thread receives and sends. Workers run the packet function. On a GPU, a feeder launches a kernel
-    /// for each burst.
+    /// One thread receives and sends. On the CPU, workers run the packet function. On a GPU, a feeder
+    /// launches a kernel for each burst.
     Split,
     /// GPU only: a resident kernel polls the burst ring for items.
     Persistent,

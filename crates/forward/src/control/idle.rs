@@ -16,10 +16,10 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds of waits inside the polling loop, for a port that accepts no packets.
+    /// Rounds in which the polling loop waited because a port accepted no packets.
     refused: Rounds,
-    /// The number of [`Idle`] values on this thread. The first is for the thread's polling loop and counts in
-    /// `idle`. Further ones are for waits inside that loop and count in `refused`.
+    /// The number of [`Idle`] values that exist on this thread. The first measures the thread's polling loop,
+    /// in `idle`. Each further one measures a wait inside the loop, in `refused`.
     loops: Cell<u32>,
 }
 
@@ -107,8 +107,8 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if [`Idle::wait`] reads the clock in the current idle period. Set until a first period was timed,
-    /// and then in one period of 64, because reading the clock in each round would increase latencies.
+    /// True if [`Idle::wait`] reads the clock in the current idle period. After the first measured period,
+    /// only one of 64 is timed, because reading the clock in each round would increase latencies.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
@@ -147,7 +147,7 @@ impl Idle {
     const SPINS: u32 = 512;
     /// One of this many idle periods (consecutive rounds without work) is timed.
     const TIMED: u32 = 64;
-    /// A round that takes at least this many ticks counts as interrupted by other threads.
+    /// A round that takes at least this many ticks of the raw clock counts as interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
     /// Ends the current idle period. Call it in each round that found work.
@@ -180,8 +180,9 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Only an idle period with at least two rounds can be timed. So time every period until one had two
-        // rounds. After that, time one in [`Idle::TIMED`] periods.
+        // Only an idle period with at least two rounds can be timed. Time every period until this succeeded
+        // once, because the duration of a round is unknown until then. After that, time one in
+        // [`Idle::TIMED`] periods.
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }

@@ -53,7 +53,8 @@ struct Trial {
     /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
     p99: Option<Duration>,
-    /// True if at least [`CARRIED`] of the offered rate arrived while the latency was measured.
+    /// True if packets arrived at [`CARRIED`] times the offered rate, or faster, while the latency was
+    /// measured.
     carried: bool,
 }
 
@@ -96,7 +97,8 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Loop over burst sizes outside, so that every method is tried with the first sizes if time runs out.
+    // Try all methods with one burst size before the next size. If time runs out, every method was still
+    // tried with the first sizes.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;

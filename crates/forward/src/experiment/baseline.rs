@@ -35,8 +35,7 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
 ///
 /// - Packets flow in both directions, or the source cannot be read twice.
 /// - `control` was stopped, or the baseline fails.
-/// - On a GPU, the run itself needs privileges. The baseline would drop them before it loads the run-time
-///   compiler.
+/// - The executor is a GPU, and the run drops privileges that its ports need.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };
     let needs_privileges = config.executor.device() != Device::Cpu && config.drops_needed_privileges();

@@ -169,7 +169,8 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         // Restore the packets' bytes, because a function that decrements hop limits would soon drop them as
         // expired.
         for (packet, content) in packets.iter().zip(&contents) {
-            // SAFETY: this thread owns the packet, in host memory. Its buffer has room for its former bytes.
+            // SAFETY: this thread owns the packet, in host memory. Its buffer held these bytes before, so
+            // they fit.
             unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
                 .copy_from_slice(content);
         }
@@ -225,7 +226,8 @@ mod tests {
     use crate::control::Control;
     use crate::run::run;
 
-    /// Runs 1000 packets through `function`, and returns the ceiling of that run.
+    /// Runs 1000 packets from port `rx` through `function`, with `work` of added work per packet. Returns the
+    /// ceiling that is measured for this run.
     fn ceiling_of(rx: &str, function: &str, work: Duration) -> Ceiling {
         let mut config = Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
         config.function = function.into();

@@ -65,7 +65,8 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // The guard stops the job even if `work` panics, because the scope waits for the job.
+            // Stop the job even if `work` panics. The scope waits for the job, so it would otherwise wait
+            // forever.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);

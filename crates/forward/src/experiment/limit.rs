@@ -47,7 +47,8 @@ const NOT_RUNNING: f64 = 0.2;
 const BLOCKED: f64 = 0.5;
 /// A port that refuses at least this share of the packets is the limit.
 const REFUSED: f64 = 0.05;
-/// The shortest run whose limit is named. In shorter runs, start and end matter too much.
+/// The shortest run for which [`limit`] names a limit. In shorter runs, start-up and shutdown distort the
+/// rates.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 /// Names what limited the run of `config`: a word or two, a colon, and the evidence. Set the ceiling in
@@ -149,8 +150,8 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
     let running = result.cpu_ns as f64 / all;
-    // Limit the share to the time in which the threads were not on a processor, because the kernel's count of
-    // time in run queues includes time before the measurement.
+    // Count at most the time in which the threads were not on a processor. The kernel's count of time in run
+    // queues can exceed it, because it includes time before the measurement.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
     let (thread, noun, they) = match threads {
         1 => ("the thread", "the thread was", "it"),
@@ -168,7 +169,8 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     }
     let slept = percent(slept);
     Some(match outcome.queued_ns {
-        // The kernel does not count the time in run queues, so name both causes.
+        // This kernel does not report how long threads waited for a core. So the cause may be busy processors
+        // or system calls.
         0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
         _ => {
             format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")
@@ -220,9 +222,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy one kind of thread was. `share` reads the share of time in which it had work. `one`
-/// completes "the thread that ...", and `several` "the threads that ...". Returns the text and the largest
-/// share.
+/// Describes how busy one kind of thread was. `share` returns the share of time in which it had work. `one`
+/// and `several` name its task, to complete "the thread that ..." or "the threads that ...". Returns the
+/// description and the largest share.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));

@@ -22,9 +22,10 @@ const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
 /// The resolution of the search, as a share of the fastest rate that it tries. The search ends when the
 /// highest rate that passed and the lowest that failed differ by at most this share.
 const RESOLUTION: f64 = 0.005;
-/// The search gives up when a rate below this share of the fastest rate has failed.
+/// The search gives up when a trial has failed even at a rate below this share of the fastest rate.
 const LOWEST: f64 = 0.01;
-/// The share of the due packets that may be unprocessed at the end of a trial, unless [`TAIL`] allows more.
+/// The share of a trial's due packets that may still be unprocessed when the trial ends. [`TAIL`] may allow
+/// more.
 const TOLERANCE: f64 = 0.002;
 /// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
 /// still be in flight.

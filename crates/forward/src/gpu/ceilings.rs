@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
-/// Compiles and loads `bare.cu`: kernels that only cause the memory traffic of a run.
+/// Compiles and loads `bare.cu`. Its kernels cause the memory traffic of a run without running a packet
+/// function, so their rates are the ceilings of a run.
 pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     let program = Source {
         name: "bare.cu",
@@ -55,7 +56,7 @@ pub struct Pull {
 }
 
 /// Measures the ceilings for packets of `size` bytes in `memory`. The first `moved` bytes of each packet are
-/// copied into the GPU. Measures each number of packets per item that `bursts` lists.
+/// copied into the GPU. `bursts` lists the numbers of packets per item, which are measured one after another.
 ///
 /// # Errors
 /// If a driver call fails, or memory is short.
@@ -163,7 +164,7 @@ fn timed(
     Ok(times[times.len() / 2])
 }
 
-/// The latency of a bare kernel that processes items of one packet.
+/// The round-trip time between the host and a minimal GPU kernel, for items of one packet.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RoundTrip {
     /// The time from the host's write of the flag until the host sees the answer. The GPU reads flag,
@@ -171,7 +172,8 @@ pub struct RoundTrip {
     pub nanoseconds: Option<Percentiles>,
 }
 
-/// Measures the round trip `rounds` times. Leaves out the first tenth.
+/// Measures the latency of a bare kernel `rounds` times, from the host's write of a flag to the kernel's
+/// answer. Leaves out the first tenth, the warm-up.
 ///
 /// # Errors
 /// [`Error::Stuck`] if the kernel does not answer within 2 s, or if a driver call fails.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The time for which a block computes.
+/// The time for which each block of the competing kernel computes before it ends.
 const SLICE: Duration = Duration::from_micros(200);
 /// The number of blocks per launch, divided by the number that the GPU holds at once.
 const WAVES: u32 = 8;

@@ -21,7 +21,7 @@ pub(super) struct Feeder<'a> {
     posting: Posting<'a>,
 }
 
-/// What the feeder does for each item.
+/// How the feeder gets a kernel for each item: it launches the kernels or queues them on the GPU (posting).
 enum Posting<'a> {
     /// The feeder posts nothing. With `single`, the dispatching thread launches the kernels; with
     /// `persistent`, one kernel processes all items.
@@ -128,7 +128,8 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Ends the waits on the GPU for items that will never be submitted. A second call changes nothing.
+    /// Ends the waits of posted kernels for items that were never submitted, so that the kernels can end. A
+    /// second call changes nothing.
     fn release(&mut self) {
         self.lane.ring.release_waits(self.posted());
     }
@@ -159,7 +160,8 @@ fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result
     streams.iter().try_for_each(|stream| stream.synchronize()).map_err(Into::into)
 }
 
-/// Launches a packet function's `tick` kernel from time to time, on a stream that carries nothing else.
+/// The caller of a packet function's `tick` on the GPU: launches its kernel at most once per millisecond.
+/// Nothing else runs on `stream`, so an idle stream shows that the last `tick` has ended.
 pub(super) struct Ticks<'a> {
     lane: &'a Lane,
     stream: &'a Stream,

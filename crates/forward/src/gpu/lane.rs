@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// `inlane_lane` of `kernels/executor.cu`, which documents the fields. Kernels receive it by value.
+/// The parameter of a lane's kernels, passed by value. `inlane_lane` in `kernels/executor.cu` has the same
+/// layout and documents the fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneParameters {
@@ -56,8 +57,9 @@ impl LaneParameters {
 /// A persistent kernel without a heartbeat for this time ends, because the host process must be dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the bytes per packet of the buffers `stage` and `shadow` of [`LaneParameters`]. A packet's 16-byte
-/// chunks fit in at any address. 0 stands for no buffer.
+/// Returns the bytes per packet of the buffers `stage` and `shadow` of [`LaneParameters`], in this order. 0
+/// stands for no buffer. Packets are copied in aligned 16-byte chunks, so an unaligned packet needs up to one
+/// more chunk.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {
@@ -83,7 +85,7 @@ pub struct Lane {
     /// other blocks, and the buffers into which packets are copied.
     _memory: Vec<Region>,
     location: Location,
-    /// The address of the pool's memory.
+    /// The address of the memory of the pool for which the lane was created.
     pub(super) packets: u64,
     /// True while `LoadedFunction::starting` counts this lane, because the lane still allocates memory.
     starting: AtomicBool,
@@ -234,8 +236,8 @@ impl Lane {
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Leaves a barrier and waits for the others: subtracts this lane from `count` if `counted` is set, then
-    /// blocks until `count` is 0 or the GPU was abandoned.
+    /// Counts this lane as arrived, and waits for the other lanes: subtracts it from `count` if `counted` is
+    /// set, then blocks until `count` is 0 or the GPU was abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         leave_barrier(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
@@ -373,8 +375,8 @@ impl Drop for Lane {
     }
 }
 
-/// Subtracts a lane from a barrier's `count`, if `counted` is set. Clears `counted`, so a second call does
-/// nothing.
+/// Leaves a barrier: subtracts a lane from the barrier's `count`. Does so only once, because it clears
+/// `counted`, which is true while the lane counts.
 fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

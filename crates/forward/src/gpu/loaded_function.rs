@@ -119,7 +119,8 @@ impl LoadedFunction {
 /// (`Kernel::set_max_dynamic_shared_bytes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SharedMemory {
-    /// The launches use no more shared memory than the usual limit allows, so the kernel's limit stays.
+    /// The launches need at most the 48 KiB of shared memory that every kernel may use. Leave the kernel's
+    /// limit unchanged.
     Usual,
     /// The launches use more shared memory than the usual limit. Raise the kernel's limit before the
     /// launches.
@@ -144,8 +145,8 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
 /// `burst` packets and the packet function's `fixed` bytes.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // Round the declared bytes up to a multiple of 16, because the bytes for packets follow at such an
-    // offset.
+    // The packet function's bytes come first in shared memory. Round them up to a multiple of 16, because the
+    // packets' descriptors follow and need that alignment.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),

@@ -30,8 +30,8 @@ fn word_address(lane: &Lane, slot: u64) -> u64 {
     lane.ring.submit_region().address() + (layout::LINE + slot as usize * layout::submit_stride(burst)) as u64
 }
 
-/// Returns a wait for the initial value of slot 0's word, which is satisfied at once if nothing was submitted
-/// yet. Use it to make the driver set up a stream.
+/// Returns an operation that waits until the word of slot 0 is 0, which it is until the first item is
+/// submitted. Queue it before then to make the driver set up a stream.
 pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
 }
@@ -173,11 +173,11 @@ pub(super) struct GraphPoster<'a> {
 /// The graphs for a stretch: consecutive slots whose kernels one graph launches. Element 0 of each array is
 /// for even laps, element 1 for odd laps.
 struct Stretch {
-    /// The graphs with a wait and a kernel for each slot: one for even laps and one for odd laps. The lap's
-    /// graph is launched if at least one of the slots has no submitted item yet.
+    /// The graphs with a wait and a kernel for each slot, one for even and one for odd laps, whose waits need
+    /// different values. Launched if at least one slot has no submitted item yet.
     waiting: [GraphExec; 2],
-    /// The graphs for a stretch whose slots all hold submitted items: one for even laps and one for odd laps.
-    /// Each has one kernel with a block per item, and no waits.
+    /// The graphs that are launched if all slots of the stretch hold submitted items: one for even laps and
+    /// one for odd laps. Each has one kernel with a block per item, and no waits.
     ready: [GraphExec; 2],
 }
 
@@ -203,9 +203,9 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches a graph for the next stretch of items. If all of them were submitted, launches the graph
-    /// without waits. If not, launches the graph with waits, provided that a stream has no waiting graph.
-    /// Returns false if it launched none.
+    /// Launches a graph for the next stretch of items: the graph without waits if all these items were
+    /// submitted, else the graph with waits. Each stream holds at most one graph whose items are not
+    /// submitted. Returns false if no graph was launched.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -234,8 +234,8 @@ impl<'a> GraphPoster<'a> {
     }
 }
 
-/// Builds the graph of the `items` slots from `first` on, with a wait before each kernel. For odd laps if
-/// `odd` is 1, for even laps if it is 0.
+/// Builds a graph that processes the `items` slots from `first` on, with a wait before each kernel. The graph
+/// serves odd laps if `odd` is 1, even laps if it is 0.
 fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let branches = lane.settings.graph_branches_for();
     let mut graph = Graph::new(lane.loaded.gpu())?;
@@ -259,8 +259,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
     Ok(graph.instantiate()?)
 }
 
-/// Builds the graph of the `items` slots from `first` on, without waits. For odd laps if `odd` is 1, for even
-/// laps if it is 0.
+/// Builds a graph that processes the `items` slots from `first` on, without waits. The graph serves odd laps
+/// if `odd` is 1, even laps if it is 0.
 fn ready(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let mut graph = Graph::new(lane.loaded.gpu())?;
     let index = first as u32;

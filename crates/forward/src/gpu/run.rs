@@ -25,7 +25,8 @@ use std::time::Instant;
 /// Runs `pipeline` on `lane` until the pipeline ends. Then the lane's streams are idle, or the GPU was
 /// abandoned.
 ///
-/// Returns the pipeline's counts and the lane's report. No report after an error or if the GPU was abandoned.
+/// Returns the pipeline's counts and the lane's report. Returns no report after an error, or if the GPU was
+/// abandoned.
 ///
 /// # Panics
 /// If the lane was created for another pool.

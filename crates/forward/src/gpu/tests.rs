@@ -279,8 +279,8 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // The parameters of `PostingCursor::next`. Method `stream` posts for single items, method `graph` for
-    // stretches of several items.
+    // The parameters of `PostingCursor::next`: items per stretch, most stretches posted ahead of submission,
+    // and most items of one post. Method `stream` has stretches of one item, method `graph` longer ones.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
             // The average number of submissions and frees between two calls of `PostingCursor::next`.

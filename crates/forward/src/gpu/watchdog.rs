@@ -35,8 +35,8 @@ pub(super) fn watch_until(
     Ok(())
 }
 
-/// Returns the position of the oldest item in flight. `None` if there is none, or if the oldest item that is
-/// not freed is complete.
+/// Returns the position of the oldest item that is not freed, if this item is in flight. Returns `None` if it
+/// is complete, or if nothing is submitted.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
     // When the ring is closed, `release_waits` writes words with a packet count of 0, only to end the waits

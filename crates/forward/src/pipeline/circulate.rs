@@ -76,7 +76,7 @@ impl InFlightLimits {
 
 /// Hooks by which an executor adds work to the dispatching thread.
 pub(crate) trait CirculationHooks {
-    /// Called after an item of `count` packets was submitted.
+    /// Called after an item of `count` packets was submitted, for example to launch a kernel for the item.
     ///
     /// # Errors
     /// When the executor has failed.
@@ -85,7 +85,8 @@ pub(crate) trait CirculationHooks {
         Ok(())
     }
 
-    /// Called in each round in which the oldest item in flight was not complete.
+    /// Does the executor's own work while no item completes. The dispatching thread calls it in each round in
+    /// which the oldest item in flight is not complete.
     ///
     /// # Errors
     /// When the executor has failed and no item will complete any more.

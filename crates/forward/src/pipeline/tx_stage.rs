@@ -17,7 +17,7 @@ pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
     /// One buffer per transmit port, into which bursts with packets for several ports are sorted.
     by_port: Vec<BurstBuffer>,
-    /// Collects packets for ports that do not exist, until the packets are freed.
+    /// Collects packets whose verdict names a port that does not exist, until they are freed.
     invalid: BurstBuffer,
     overload: Overload,
     /// The number of packets dropped because a port was full.

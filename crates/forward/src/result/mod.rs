@@ -114,7 +114,8 @@ pub struct PacketResult {
 /// The bytes that crossed PCIe between host and GPU because of the packets.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pcie {
-    /// The number of bytes in both directions together, computed from what the run did.
+    /// The number of bytes that crossed PCIe because of the packets, in both directions together. Computed,
+    /// not measured.
     pub modelled_bytes: u64,
     /// How `modelled_bytes` was computed.
     pub model: String,
@@ -158,13 +159,13 @@ pub struct Repeats {
 }
 
 impl PacketResult {
-    /// Returns the transmit rate in packets per second. With repeats, it is the median of their rates.
+    /// Returns the transmit rate in packets per second. With repeats, it is the median of the repeats' rates.
     pub fn rate(&self) -> f64 {
         self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
-    /// Returns the median latency in nanoseconds. With repeats, it is the median of their medians; otherwise it
-    /// is that of [`PacketResult::total_latency`].
+    /// Returns the median latency in nanoseconds. With repeats, it is the median of the repeats' medians;
+    /// otherwise it is that of [`PacketResult::total_latency`].
     pub fn p50_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))

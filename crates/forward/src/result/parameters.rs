@@ -103,8 +103,8 @@ impl From<String> for Quantity {
     }
 }
 
-/// The parameters that distinguish a run from its neighbours, such as burst and method. In JSON they are one
-/// object, with the unit in each key: `flush_ns`, `size_bytes`.
+/// The parameters that distinguish a run from the other runs of the same result, such as burst and method. In
+/// JSON they are one object, with the unit in each key: `flush_ns`, `size_bytes`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters(Vec<(String, Quantity)>);
 

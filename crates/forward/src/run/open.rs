@@ -75,8 +75,8 @@ pub(super) fn pools(
                 // Let the GPU's driver allocate the memory, because its pages are larger than those of memory
                 // that is only registered with the driver.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // Leave the creation of the pool to the code below, which also serves runs on the CPU: DPDK
-                // allocates the memory of mbufs, and `Lane::new` registers that memory with the GPU's driver.
+                // For mbufs in host memory, use the code below, which also serves runs on the CPU. DPDK
+                // allocates their memory, and `Lane::new` later registers it with the GPU's driver.
                 (_, true) => {}
             }
         }

@@ -59,7 +59,8 @@ impl Wrappers {
             rx = Box::new(PacedRx::new(rx, rate, share, &self.clock));
         }
         if let Some(settings) = &self.faults {
-            // Give each queue a different seed, so that different packets of each queue get faults.
+            // Give each queue a different seed, so that the faults do not hit the same packets in every
+            // queue.
             let seed = settings.seed.wrapping_add(faults.len() as u64);
             let faulty = Faults { seed, ..*settings }.rx(rx, pool, &self.clock)?;
             faults.push(faulty.fault_counts());

@@ -170,7 +170,7 @@ impl<'a> OranSlot<'a> {
     /// Returns the first `prbs` PRBs of a symbol in order. PRBs that did not arrive are zero.
     ///
     /// # Panics
-    /// If the output region does not hold that many.
+    /// If the output region ends before the last of these PRBs.
     pub fn symbol(&self, stream: usize, symbol: usize, prbs: usize) -> &'a [u8] {
         let [symbol_bytes, stream_bytes, prb_bytes] = [
             offset_of!(Record, symbol_bytes),
@@ -283,7 +283,8 @@ impl Settings {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }
 
-    /// Returns the bytes from one symbol's data to the next one's. `oran_reorder.cu` computes the same.
+    /// Returns the distance in bytes from one symbol's data to the next symbol's data. `oran_reorder.cu`
+    /// computes the same.
     fn symbol_bytes(&self) -> usize {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 /// The most rules that the settings of `drop-rule` can contain.
 const MOST: usize = 32;
 
-// Bits of `Rule::checks`: the fields of a packet that the rule checks.
+// Bits of `Rule::checks`. A set bit means that the rule checks the packet field that names the constant.
 const TYPE: u32 = 1;
 const VERSION: u32 = 2;
 const PROTOCOL: u32 = 4;
@@ -57,7 +57,8 @@ pub(super) fn layout() -> String {
     rule + &struct_layout!(State as "drop_rule" { count, reserved, rules, hits })
 }
 
-/// Converts the settings to the beginning of the state: the number of rules, and the rules.
+/// Parses the settings of `drop-rule`. Returns the first bytes of the function's state: the number of rules,
+/// and the rules.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err(

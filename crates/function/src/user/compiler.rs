@@ -113,8 +113,8 @@ impl Compiler {
     }
 }
 
-/// Describes the processor that `-march=native` compiles for. It is part of the key, because machines with
-/// different processors may share a cache directory.
+/// Describes the processor that `-march=native` compiles for. The cache key of compiled code contains this
+/// text, because machines with different processors may share a cache directory.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();

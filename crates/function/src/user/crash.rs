@@ -33,7 +33,8 @@ pub(super) fn explain(file: &str) {
             // SAFETY: an all-zero sigaction is valid.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = handler as extern "C" fn(c_int) as libc::sighandler_t;
-            // After a stack overflow, the thread's own stack has no room for the handler.
+            // Run the handler on another stack, because after a stack overflow, the thread's own stack has no
+            // room for it.
             action.sa_flags = libc::SA_ONSTACK;
             // SAFETY: both structures outlive the calls. `before` is written before it is read.
             unsafe {

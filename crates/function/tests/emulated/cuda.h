@@ -74,14 +74,15 @@ static void switch_away() {
     setcontext(&caller);
 }
 
-// Lets another fiber run, with some probability.
+// Lets another fiber run, with some probability, so that tests reach many interleavings.
 static void turn() {
     uint32_t what = chance() % 64;
     if (what == 0) usleep(chance() % 50); // lets another block run
     if (what < 16) switch_away();
 }
 
-// Blocks the calling fiber until `members` fibers have arrived. Returns true if any `value` is not 0.
+// Blocks the calling fiber until `members` fibers have arrived. Returns true if the `value` of any of them is
+// not 0.
 static int wait_at(barrier &at, unsigned members, int value) {
     at.any |= value;
     if (++at.arrived == members) {

@@ -221,7 +221,7 @@ pub fn hostile() -> impl Strategy<Value = Vec<u8>> {
         (well_formed(), proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6));
     let changed = changed.prop_map(|(mut frame, changes)| {
         for (at, byte) in changes {
-            // Change only headers, which matter most.
+            // Change only the first 70 bytes, which contain the headers.
             let at = at.index(frame.len().min(70));
             frame[at] = byte;
         }

@@ -26,8 +26,9 @@ pub fn instance(text: &str) -> Instance {
     PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
-/// Runs the instance's function on frames in bursts of `burst`, as packets or as descriptors. Addresses are a
-/// multiple of 64 plus `shift`. Returns what became of each frame.
+/// Runs the instance's function on frames in bursts of `burst`, and returns what became of each frame. Calls
+/// the function with packets if `as_packets` is set, else with descriptors. The frames' addresses are a
+/// multiple of 64 plus `shift`.
 pub fn run_shaped(
     instance: &mut Instance,
     frames: &[Vec<u8>],

@@ -15,7 +15,8 @@
 //! tag computed from both epochs marks every word written later, so stores of an older connection are
 //! ignored.
 
-/// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
+/// Version of everything that peers exchange: the handshake's row, the layout of inbound memory, and
+/// requests.
 pub const VERSION: u16 = 1;
 /// The number of scratchpads that hold a [`ScratchpadRow`].
 pub const ROW: usize = 8;
@@ -143,15 +144,16 @@ impl Handshake {
         self.own.ready = true;
     }
 
-    /// Takes the peer's row, as read from the scratchpads, and returns what to do next.
+    /// Decodes `words`, the peer's handshake state in its row of scratchpads, and returns what to do next.
     pub fn read(&mut self, words: &[u32; ROW]) -> NextStep {
         let Some(row) = ScratchpadRow::decode(words) else { return NextStep::Wait };
         let fresh = self.own.seen != row.epoch;
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // A stale row may have any version. Report another version only if the row names this side's
-            // epoch, which shows that the row answers this side.
+            // Scratchpads may still hold the row of an earlier connection, with any version. Report another
+            // version only if the row contains this side's epoch, which shows that the peer answers this
+            // side.
             let ours = row.seen == self.own.epoch;
             return if ours { NextStep::OtherVersion(row.version) } else { self.changed(fresh) };
         }

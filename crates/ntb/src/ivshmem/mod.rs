@@ -96,8 +96,8 @@ impl Ivshmem {
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        // Check the kind of the device before opening it. If a device is in use, the error from opening it
-        // suggests how to free it. The user must not free a device that is not ivshmem.
+        // Check that the device is an ivshmem device before opening it. The error for a device in use advises
+        // the user to unbind it, which would be wrong for any other device.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(

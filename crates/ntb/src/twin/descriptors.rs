@@ -138,7 +138,7 @@ fn mapped(address: *mut std::ffi::c_void, bytes: usize, location: Location) -> R
 /// # Safety
 /// The caller owns the `bytes` at `address`, and no thread accesses them meanwhile.
 pub(crate) unsafe fn map_at(fd: BorrowedFd<'_>, offset: u64, bytes: usize, address: *mut u8) -> Result<()> {
-    // SAFETY: the caller gives up what was mapped there.
+    // SAFETY: the caller owns the bytes at `address`, so the new mapping may replace them.
     let mapped = unsafe {
         rustix::mm::mmap(
             address.cast(),

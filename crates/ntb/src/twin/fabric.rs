@@ -71,7 +71,7 @@ pub(super) const MESSAGE_ATTACHED: u32 = 1;
 pub(super) const MESSAGE_FINISHED: u32 = 2;
 pub(super) const MESSAGE_EXIT: u32 = 3;
 pub(super) const MESSAGE_LOST: u32 = 4;
-/// The process has started and asks for the fabric.
+/// The process has started and asks the hub for the descriptors of the fabric.
 pub(super) const MESSAGE_HELLO: u32 = 5;
 
 /// The hub of a twin bridge: the owner of the fabric, which is the memories and registers of all ports. The
@@ -80,7 +80,8 @@ pub struct Hub {
     fabric: Arc<Fabric>,
     events: Sender<(u32, PortEvent)>,
     receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
-    /// The socket of each process that has not ended, with the number of its port.
+    /// For each process that has not ended: the number of its port, and the socket that connects the hub to
+    /// it.
     sockets: Sockets,
 }
 

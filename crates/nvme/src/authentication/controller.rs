@@ -212,7 +212,8 @@ impl ControllerSide {
             return Err(AuthenticationFailure::FAILED.into());
         }
         let Some((sequence, challenge)) = &reply.challenge else { return Ok(State::Success1(None)) };
-        // Refuse the controller's own challenge, because the host would only reflect it.
+        // Refuse a challenge that equals the controller's own, because a host that sends a challenge back may
+        // be mounting a reflection attack.
         let secret = self.credentials.target.as_ref().filter(|_| challenge != &own.challenge);
         let secret = secret.ok_or(AuthenticationFailure::FAILED)?;
         let response = Response { challenge, sequence: *sequence, role: Role::Controller, ..response };

@@ -83,8 +83,8 @@ impl Group {
         let mut bytes = vec![0xFF; 8];
         bytes.extend((0..middle).map(|n| u8::from_str_radix(&E[n * 2..n * 2 + 2], 16).expect("a digit")));
         let low: &mut [u8; 8] = bytes.last_chunk_mut().expect("at least 8 bytes");
-        // Without the last term, -1, the lowest 64 bits would be 0. The subtraction borrows 1 from the bits
-        // in `low` and sets all of the lowest 64 bits.
+        // The formula's last term, -1, sets all of the lowest 64 bits, because they would otherwise be 0. It
+        // borrows 1 from the next 64 bits, which are `low`.
         *low = (u64::from_be_bytes(*low) + x - 1).to_be_bytes();
         bytes.extend([0xFF; 8]);
         bytes

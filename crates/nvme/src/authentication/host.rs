@@ -104,7 +104,8 @@ struct SentReply {
 }
 
 impl<'a> HostSide<'a> {
-    /// Creates the state of a queue. `transaction` is the number of the authentication.
+    /// Creates the host's side of one authentication of a queue. `transaction` is the authentication's number
+    /// (T_ID).
     pub fn new(credentials: &'a Credentials, names: &'a Names, transaction: u16) -> Self {
         Self { credentials, names, transaction, sent: None }
     }

@@ -185,7 +185,7 @@ pub enum AuthenticationMessage {
     Reply(AuthenticationReply),
     /// DH-HMAC-CHAP_Success1: the host is authenticated.
     Success1 {
-        /// The length of a hash value, even if there is no response.
+        /// The length of a hash value. If `response` is `None`, as many zero bytes are sent in its place.
         hash_bytes: u8,
         /// R2: the controller's response to the host's challenge. `None` if there was no challenge.
         response: Option<Vec<u8>>,

@@ -25,7 +25,8 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Creates a random secret of 32, 48 or 64 bytes: as many as the hash value of `transform` has, or 32.
+    /// Creates a random secret. It is as long as a hash value of `transform`: 32, 48 or 64 bytes. Without a
+    /// transform, it has 32 bytes.
     ///
     /// # Errors
     /// If the system has no random numbers.
@@ -43,8 +44,8 @@ impl Secret {
         Zeroizing::new(format!("DHHC-1:{:02}:{}:", self.transform.map_or(0, |hash| hash as u8), *text))
     }
 
-    /// Returns the key of the HMAC: the secret, transformed with its owner's NQN if the representation says
-    /// so.
+    /// Returns the key of the HMAC. It is the secret itself or, if the secret's representation names a hash,
+    /// an HMAC of the owner's NQN with the secret.
     pub(super) fn key(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.transform {
             None => self.bytes.clone(),

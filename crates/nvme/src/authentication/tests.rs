@@ -80,11 +80,13 @@ fn wrong_and_missing_secrets_are_refused() {
         let (progress, result) = run(&mut controller(&right), &with(&right, &other));
         assert_eq!(progress, Progress::Failed(AuthenticationFailure::FAILED));
         assert!(matches!(result, Err(Refusal::WrongController)), "{result:?}");
-        // The controller has no secret, but the host challenges it.
+        // The host challenges the controller, which has no secret. The controller must refuse, because it
+        // cannot answer.
         let no_target = Credentials { target: None, ..right.clone() };
         let (_, result) = run(&mut controller(&no_target), &right);
         assert!(matches!(result, Err(Refusal::ByController(AuthenticationFailure::FAILED))), "{result:?}");
-        // The controller has a secret, but the host does not ask the controller to authenticate.
+        // The controller has a secret, but the host does not ask the controller to authenticate. The
+        // authentication must succeed.
         let (progress, result) = run(&mut controller(&right), &no_target);
         assert_eq!(progress, Progress::Authenticated);
         result.unwrap();
@@ -342,7 +344,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), start in 0_usize..7) {
-        // Half of the inputs start as a message does.
+        // Each input starts with the type and the identifier of a message.
         let starts = [[0, 0], [1, 1], [1, 2], [1, 3], [1, 4], [0, 0xF0], [0, 0xF1]];
         let bytes = [&starts[start][..], &bytes].concat();
         if let Ok((transaction, message)) = AuthenticationMessage::decode(&bytes) {

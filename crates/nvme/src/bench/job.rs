@@ -53,8 +53,8 @@ pub(super) struct Job<'a> {
     session: Session,
     workload: &'a Workload,
     part: Range<u64>,
-    /// The buffers that are not in flight. Each has a token: the index in `operations` of the operation that
-    /// uses the buffer.
+    /// The free buffers, each with its token. An operation takes a buffer and is stored in `operations` at
+    /// the index that is the buffer's token.
     buffers: Vec<(u64, Buffer)>,
     /// The operations by token.
     operations: Vec<Operation>,

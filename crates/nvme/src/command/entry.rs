@@ -82,7 +82,7 @@ impl Sgl {
         Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::IN_CAPSULE }
     }
 
-    /// Creates the descriptor of `length` bytes that C2HData or H2CData PDUs transfer.
+    /// Creates the SGL descriptor of `length` bytes of data that travel in C2HData or H2CData PDUs.
     pub const fn transport(length: u32) -> Self {
         Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::TRANSPORT }
     }

@@ -253,7 +253,7 @@ impl Controller {
         command.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
         command.cdw11 = (last << 16 | last).into();
         let granted = self.admin(command, None, "asking for I/O queues")?.completion.dw0.get();
-        // The controller may grant more than the host asked for.
+        // Use no more queues than the host asked for, because the controller may grant more.
         let last = (granted & 0xFFFF).min(granted >> 16).min(last) as u16;
         (1..=last + 1).map(|id| self.open_queue(id)).collect()
     }
@@ -270,8 +270,8 @@ impl Controller {
             let command = Command::connect(qid, entries, attributes, 0);
             connect_queue(&mut queue, command, self.id, &self.options).map(|_| queue)
         };
-        // Without flow control, the controller may omit the completions of successful reads. Connect again
-        // with flow control if the controller refuses, because support for its absence is optional.
+        // Without flow control, the controller may omit the completions of successful reads. A controller
+        // need not support this mode. If it refuses, connect again with flow control.
         let mut queue = match connect(connect::DISABLE_FLOW_CONTROL) {
             Err(Error::Status { .. }) => connect(0)?,
             result => result?,

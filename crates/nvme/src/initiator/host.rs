@@ -49,7 +49,8 @@ impl HostIdentity {
         Ok(Self { nqn: nqn.into(), id, credentials: self.credentials })
     }
 
-    /// Adds the secrets in the line of the identity's NQN in a [`SecretsFile`].
+    /// Reads this host's secrets for authentication from a [`SecretsFile`]: the line that begins with this
+    /// identity's NQN.
     ///
     /// # Errors
     /// If the file cannot be read, or has no line for the NQN.

@@ -147,7 +147,8 @@ impl Queue {
         }
     }
 
-    /// Records that a command of `Queue::submit_held` has completed.
+    /// Subtracts one from the number of held commands, which the controller may leave unanswered for any
+    /// time. Call it when one has completed.
     pub(super) fn held_completed(&mut self) {
         self.held = self.held.saturating_sub(1);
     }

@@ -79,7 +79,7 @@ impl Queues {
     /// completes.
     ///
     /// # Errors
-    /// If a queue failed, as [`Queue::progress`]. All queues should then be given up.
+    /// The error of the first queue that failed; see [`Queue::progress`]. Then give all queues up.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         if let [queue] = &mut self.queues[..] {
             return queue.progress(wait);

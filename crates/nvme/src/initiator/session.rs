@@ -71,7 +71,8 @@ pub struct Session {
     done: VecDeque<Done>,
     /// The commands that were sent again, by their tokens.
     retries: HashMap<u64, Retries>,
-    /// How many commands a controller has answered, except with path errors and transient errors.
+    /// The number of answers without a path error or transient error. If it grows while one command keeps
+    /// getting path errors, the paths work, so that command is failed.
     answers: u64,
     last_tick: Instant,
     /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
@@ -84,9 +85,10 @@ pub struct Session {
     /// The status of a command that failed because of its path. The next [`Session::progress`] gives up the
     /// path in use.
     path_error: Option<Status>,
-    /// The indices of paths that reported a path error after the last answer. They are tried last.
+    /// The indices of the paths that have reported a path error since the session last received an answer to
+    /// a command. These paths are tried last.
     inaccessible: BTreeSet<usize>,
-    /// The last error of each path that failed after the last answer, by the index of the path.
+    /// The last error of each path that has failed since a command was last answered, by the path's index.
     errors: BTreeMap<usize, String>,
     failovers: u64,
 }
@@ -231,11 +233,11 @@ impl Session {
         None
     }
 
-    /// Returns a completed command for the caller. If the command failed with a transient error and has
-    /// retries left, or failed because of its path, queues it to be sent again and returns `None`.
+    /// Returns a completed command for the caller. If its path failed, or if retries are left after a
+    /// transient error, queues the command to be sent again and returns `None`.
     ///
-    /// A command whose path errors last for [`SessionOptions::reconnect`] is returned if the controller
-    /// answered other commands meanwhile. Otherwise one command would make the session reconnect forever.
+    /// Also returns a command whose path errors last for [`SessionOptions::reconnect`] while the controller
+    /// answers other commands. Otherwise this command would make the session reconnect forever.
     fn settled(&mut self, done: Done) -> Option<Done> {
         let status = done.status();
         if status.is_path_error() {

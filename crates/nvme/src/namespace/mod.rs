@@ -85,8 +85,8 @@ impl Namespace {
     /// Opens the storage that `specification` names. `subsystem` is the subsystem's NQN.
     ///
     /// A file or block device keeps its UUID when the target restarts. A namespace in memory gets a new UUID,
-    /// because its contents are lost. A host that had it mounted then reports errors instead of reading
-    /// zeros.
+    /// because its contents are lost. The new UUID makes hosts that use the namespace report errors instead
+    /// of reading zeros.
     ///
     /// # Errors
     /// If the storage cannot be opened or locked, or is smaller than one block.

@@ -64,7 +64,7 @@ pub(super) struct Client<'a> {
     /// NVMe commands that wait until the session can submit them, because its queue is full.
     waiting: VecDeque<Request>,
     output: VecDeque<Output>,
-    /// The number of bytes of the first output that were already sent.
+    /// The number of bytes of the first element of `output` that were already sent.
     sent: usize,
     spare: Vec<Buffer>,
     held: usize,

@@ -117,8 +117,8 @@ fn structured_replies_and_block_status_are_negotiated() {
     assert_eq!(answers(&received[..received.len() - 10]), kinds);
     // With structured replies, NBD_FLAG_SEND_DF must be set: bit 7 of the last byte.
     assert_eq!(received[received.len() - 1] & 0x80, 0x80);
-    // Set the metadata contexts twice. The second option selects none, so no context remains, because each
-    // option replaces the contexts of the one before.
+    // Set the metadata contexts twice. `base:` names no context, so the second option selects none. Each
+    // option replaces the contexts of earlier options, so no context remains.
     let (result, _) = run(&[structured, set(&allocation), set(&contexts("", &["base:"])), option(1, b"")]);
     assert_eq!(result.unwrap(), Some(Features { structured: true, allocation: false }));
 }

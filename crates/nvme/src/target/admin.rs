@@ -126,7 +126,8 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let dwords = u64::from(cdw10 >> 16 | (command.cdw11.get() & 0xFFFF) << 16) + 1;
     let length = dwords * 4;
     let offset = u64::from(command.cdw12.get()) | u64::from(command.cdw13.get()) << 32;
-    // Bit 23 of dword 14 makes the offset an index, which this target does not support.
+    // Bit 23 of dword 14 is OT (offset type). With OT set, the offset is an index of a list entry instead of
+    // bytes, which this target does not support.
     if length > context.subsystem.limits.transfer_bytes().into()
         || !offset.is_multiple_of(4)
         || command.cdw14.get() & 1 << 23 != 0

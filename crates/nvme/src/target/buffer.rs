@@ -154,8 +154,8 @@ impl Shared {
         Some(memory)
     }
 
-    /// Returns a buffer in a huge page that this call provides, or else a buffer outside huge pages. Returns
-    /// `None` if the budget is used up.
+    /// Adds a huge page if possible, and returns a buffer in it. Otherwise returns a buffer outside huge
+    /// pages. Returns `None` if the budget is used up.
     fn allocate(&mut self, class: usize) -> Option<BufferMemory> {
         let size = layout(class).size();
         if size < HUGE_PAGE && self.provide_huge_page(class) {

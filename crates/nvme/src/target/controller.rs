@@ -37,7 +37,7 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Returns true if `other` reaches the same connection.
+    /// Returns true if `other` stands for the same connection.
     pub fn is_same(&self, other: &Self) -> bool {
         // Compare the inboxes, too, because two threads can have connections with the same number.
         self.connection == other.connection && Arc::ptr_eq(&self.inbox, &other.inbox)
@@ -62,8 +62,9 @@ pub struct Controller {
     pub host: Host,
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
-    /// True if the host has authenticated itself on the admin queue, or need not. False for discovery
-    /// controllers if other controllers require authentication.
+    /// True if the host has authenticated itself on the admin queue, or if it need not authenticate. A
+    /// discovery controller without authentication is not trusted if other controllers require
+    /// authentication.
     trusted: AtomicBool,
     alive: AtomicBool,
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
@@ -103,7 +104,7 @@ struct Pending {
     masked: bool,
 }
 
-/// What a write to the property CC asks for. One write may ask for both.
+/// The transition that a write to the property CC asks for: a reset, a shutdown, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transition {
     /// The controller was disabled: its I/O queues end, and so do Asynchronous Event Requests that wait for an
@@ -122,7 +123,7 @@ fn keep_alive_of(asked_ms: u64) -> u64 {
 }
 
 impl Controller {
-    /// Creates a controller for a host. It is `trusted` if the host need not authenticate itself.
+    /// Creates a controller for a host. Set `trusted` if the host need not authenticate itself.
     pub fn new(id: u16, host: Host, discovery: bool, trusted: bool, keep_alive_ms: u64, now_ms: u64) -> Self {
         Self {
             id,
@@ -266,7 +267,8 @@ impl Controller {
         (command_set, page, arbitration) == (0, 0, 0) && entries
     }
 
-    /// Writes the property CC. Returns what has to be done.
+    /// Handles a write of the property CC (controller configuration). The returned transition says whether
+    /// the write reset the controller or began a shutdown, which the caller must then complete.
     pub fn configure(&self, configuration: u32) -> Transition {
         let mut state = self.state();
         let before = std::mem::replace(&mut state.configuration, configuration);
@@ -313,8 +315,8 @@ impl Controller {
         self.state().granted_io_queues = count;
     }
 
-    /// Returns the value of a feature without effect on this target, or 0 if the host has not set it.
-    /// `namespace` is `None` for the value that applies to all namespaces.
+    /// Returns the value that the host has stored for a feature, or 0 if it has stored none. These features
+    /// have no effect on this target. `namespace` is `None` for the value that applies to all namespaces.
     pub fn feature(&self, id: u8, namespace: Option<u32>) -> u32 {
         let state = self.state();
         let value = |namespace| state.features.get(&(id, namespace));
@@ -351,7 +353,7 @@ impl Controller {
         }
     }
 
-    /// Records that the discovery log changed. Reports that to the host if it asked for such events.
+    /// Queues a discovery log change event for the host if the host asked for such events.
     pub fn discovery_changed(&self) {
         let mut state = self.state();
         if state.event_configuration & async_event::DISCOVERY_NOTICES != 0 {

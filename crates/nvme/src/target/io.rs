@@ -94,8 +94,8 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     match operation {
         Operation::Flush => {}
         Operation::Deallocate { ranges } => {
-            // The field is the number of ranges less one. The length of the data does not tell their number,
-            // because Linux always sends the longest list.
+            // The command's field NR is the number of ranges less one. The length of the data does not show
+            // the number, because Linux always sends the longest list.
             let ranges = ranges + 1;
             request.operation = Operation::Deallocate { ranges };
             request.data_bytes = u32::from(ranges) * size_of::<dsm::Range>() as u32;

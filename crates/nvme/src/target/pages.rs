@@ -38,8 +38,8 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.aerl = (MAX_EVENT_REQUESTS - 1) as u8;
     // One firmware slot, read-only.
     page.frmw = 1 | 1 << 1;
-    // Bit 0: the health of single namespaces. Bit 1: the log of supported commands. Bit 2: offsets in log
-    // pages.
+    // LPA, the supported log page features. Bit 0: a health log for each namespace. Bit 1: the log of
+    // supported commands and their effects. Bit 2: Get Log Page with an offset.
     page.lpa = 1 | 1 << 1 | 1 << 2;
     page.elpe = (error_log::ENTRIES - 1) as u8;
     // KAS is in units of 100 ms.
@@ -74,8 +74,9 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
 
 /// Returns Identify Controller for the NVM command set (NVM section 4.1.5.2).
 pub fn nvm_controller() -> Vec<u8> {
-    // WZSL, the most blocks of a Write Zeroes, as a power of two of pages: 32 MiB, which is 65,536 blocks of 512
-    // bytes. Without this limit, Linux divides Write Zeroes as it divides transfers of data.
+    // WZSL: the most blocks of a Write Zeroes, as a power of two of pages. 13 stands for 32 MiB, which is
+    // 65,536 blocks of 512 bytes. Without this field, Linux limits a Write Zeroes to the size of a data
+    // transfer.
     const WRITE_ZEROES_SHIFT: u8 = 13;
     let mut page = vec![0; IDENTIFY_BYTES];
     page[1] = WRITE_ZEROES_SHIFT;

@@ -18,7 +18,7 @@ pub struct TargetResult {
     pub threads: usize,
     /// The number of connections that were accepted.
     pub connections: u64,
-    /// The number of connections and Connect commands that were refused, of failed authentications, and of connections
+    /// The number of refused connections, refused Connect commands, failed authentications, and connections
     /// that were closed because of a limit or a timeout.
     pub refused: u64,
     /// The number of connections that the target ended because the host violated the protocol.

@@ -145,7 +145,8 @@ impl Ring {
             if !self.ring.completion().is_empty() {
                 return Ok(true);
             }
-            // This flag says that the kernel needs a system call of this thread to post completions.
+            // The flag IORING_SQ_TASKRUN is set: the kernel posts completions only when this thread makes a
+            // system call.
             if self.ring.submission().taskrun() {
                 self.enter(0)?;
             } else if start.elapsed() >= time {

@@ -168,7 +168,7 @@ impl Target {
         Ok(())
     }
 
-    /// Returns what the target serves, with its counters.
+    /// Returns the subsystem: the namespaces, hosts, controllers and counters of this target.
     pub fn subsystem(&self) -> &Arc<Subsystem> {
         &self.subsystem
     }

@@ -71,7 +71,7 @@ enum ZeroMethod {
     ZeroRange,
     /// The file system deallocates the blocks, which then read as zero.
     PunchHole,
-    /// The file system refused the better methods, so zeros are written as data.
+    /// The file system refuses to zero or deallocate ranges, so zeros are written as data.
     Write,
 }
 
@@ -96,8 +96,8 @@ pub struct OngoingOperation {
 }
 
 impl OngoingOperation {
-    /// Starts an operation. `address` is the destination of a read or compare, or the source of a write.
-    /// `ranges` are those that a deallocation frees.
+    /// Starts an operation. `address` is the destination of a read or compare, or the source of a write. A
+    /// deallocation frees `ranges`, each with an offset and a length in bytes.
     pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.reverse();
         let zero = match request.operation {
@@ -114,7 +114,7 @@ impl OngoingOperation {
         matches!(self.request.operation, Operation::Deallocate { .. }) && self.ranges.is_empty()
     }
 
-    /// Returns the next system call. A call that was interrupted is simply made again.
+    /// Returns the next system call. After a signal has interrupted a call, returns the same call again.
     pub fn call(&self) -> Call {
         let Request { operation, offset, length, .. } = self.request;
         if self.syncing {

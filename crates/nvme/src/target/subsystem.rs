@@ -20,7 +20,7 @@ const MAX_NQN: usize = 223;
 /// Limits of the resources that hosts can take. Each number is the most that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most entries of a queue. May be up to 1024.
+    /// The most entries that a host may request for a queue. The limit itself is at most 1024.
     pub queue_entries: u16,
     /// The most I/O queues of a controller.
     pub io_queues: u16,
@@ -33,7 +33,8 @@ pub struct Limits {
     pub capsule_data_bytes: u32,
     /// The most memory for data buffers of all connections of one thread together, in bytes.
     pub buffer_bytes: usize,
-    /// The most memory for data buffers of one connection, in bytes. At least the most data of a command.
+    /// The most memory for data buffers of one connection, in bytes. It must hold at least the data of the
+    /// largest command.
     pub connection_bytes: usize,
     /// The most connections, of all threads together.
     pub connections: usize,
@@ -67,7 +68,8 @@ impl Limits {
         4096 << self.transfer_shift
     }
 
-    /// Returns the most controllers whose hosts have not authenticated themselves although hosts must.
+    /// Returns the limit on untrusted controllers: those of hosts that must authenticate themselves and have
+    /// not done so yet. It is a quarter of all controllers.
     fn untrusted_controllers(&self) -> usize {
         (self.controllers / 4).max(1)
     }
@@ -94,7 +96,7 @@ pub struct Definition {
     pub nqn: String,
     /// The namespaces. Their identifiers are 1, 2 and so on.
     pub namespaces: Vec<Namespace>,
-    /// The hosts that may connect. With `None`, every host may, without authentication.
+    /// The hosts that may connect. `None` lets every host connect without authentication.
     pub hosts: Option<AllowedHosts>,
     /// The addresses on which the target listens.
     pub listeners: Vec<SocketAddr>,
@@ -215,10 +217,10 @@ impl Subsystem {
         hosts.iter().flat_map(AllowedHosts::values).any(Option::is_some)
     }
 
-    /// Replaces the list of hosts that may connect; `None` allows all. Ends the controllers of hosts that may
-    /// not connect any more. Notifies the discovery controllers of added and removed hosts that the discovery
-    /// log has changed. Returns true if the list changed. New secrets of a host apply to its next
-    /// authentication.
+    /// Replaces the list of hosts that may connect; `None` allows all. Returns true if the list changed.
+    ///
+    /// Ends the controllers of removed hosts. The discovery controllers of added and removed hosts are
+    /// notified that their discovery log changed. New secrets of a host apply to its next authentication.
     ///
     /// # Errors
     /// If an NQN is invalid. The list then stays as it is.

@@ -126,7 +126,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     let limits =
         Limits { connections: 64, handshake_timeout: Duration::from_millis(700), ..Limits::default() };
     let target = start("memory:1M", limits);
-    // A process may have only some 1000 descriptors, so keep the last 300 of the 3000 connections.
+    // Keep only the last 300 of the 3000 connections open, because a process is often limited to 1024 open
+    // descriptors.
     let mut silent = VecDeque::new();
     for number in 0..3000 {
         let mut stream = open(&target);
@@ -139,8 +140,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
             silent.pop_front();
         }
     }
-    // Only a quarter of the 64 connections may be without a queue. Wait until the target has closed the
-    // others.
+    // The limit is 64 connections, and a quarter of them (16) may be without a queue. Wait until the target
+    // has closed all others.
     let start = Instant::now();
     while target.subsystem().counters.connections.load(Relaxed) < 3000 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());
@@ -189,8 +190,8 @@ fn a_host_that_stops_reading_is_closed_and_others_are_served() {
         assert!(start.elapsed() < PATIENCE, "the greedy host is not closed");
     }
     assert!(is_closed(&mut greedy));
-    // These bytes fit into the socket's buffers, so the target does not count this host as one that stopped
-    // reading.
+    // The target must still serve the other host. It does not count this host as stalled, because 64 KiB of
+    // data fit into the socket's buffers.
     assert_eq!(read(&mut other, 128).len(), 64 << 10);
 }
 

@@ -206,7 +206,8 @@ impl<W: Word> SendLease<'_, W> {
             .then_some(Claim { position: word & POSITION })
     }
 
-    /// Returns the position from which a claim would write now, or `None` if it would fail.
+    /// Returns the position in the send ring at which the next claim would write. Returns `None` if the lease
+    /// is not granted, or if a thread has claimed the ring.
     #[inline]
     pub fn granted(&self) -> Option<u64> {
         let word = self.0.load();
@@ -274,7 +275,7 @@ pub struct Offer {
 pub enum Answer {
     /// The program has not taken the bytes yet, or only a part of them.
     Pending,
-    /// The program has taken the bytes.
+    /// The program has taken all the bytes.
     Taken,
     /// The program asks to receive the remaining bytes through the pair. Call [`PostedReceive::withdraw`].
     Asked,
@@ -303,7 +304,7 @@ impl<W: Word> PostedReceive<'_, W> {
         word >> KIND_SHIFT == IDLE && self.0.exchange(word, posted)
     }
 
-    /// Returns true if no receive is posted, and no offer waits to be settled.
+    /// Returns true if the program has posted no receive, and the engine has settled its last offer of bytes.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.0.load() >> KIND_SHIFT == IDLE
@@ -336,7 +337,8 @@ impl<W: Word> PostedReceive<'_, W> {
         matches!(self.0.load() >> KIND_SHIFT, MOVING | ASKED)
     }
 
-    /// Ends a posted receive. Returns true if no offer waits for an answer now, and false if one does.
+    /// Ends a posted receive. Returns false if the engine has offered bytes that must be taken or moved to
+    /// the pair first.
     pub fn stop(&self) -> bool {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -388,8 +390,8 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.exchange(post.word, word).then_some(Offer { word, len })
     }
 
-    /// Returns what became of an offer. If the program has taken it, posts the receive again, unless the
-    /// program has ended it.
+    /// Returns the program's answer to an offer of received bytes. If the program has taken the bytes, posts
+    /// its receive again, unless the program has ended the receive.
     pub fn settle(&self, offer: Offer) -> Answer {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -411,7 +413,7 @@ impl<W: Word> PostedReceive<'_, W> {
     }
 
     /// Returns true if the program has taken all bytes of an offer and has not ended its receive. The engine
-    /// need not settle such an offer before it has more bytes.
+    /// may leave such an offer as it is until more received bytes wait for the program.
     #[inline]
     pub fn is_renewed(&self, offer: Offer) -> bool {
         self.0.load() == receive_word(RENEWED, sequence(offer.word), 0)

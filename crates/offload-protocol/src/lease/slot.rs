@@ -25,7 +25,8 @@ pub struct Header {
     pub receive: Line,
     /// The position up to which the engine has copied bytes out of the send ring. Only the engine writes it.
     pub copied: Line,
-    /// The number of bytes that the engine has put into the slot for the present offer. Only the engine writes it.
+    /// The number of received bytes that the engine has put into the slot and currently offers to the
+    /// program. Only the engine writes it.
     pub offered: AtomicU64,
     /// The last time at which the engine recorded that it was running, in nanoseconds of CLOCK_MONOTONIC.
     /// Only the engine writes it.
@@ -51,8 +52,8 @@ const LEN: usize = RECEIVE_AT + RECEIVE + 4096;
 /// The number of different distances of slots from the start of a page. With one distance, the headers of
 /// all slots would compete for the same few sets of a processor's first cache.
 const SHIFTS: usize = 16;
-/// The step in bytes by which the distance of a slot from the start of a page grows from one slot to the
-/// next.
+/// Successive slots start at offsets within a page that differ by this many bytes, so that their headers fall
+/// into different sets of the cache.
 const SHIFT: usize = 256;
 
 const _: () = assert!(size_of::<Header>() <= SHIFT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));

@@ -101,7 +101,8 @@ fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Runs the engine beside a program that sends the bytes 1, 2 and 3, and checks their order. The program
-/// writes the byte `raw` directly to the pair; 0 means none. `checks` is passed to `Sending::send`.
+/// writes the byte `raw` directly to the pair; 0 means none. If `checks` is false, the program omits the
+/// check that the pair is empty.
 fn sends_in_order(raw: u8, checks: bool) {
     model(3, move || {
         let sending = Sending::new();
@@ -293,7 +294,7 @@ fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
     });
 }
 
-/// [`RECEIVE`] in the type in which [`PostedReceive::posted`] returns the room.
+/// [`RECEIVE`] as u64, the type of the room that [`PostedReceive::posted`] returns.
 const RECEIVE_BYTES: u64 = RECEIVE as u64;
 
 #[test]

@@ -43,8 +43,8 @@ impl Engine {
         }
         match verdict {
             Verdict::Drop => false,
-            // This thread knows no handshake to which the segment belongs. Pass the segment to the next
-            // thread instead of replying with a reset, because the SYN may have arrived on another queue.
+            // The listener on this thread has no handshake for the segment, so it replies with a reset. Pass
+            // the segment to the next thread instead, because the SYN may have arrived on another queue.
             Verdict::Reply(header)
                 if header.has(RST) && self.shared.is_some() && self.pass_to_next(packet) =>
             {
@@ -87,8 +87,8 @@ impl Engine {
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // Send the peer a reset, because it has completed the handshake, but the program has too many
-            // sockets or the engine too few descriptors.
+            // The program has too many sockets, or the engine too few descriptors. Reset the connection,
+            // because for the peer it is established already.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }
@@ -133,8 +133,9 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {
                     listening.full = true;
                     listening.requeue(pending);
-                    // Retry by a timer, because epoll reports room only once most of the pair is empty. Other
-                    // threads send to the same pair and may keep it too full for that.
+                    // Retry by a timer if epoll may stay silent. Epoll reports room only once most of the
+                    // pair is empty, but other threads may keep the shared pair fuller. Errors other than a
+                    // full pair cause no event at all.
                     if several || error.kind() != io::ErrorKind::WouldBlock {
                         let wait = RETRY_NS << listening.failures.min(MOST_DOUBLINGS);
                         listening.failures += 1;

@@ -13,8 +13,8 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// Only root may bind ports below this number.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
-/// The most sockets of a port that are checked for a closed end at once. A program can bind very many sockets to
-/// one port, and each check is a system call.
+/// The most sockets of a port that one check examines for ends that programs have closed. A program can bind
+/// very many sockets to one port, and each examination is a system call.
 const MOST_CHECKED: usize = 64;
 
 /// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`

@@ -46,11 +46,12 @@ pub(super) struct Client {
     pub user: u32,
     /// The memory that the engine shares with the process. `None` until the process asks for it.
     pub area: Mutex<Option<Arc<SharedArea>>>,
-    /// The number of requests on which other threads work.
+    /// The number of this client's requests that were passed to other threads and are not answered yet.
     passed: AtomicUsize,
 }
 
-/// Work of other threads for a client. Counts as `weight` of the client's requests until it is dropped.
+/// Work that other threads do for a client. Counts as `weight` of the client's passed requests until it is
+/// dropped.
 pub(super) struct Outstanding {
     client: Arc<Client>,
     weight: usize,
@@ -80,7 +81,7 @@ impl Drop for Outstanding {
 /// A request for a thread that did not receive it.
 pub(super) struct PassedRequest {
     request: Request,
-    /// Counts the request until it is processed.
+    /// Counts this request among its client's passed requests until it is processed.
     _outstanding: Outstanding,
 }
 
@@ -121,12 +122,13 @@ struct ControlListener {
 
 /// The control socket as one thread sees it: the clients that the thread serves.
 pub(super) struct Control {
-    /// `None` unless the thread accepts the clients.
+    /// The control socket, on the one thread that accepts clients. `None` on the other threads.
     listener: Option<ControlListener>,
     clients: Arena<Arc<Client>>,
     /// The requests for a report that wait for their turn, the oldest first. Each client has at most one.
     reports: VecDeque<PassedRequest>,
-    /// What each process has, by process ID. All threads share this table.
+    /// The numbers of sockets and control connections of each process, by process ID. All threads share this
+    /// table.
     usage: Arc<Mutex<HashMap<i32, Usage>>>,
     limit: usize,
 }
@@ -175,8 +177,8 @@ impl Control {
         })
     }
 
-    /// Creates the part of the control socket for a thread that does not accept clients. It shares the limits
-    /// of sockets.
+    /// Creates the part of the control socket for a thread that does not accept clients. All parts share the
+    /// limits on the sockets of a process.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
         Self { listener: None, clients: Arena::default(), reports: VecDeque::new(), usage, limit }
@@ -418,8 +420,9 @@ impl Engine {
             };
             let operation = request.message.operation;
             if operation == Operation::Status {
-                // Count the request as MOST_PASSED requests. The engine then reads no further request of this
-                // client until the client has its report.
+                // Count the status request as MOST_PASSED requests, the most that a client may have in
+                // progress. The engine then reads no further request of this client until it has sent the
+                // report.
                 let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
                 self.control.reports.push_back(PassedRequest { request, _outstanding });
                 return;
@@ -436,8 +439,8 @@ impl Engine {
                     }
                 }
             }
-            // A request that has a reply, or Start, is usually the last one of its client, so stop here. If
-            // another request waits, epoll reports it in the next round.
+            // Stop after a request that has a reply, and after Start, because either is usually its client's
+            // last request. If another one waits, epoll reports it in the next round.
             if operation.has_reply() || operation == Operation::Start {
                 return;
             }
@@ -471,8 +474,8 @@ impl Engine {
     /// Processes a request that another thread has passed to this one.
     pub(super) fn on_passed_request(&mut self, now: u64, passed: Box<PassedRequest>) {
         let Some(shared) = self.shared.clone() else { return };
-        // The socket may have moved to a further thread since the request was passed to this one. Pass the
-        // request on: the socket is then already in that thread's inbox.
+        // If the socket has moved to another thread since this request was passed here, pass the request on
+        // to that thread. It receives the socket first, because its inbox already holds the socket.
         let thread = self.thread_of_request(&shared, &passed.request);
         if thread != self.thread {
             return shared.give(thread, Task::Request(passed));

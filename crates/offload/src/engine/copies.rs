@@ -26,7 +26,7 @@ pub(super) struct Announcement {
     waiting: Arc<AtomicUsize>,
     /// The engine's end of the pair.
     end: OwnedFd,
-    /// Counts the announcement until all threads have processed it.
+    /// Counts the announcement as an open request of its client until all threads have processed it.
     client: Outstanding,
     reply: Message,
     /// The number of threads that have not processed the announcement. The last one sends the reply.
@@ -85,7 +85,8 @@ impl Engine {
     }
 
     fn copy_listener(&mut self, announcement: &Announcement) -> Result<(), i32> {
-        // The program may have closed an earlier listener on this port, whose event still waits in epoll.
+        // Free the port of earlier listeners that the program has closed, because the engine may not yet have
+        // processed their events from epoll.
         self.remove_closed(announcement.local.port(), false);
         let holders = self.ports.get(&announcement.local.port()).into_iter().flatten();
         let existing = holders.copied().find(|&key| {
@@ -134,8 +135,8 @@ impl Engine {
         options: &SocketOptions,
         backlog: usize,
     ) -> Result<Listening, i32> {
-        // All SYN,ACKs of a listener announce one MSS: loopback's if the listener has a loopback address,
-        // else the port's. A connection sends with its own route's MSS.
+        // A listener announces one MSS in all of its SYN,ACKs: loopback's MSS if its address is a loopback
+        // address, else the port's. When a connection sends, it uses the MSS of its route.
         use crate::network::Route;
         let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
         let mss = self.network.mss(route, local.is_ipv6());
@@ -160,7 +161,8 @@ impl Listening {
         self.listener.set_backlog(backlog);
     }
 
-    /// Tells the listener how many connections wait in the accept queues of its copies on other threads.
+    /// Sets in the listener how many connections wait in the accept queues of its copies on other threads,
+    /// because they also count toward the backlog.
     pub(super) fn note_elsewhere(&mut self) {
         let waiting = self.waiting.load(Ordering::Relaxed);
         self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));

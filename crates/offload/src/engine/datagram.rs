@@ -386,8 +386,8 @@ impl Engine {
         }
         let local = SocketAddr::new(packet.destination, ports.1);
         let remote = SocketAddr::new(packet.source, ports.0);
-        // If the program has closed the found socket, `deliver` fails and removes it. Another socket may
-        // match then.
+        // If the program has closed the socket that was found, `deliver` fails and removes the socket. Then
+        // look for another match, at most 8 times for one datagram.
         for _ in 0..8 {
             let Some(key) = self.datagram_socket(local, remote) else { break };
             if self.deliver(now, key, local, remote, packet, data) {

@@ -46,7 +46,7 @@ impl Engine {
         Ok((reply, Some(Arc::new(program))))
     }
 
-    /// Connects the UDP socket whose program's end came with the request. Without one, creates a connected
+    /// Connects the UDP socket whose program's end came with the request. If no end came, creates a connected
     /// UDP socket.
     pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
         let message = &request.message;

@@ -23,9 +23,9 @@ const MOST_LEASES: usize = 128;
 /// whose send word has changed or that have an offer.
 const CHECK_NS: u64 = 100_000;
 
-/// The most leases with which the engine handles each answer to an offer at once. With more leases, it
-/// handles an answer only when further bytes wait for the program or the next check of all leases is due.
-/// This saves work.
+/// With at most this many leases, the engine handles each answer to an offer at once. With more leases, it
+/// saves work: it handles an answer only when further bytes wait for the program or the next check of all
+/// leases is due.
 const FEW_LEASES: usize = 4;
 
 /// A connection whose program may use shared memory now.
@@ -124,7 +124,8 @@ impl Engine {
         Ok((area, true))
     }
 
-    /// Returns true if a program may use shared memory now.
+    /// Returns true if the list of leases contains a connection, whose program may then use shared memory
+    /// now.
     pub(super) fn has_leases(&self) -> bool {
         !self.leases.listed.is_empty()
     }

@@ -65,8 +65,9 @@ const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
 /// The most rounds in a row in which the engine works without asking epoll for events.
 const MOST_ROUNDS: u32 = 4;
-/// The time in nanoseconds for which an engine that has leases and no work does not ask epoll for events. The system
-/// call takes longer than all else in such a round, and would delay the bytes that arrive meanwhile in shared memory.
+/// How long an engine that has leases but no work polls shared memory without asking epoll for events, in
+/// nanoseconds. The system call for epoll takes longer than the poll, and would delay bytes that arrive in
+/// shared memory meanwhile.
 const UNASKED_NS: u64 = 1000;
 /// The most events that one call of epoll returns.
 const MOST_EVENTS: usize = 256;
@@ -102,8 +103,9 @@ pub struct Engine {
     datagram_buffer: Vec<u8>,
     /// How many ICMP errors the engine may send now.
     icmp_budget: Budget,
-    /// How many neighbours this thread may pass on to the other threads now: those that answered a request or
-    /// asked the engine, and those that announced themselves to all hosts.
+    /// How many neighbours this thread may pass on to the other threads now. Index 0 is for neighbours that
+    /// announced themselves to all hosts. Index 1 is for neighbours that answered a request or asked the
+    /// engine.
     neighbour_budgets: [Budget; 2],
     /// The sockets by the inode of the program's end.
     inodes: HashMap<u64, Key>,
@@ -441,7 +443,8 @@ impl Engine {
                 self.serve(now, key);
             }
         }
-        // Reuse the emptied list's memory, unless serving has already added sockets to a new list.
+        // Keep the memory of the emptied list `keys` for the next round, unless serving has already added
+        // sockets to the new list `changed`.
         if self.changed.is_empty() {
             self.changed = keys;
         }
@@ -499,7 +502,7 @@ impl Engine {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
         if !socket.copy {
-            // Another socket may have the inode: the kernel gives a closed socket's inode number to a new one.
+            // A new socket may have this inode, because the kernel's inode numbers of sockets wrap around.
             if self.inodes.get(&socket.inode) == Some(&key) {
                 self.inodes.remove(&socket.inode);
             }
@@ -521,8 +524,8 @@ impl Engine {
                 self.rings.put(stream.receive, received);
             }
             Role::Listening(mut listening) => {
-                // Close the program's ends of connections that were not accepted, because the engine then
-                // resets the connections.
+                // Close the program's ends of connections that were not accepted. The engine then resets
+                // these connections.
                 while let Some(pending) = listening.take() {
                     drop(pending.program);
                     self.touch(pending.key);

@@ -43,8 +43,9 @@ impl Engine {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
-                // With EEXIST, the pair already has a connection, which names the pair when it ends. Each
-                // name gets a new id, because names must be unique.
+                // Write the errno into the name of the engine's end, except for EEXIST: the pair then belongs
+                // to another connection, which sets the name when it ends. Each name has a new id, because
+                // names must be unique.
                 if errno != libc::EEXIST {
                     let id = self.next_id();
                     pair::set_end(&end, End::Failed(errno), self.number, id, None, &[]);
@@ -61,8 +62,8 @@ impl Engine {
         Ok((Message::new(Operation::Open), None))
     }
 
-    /// Creates the connection for a request, and counts its socket. Returns it with the inode of the program's end,
-    /// and with that end.
+    /// Creates the connection for a request, and counts its socket. Returns the connection, the inode of the
+    /// program's end, and the program's end.
     fn prepare(
         &mut self,
         now: u64,
@@ -83,7 +84,7 @@ impl Engine {
         let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let local = self.ephemeral(source, remote)?;
         let mut stream = self.new_stream(now, Flow { local, remote }, route, &SocketOptions::default())?;
-        // Epoll will report the program's first data.
+        // Do not read from the pair until epoll reports the program's first data.
         stream.readable = false;
         stream.filled = Some(filled);
         match self.control.admit(request.process) {

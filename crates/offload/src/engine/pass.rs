@@ -2,7 +2,7 @@
 //!
 //! The packets of a flow usually arrive on one queue. A connection that a peer opens therefore begins on the
 //! thread where it stays. A connection that a program opens moves to the thread on which the SYN,ACK arrives.
-//! Packets of other flows, and UDP datagrams, are passed.
+//! Packets that arrive on another thread than their connection's, and UDP datagrams, are passed.
 
 use super::Engine;
 use super::control::Request;
@@ -209,7 +209,7 @@ impl Engine {
 
     /// Returns the thread that must process a request.
     pub(super) fn thread_of_request(&self, shared: &Shared, request: &Request) -> usize {
-        // A bind ignores an attached descriptor, so only the port determines its thread.
+        // Choose the thread of a bind by its port alone, because a bind ignores an attached descriptor.
         if request.message.operation == Operation::Bind {
             return match request.message.local {
                 Some(local) if local.port() != 0 => shared.thread_of_port(local.port()),
@@ -229,7 +229,7 @@ impl Engine {
         }
     }
 
-    /// Processes a request, if the engine has several threads. The reply may be sent later, by another thread.
+    /// Processes a request on an engine with several threads. Another thread may send the reply later.
     pub(super) fn process_shared(&mut self, now: u64, request: Request) {
         let operation = request.message.operation;
         if operation == Operation::Status {
@@ -274,10 +274,10 @@ impl Engine {
         shared.move_socket(to, flow, MovedSocket { socket: Box::new(socket), packet });
     }
 
-    /// Moves the connection `key` to the thread that received `packet` from the port and passed it to this
-    /// thread. Returns false if the connection stays here. It stays if this thread itself received the
-    /// packet, if the connection is not in SYN-SENT, if it leads to the engine's own address, or if its
-    /// socket got its port by a bind. A bound socket stays because this thread checks its port for conflicts.
+    /// Moves a connection in SYN-SENT to the thread that received `packet`, because its packets arrive there.
+    /// Returns false if the connection stays here. It stays if this thread received the packet, if its SYN is
+    /// held back, or if it leads to the engine's own address. A bound socket stays because this thread checks
+    /// its port for conflicts.
     pub(super) fn follow_packets(&mut self, key: Key, packet: &ReceivedPacket<'_>) -> bool {
         let Some(from) = packet.arrival.from.filter(|&from| from != self.thread) else { return false };
         let moves = self.sockets.get(key).is_some_and(|socket| {

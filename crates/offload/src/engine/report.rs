@@ -295,8 +295,8 @@ struct Part {
     status: EngineStatus,
     /// The index in `status.sockets` of each listener, by the listener's number.
     listeners: HashMap<u64, usize>,
-    /// The copies whose listeners are not in `listeners`: the listener's number, and the number of
-    /// connections that wait to be accepted. `copies.rs` explains copies.
+    /// Copies of listeners that are not in `listeners`. A listener has a copy on each other thread. Each
+    /// entry has the listener's number, and the number of the copy's connections that wait to be accepted.
     copies: Vec<(u64, u64)>,
 }
 
@@ -315,8 +315,8 @@ impl Part {
         self.listeners.extend(other.listeners.into_iter().map(|(id, index)| (id, before + index)));
         self.copies.extend(other.copies);
         let (listeners, sockets) = (&self.listeners, &mut status.sockets);
-        // Add each copy's waiting connections to its listener's entry. Keep the copies whose listeners are in
-        // parts that were not added yet.
+        // Add each copy's waiting connections to the entry of its listener. Keep a copy if its listener
+        // belongs to a thread whose part is not added yet.
         self.copies.retain(|(id, waiting)| {
             let listed = listeners.get(id).and_then(|&index| sockets[index].backlog.as_mut());
             listed.map(|backlog| *backlog += waiting).is_none()

@@ -81,7 +81,8 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the address to which a program sends. As in Linux, the unspecified address means this host.
+/// Replaces the unspecified address by the loopback address and keeps other addresses. In Linux, too, a
+/// program that connects or sends to the unspecified address reaches its own host.
 pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
     if remote.ip().is_unspecified() {
         let this_host: IpAddr = match remote.is_ipv4() {
@@ -197,7 +198,8 @@ impl Engine {
         self.last_id + self.thread as u64
     }
 
-    /// Adds a socket whose pair exists and that [`super::control::Control::admit`] has counted. `other` is the program's end.
+    /// Adds a socket over an existing pair, whose program's end is `other`.
+    /// [`super::control::Control::admit`] must have counted the socket before.
     pub(super) fn add(
         &mut self,
         owner: OwningProgram<'_>,
@@ -502,9 +504,9 @@ impl Engine {
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                     match (&mut stream.filled, options.send_buffer, &request.attached) {
                         (Some(filled), Some(bytes), _) => filled.set_capacity(bytes),
-                        // The library leaves the send buffer of a connecting socket to the engine, but the
-                        // connection has been established meanwhile. So set it here. If the library has set
-                        // it already, this sets the same value again.
+                        // The preloaded library does not set the pair's send buffer while the socket is
+                        // connecting. The connection may have been established before this request arrived,
+                        // so set the buffer here. If the library has set it, too, the value is the same.
                         (None, Some(bytes), Some(program)) => {
                             let _ = pair::set_option(program, libc::SO_SNDBUF, bytes / 2);
                         }

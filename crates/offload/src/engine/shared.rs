@@ -112,7 +112,8 @@ struct Letters {
 /// The packets, tasks and sockets that other threads pass to one thread.
 pub(super) struct Inbox {
     letters: Mutex<Letters>,
-    /// True if `letters` may contain something.
+    /// Set when another thread adds to `letters`, so that the owning thread looks for work without taking the
+    /// lock.
     filled: AtomicBool,
     /// True while the thread sleeps or is about to. Only then is `wake` written.
     asleep: AtomicBool,
@@ -247,7 +248,8 @@ impl Shared {
         self.inboxes.len()
     }
 
-    /// Returns the thread on which sockets are bound to `port`. It alone decides whether sockets conflict.
+    /// Returns the thread that binds sockets to `port`. Only this thread decides whether sockets conflict on
+    /// this port.
     pub fn thread_of_port(&self, port: u16) -> usize {
         usize::from(port) % self.threads()
     }
@@ -257,8 +259,8 @@ impl Shared {
         self.flows.hasher.hash_one((source, destination)) as usize % self.threads()
     }
 
-    /// Gives a flow to `thread`, unless another thread runs a connection of the flow. Then returns false.
-    /// Takes the flow from a thread on which it is only in TIME-WAIT.
+    /// Makes `thread` the owner of a flow. Returns false if another thread runs a connection of the flow. If
+    /// the flow is only in TIME-WAIT on another thread, takes it from there.
     pub fn claim(&self, flow: Flow, thread: usize) -> bool {
         let mut part = self.flows.part(&flow);
         let owner = part.entry(flow).or_insert(Owner { thread, waits: false });

@@ -422,7 +422,8 @@ impl Stream {
             let room = share.saturating_sub(used);
             if room == 0 {
                 if self.hung_up && pair::is_closed(fd) {
-                    // The rest of the pair may never fit, if the peer keeps its window closed.
+                    // The program has closed the socket while the send ring is full. The pair's data fits
+                    // only if the peer opens its window, so end the connection if the window stays closed.
                     self.connection.abandon();
                 }
                 return Ok(false);
@@ -439,7 +440,8 @@ impl Stream {
                     self.written += len as u64;
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");
-                    // A read of fewer bytes than wanted has emptied the pair, unless the read stopped early.
+                    // A read of fewer bytes than wanted has emptied the pair. The exception is a read that
+                    // stopped early (`cut`), because the program had sent descriptors with the bytes.
                     let emptied = len < wanted && !cut;
                     if emptied && self.closed {
                         self.finish_sending(now, fd, options);
@@ -453,9 +455,9 @@ impl Stream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The program has closed its end with unread data, which the kernel reports once, before the
-                // program's last data. Reset the connection, as the kernel would do, but first read and send
-                // that data.
+                // The program has closed its end with unread data. The kernel reports this by one error,
+                // before the program's last data can be read. Read and send that data first, and then reset
+                // the connection, as the kernel would do.
                 Err(_) if !self.resetting => self.resetting = true,
                 Err(_) => self.program_finished = true,
             }

@@ -338,7 +338,8 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     assert_eq!(bench.ask(start, None).0.status, 0);
     assert_eq!(held(&bench), 0);
 
-    // With `number` 1, the engine sends the SYN at once. The library sets it if the program has one thread.
+    // With `number` 1, the engine sends the SYN at once. The preloaded library sets this number if the
+    // program has only one thread.
     message.number = 1;
     let (reply, second) = bench.ask(message, None);
     assert_eq!((reply.status, reply.handle(), held(&bench)), (0, None, 0));
@@ -409,7 +410,8 @@ fn bytes_sent_with_more_wait_for_further_bytes_or_200_ms() {
     pair::send(client.as_raw_fd(), b"three", &[]).unwrap();
     bench.turn();
     assert_eq!(received(), b"one, two, three");
-    // Later bytes that are sent without `More` do not wait.
+    // `More` (MSG_MORE) holds back only the bytes that it announced. Later bytes sent without it must go out
+    // at once.
     pair::send(client.as_raw_fd(), b"four", &[]).unwrap();
     bench.turn();
     assert_eq!(received(), b"four");
@@ -443,7 +445,8 @@ fn a_listener_accepts_during_a_flood_of_syns() {
 }
 
 /// A program sends the descriptor of its own end of a pair through that pair, and then closes the descriptor.
-/// The kernel keeps the end open until the engine has read the message.
+/// The kernel keeps the end open until the engine has read the message. The engine must therefore read it, so
+/// that the socket ends.
 #[test]
 fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     let mut bench = Bench::new(100);

@@ -46,7 +46,7 @@ pub struct Neighbours {
     due: u64,
 }
 
-/// What the sender must do with a packet.
+/// The result of looking up a neighbour's MAC address: what the caller must do with its packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// Send the packet to this MAC address. If the flag is set, also ask the neighbour again, because the
@@ -123,8 +123,9 @@ impl Neighbours {
         waited
     }
 
-    /// Returns true if other threads must be told that a neighbour has this MAC address: this thread had another
-    /// one or none, or it told them `TELL_NS` ago or earlier. Call this before [`Neighbours::learn`].
+    /// Returns true if the other threads must be told that a neighbour has this MAC address: this thread has
+    /// no address or another address for the neighbour, or last told them at least `TELL_NS` ago. Call this
+    /// before [`Neighbours::learn`].
     pub fn is_news(&self, now: u64, address: IpAddr, mac: Mac) -> bool {
         self.by_address.get(&address).is_none_or(|neighbour| {
             neighbour.mac != Some(mac) || neighbour.told.is_none_or(|told| now >= told + TELL_NS)
@@ -168,8 +169,8 @@ impl Neighbours {
         (ask, silent)
     }
 
-    /// Returns a time, in nanoseconds, before which no neighbour must be asked again or given up. Returns `None`
-    /// if no answer is awaited.
+    /// Returns the earliest time, in nanoseconds, at which a neighbour may have to be asked again or given
+    /// up. Returns `None` if no answer is awaited.
     pub fn next_timer(&self) -> Option<u64> {
         self.is_asking().then_some(self.due)
     }

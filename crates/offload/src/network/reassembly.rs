@@ -15,8 +15,8 @@ const MOST_BYTES: usize = 4 << 20;
 /// The overhead in bytes that each fragment and each packet adds towards `MOST_BYTES`, beyond the data.
 const COST: usize = 128;
 
-/// `Reassembly::order` may have this many more entries of completed packets than of other packets. Beyond
-/// that, the entries of completed packets are removed together.
+/// `Reassembly::order` also keeps entries of packets that are already complete. They are removed together
+/// once they outnumber the other packets' entries by more than this.
 const SLACK: usize = 64;
 
 /// The fields that all fragments of a packet share. They identify the packet to which a fragment belongs.
@@ -67,7 +67,7 @@ pub enum Outcome {
     Refused,
 }
 
-/// The packets of which fragments are missing.
+/// The packets that are incomplete, because fragments of them have not arrived.
 #[derive(Default)]
 pub struct Reassembly {
     packets: HashMap<Id, Partial>,

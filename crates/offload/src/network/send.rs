@@ -201,7 +201,7 @@ impl Network {
         self.send_frame(to, &packet);
     }
 
-    /// Processes an ARP packet. Returns what the other threads must be told of a neighbour.
+    /// Processes an ARP packet. Returns the sender's MAC address if the other threads must learn it.
     pub fn on_arp(&mut self, now: u64, bytes: &[u8]) -> Option<Heard> {
         let Ok(packet) = arp::Packet::new(bytes) else {
             self.counters.malformed += 1;
@@ -216,8 +216,8 @@ impl Network {
         heard
     }
 
-    /// Processes a message of neighbour discovery. The caller has verified the checksum. Returns what the other
-    /// threads must be told of a neighbour.
+    /// Processes a message of neighbour discovery. The caller has verified the checksum. Returns a
+    /// neighbour's MAC address if the other threads must learn it.
     pub fn on_discovery(
         &mut self,
         now: u64,
@@ -259,16 +259,17 @@ impl Network {
         heard
     }
 
-    /// Records a neighbour's MAC address like [`Network::learn`]. Returns what the other threads must be told, or
-    /// `None` if it is no news. `asked` is true if the neighbour sent the message to this host.
+    /// Records a neighbour's MAC address; see [`Network::learn`] for `add`. Returns what the other threads
+    /// must be told, or `None` if they already know it. `asked` is true if the neighbour sent the message to
+    /// this host.
     fn hear(&mut self, now: u64, address: IpAddr, mac: Mac, add: bool, asked: bool) -> Option<Heard> {
         if !self.is_neighbour(address) || mac.is_multicast() {
             return None;
         }
         let is_news = self.neighbours.is_news(now, address, mac);
         self.learn(now, address, mac, add);
-        // Let the other threads add a neighbour that this thread has, because they get no later report of it
-        // while nothing changes.
+        // If this thread's table has the neighbour, tell the other threads to add it. They would get no later
+        // report of it while its address stays the same.
         is_news.then(|| Heard { address, mac, add: self.neighbours.note_told(now, address), asked })
     }
 
@@ -317,13 +318,14 @@ impl Network {
     }
 }
 
-/// A neighbour's MAC address of which the other threads of the engine must be told.
+/// A neighbour's MAC address that this thread has received and the engine's other threads must learn.
 pub struct Heard {
     /// The neighbour's IP address.
     pub address: IpAddr,
     /// The neighbour's MAC address.
     pub mac: Mac,
-    /// True if the other threads must add the neighbour if they do not have it.
+    /// True if a thread that has no entry for the neighbour must create one. If false, the threads only
+    /// update existing entries.
     pub add: bool,
     /// True if the neighbour sent the message to this host. False if the neighbour announced itself to all hosts.
     pub asked: bool,

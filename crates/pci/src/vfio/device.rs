@@ -97,7 +97,7 @@ impl Device {
         self.command(COMMAND_BUS_MASTER)
     }
 
-    /// Sets bits in the command register.
+    /// Sets bits in the device's PCI command register. Keeps the other bits.
     fn command(&self, bits: u16) -> Result<()> {
         let failed = |error| Error::os(format!("setting the command register of {}", self.address()), error);
         let config = regions::query(self.as_fd(), sys::CONFIG_REGION).map_err(failed)?;

@@ -36,10 +36,10 @@ impl fmt::Display for InterruptKind {
     }
 }
 
-/// The enabled interrupts of a device, which are disabled when this value is dropped.
+/// The enabled interrupts of a device. Dropping this value disables them.
 ///
-/// A count above one means that several interrupts were raised since the last read. Interrupts raised before
-/// they were enabled are lost.
+/// Each vector has an eventfd that counts its interrupts, so one read may report several. Interrupts raised
+/// before they were enabled are lost.
 #[derive(Debug)]
 pub struct Interrupts {
     device: Device,

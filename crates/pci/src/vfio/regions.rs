@@ -116,7 +116,8 @@ mod tests {
         );
         assert_eq!(mappable(&info(both, 32), &sparse), [0..0x1000, 0x2000..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 0, &[])), [0..0x4000], "another capability");
-        // Cyclic chains and chains that leave the buffer list no parts, so the whole BAR is mappable.
+        // These capability chains are invalid: one points to itself, one leads outside the buffer, and one
+        // begins outside it. The whole BAR is then mappable.
         assert_eq!(mappable(&info(both, 32), &chain(3, 32, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 4000, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, u32::MAX), &sparse), [0..0x4000]);

@@ -133,7 +133,7 @@ impl<T: Measured> Bench<T> {
     /// Measures atomic fetch-and-add operations on a word of PE 1.
     pub(super) fn fetch_add(&self) -> Result<Vec<Point>> {
         let mut series = Series::default();
-        // Read the word before the barrier, after which PE 0 adds to it.
+        // Read the word before the barrier, because PE 0 starts to change it after the barrier.
         let before = self.world.load(self.words, COUNTER)?;
         self.world.barrier_all()?;
         let mut expected = 0;
@@ -174,7 +174,7 @@ impl<T: Measured> Bench<T> {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // Use the longer of the two times, because the slower side determines the rate of both.
+            // Use the longer of the two sides' times, because the slower side determines the rate of both.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;

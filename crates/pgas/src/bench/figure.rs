@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn shares_are_medians_of_pairs() {
-        // Both values of the second repeat are low, as on a machine that is slow for a moment. Their ratio is
-        // the same as in the other repeats, so the findings must not change.
+        // In the second repeat, puts and copies are both half as fast, as on a machine that is busy for a
+        // moment. Their ratio is that of the other repeats, so the shares in the findings must not change.
         let points = [
             point(MeasuredOperation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(MeasuredOperation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

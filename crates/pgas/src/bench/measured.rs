@@ -21,8 +21,8 @@ pub(super) trait Measured: Transport + Sized {
     /// they arrive without calls at this PE.
     const NEEDS_PROGRESS: bool;
 
-    /// Returns the names of what copies the bytes of puts to `other`, and of what copies the bytes of gets
-    /// from `other`. Examples are `stores` and `loads`.
+    /// Returns two names for results: what copies the bytes of puts to `other`, and what copies the bytes of
+    /// gets from `other`. Examples are `stores` and `loads`.
     fn carriers(&self, other: u32) -> [String; 2];
 
     /// Blocks in completion mode `mode` until `done` returns true. `done` must check the word at `offset` of

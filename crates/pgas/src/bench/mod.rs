@@ -39,13 +39,13 @@ use waits::Moving;
 pub enum MeasuredOperation {
     /// Puts, one after another. Each batch ends with a quiet, which waits for their completion.
     Put,
-    /// An ordinary copy between the same memories as a put, for comparison.
+    /// A memcpy between the same memories as a put, to show what the transport adds to the cost of a copy.
     PlainCopy,
     /// One put at a time. Each ends when the peer's answer says that the bytes have arrived.
     PutDelivered,
     /// One get at a time.
     Get,
-    /// One fetching addition at a time, of 1 to a word of 8 bytes.
+    /// One atomic fetch-and-add at a time. It adds 1 to a word of 8 bytes.
     FetchAdd,
     /// A get that asks the owner of the bytes to put them into this PE's memory.
     GetPushed,
@@ -269,12 +269,12 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     Ok(Measurements { points, ucx: Some(reason.into()) })
 }
 
-/// Index in `Bench::words` of the value that `agree` sends. The indices are 16 words apart, so no two of
-/// these words share a cache line.
+/// Index in `Bench::words` of the word by which `agree` sends PE 0's value to PE 1. The indices are 16 words
+/// apart, so no two of these words share a cache line.
 const BATCH: usize = 0;
 /// Index of the word by which a PE signals the other that its puts have arrived.
 const SIGNAL: usize = 16;
-/// Index of the word by which PE 1 answers.
+/// Index in `Bench::words` of the word by which PE 1 answers PE 0.
 const ANSWER: usize = 32;
 /// Index of the word that carries the other PE's measured time.
 const NANOSECONDS: usize = 48;
@@ -295,7 +295,8 @@ struct Bench<T: Measured> {
     other: u32,
     /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
     pair: Vec<usize>,
-    /// What copies the bytes of puts, and of gets, such as `stores` and `loads`. Results show these names.
+    /// What copies the bytes of puts, such as `stores`. `gets_by` is the same for gets, such as `loads`.
+    /// Results show both names.
     puts_by: String,
     gets_by: String,
 }
@@ -320,7 +321,7 @@ impl<T: Measured> Bench<T> {
         Ok(Self { world, plan, source, inbox, words, driver, other, pair, puts_by, gets_by })
     }
 
-    /// Measures all cases of the plan except those of a mover.
+    /// Measures all cases of the plan, except puts by a mover.
     fn run(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         let all = self.plan.only.is_none();
@@ -373,8 +374,8 @@ impl Bench<Windows> {
         Ok(points)
     }
 
-    /// Returns the mover with the memory that it copies between: a new source that holds the pattern, and the
-    /// peer's inbox.
+    /// Returns the mover and the two regions between which it copies: a newly allocated source that holds the
+    /// pattern, and the peer's inbox.
     fn moving(&self, StartedMover { mover, reach }: StartedMover) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();

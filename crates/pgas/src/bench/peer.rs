@@ -42,7 +42,7 @@ fn command(ucx: &UcxPerftest, port: u16, processor: Option<usize>) -> Command {
 /// Returns the bandwidth of the last line that ucx_perftest prints with `-f -v`, in bytes a second.
 fn parse(output: &str) -> Option<f64> {
     let line = output.lines().rev().find(|line| line.split(',').count() >= 8)?;
-    // Column 5 is the overall MB/s.
+    // The sixth column is the overall bandwidth in MB/s. ucx_perftest counts 2^20 bytes as 1 MB.
     let megabytes: f64 = line.split(',').nth(5)?.trim().parse().ok()?;
     Some(megabytes * 1048576.0)
 }
@@ -91,8 +91,8 @@ pub(super) fn ucx_put(ucx: &UcxPerftest, pair: &[usize], size: u64, batch_us: u6
     Err(Error::Failed { what, why })
 }
 
-/// Converts the bandwidths that ucx_perftest reported to a `Point`. `rates` has the bytes per second of each
-/// repeat.
+/// Converts the rates that ucx_perftest reported, in bytes per second of each repeat, to a `Point`.
+/// `by_environment` is true if UCX's environment variables chose the transports.
 pub(super) fn point(size: u64, rates: Vec<f64>, by_environment: bool) -> Point {
     Point {
         operation: MeasuredOperation::PeerPut,

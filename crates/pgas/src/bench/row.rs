@@ -31,7 +31,7 @@ pub struct WindowResult {
     pub size_bytes: u64,
     /// The completion mode of the waits for the peer.
     pub completion: CompletionMode,
-    /// How far the bytes have travelled when the measured time ends.
+    /// The state of the bytes at the end of the measured time: issued or delivered.
     pub delivery: Delivery,
     /// The path of the bytes. Its name says what copies them, such as `stores`.
     pub path: PathExplanation,

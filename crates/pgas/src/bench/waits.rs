@@ -51,8 +51,8 @@ impl<T: Measured> Bench<T> {
     }
 
     /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` runs `count`
-    /// operations, and each moves `each` times `size` bytes. Operation i, counted from 1, signals its end by
-    /// the value `base + i`.
+    /// operations. The end of operation i, counted from 1, is signalled by the value `base + i`. Each
+    /// operation consists of `each` transfers of `size` bytes.
     fn in_turn(
         &self,
         operation: MeasuredOperation,
@@ -95,7 +95,7 @@ impl<T: Measured> Bench<T> {
         Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 
-    /// Measures delivered puts: PE 0 puts one at a time, and PE 1 answers each before the next.
+    /// Measures delivered puts, one at a time: PE 0 puts, and waits until PE 1 has seen the put and answered.
     pub(super) fn delivered(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(MeasuredOperation::PutDelivered, &self.puts_by, size, 1, |mode, base, count| {
             for value in base + 1..=base + count {
@@ -122,8 +122,8 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures series of messages. A message is a put followed by the put of a word. PE 1 answers only the
-    /// last message of a series.
+    /// Measures the message rate. PE 0 sends series of messages, each a put followed by the put of a word. PE
+    /// 1 answers only the last message of a series.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(MeasuredOperation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
@@ -141,8 +141,8 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures the processor time that a wait takes while nothing arrives: PE 0 sleeps, and then ends the
-    /// wait of PE 1.
+    /// Measures the processor time that a wait takes while nothing arrives. PE 1 waits, while PE 0 sleeps for
+    /// a fixed time and then ends the wait.
     pub(super) fn idle(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         self.reset_words()?;
@@ -201,8 +201,9 @@ impl Bench<Windows> {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Replace the samples of `in_turn`. It takes each sample while the owner has just begun to wait and
-        // still polls in every completion mode. So take the samples here from one long batch of gets.
+        // Replace the samples that `in_turn` took one at a time: the owner had then just begun to wait, so it
+        // still polled even in the modes that sleep later. Take the samples from one long batch of gets
+        // instead.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

@@ -23,8 +23,8 @@ pub(super) const PE: &str = "INLANE_NTB_PE";
 /// belongs to the program.
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
-/// What all PEs of a job connect to: over windows the hub, which owns the twin bridge that joins the PEs, and
-/// over UCX the TCP server.
+/// The part of the launcher to which all PEs of a job connect. Over windows it is the hub of the twin bridge
+/// that joins the PEs. Over UCX it is a TCP server.
 pub(super) enum JobHub {
     Windows(Arc<Hub>),
     Ucx(Server),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The environment variable with the job's name, which every process of a job inherits.
 pub const JOB: &str = "INLANE_NTB_JOB";
-/// Time between asking the processes to end and killing them.
+/// The time between asking the remaining processes of a job to end and killing them.
 const GRACE: Duration = Duration::from_millis(500);
 /// The longest time for which the search for the job's processes is repeated. It is repeated because killed
 /// processes take time to end, and may have started others before.

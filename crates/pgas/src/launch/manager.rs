@@ -72,8 +72,8 @@ fn announced() -> Option<(&'static str, u32)> {
     ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))
 }
 
-/// Returns true if inlane's launcher started this process, or if another launcher announces more than one
-/// process. Returns false otherwise, as for a process that was started alone.
+/// Returns true if this process belongs to a job: inlane's launcher started it, or another launcher announces
+/// more than one process.
 pub fn is_in_job() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some();
     set("INLANE_NTB_FD") || set(super::hub::MEETING) || announced().is_some()

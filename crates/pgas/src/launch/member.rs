@@ -163,8 +163,8 @@ pub(super) fn join_over_ucx(
     Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
 }
 
-/// Starts a thread that handles the events of `hub`. Returns `hub`, and the record of which of the `size` PEs
-/// have finished or ended, which the thread keeps up to date.
+/// Starts a thread that handles the events of `hub`. Returns `hub`, and an element for each of the `size` PEs
+/// that the thread sets to true when the PE has finished or ended.
 fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
     let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
     *ends.lock() = vec![false; size as usize];
@@ -222,8 +222,8 @@ fn number(socket: &OwnedFd) -> Option<u32> {
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
 
-/// Handles the events of the hub or TCP server ([`JobHub`]) until it ends: records which PEs have finished or
-/// ended. If a PE asks to end the job, asks all PEs to end.
+/// Handles the events of the hub or TCP server ([`JobHub`]) until there are no more: records which PEs have
+/// finished or ended. If a PE asks to end the job, asks all PEs to end.
 fn watch(hub: &JobHub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {

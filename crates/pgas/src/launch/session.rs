@@ -147,8 +147,8 @@ impl UcxSession {
     /// `reason` says why the PEs communicate over UCX.
     fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: &'static str) -> Result<Self> {
         let local = manager.as_ref().map(|manager| manager.local_size().unwrap_or(manager.size()));
-        // Compare the number of PEs with that of all online processors, because a process manager is assumed
-        // to have distributed the PEs over them.
+        // Let waiting PEs yield if this machine has more PEs than online processors. Count all processors,
+        // not only those of this process, because a process manager usually distributes the PEs over them.
         let settings = Self::settings(local.is_some_and(|pes| pes as usize > online_processors()))?;
         let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
         let (client, heap_bytes, server, member) = match manager {
@@ -198,9 +198,10 @@ where
 }
 
 impl Session {
-    /// Joins the job over windows that environment variables describe. If there are none, the process is a
-    /// job of one PE. `additional` is the number of bytes of symmetric memory that the caller needs besides
-    /// the heap, such as the size of the program's static objects.
+    /// Joins the job over windows that the environment variables of inlane's launcher or of a process manager
+    /// describe. Without such variables, the process is a job of one PE. `additional` is the number of bytes
+    /// of symmetric memory that the caller needs besides the heap, such as the size of the program's static
+    /// objects.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].

@@ -41,9 +41,9 @@ impl Running {
         self.lost.is_some() || (self.may_abort && aborted)
     }
 
-    /// Returns true if the process has ended and the hub ([`JobHub`]) will report no more events of it. The
-    /// last event is that its socket to the hub is closed. A child process may keep the socket open, so this
-    /// function also returns true [`SETTLE_TIME`] after the end.
+    /// Returns true if the process has ended and its last event has arrived: the hub ([`JobHub`]) reported
+    /// that the process's socket is closed. A child process may keep that socket open, so this function also
+    /// returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
@@ -88,8 +88,9 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
             return !others_run(pe) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME);
         }
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // Each PE that lost a peer leads to that peer. PEs may have lost each other in a circle, so follow at
-        // most as many peers as there are PEs.
+        // Follow the chain of lost peers: from this PE to the peer that it lost, from that peer to the one
+        // that it lost, and so on. The chain may be a circle, so follow it for at most as many steps as there
+        // are PEs.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
         lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };
@@ -105,7 +106,8 @@ pub(super) fn supervise(
     hub: &JobHub,
 ) -> (i32, Option<String>) {
     loop {
-        // After a process has ended, events of that process may still arrive, so look again soon.
+        // After a process has ended, check the verdict every 50 ms, because it may become final without a
+        // further event.
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub const HEAP: &str = "SHMEM_SYMMETRIC_SIZE";
 /// Prints the library's version at the start.
 pub const VERSION: &str = "SHMEM_VERSION";
-/// Prints these variables at the start.
+/// If set, a program prints the list of these variables ([`HELP`]) at the start.
 pub const INFO: &str = "SHMEM_INFO";
 /// Prints which path each PE takes, and why.
 pub const DEBUG: &str = "SHMEM_DEBUG";

@@ -58,7 +58,8 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
-/// The program's static objects as a part of symmetric memory: a span of symmetric offsets refers to them.
+/// The program's static objects, which are a part of symmetric memory: other PEs access them by symmetric
+/// offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statics {
     /// Symmetric offset of the span.
@@ -74,7 +75,7 @@ pub struct Statics {
 pub struct Capabilities {
     /// The transport: `windows` or `ucx`.
     pub name: String,
-    /// How bytes travel to the PEs reached so far, such as `twin`, `tcp` or `sysv`.
+    /// The methods by which bytes reach the PEs that were accessed so far, such as `twin`, `tcp` or `sysv`.
     pub methods: Vec<String>,
     /// Number of PEs, this PE included, whose memory plain loads and stores reach.
     pub mapped_pes: u32,
@@ -101,7 +102,7 @@ pub trait Transport: Send + Sync + 'static {
         4096
     }
     /// Returns the size in bytes from which a reduction is cut into slices, each of which one PE combines.
-    /// All PEs of a job return the same size, because those of one reduction must cut it alike.
+    /// All PEs of a job return the same size, because they must cut a reduction alike.
     fn slices_from(&self) -> usize {
         64 << 10
     }

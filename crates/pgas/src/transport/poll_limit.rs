@@ -9,7 +9,8 @@ use std::time::Duration;
 
 /// How long waits usually poll before they sleep. It is about twice the cost of a wake-up.
 const SHORT: Duration = Duration::from_micros(50);
-/// The polling time of the next wait if the last wait slept, although it ended within this time.
+/// How long waits poll after a wait that slept but took less than this time in all. Polling this long would
+/// have saved its sleep.
 const LONG: Duration = Duration::from_millis(1);
 
 /// The time for which waits poll before they sleep. All waits of a PE share it.

@@ -25,8 +25,8 @@ pub trait Words {
     fn word(&self, index: usize) -> &Self::Word;
 }
 
-/// Reads the contents of the record with this sequence. Returns `None` if the stored record has another
-/// sequence at either end.
+/// Reads the contents of the record with this sequence number. Returns `None` if the head or the tail of the
+/// record has another number, because the record is then an older one or only half written.
 #[inline]
 pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     if words.word(0).load() != sequence {
@@ -36,7 +36,8 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     (words.word(CONTENTS + 1).load() == sequence).then_some(contents)
 }
 
-/// The destination of a record. Stores to it may arrive in any order until `fence`.
+/// The memory to which a record of 8 words is written, such as a window. Stores may arrive in any order.
+/// `fence` separates them: earlier stores arrive first.
 pub trait WordSink {
     /// Stores word `index` of the record's 8 words.
     fn store(&mut self, index: usize, value: u64);
@@ -154,7 +155,8 @@ mod tests {
 
     impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
-            // Relaxed stores are weaker than x86's, so the test passes only if the fence orders them.
+            // Use a relaxed store, which is weaker than the store of an x86 processor. The model then passes
+            // only if the fence orders the stores.
             self.0.0[index].0.store(value, Ordering::Relaxed);
         }
         fn fence(&mut self) {

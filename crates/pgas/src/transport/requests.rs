@@ -20,7 +20,8 @@ pub(super) const DONE: u64 = 1;
 /// Status of a reply: the owner refused the request.
 pub(super) const REFUSED: u64 = 2;
 
-/// How long a request may be unanswered before the owner's doorbell is rung.
+/// How long a request may be unanswered before the requesting PE rings the doorbell of the PE that must
+/// answer.
 const RING_AFTER: Duration = Duration::from_micros(3);
 /// How long to wait for an answer before the doorbell is rung again, because the last doorbell may have been
 /// lost. Each ring doubles this time, from the first value up to the second.
@@ -120,8 +121,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // Record a refusal only if no thread ever waited for the request. If a thread gave up waiting,
-            // its caller has already received an error.
+            // The peer refused the request. Record that for later calls only if no thread ever waited for the
+            // answer. If a thread gave up waiting, its caller has already received an error.
             let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
             if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);
@@ -164,7 +165,7 @@ impl PeContext {
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
         if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
-            // The wait has failed, but the owner may still read the request and answer. So mark the slot as
+            // The wait has failed, but the peer may still read the request and answer. So mark the slot as
             // abandoned instead of freeing it.
             let word = slot_word(number, AWAITED);
             let abandoned = slot_word(number, ABANDONED);
@@ -193,8 +194,8 @@ impl PeContext {
         }
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
-            // Skip slots with a waiting thread, because that thread frees them. Skip abandoned slots, because
-            // no thread needs their answers.
+            // Wait for the answer in each slot whose request no thread waits for (`UNAWAITED`). Slots with a
+            // waiting thread are freed by that thread. The answers in abandoned slots are not needed.
             self.wait_ringing(pe, self.wait_options("an atomic"), || {
                 self.reap(pe, slot, tag) || slot_state(slot.load(Ordering::Acquire)) != UNAWAITED
             })?;

@@ -133,8 +133,8 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // Refuse to write below the requester's landing area, because the requester's header and inboxes lie
-        // there.
+        // The requester receives gets in its landing area. Refuse addresses below this area, because they
+        // hold the requester's header and inboxes.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -223,8 +223,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Wakes `pe` if it has announced a sleep that a store such as `what` ends, and no doorbell was rung for
-    /// that announcement yet.
+    /// Wakes `pe` if it has announced that it sleeps until a store of the kind `what`. Does nothing if a
+    /// doorbell was already rung for this announcement.
     #[inline(always)]
     fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));

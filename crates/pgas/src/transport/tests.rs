@@ -80,8 +80,8 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Plays a peer in the handshake: answers each handshake record (row) of the other port with a row that has
-/// epoch 9 and the given version and sizes. Returns when `over` is true.
+/// Plays a hostile peer in the handshake. Answers each handshake record of the other port with a record that
+/// has epoch 9 and the given version and sizes. Returns after another thread has set `over`.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -177,7 +177,8 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             } else {
                 random.next_u64()
             };
-            // Make the offset odd, because a valid atomic would change the memory that is compared below.
+            // Make the offset odd, so that the atomic is invalid. A valid atomic would change the memory that
+            // is compared below.
             contents[1] |= 1;
             let at = layout.request(1, number);
             for (index, word) in contents.iter().enumerate() {
@@ -580,8 +581,8 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
                 Err(Error::LinkLost { lost, .. }) => {
                     assert!(lost.delivered_bytes <= lost.issued_bytes);
                     losses += 1;
-                    // Try until a handshake succeeds, because the link may fail during the handshake as
-                    // well.
+                    // Reconnect until a handshake succeeds, because the link may fail during a handshake,
+                    // too.
                     while losses < 3
                         && !over.load(Ordering::Acquire)
                         && windows.reconnect(1 - port, Duration::from_millis(500)).is_err()
@@ -626,7 +627,8 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
                     break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
-            // Send a row with another version, so that the other side's handshake fails at once.
+            // Write a scratchpad row with another version of the protocol, so that the honest side's
+            // handshake fails at once.
             write_row(
                 &hostile,
                 &ScratchpadRow { version: VERSION + 1, epoch: 9, seen, ..ScratchpadRow::default() }.encode(),

@@ -8,7 +8,7 @@ use inlane_core::region::Region;
 use inlane_ntb::window::Window;
 use std::time::Instant;
 
-/// The number of runs of each size. Only the fastest of them counts.
+/// The number of times that each size is measured. The fastest measurement is used.
 const TRIES: usize = 5;
 /// The smallest size tried. Below it, a mover's fixed cost makes stores faster.
 const SMALLEST: usize = 4096;
@@ -57,8 +57,8 @@ mod tests {
     use inlane_ntb::device::Ordering;
     use std::time::Duration;
 
-    /// A mover that copies nothing and takes the given time for any size. The flag says whether it reaches
-    /// the window.
+    /// A mover that copies nothing and takes the given time for any size. The second field is true if the
+    /// mover reaches the window.
     struct Fixed(Duration, bool);
 
     impl Mover for Fixed {

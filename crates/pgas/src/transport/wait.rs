@@ -75,8 +75,8 @@ struct OneWait<'a, F> {
     /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
     /// sleep.
     slept: Option<(Duration, Instant)>,
-    /// How long this wait polls before its first sleep, if [`PollLimit`] chose the time. `None` otherwise,
-    /// and if the limit is 0.
+    /// How long this wait polls before its first sleep, if [`PollLimit`] chose a time above 0. Otherwise
+    /// `None`.
     poll_for: Option<Duration>,
 }
 
@@ -254,10 +254,10 @@ impl PeContext {
         }
     }
 
-    /// Sleeps like [`Self::sleep`], but calls `done` every [`LOOK_EVERY`] and returns once it is true.
-    /// Programs may change the awaited words by stores through pointers, which ring no doorbell. If PEs share
-    /// processors, calls `done` less often, because many sleepers would take the processors from the PEs that
-    /// compute.
+    /// Sleeps as [`Self::sleep`] does, but also calls `done` every [`LOOK_EVERY`] and returns once `done`
+    /// returns true. The calls are needed because a program's stores through pointers change awaited words
+    /// without a doorbell. If PEs share processors, calls `done` 16 times less often, so that sleepers do not
+    /// take time from working PEs.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
         while begun.elapsed() < backstop && !self.sleep(every) && !done() {}

@@ -35,9 +35,10 @@ pub const LAST_LOOK: Duration = Duration::from_micros(2);
 /// wait, and doubles for each further sleep up to the second value.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// How many sleeps in a row a doorbell must end before lost doorbells are forgotten.
+/// After a lost doorbell, waits sleep for shorter times until doorbells have ended this many sleeps.
 const REMEMBER_FOR: u32 = 16;
-/// The first sleep of a wait is divided by this number if a lost doorbell is likely to prolong it.
+/// After a lost doorbell, the first sleep of a wait is divided by this number, because the next doorbell may
+/// be lost, too. Waits for an answer always divide it.
 const SHORTER: u32 = 10;
 
 /// Remembers lost doorbells, so that the next waits sleep for shorter times. Without losses, waits sleep long
@@ -57,9 +58,9 @@ impl LostDoorbells {
         }
     }
 
-    /// Returns the longest first sleep of a wait. `usual` is the value without losses. Waits for an `answer`
-    /// always begin with a short sleep, because answers take microseconds. A waiter that wakes without the
-    /// answer rings the peer's doorbell again.
+    /// Returns the limit of a wait's first sleep: `usual`, or less if doorbells were lost lately. Also less
+    /// if the wait is for an `answer` to a request, because answers take microseconds. A waiter that wakes
+    /// without the answer rings the peer's doorbell again.
     pub fn first_sleep(&self, usual: Duration, answer: bool) -> Duration {
         match answer || self.0.load(Ordering::Relaxed) > 0 {
             true => usual / SHORTER,
@@ -77,7 +78,8 @@ pub use inlane_core::ring::Word;
 pub enum Interest {
     /// Notifications and replies. Puts to symmetric memory do not wake the waiter.
     Control,
-    /// Notifications, replies, and puts to the 8 bytes at this symmetric offset, a multiple of 8.
+    /// Notifications and replies wake the waiter, and so do puts to the 8 bytes at this symmetric offset. The
+    /// offset is a multiple of 8.
     Word(usize),
     /// All stores.
     Any,
@@ -98,8 +100,8 @@ const INTEREST_BITS: u32 = 40;
 const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
 impl Interest {
-    /// Returns the interest in `width` bytes at a symmetric offset. If the bytes lie in one aligned word of 8
-    /// bytes, it is the interest in that word. Otherwise it is the interest in any store.
+    /// Returns which stores must wake a waiter for `width` bytes at a symmetric offset: stores to the aligned
+    /// word of 8 bytes that holds them, or all stores if no single word does.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }
@@ -142,9 +144,9 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Returns the announcement if the notifier must ring for it: it is new, and its interest covers the
-    /// store. Call this after the store and the barrier. A hostile peer that keeps announcing gets at most
-    /// one ring for each store.
+    /// Returns the waiter's announcement if the notifier must ring the doorbell: the announcement is new, and
+    /// asks for this kind of store. Call this after the store and the barrier. A hostile peer that announces
+    /// again and again gets at most one ring for each store.
     #[inline]
     pub fn must_ring<W: Word>(&mut self, announcement: &W, stored: Stored) -> Option<u64> {
         let now = announcement.load();
@@ -173,8 +175,8 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is the one that
-    /// it announced.
+    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is what the
+    /// thread announced before its sleep.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
@@ -279,8 +281,8 @@ mod tests {
             let rings = sender.join().unwrap();
             assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // Require a pending doorbell if the value has changed since the sleep, because the sender has
-                // finished and no other doorbell will ring.
+                // The waiter sleeps, and the sender has finished, so no other doorbell will ring. If the
+                // value has changed since the sleep began, a doorbell must be pending.
                 let newer = shared.data.load(Ordering::Acquire) != seen;
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }

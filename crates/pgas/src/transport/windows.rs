@@ -49,10 +49,10 @@ pub struct Settings {
     /// while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// If true, a word's owner carries out all atomics on it. If false, the calling PE's processor does,
-    /// unless a window is posted or faults are injected.
+    /// provided that all windows are coherent and no faults are injected.
     pub atomics_by_owner: bool,
-    /// Faults to inject in tests. Of these, the transport itself injects only one: it kills the process at a
-    /// protocol step.
+    /// Faults to inject in tests. The transport itself only kills the process at a step of the protocol. The
+    /// NTB device injects all other faults.
     pub faults: Faults,
     /// The time after which a waiter's sleep ends without a doorbell, because doorbells can be lost. The
     /// first value is for the first sleep of a wait. Each further sleep doubles the time, up to the second
@@ -83,7 +83,8 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// The alignment in bytes of the address of the peer's inbound memory in the peer's process.
+    /// The alignment in bytes of the peer's inbound memory in the peer's process. The smallest such alignment
+    /// of all PEs limits the alignment of symmetric memory.
     alignment: usize,
     /// True if this PE must do more than usual after a store to the peer:
     ///
@@ -93,16 +94,16 @@ pub(super) struct Peer {
     ///   barrier is then needed between the store and the check whether the peer has announced that it will
     ///   sleep.
     pub is_exceptional: bool,
-    /// The peer's last announcement that was answered by a doorbell: a copy of the value in `notifier`, to be
-    /// read without the lock.
+    /// The peer's last announcement of a sleep that this PE has answered by a doorbell. A copy of the
+    /// notifier's value, which can be read without the notifier's lock.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// True if the mover got copies to this peer from a caller that does not wait for their end, so the peer
-    /// was not woken. `PeContext::finish` waits for the copies and then wakes the peer.
+    /// True if the mover has copies to this peer for which no thread waits yet. The peer was not woken after
+    /// these copies: `PeContext::finish` waits for them and then wakes the peer.
     unwoken: AtomicBool,
     /// The approximate number of gets by loads from this peer. Threads that count at the same time may lose
     /// counts.
@@ -159,7 +160,7 @@ unsafe impl Send for PeContext {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for PeContext {}
 
-/// The thresholds of a connected transport.
+/// Sizes from which a connected transport uses another method for a put or a get, and how it wakes waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
     /// A get of at least this many bytes asks the owner of the bytes to put them. Null if all gets use loads.
@@ -244,7 +245,8 @@ impl Windows {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
                     // Use a threshold of at least 1, because a mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
-                    // Measure in the landing area, which is unused until all PEs have connected.
+                    // Measure by writing to the peer's memory for the results of gets (the landing area). It
+                    // is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,
                 };
@@ -361,8 +363,8 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns the size from which owners push gets, the size from which the mover copies puts, and whether a
-    /// waiter runs membarrier(2).
+    /// Returns the sizes from which the owners of bytes put them to answer gets, and from which the mover
+    /// copies puts. Also returns whether a waiter runs membarrier(2).
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
@@ -403,12 +405,12 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // Compare the epochs, too, because if only the peer noticed that the link failed, the peer
-            // reconnects with another epoch.
+            // Also compare the epoch with that of the connection. The peer may have noticed a link failure
+            // that this side missed, and reconnected with a new epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
-                // Gets through coherent windows check the link only once in `CHECK_EVERY` times. Make that
-                // check due at the next get.
+                // Make the link check due at the next get, so that this get fails, too. Gets through coherent
+                // windows otherwise check the link only once in `CHECK_EVERY` gets.
                 peer.loads.store(0, Ordering::Relaxed);
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
             }
@@ -416,8 +418,8 @@ impl PeContext {
         Ok(())
     }
 
-    /// Returns an error if a check of the link to `pe` is due and finds it down. Gets through coherent
-    /// windows check it once in [`CHECK_EVERY`] times, because the check takes as long as a copy of 1 KiB.
+    /// Checks the link to `pe` if a check is due. Returns an error if the link is down. Gets through coherent
+    /// windows make one check in [`CHECK_EVERY`] gets, because a check takes as long as a copy of 1 KiB.
     #[inline(always)]
     fn check_load(&self, pe: u32, peer: &Peer) -> Result<()> {
         let loads = peer.loads.load(Ordering::Relaxed);
@@ -510,8 +512,8 @@ impl PeContext {
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Ring at this PE, so that the service thread wakes and sees `stop`. A bit that is already set raises
-        // no event, so clear the bit and ring again.
+        // Ring this PE's own doorbell, so that the service thread wakes and sees `stop`. A doorbell bit that
+        // is already set raises no event, so clear the bit and ring again.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);

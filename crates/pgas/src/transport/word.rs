@@ -1,4 +1,4 @@
-//! Atomics by the calling processor.
+//! Atomics that the calling thread's processor executes on memory that is mapped here.
 
 use super::{Atomic, Operation};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -18,14 +18,15 @@ use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of places in a PE's workspace. Each place serves one channel.
+/// Number of places in a PE's workspace. Each place is the memory of one channel, with which a team runs
+/// collectives.
 pub(super) const PLACES: usize = 32;
 /// The place of [`World::fixed_channel`].
 const FIXED: usize = 0;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
-/// Each place has 128 bytes for each PE: the PE's count of notifications at offset 0, and at this offset (in
-/// bytes) a number that the PE sends.
+/// The offset in bytes of a PE's number within its 128 bytes of a place in the workspace. The PE's count of
+/// notifications is at offset 0.
 const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
@@ -75,12 +76,12 @@ pub struct Channel {
     set: Set,
     place: Place,
     collective: Mutex<()>,
-    /// One element for each PE of the set, in the set's order.
+    /// The links to the PEs of the set, in the set's order.
     links: Vec<Link>,
 }
 
-/// How this PE exchanges notifications with another member of the team: which place in that member's
-/// workspace it writes to, and the counts in both directions.
+/// The notifications between this PE and another member of the team. This PE writes to one place in the
+/// member's workspace, and counts both directions.
 struct Link {
     /// The number of the place that the other member has chosen for this channel.
     place: usize,
@@ -173,8 +174,8 @@ impl<T: Transport> World<T> {
         Ok(Some(Channel::new(set, place, numbers.iter().map(|number| *number as usize - 1))))
     }
 
-    /// Makes the one channel whose place is the same on all PEs, so the PEs need not exchange the place's
-    /// number. Call it at most once on each PE.
+    /// Makes the channel for the fixed place in the workspace. This place has the same number on all PEs, so
+    /// the PEs need not exchange its number. Call this at most once on each PE.
     pub fn fixed_channel(&self, set: Set) -> Channel {
         let place = Place { number: FIXED, free: self.places.0.clone() };
         Channel::new(set, place, (0..set.size).map(|_| FIXED))
@@ -230,8 +231,8 @@ impl<T: Transport> World<T> {
     ) -> Result<usize> {
         let pes = self.pes();
         Ok(match entered.channel {
-            // Use a chunk for each child, not for each level: sets without a channel share the chunks, and a
-            // child has different levels in different sets.
+            // All sets without a channel use the same chunks. A child has different levels in different sets,
+            // so two sets could use one level's chunk at once. A chunk for each child avoids that.
             None => pes as usize * WORD + child as usize * CHUNK,
             Some(channel) => {
                 let level = distance.trailing_zeros() as usize;
@@ -265,8 +266,8 @@ impl<T: Transport> World<T> {
         place_offset(self.pes(), place) + pe as usize * WORD
     }
 
-    /// Returns how many notifications `pe` has sent to this PE over the channel that uses `place` of this
-    /// PE's workspace.
+    /// Returns the counter of the notifications that `pe` has sent to this PE over the channel in place
+    /// `place`.
     fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
         self.word(self.line(place, pe))
     }

@@ -400,7 +400,8 @@ impl<T: Transport> World<T> {
         let (set, index) = (entered.set, entered.index);
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
-        // Slices are whole cache lines, so a smaller reduction would leave many PEs without a slice.
+        // Let each PE reduce a slice of the elements, if there are enough: at least 256 bytes for each PE.
+        // Slices are whole cache lines, so with fewer bytes many PEs would get no slice.
         if bytes >= self.transport.slices_from().max(set.size as usize * 256)
             && set.size > 1
             && let Ok(from) = self.offset_of(source as usize, bytes)
@@ -450,8 +451,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Reduces as [`World::reduce`] does. Each PE combines one slice of the sources of all PEs, and puts the
-    /// result to all. `destination` and `source` are symmetric offsets.
+    /// Reduces as [`World::reduce`] does. Each PE combines one slice of all PEs' sources, and puts the
+    /// resulting slice to every PE. `destination` and `source` are symmetric offsets.
     ///
     /// # Safety
     /// The spans at both offsets lie in symmetric memory.
@@ -494,8 +495,8 @@ impl<T: Transport> World<T> {
                         }
                     }
                 }
-                // Overwrite this slice of the destination even if destination and source are the same memory,
-                // because only this PE reads this slice of the sources.
+                // Write this slice even if the destination is the same memory as the source, because no other
+                // PE reads this slice of any source.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(*index) {
                     self.transport.put(pe, destination + at, sum, piece)?;

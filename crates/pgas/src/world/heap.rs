@@ -37,7 +37,7 @@ impl Heap {
     }
 
     /// Allocates like [`Heap::allocate`], but at an address that is `behind` bytes larger than a multiple of
-    /// `align`. `behind` is a multiple of 64, the granule.
+    /// `align`. Memory for copies needs this to avoid 4K aliasing. `behind` is a multiple of 64, the granule.
     ///
     /// # Errors
     /// As for [`Heap::allocate`].
@@ -72,8 +72,8 @@ impl Heap {
         self.used.get(&offset).copied()
     }
 
-    /// Frees the end of the allocation at `offset`, so that `bytes` remain, rounded up to whole granules.
-    /// Returns false if there is no such allocation, or if it is smaller than that.
+    /// Shrinks the allocation at `offset` to `bytes`, rounded up to whole granules, and frees the rest.
+    /// Returns false if there is no such allocation, or if it is smaller than the new size.
     pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {
         let Some(wanted) = bytes.max(1).checked_next_multiple_of(GRANULE) else { return false };
         match self.used.get(&offset).copied() {

@@ -261,7 +261,8 @@ fn large_broadcasts_are_cut_into_slices() {
     }
 }
 
-/// The size in bytes and the number of PEs from which tests cut broadcasts into slices.
+/// The threshold for tests of broadcasts in slices, as (bytes, PEs). Broadcasts of at least this size to at
+/// least this many PEs are cut into slices.
 pub(crate) const FEW: (usize, u32) = (64, 3);
 
 /// Broadcasts over sets of PEs and over channels. The world has at least 3 PEs and the threshold [`FEW`].
@@ -303,7 +304,8 @@ fn broadcast_from<'a, T: Transport>(
     unsafe { world.broadcast(group, root, at as usize, at, bytes).unwrap() };
     world.barrier(group).unwrap();
     for index in 0..bytes {
-        // SAFETY: as above, and the broadcast has ended at all PEs.
+        // SAFETY: the byte lies in this PE's own copy. All PEs of the group have ended the broadcast, so none
+        // writes to it.
         let seen = unsafe { at.add(index).read_volatile() };
         assert_eq!(seen, value(group.set().pe(root), index), "root {root}, byte {index} of {bytes}");
     }
@@ -323,8 +325,8 @@ fn large_reductions_are_cut_into_slices() {
         [(1, "", 4096), (2, "", 65536), (3, "", 4096), (3, "", 65536), (3, "delay=5us,reorder", 65536)];
     for (pes, faults, bytes) in cases {
         run(pes, faults, CompletionMode::Adaptive, None, move |world| {
-            // Choose a length that is no multiple of the number of PEs, so that the slices have different
-            // lengths.
+            // The sum must be large enough to be cut into slices. The length is no multiple of the number of
+            // PEs, so that the slices have different lengths.
             assert!(bytes >= world.transport.slices_from());
             let length = bytes / 8 + 11;
             let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());

@@ -30,7 +30,7 @@ impl Entry {
 /// How many recent packets are remembered to recognise duplicates. An older duplicate counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
-/// Compares the capture `output` with what `reference` makes of the packets of `input`.
+/// Compares the capture `output` with the packets that `reference` produces from the packets of `input`.
 ///
 /// # Errors
 /// If one of the captures cannot be read to its end.
@@ -123,7 +123,7 @@ fn next(reader: &mut CaptureReader) -> Result<Option<Entry>> {
     Ok(Some(entry))
 }
 
-/// Computes the packets that the output must contain.
+/// The packets that the output must contain, computed from the input capture by the reference function.
 struct Expected<'a> {
     input: CaptureReader,
     reference: &'a dyn ReferenceFunction,

@@ -22,7 +22,7 @@ pub struct ExpectedPackets {
     dropped: Vec<bool>,
 }
 
-/// What a received packet is, compared with the packets that must arrive.
+/// The result of comparing a received packet with the packets that must arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classification {
     /// An expected packet with the right content.
@@ -103,9 +103,9 @@ impl ExpectedPackets {
         (frame, verdict)
     }
 
-    /// Returns the [`Stamp`] of a packet that equals its [`Template`] and must arrive here. Returns `None`
-    /// for other packets, which [`ExpectedPackets::examine`] classifies. `bytes` are the packet's only
-    /// segment.
+    /// Returns the packet's [`Stamp`] if the packet equals its [`Template`] and was not to be dropped on the
+    /// way. Returns `None` for other packets; classify these by [`ExpectedPackets::examine`]. `bytes` is the
+    /// whole packet.
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;

@@ -52,9 +52,9 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens the checker that `text` names. `check` expects the packets of `source`. `check:SIZE,...` expects
-    /// those of a generator in another process, and needs that generator's options. Both expect them at port
-    /// `number`, after the packet function that `reference` models.
+    /// Opens the checker that `text` names. `check` expects the packets of the generator `source`.
+    /// `check:SIZE,...` expects the packets of a generator in another process, whose options it repeats. The
+    /// packets must arrive at port `number` as the packet function that `reference` models sends them.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///

@@ -29,8 +29,8 @@ struct Gaps {
 }
 
 impl Gaps {
-    /// Adds the gap of the numbers from `start` until before `end`. Forgets the oldest gap if there are too
-    /// many.
+    /// Adds a gap: the numbers from `start` up to, but not including, `end`. Forgets the oldest gap if there
+    /// are too many.
     fn insert(&mut self, start: u64, end: u64) {
         self.missing.insert(start, end);
         if self.missing.len() > MAX_GAPS

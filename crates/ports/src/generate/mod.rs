@@ -230,7 +230,8 @@ struct GeneratorRx {
     traffic: Arc<Traffic>,
     schedule: Option<Schedule>,
     limit: u64,
-    /// The templates of this queue's packets, ordered by the turn of the flow and then by size.
+    /// A packet template for each flow of this queue and each size. The templates of a flow are adjacent, and
+    /// the flows are in the order in which they take turns.
     templates: Vec<Template>,
     body: Vec<u8>,
     first_flow: u32,

@@ -34,7 +34,8 @@ impl Schedule {
         Self { start_ns: None, sent: 0, ns_per_unit: 1e9 / (per_second * share), unit }
     }
 
-    /// Returns when the next packet is due, in nanoseconds of the clock that gives `now_ns`.
+    /// Returns when the next packet is due, in nanoseconds of the clock whose time is passed to
+    /// [`Schedule::due_at_most`].
     #[inline]
     pub fn due_ns(&self) -> u64 {
         self.start_ns.unwrap_or(0) + (self.sent as f64 * self.ns_per_unit) as u64

@@ -31,8 +31,8 @@ pub struct Template {
 
 /// Bit of `Template::flags`: the transport protocol is UDP.
 const UDP: u8 = 1;
-/// Bit of `Template::flags`: the stamp begins at an odd offset of the payload, so the bytes of its sum are
-/// swapped.
+/// Bit of `Template::flags`: the stamp begins at an odd offset of the payload. The bytes of the stamp's sum
+/// are then swapped before the checksum includes it.
 const ODD: u8 = 2;
 /// Bit of `Template::flags`: the packet must not arrive at the checker.
 const DROPPED: u8 = 4;

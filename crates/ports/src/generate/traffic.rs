@@ -155,14 +155,14 @@ impl Traffic {
         self.sizes.iter().sum::<usize>() as f64 / self.sizes.len() as f64
     }
 
-    /// Returns the index in [`Traffic::sizes`] of a flow's packet with this sequence number.
+    /// Returns the index in [`Traffic::sizes`] of the length of a flow's packet with this sequence number.
     #[inline(always)]
     pub fn size_index(&self, sequence: u32) -> usize {
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// Returns the bytes with which all payloads begin. A payload holds as many of them as fit before its
-    /// [`stamp`].
+    /// Returns the bytes with which all payloads begin. A shorter payload contains only the first of these
+    /// bytes, as many as fit before its [`stamp`].
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);

@@ -136,7 +136,8 @@ struct RadioRx {
     /// The number of packets in the plan, rounded up to whole blocks. The packets of a block are shuffled
     /// together.
     last_block_end: u64,
-    /// The positions in the plan of the current block's packets, in the order in which they are sent.
+    /// The packets of the current block in the order in which they are sent, each by its position in the
+    /// plan.
     order: Vec<u64>,
     counters: Counters,
 }

@@ -50,8 +50,7 @@ pub struct Plan {
 /// How many packets a radio sends, and at which rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RadioLoad {
-    /// The rate. `None` means real time if `realtime` is set. If not, it means as fast as packets are
-    /// received.
+    /// The rate. `None` means real time if `realtime` is set, else as fast as packets are received.
     pub rate: Option<Rate>,
     /// If set and `rate` is `None`, the packets of each symbol become due when the symbol begins.
     pub realtime: bool,
@@ -222,7 +221,8 @@ impl Plan {
         }
     }
 
-    /// Writes the positions of the packets of block `block` to `order`, in sending order.
+    /// Writes the positions of `shuffle` consecutive packets to `order`, in sending order. `block` is the
+    /// number of this group of packets.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();

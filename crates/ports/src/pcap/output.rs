@@ -95,8 +95,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties the output if it is a regular file that was opened by its path. A newly created file is kept
-    /// from now on, even if empty.
+    /// Empties a regular file that was opened by its path. Until this call, dropping the output removes a
+    /// file that it created; afterwards the file is kept, even if empty.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -112,7 +112,7 @@ impl Output {
 
     /// Writes as many of `bytes` as the output accepts. Returns their number.
     ///
-    /// Fails with [`ErrorKind::WouldBlock`] if the output's reader must take bytes first.
+    /// Fails with [`ErrorKind::WouldBlock`] if the output is a pipe that is full or has no reader yet.
     pub(super) fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match &mut self.kind {
             Kind::File(file) | Kind::Appended(file) | Kind::NonBlocking(file) => file.write(bytes),
@@ -160,7 +160,7 @@ impl Output {
             Kind::Full(file, _) => file,
             _ => return,
         };
-        // If this fails, readers report the partial record at the end of the file.
+        // Ignore an error. The file then ends with a partial record, which readers of the capture report.
         let _ = file.set_len(length);
     }
 

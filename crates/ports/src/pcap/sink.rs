@@ -253,11 +253,11 @@ impl QueueWriter {
         self.lock()?.flush().map(|_| ())
     }
 
-    /// Writes the buffered records, unless the capture has not begun. Logs an error, because the queue is
-    /// being dropped.
+    /// Writes the buffered records, unless the capture has not begun. If that fails, logs the error. It
+    /// cannot be returned, because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // Skip a broken capture, because it has already returned its error, which would be logged twice.
+        // Skip a broken capture. An earlier call has returned its error, so do not log the error here too.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()
@@ -285,7 +285,7 @@ fn poisoned() -> Error {
 pub(super) struct CaptureTx {
     writer: QueueWriter,
     pool: Arc<dyn Pool>,
-    /// Packets that the writer accepted. Some of them may be lost later.
+    /// Packets that the writer accepted. Some of them may be lost later, when the writer cannot write them.
     accepted: Counters,
 }
 

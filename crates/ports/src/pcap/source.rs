@@ -25,7 +25,8 @@ const LAP_GAP_NS: u64 = 1000;
 /// A port that plays a capture: its packets are received from the port.
 pub struct CaptureSource {
     info: PortInfo,
-    /// The capture's file, whose position the reader shares. `None` for pipes and standard input.
+    /// The capture's file. The reader has a duplicate of the descriptor, so both share one file position.
+    /// `None` for pipes and standard input.
     file: Option<File>,
     file_id: Option<FileId>,
     summary: Option<CaptureSummary>,
@@ -116,8 +117,8 @@ impl CaptureSource {
         self.summary
     }
 
-    /// Returns the resolution of the timestamps. For a pipe, it is set when the header has arrived. It is
-    /// nanoseconds for pcapng.
+    /// Returns the resolution of the timestamps, which is nanoseconds for pcapng. If the source is a pipe,
+    /// the resolution is set when the capture's header has arrived.
     pub fn resolution(&self) -> &SharedResolution {
         &self.resolution
     }

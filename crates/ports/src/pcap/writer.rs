@@ -69,7 +69,8 @@ pub struct CaptureWriter {
     /// The offset of the first record in the buffer: after the header, or 0 if the header was written.
     first_record: usize,
     records: Vec<Buffered>,
-    /// The number of bytes that were written to the output from earlier contents of the buffer.
+    /// The number of bytes that were written to the output before the bytes now in the buffer. It is the
+    /// buffer's offset in the capture.
     written_before: u64,
     written_packets: u64,
     queues: Vec<Arc<LostPackets>>,
@@ -234,8 +235,8 @@ impl CaptureWriter {
         self.records.len()
     }
 
-    /// Removes all buffered records after the first `records`. They must have been buffered since the last
-    /// [`CaptureWriter::reserve`].
+    /// Keeps the first `records` buffered records and removes all later ones. The removed records must have
+    /// been buffered since the last [`CaptureWriter::reserve`].
     pub fn remove_after(&mut self, records: usize) {
         let end = match records.checked_sub(1).and_then(|last| self.records.get(last)) {
             Some(record) => record.end as usize,
@@ -246,8 +247,8 @@ impl CaptureWriter {
         self.records.truncate(records);
     }
 
-    /// Writes the header and the buffered records. Returns false if the output's reader must take bytes
-    /// first.
+    /// Writes the header and the buffered records. Returns false if records remain because the output is a
+    /// pipe that is full or has no reader yet.
     ///
     /// # Errors
     /// If the output refuses the bytes. Every later call returns the error again.

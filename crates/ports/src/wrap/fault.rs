@@ -171,8 +171,8 @@ struct FaultyLink {
 struct Reordered {
     /// The packet is released when `FaultyLink::passed`, the number of packets passed on, reaches this value.
     behind: u64,
-    /// The latest time at which the packet is released, in nanoseconds, even if `FaultyLink::passed` has not
-    /// reached `behind`.
+    /// When the packet is released at the latest, in nanoseconds, because too few packets may follow to reach
+    /// `behind`.
     until_ns: u64,
     packet: Packet,
 }

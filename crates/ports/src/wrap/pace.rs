@@ -6,7 +6,8 @@ use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};
 
-/// The largest backlog in nanoseconds that a source sends in one burst after a pause.
+/// How far behind its schedule a source may be, in nanoseconds. After a longer pause, only the packets of the
+/// last 100 us are made up in one burst.
 const MAX_BACKLOG_NS: u64 = 100_000;
 
 /// A receive queue with a limited rate. Excess packets wait in the inner port, which counts those it must

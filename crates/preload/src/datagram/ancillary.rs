@@ -14,7 +14,8 @@ const LOOPBACK: c_int = 1;
 /// The most bytes of one control message's data.
 const MOST: usize = 20;
 
-/// Returns the number in a control message of one or four bytes, as Linux accepts it.
+/// Returns the number in a control message, which has one or four bytes. Linux accepts both lengths, too.
+/// Returns `None` for other lengths.
 fn number(bytes: &[u8]) -> Option<c_int> {
     match *bytes {
         [byte] => Some(byte.into()),

@@ -141,7 +141,8 @@ pub unsafe fn setsockopt(
     (message.level, message.name) = (level, name);
     message.set_value(bytes.bytes());
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
-        // Send the size that the kernel stored, because the kernel doubles and bounds the program's value.
+        // Send the engine the size that the kernel stored. It differs from the program's value, because the
+        // kernel doubles and limits that.
         message.set_value(&real::option(fd, level, name).unwrap_or(0).to_ne_bytes());
     }
     match control::request(&mut message, fd) {

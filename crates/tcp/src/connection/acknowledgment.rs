@@ -12,7 +12,8 @@ use inlane_wire::tcp::{ECE, FIN};
 const DUPLICATE_THRESHOLD: u32 = 3;
 
 impl Connection {
-    /// Processes an acknowledgment whose number lies between SND.UNA minus the largest window and SND.NXT.
+    /// Processes an acknowledgment. The caller has checked RFC 5961's range: from SND.UNA minus the largest
+    /// window to SND.NXT.
     #[inline]
     pub(super) fn on_acknowledgment(
         &mut self,

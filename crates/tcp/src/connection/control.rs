@@ -91,9 +91,9 @@ impl Connection {
         }
     }
 
-    /// Notes that the application has closed both directions, although its last data was not written to the
-    /// connection yet. If the peer then stops to acknowledge or keeps its window closed, the connection ends
-    /// as after [`Connection::close`].
+    /// Records that the application has closed both directions before all its data was written to the
+    /// connection. If the peer then stops acknowledging or keeps its window closed, the connection ends as
+    /// after [`Connection::close`].
     pub fn abandon(&mut self) {
         self.flags.orphan = true;
     }

@@ -377,10 +377,10 @@ impl Connection {
         }
     }
 
-    /// Announces a larger window at once if the peer may be waiting for it: if the peer knows of at most half
-    /// of the greatest window, and the window has at least doubled since the last announcement. A new
-    /// connection leaves the announcement to an acknowledgment that is due soon, if the peer may still send
-    /// an initial congestion window.
+    /// Announces a larger window at once if the peer may be waiting for it. It may wait if its remaining
+    /// window is at most half of the greatest window and at most half of the free space. On a new connection,
+    /// leaves this to an acknowledgment that is due soon, while the peer can still send an initial congestion
+    /// window.
     pub(super) fn update_window(&mut self) {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;

@@ -230,7 +230,7 @@ impl Connection {
             if recovery.eifel == Eifel::Waiting {
                 let stamp = crate::timestamp(now, self.timestamp_offset);
                 // Test by timestamps only whether a retransmission of the first unacknowledged segment was
-                // spurious. Only the acknowledgment of that segment is sure to echo its timestamp.
+                // spurious. For later segments, an acknowledgment may echo the timestamp of another segment.
                 recovery.eifel = if start == self.snd.una { Eifel::Sent(stamp) } else { Eifel::Decided };
             }
         }
@@ -359,8 +359,8 @@ impl Connection {
             self.snd.small_end = self.snd.next;
         }
         if small || self.snd.next == self.snd.end() {
-            // A partial segment or the last written byte was sent, so no bytes wait for more bytes
-            // (TCP_CORK).
+            // This segment leaves no data behind that TCP_CORK held back. So the next small segment may be
+            // held back again for the full time.
             self.flags.cork_expired = false;
             self.timers.cork_at = NEVER;
         }

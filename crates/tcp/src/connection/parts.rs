@@ -99,8 +99,8 @@ pub(super) struct AckState {
     pub(super) quick: u8,
     /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,
-    /// When the last challenge ACK was due, in whole seconds. The rate limit of challenge ACKs counts per
-    /// second.
+    /// The second in which the last challenge ACK was due. `challenges` counts the challenge ACKs of this
+    /// second, because their rate limit is per second.
     pub(super) challenge_second: u64,
     /// The number of challenge ACKs that were sent in `challenge_second`.
     pub(super) challenges: u8,
@@ -123,7 +123,8 @@ pub(super) enum Phase {
 pub(super) enum Eifel {
     /// The loss recovery has begun, and no segment was retransmitted yet.
     Waiting,
-    /// The timestamp of the first retransmission.
+    /// The first segment was retransmitted with this timestamp (TSval). An acknowledgment that echoes an
+    /// earlier one shows that the retransmission was spurious.
     Sent(u32),
     /// No Eifel test is pending, for one of these reasons:
     ///
@@ -133,7 +134,7 @@ pub(super) enum Eifel {
     Decided,
 }
 
-/// The state of loss recovery, and what is needed to undo a spurious one.
+/// The state of loss recovery, and the earlier state that is restored if the recovery was spurious.
 #[derive(Clone, Debug)]
 pub(super) struct Recovery {
     pub(super) phase: Phase,
@@ -193,8 +194,8 @@ pub(super) struct Timers {
     pub(super) cork_at: u64,
     pub(super) close_at: u64,
     pub(super) last_received: u64,
-    /// When the user timeout began: when data was acknowledged last, the peer last announced a closed window,
-    /// or the oldest unacknowledged data was sent.
+    /// The time of the last event that restarted the user timeout: data was acknowledged, the peer announced
+    /// a closed window, or data was sent while none was unacknowledged.
     pub(super) last_progress: u64,
     pub(super) keepalive_probes: u8,
     pub(super) window_probes: u8,
@@ -215,11 +216,12 @@ pub(super) struct ConnectionFlags {
     /// True if one segment must be sent whatever the congestion window is: the retransmission timer has
     /// expired, or an ICMP message has reduced the MSS.
     pub(super) retransmission_forced: bool,
-    /// True if the congestion window limits what is sent. Only such a window grows.
+    /// True if the congestion window limits what is sent. The window grows only while this is true.
     pub(super) cwnd_limited: bool,
     /// True while the application has set the cork, which holds segments smaller than the MSS back.
     pub(super) cork: bool,
-    /// The cork has held data back for 200 ms, so the next small segment may be sent in spite of it.
+    /// True once the cork has held data back for 200 ms. The next small segment may then be sent in spite of
+    /// the cork.
     pub(super) cork_expired: bool,
     /// True if acknowledgments carry the flag ECE: from the receipt of a congestion mark until the peer
     /// reports that it has reduced its window.

@@ -31,7 +31,8 @@ impl Connection {
         (at != NEVER).then_some(at)
     }
 
-    /// Handles the timers whose deadline has passed. Then poll for transmission.
+    /// Handles the timers whose deadline has passed. Call [`Connection::poll_transmit`] afterwards, because a
+    /// timer may cause segments to send.
     pub fn on_timer(&mut self, now: u64) -> Events {
         let mut events = Events::NONE;
         if now >= self.timers.ack_at {

@@ -1,13 +1,14 @@
-//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake. A peer
-//! that acknowledges this number has received it, so the handshake needs no entry in a full SYN queue.
+//! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake. The
+//! peer's ACK returns this number, so a listener whose SYN queue is full needs no entry for the handshake.
 //!
 //! ```text
-//!  31       27 26      24 23                                       0
-//!  | period   | MSS index | keyed hash of flow, peer's number, both |
+//!  31       27 26      24 23                                            0
+//!  | period   | MSS index | hash of flow, peer's number, period and MSS |
 //! ```
 //!
-//! The other options go into the low six bits of the timestamp, which the peer echoes: four bits of window
-//! scale (15: none), SACK, ECN.
+//! The hash is keyed with a secret. The peer's number is the initial sequence number of its SYN. The other
+//! options go into the low six bits of the timestamp, which the peer echoes: four bits of window scale (15:
+//! none), SACK, ECN.
 
 use super::{Handshake, Listener, Verdict};
 use crate::options::{Options, Timestamps};

@@ -102,8 +102,8 @@ proptest! {
     }
 }
 
-/// Copies from the scoreboard which bytes are lost, because the model does not decide this. Checks that no
-/// lost byte was delivered.
+/// Copies the lost bytes from the scoreboard into the model, because the model cannot tell which bytes are
+/// lost. Checks that no lost byte was delivered.
 fn copy_lost(board: &Scoreboard, model: &mut Model) {
     for record in &board.records {
         for at in record.start..record.end() {

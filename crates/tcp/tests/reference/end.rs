@@ -1,4 +1,4 @@
-//! The two ends of a connection, on Linux's TCP or on inlane's, and the application that uses one.
+//! The two ends of a connection, each on Linux's TCP or on inlane's, and the application at an end.
 
 use crate::network::{Ring, byte};
 use crate::tun::{KERNEL, OURS, frame};
@@ -8,7 +8,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// The plan of an application: which bytes it writes and reads. The application ends when all are done.
+/// The plan of an application: which bytes it writes and reads. The application ends when it has written and
+/// read all of them.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub write: u64,
@@ -19,7 +20,7 @@ pub struct Plan {
     pub read: u64,
     pub half_close: bool,
     pub abort: bool,
-    /// The most bytes of one call.
+    /// The most bytes that the application reads or writes in one call.
     pub chunk: usize,
     /// The number of received bytes after which the application reads nothing for `pause` nanoseconds.
     pub pause_at: u64,
@@ -288,7 +289,8 @@ impl Inlane {
         }
         let open = !matches!(connection.state(), State::Closed | State::TimeWait);
         if open && self.written > connection.acknowledged() {
-            // Unacknowledged data never waits longer than the retransmission timeout with its backoff.
+            // Data is unacknowledged, so a timer must expire within the retransmission timeout and its
+            // backoff. Otherwise lost data would never be retransmitted.
             let timeout = connection.retransmission_timeout() << self.expirations.min(10);
             let deadline = connection.next_deadline();
             assert!(deadline.is_some_and(|at| at <= now + timeout), "{now}, {timeout}: {connection:#?}");
@@ -377,7 +379,7 @@ impl App {
         self.ending.is_some() && end.closed()
     }
 
-    /// Makes the calls that are possible now. Returns true if one of them moved bytes.
+    /// Makes the application's socket calls that are possible now. Returns true if one of them moved bytes.
     pub fn step(&mut self, now: u64, end: &mut End) -> bool {
         if self.ending.is_some() {
             return false;

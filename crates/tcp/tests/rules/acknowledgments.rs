@@ -3,8 +3,8 @@
 
 use crate::*;
 
-/// Opens a connection and hands it 16 segments, each of which it acknowledges at once. From then on, the
-/// connection delays acknowledgments.
+/// Opens a connection that delays acknowledgments: it does so after 16 segments that it acknowledges at once.
+/// Returns the script and the stream offset of the next segment.
 fn settled(options: Options) -> (Script, i64) {
     let mut script = Script::open(&config(), options);
     for n in 0..16 {

@@ -166,8 +166,8 @@ fn rfc5927_an_unreachable_host_ends_an_attempt_and_not_a_connection() {
     assert_eq!(script.state(), State::Established);
 }
 
-/// A connection that times out after an ICMP message "host unreachable" fails with this reason. If an
-/// acknowledgment arrived after the message, the reason is `TimedOut` again.
+/// A connection that times out after an ICMP message "host unreachable" ends with the reason `Unreachable`.
+/// If an acknowledgment arrived after the message, the reason is `TimedOut`.
 #[test]
 fn rfc1122_a_timeout_after_an_unreachable_host_has_that_reason() {
     for (acknowledged, reason) in [(false, EndReason::Unreachable), (true, EndReason::TimedOut)] {

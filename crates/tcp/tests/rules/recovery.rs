@@ -125,8 +125,8 @@ fn rfc8985_a_lost_retransmission_is_detected_without_a_timeout() {
     let new = script.ranges();
     assert!(new.contains(&edges(10, 11)), "{new:?}");
     script.now += RTT;
-    // Segment 10, which was sent after the retransmission of segment 0, arrives, but the retransmission does
-    // not. So it counts as lost too.
+    // Acknowledge segment 10, but not segment 0, whose retransmission was sent before segment 10. The
+    // retransmission must count as lost.
     script.receive(ack(0).sack(&[edges(1, 11)]));
     assert_eq!(script.ranges()[0], edges(0, 1));
     assert_eq!(script.connection.counters().timeouts, 0);

@@ -235,8 +235,8 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
         script.connection.set_consumed(script.connection.received()).unwrap();
         script.receive(data(at * 1460, 1460));
         let window = script.sent().last().map(|transmit| transmit.header.window);
-        // Check that at most 3000 bytes are announced once the data has passed the edge that the handshake
-        // announced: 65,535 bytes, which lies in segment 44.
+        // The handshake announced 65,535 bytes, which end in segment 44. Check that windows are at most the
+        // reduced buffer's 3000 bytes after these bytes.
         assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
     }
     script.connection.set_receive_capacity(u32::MAX);

@@ -101,8 +101,8 @@ impl Server {
         let connection_waits = !watched[self.peers.len()].revents().is_empty();
 
         let mut events = Vec::new();
-        // Handle the peers that left first and new peers afterwards, because a new peer may get the number of
-        // a peer that left.
+        // Remove the peers that have left before adding new peers, because a new peer may get the number of a
+        // peer that has left.
         for number in active {
             if let Some(why) = self.peers.get(&number).and_then(Peer::reason_gone) {
                 self.remove(number, why, &mut events);

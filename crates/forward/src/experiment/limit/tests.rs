@@ -80,21 +80,25 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
 #[test]
 fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut config = with_method("gen:64", Method::Split);
-    // A sending port that accepts nothing for most of the time, on a busy machine.
+    // The sending port accepts nothing for 80 % of the time. The thread also waits long for a processor,
+    // because the machine is busy. The port must still be reported as the limit.
     let mut waiting = outcome(&config, &[0.1]);
     waiting.time_shares[0].refused = 0.8;
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
     assert_limit(&config, &waiting, &["sending port: ", "took nothing for 80 %"]);
-    // A sending port that sleeps in its system call. The thread seems busy but does not run.
+    // The sending port blocks in its system call. The thread has work for 99 % of the time, but uses the
+    // processor little. So the system calls must be reported as the limit.
     let mut sleeping = outcome(&config, &[0.99]);
     sleeping.result.cpu_ns = 100_000_000;
     assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
-    // A full sending port. The thread is busy dropping packets.
+    // A full sending port, with overload mode `drop`. The thread looks busy because it drops packets, but the
+    // port is the limit.
     config.per_pipeline.overload = Overload::Drop;
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // A full ring: the sending port refused no packets, so the dispatching thread is the limit.
+    // A full burst ring. The sending port accepted every packet, so the dispatching thread, which dropped
+    // packets, is the limit.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }

@@ -135,11 +135,11 @@ struct TestLane {
     dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
-    /// The memory behind the lane's `stage` and `shadow`, each with the number of bytes that blocks may
-    /// write.
+    /// The memory behind the lane's `stage`, into which packets are pulled, and `shadow`, the copies that
+    /// show changes. Each with the number of bytes that blocks may write.
     pulled: [(Region, usize); 2],
-    /// The memory of `lane.control`, by which the host controls blocks, and of `lane.relay`, in which block 0
-    /// repeats these control words for the other blocks.
+    /// The memory of `lane.control` and of `lane.relay`. The host writes control words to the first, and
+    /// block 0 copies them to the second for the other blocks.
     words: [Region; 2],
     instance: Instance,
     random: RandomNumbers,
@@ -243,8 +243,8 @@ impl TestLane {
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
-    /// Runs the function's CPU build on copies of an item's packets. Checks that verdicts and packet bytes
-    /// are equal.
+    /// Runs the function's CPU build on copies of an item's packets. Checks that its verdicts and packet
+    /// bytes equal those of the emulated blocks.
     fn compare(&mut self, item: &[SubmittedPacket], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();

@@ -205,8 +205,9 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Pulls an item's packets and processes the copies. `given` are the descriptors in shared memory. Behind them
-// is room for the copies' descriptors and for verdicts.
+// Pulls an item's packets (copies them into GPU memory), runs the packet function on the copies, and
+// completes the item. `given` are the packets' descriptors in shared memory. The room after them holds the
+// copies' descriptors, and then the verdicts.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -229,9 +230,9 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
     process_in_place(lane, at, count, given);
 }
 
-// The variables that a persistent block keeps in shared memory, if its kernel can pull packets. Such a kernel
-// processes items out of line, because inlining would make the loops spill registers. `lane` is a copy,
-// because the parameter would be reread from memory after each acquire.
+// The variables that a persistent block keeps in shared memory, if its kernel can pull packets. This kernel
+// calls a function for each item, because inlined code would make the loops spill registers. `lane` is a
+// copy, because the kernel's parameter would be reread from memory after each acquire.
 struct block_variables {
     inlane_lane lane;
     uint64_t position;
@@ -314,8 +315,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // Read the descriptor again if its lap differs from the word's, because it is then older than
-                // the word.
+                // Read the descriptor again if its lap differs from the word's, because it was then read
+                // before the host wrote it. Lap 0 cannot show this, because unwritten memory is 0, too.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
@@ -372,11 +373,11 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 }
 
 // Processes the items from `position` on, one per block. They were submitted before the kernel runs. A block
-// whose slot has no packets ends: such a launch only sets up a stream, or the host released the waits.
+// ends at once if its slot has no packets: the launch only sets up a stream, or the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // The host wrote the word and the descriptors before the kernel began. So load the descriptors without
-    // waiting for the word's packet count: `most` of them, because no item has more.
+    // Load `most` descriptors, the most that an item has, without waiting for the word's packet count. This
+    // is safe, because the host wrote the word and the descriptors before the kernel began.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
@@ -387,10 +388,10 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// Does for graphs what inlane_items does for single launches. A graph is launched again with the same
-// parameters in later laps. So they name slots instead of positions, and the kernel takes the lap from the
-// slot's word. There is one graph for odd laps (`odd` is 1) and one for even laps (`odd` is 0). A block ends
-// at once if the word's lap is not of that kind.
+// Processes the slots of one launch of a graph. Later laps launch the graph with the same parameters, so
+// `index` names a slot, and the kernel takes the lap from the slot's word. One graph serves the odd laps
+// (`odd` is 1) and another the even laps (`odd` is 0). A block ends at once if the word's lap belongs to the
+// other graph.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);

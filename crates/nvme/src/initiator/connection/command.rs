@@ -70,6 +70,7 @@ pub(super) struct Slot {
     pub(super) by_r2t: bool,
     /// True if a digest of data received for this command was wrong.
     pub(super) corrupted: bool,
-    /// The completion, if it arrived while data segments of this slot are still in the outbox.
+    /// A completion that arrived early. It is kept until the slot's data segments have left the outbox,
+    /// because the slot's buffer is in use until then.
     pub(super) completion: Option<Completion>,
 }

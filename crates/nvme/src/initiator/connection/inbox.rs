@@ -87,11 +87,11 @@ pub(super) struct Payload {
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<RunningDigest>,
-    /// The identifier of the command if this data's flag SUCCESS is set: the end of the data then completes
-    /// the command, and no CapsuleResp follows.
+    /// The command's identifier if the flag SUCCESS of this data is set, else `None`. With SUCCESS, the end
+    /// of the data completes the command, and no CapsuleResp follows.
     pub(super) success: Option<u16>,
     /// True if the data has at least `LARGE` bytes. A receive then offers only `SMALL_SPACE` bytes of scratch
-    /// space besides the buffer, so that little data of the next PDU lands there.
+    /// space besides the buffer, because data of the next PDU that lands in scratch space must be copied.
     pub(super) large: bool,
 }
 

@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// This many bytes of `Outbox::bytes`, which follow those of the earlier inline segments.
+    /// A number of bytes of `Outbox::bytes`. They follow the bytes of the earlier inline segments.
     Inline(usize),
     /// Bytes of the buffer of the command in a slot: `len` bytes from offset `at` on.
     Data { slot: u16, at: usize, len: usize },
@@ -78,8 +78,8 @@ impl Outbox {
         filled
     }
 
-    /// Removes the first `bytes` bytes, after they were sent. Stops at the end of a data segment and returns
-    /// that segment's slot. `bytes` is then the number of bytes that are still to be removed.
+    /// Removes sent bytes from the front, and subtracts their number from `bytes`. Stops after the last byte
+    /// of a data segment and returns the segment's slot. Call it again until `bytes` is 0.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

@@ -173,7 +173,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Completes a command. If its data is still in the outbox, the completion waits until the data was sent.
+    /// Completes a command. If data of the command is still queued for sending, stores the completion until
+    /// all data was sent, because the data is sent from the command's buffer.
     fn finish(&mut self, index: u16, completion: Completion, kind: Kind) -> Result<(), Fault> {
         let slot = &mut self.slots[usize::from(index)];
         let mut completion = completion;

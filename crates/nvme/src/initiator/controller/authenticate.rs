@@ -32,8 +32,9 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
                 host.nqn
             )));
         }
-        // A discovery service is excepted, because it never authenticates hosts. The target's secret is then
-        // meant for the subsystem.
+        // Refuse a target that requires no authentication although this host has the target's secret. Accept
+        // a discovery service, because it never authenticates hosts, and the secret is meant for the
+        // subsystem.
         Some(credentials) if !required && credentials.target.is_some() && subsystem != DISCOVERY_NQN => {
             return Err(failed(format!(
                 "the target does not prove its identity, because it requires no authentication of {}; require it \
@@ -59,7 +60,8 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     let challenge = receive(queue)?;
     let reply = side.challenged(challenge.bytes()).map_err(|refusal| refused(queue, refusal))?;
     send(queue, &reply)?;
-    // Linux's target closes the connection after a wrong response, often before it has said why.
+    // Linux's target closes the connection after a wrong response, often before it has sent the reason. So
+    // add the probable reason to the error.
     let success = receive(queue).map_err(|error| match error {
         Error::Disconnected { peer, why } => {
             let why = format!(

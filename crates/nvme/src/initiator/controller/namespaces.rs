@@ -122,11 +122,12 @@ impl Controller {
         match self.identify_page(cns::COMMAND_SET_CONTROLLER, 0) {
             Ok(page) => Ok(match page.bytes()[1] {
                 0 => u64::MAX,
-                // The unit is a page of 4096 bytes.
+                // WZSL is a power of two of pages. A page has 4096 bytes.
                 shift if shift < 52 => 4096 << shift,
                 _ => u64::MAX,
             }),
-            // Controllers of NVMe 1.4 and older lack this Identify page, so they fail the command.
+            // Controllers of NVMe 1.4 and older fail this command, because they lack the page. They report no
+            // limit.
             Err(Error::Status { .. }) => Ok(u64::MAX),
             Err(error) => Err(error),
         }

@@ -38,8 +38,8 @@ impl Session {
         if self.path_error.take().is_some() {
             self.inaccessible.insert(self.path);
             if self.inaccessible.len() == self.options.paths.len() {
-                // All paths have reported a path error. Remove all but the current path from the set, so that
-                // each is tried again before the current one.
+                // All paths have reported a path error. Paths in `inaccessible` are tried last, so remove all
+                // but the current one: each other path is then tried again before it.
                 self.inaccessible.retain(|path| *path == self.path);
             }
         }
@@ -67,8 +67,9 @@ impl Session {
         self.attempt_ended.map_or(Duration::ZERO, |ended| PAUSE.saturating_sub(ended.elapsed()))
     }
 
-    /// Starts a thread that tries each path once, or takes the thread's result. With `wait`, blocks for up
-    /// to 100 ms. Returns an error if the time to reconnect is over.
+    /// Advances the reconnection by one step: waits between attempts, starts a thread that tries each path
+    /// once, or takes that thread's result. With `wait`, blocks for up to 100 ms. Returns an error if the
+    /// connection was not restored within [`SessionOptions::reconnect`].
     pub(super) fn reconnect(&mut self, wait: bool) -> Result<()> {
         self.lost_since.get_or_insert_with(Instant::now);
         let pause = self.pause();
@@ -113,7 +114,8 @@ impl Session {
         Error::Disconnected { peer: self.options.connect.subsystem.clone(), why }
     }
 
-    /// Starts a thread that tries each path once, starting with the next one.
+    /// Starts a thread that tries each path once, in turn from `path` on. Paths that last reported a path
+    /// error (`inaccessible`) come last.
     fn start_attempt(&self) -> Result<Receiver<Reconnected>> {
         let (send, receive) = sync_channel(1);
         let count = self.options.paths.len();

@@ -52,8 +52,8 @@ fn options(address: SocketAddr) -> SessionOptions {
 /// silent target is gone, the session reconnects.
 #[test]
 fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
-    // Use a loopback address that no other program uses. The address of the first target then stays free for
-    // the silent one.
+    // Use a loopback address that no other program uses. After the target has stopped, its address then stays
+    // free for the listener that plays a silent target.
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.1:0", &namespace);
@@ -73,16 +73,16 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         session.progress(false).unwrap();
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The attempt to connect waits for an answer for up to 60 s. None of these calls may wait for the
-    // attempt.
+    // The session is now reconnecting, and the silent target may keep it waiting for 60 s. The calls below
+    // must return without waiting for the answer.
     for _ in 0..10 {
         session.progress(false).unwrap();
         session.progress(true).unwrap();
         assert_eq!(session.available(), 0);
     }
     assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
-    // Close the silent target's connection, which ends the attempt to connect. Its listener is already
-    // closed, so the second target can bind the address.
+    // Close the connection that the silent listener accepted, which ends the session's attempt to connect.
+    // The listener itself is already closed, so the second target can bind the address.
     drop(holder.join().unwrap());
     let second = target(&address.to_string(), &namespace);
     while session.available() == 0 {
@@ -162,7 +162,7 @@ fn a_path_that_does_not_answer_does_not_delay_the_next_one() {
 /// The second target's memory lacks the first one's data, so the session must fail rather than read zeros.
 #[test]
 fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
-    // Other programs do not use this address, so its port stays free while the test changes targets.
+    // No other program listens at this address. So the second target can reuse the first one's port.
     let first = target("127.0.77.2:0", "memory:1M");
     let address = first.subsystem().listeners()[0];
     let mut session = Session::open(&options(address)).unwrap();
@@ -224,7 +224,7 @@ fn commands_take_turns_over_the_queues_and_each_thread_of_the_target_serves_one(
         queues.sort_unstable();
         assert_eq!(queues, [1, 1, 1, 1]);
         assert_eq!(submit_reads(&mut session), 8);
-        // The last queue is the admin queue.
+        // Look at the 4 I/O queues only. The fifth and last queue is the admin queue.
         let in_flight: Vec<_> = session.queues().take(4).map(Queue::in_flight).collect();
         assert_eq!(in_flight, [2, 2, 2, 2]);
         let start = Instant::now();
@@ -270,7 +270,8 @@ fn all_queues_of_a_failed_path_are_replaced_and_no_command_is_lost() {
     let mut options = options(address);
     options.io_queues = 3;
     let mut session = Session::open(&options).unwrap();
-    // The commands are submitted, but nothing is sent before the target ends, so it cannot answer any of them.
+    // Submit reads, but end the first target before anything is sent. So it answers none of them, and the
+    // session must send all of them to the second target.
     let count = submit_reads(&mut session);
     first.stop().unwrap();
     let second = target_with(&address.to_string(), &namespace, 2, Limits::default());
@@ -292,8 +293,9 @@ fn inaccessible_path(target: SocketAddr) -> SocketAddr {
             let carries_io = Arc::new(AtomicBool::new(false));
             let is_io = carries_io.clone();
             std::thread::spawn(move || {
-                // The ICReq, then the capsule of Connect. The queue's identifier is in bytes 42 and 43 of the
-                // command, which follows the header of 8 bytes.
+                // Read the ICReq and the capsule of Connect, which shows whether the connection carries I/O.
+                // The queue's identifier is in bytes 42 and 43 of the command, which follows a header of 8
+                // bytes.
                 let mut start = [0; 128 + 72];
                 for part in [0..128, 128..200] {
                     if commands.read_exact(&mut start[part.clone()]).is_err() {

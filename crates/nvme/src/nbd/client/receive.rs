@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read};
 /// What the server reads next from the client: a request, the data of a write, or data to discard.
 pub(super) enum Reading {
     Request,
-    /// Data of a write. It is received into these buffers.
+    /// Data of a write. It is received into `buffers`, next at byte `at` of buffer `part`.
     Data {
         request: NbdRequest,
         buffers: Vec<Buffer>,
@@ -54,7 +54,8 @@ impl Client<'_> {
         }
     }
 
-    /// Begins requests that had arrived before reading from the client paused. Returns true if there were any.
+    /// Begins requests that had already arrived when a limit paused the reading. Returns true if there were
+    /// any.
     pub(super) fn parse_rest(&mut self) -> Result<bool> {
         if !matches!(self.reading, Reading::Request) || self.end - self.start < REQUEST {
             return Ok(false);

@@ -103,7 +103,8 @@ impl Client<'_> {
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
             RequestType::WriteZeroes => {
-                // Write Zeroes transfers no data, so a command may cover more than one that transfers data.
+                // The limit of a Write Zeroes is separate from that of reads and writes, because it transfers
+                // no data.
                 let most = self.session.namespace().max_write_zeroes;
                 let mut commands = Vec::new();
                 let (mut at, end) = (request.offset, request.offset + u64::from(request.length));

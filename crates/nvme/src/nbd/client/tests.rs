@@ -50,7 +50,8 @@ fn request(kind: u16, cookie: u64, length: u32) -> Vec<u8> {
     bytes
 }
 
-/// The input of 64 KiB has room for 2,340 requests, which may ask for 32 MiB each.
+/// One read of 64 KiB can bring 2,340 requests, more than the server processes at once for a client. The
+/// other requests must wait, and must then be answered.
 #[test]
 fn requests_beyond_the_limits_wait_and_are_then_answered() {
     const REQUESTS: u64 = 2000;
@@ -110,7 +111,8 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     target.stop().unwrap();
 }
 
-/// The socket of a client that has ended is always ready, so a wait for it would return at once each time.
+/// The socket of a client that has disconnected is always ready. The server must not wait for it, because the
+/// wait would return at once each time.
 #[test]
 fn the_server_does_not_wait_for_a_client_that_has_ended() {
     let target = target();

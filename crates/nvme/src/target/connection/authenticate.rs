@@ -6,8 +6,8 @@ use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
 use crate::target::subsystem::{Authentication, Subsystem};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The processing of a message of an authentication. It can take milliseconds, so a worker thread hands it to
-/// another thread.
+/// A host's authentication message that is not processed yet. Processing can take milliseconds, so a worker
+/// thread hands the job to another thread.
 #[derive(Debug)]
 pub struct AuthenticationJob {
     side: Box<ControllerSide>,
@@ -20,7 +20,7 @@ impl AuthenticationJob {
         Self { side, message }
     }
 
-    /// Processes the message. Give the result to [`Connection::authentication_computed`].
+    /// Processes the job's message from the host. Pass the result to [`Connection::authentication_computed`].
     pub fn run(mut self) -> Box<ControllerSide> {
         receive(&mut self.side, &self.message);
         self.side
@@ -33,8 +33,8 @@ fn receive(side: &mut ControllerSide, message: &[u8]) {
     }
 }
 
-/// Gives an authentication that begins the current secrets of the host. Returns false if the host may not
-/// connect any more.
+/// Updates `side` to the host's current secrets when an authentication begins. Returns false if the host is
+/// no longer allowed to connect.
 fn renew(side: &mut ControllerSide, subsystem: &Subsystem) -> bool {
     match subsystem.admission(side.host()) {
         Some(Some(Authentication { credentials, hash, group })) => side.renew(credentials, hash, group),
@@ -61,7 +61,8 @@ impl Connection {
         let Some(queue) = &mut self.queue else { return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0) };
         let side = match &mut queue.authentication {
             Some(side) => side,
-            // Another thread processes a message.
+            // Refuse the command, because another thread still processes an earlier message of this
+            // authentication.
             None if self.computing.is_some() => {
                 return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0);
             }
@@ -94,7 +95,8 @@ impl Connection {
             let Some(mut message) = side.next_message(length) else {
                 return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0);
             };
-            // Linux's target pads its messages, too, and hosts may expect all bytes that they ask for.
+            // Pad the message with zeros to the requested length, as Linux's target does, because hosts may
+            // expect all bytes that they ask for.
             message.resize(length, 0);
             self.send_bytes(slot, &message);
         }

@@ -180,7 +180,8 @@ impl Connection {
             }
     }
 
-    /// Carries a command out, or asks the host for its data. Returns false if no buffer is available.
+    /// Carries a command out, or asks the host for the command's data (R2T). Returns false if that needs a
+    /// buffer and none is available: call it again later.
     pub(super) fn start(&mut self, slot: u16) -> bool {
         let entry = self.slots.get_mut(slot);
         if entry.received < entry.expected {

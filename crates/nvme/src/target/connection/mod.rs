@@ -57,7 +57,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// If more output than this waits to be sent, no further input is taken.
+/// The limit on output that waits to be sent, in bytes. Above it, the connection takes no further input, so a
+/// host that does not receive cannot use up the memory.
 const MAX_BACKLOG: usize = 4 << 20;
 
 /// If at least this many bytes of a command's data are missing, they are received directly into the command's
@@ -87,8 +88,8 @@ pub enum End {
     Violation(Fault),
     /// The host sent a termination request, for this reason.
     Terminated(String),
-    /// The host did not authenticate itself: AUTH_Failure1 is in the output, or the host sent AUTH_Failure2.
-    /// Or the host did, but its controller was reset meanwhile, or already has this queue on another
+    /// The host may not use the queue. Either its authentication failed, and one side has sent a failure
+    /// message. Or it succeeded, but the controller was reset meanwhile, or already has this queue on another
     /// connection.
     Unauthenticated,
 }
@@ -114,7 +115,8 @@ struct Queue {
     authentication: Option<Box<ControllerSide>>,
 }
 
-/// Which memory [`Connection::space`] has lent for received bytes to the code that drives the connection.
+/// The memory into which the next bytes of the socket are received, as [`Connection::space`] last returned
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
     Nothing,
@@ -133,7 +135,8 @@ pub struct Connection {
     /// The data alignment that the host asked for, in bytes. It applies to the PDUs that the target sends.
     alignment: u8,
     input: Input,
-    /// The memory that the last call of [`Connection::space`] returned, until [`Connection::received`].
+    /// The memory that the last call of [`Connection::space`] returned. It stays lent until the next call of
+    /// [`Connection::received`].
     lent: Lent,
     receiving: Receiving,
     queue: Option<Queue>,

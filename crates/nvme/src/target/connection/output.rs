@@ -16,7 +16,8 @@ const MAX_PARTS: usize = 1024;
 /// Once one call of sendmsg has at least this many bytes to send, no further part is added to the call.
 const ENOUGH_BYTES: usize = 1 << 20;
 
-/// The least space for headers and small data, in bytes.
+/// The unit, in bytes, in which the space for headers and small data grows. It is also the least size of this
+/// space.
 const LEAST_BYTES: usize = 4 << 10;
 /// If the space for headers and small data exceeds this number of bytes, it is freed once its contents are
 /// sent.
@@ -80,10 +81,10 @@ impl Output {
         self.building.total + self.sending.total
     }
 
-    /// Returns true if the space for headers and small data is kept for reuse after `bytes` more bytes are
-    /// appended and sent.
+    /// Returns true if `bytes` more bytes of headers and small data fit without growing the space beyond the
+    /// size above which it is freed.
     pub fn keeps(&self, bytes: usize) -> bool {
-        // Compare with half of the limit, because the space doubles when it grows.
+        // Compare with half of [`KEPT_BYTES`], because the buffer doubles its size when it grows.
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 
@@ -115,7 +116,7 @@ impl Output {
     /// Appends memory without copying it.
     ///
     /// # Safety
-    /// The memory must stay readable until this value is dropped and no send from it is in flight.
+    /// The memory must stay readable until this value is dropped and the kernel has completed every send.
     pub unsafe fn append_memory(&mut self, address: *const u8, length: usize) {
         self.building.total += length;
         self.building.parts.push(Some(Part::Memory { address, length }));

@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 pub enum Receiving {
     /// A header.
     Header,
-    /// The data of a command capsule, which cannot be received until a buffer is available.
+    /// The data in a command's capsule. The connection stops receiving before this data until a buffer for it
+    /// is available.
     Starved {
         /// The slot of the command.
         slot: u16,

@@ -11,8 +11,8 @@ use crate::target::subsystem::Subsystem;
 /// Data from memory of up to this many bytes is copied to the output, because sending it in place would cost
 /// more.
 const COPY_BYTES: usize = 1 << 10;
-/// Up to this length, data of a memory namespace that needs a digest is copied to the output. Longer data is
-/// copied to a buffer of its own, which would cost more for short data.
+/// The longest data of a memory namespace that is copied to the output if it needs a digest, in bytes. Longer
+/// data is copied to a separate buffer, which costs more than the output if the data is short.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
 /// Data is copied in blocks of this length. After each block, the digest is updated from the
 /// first-level cache, while the next block is loaded from memory.

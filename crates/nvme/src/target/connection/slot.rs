@@ -27,7 +27,8 @@ pub struct Slot {
     pub stage: Stage,
     /// The validated I/O command. `None` for admin and Fabrics commands.
     pub request: Option<Request>,
-    /// The data that the command receives from the host or sends to it. `None` if it holds no buffer.
+    /// The buffer for data that the command receives from the host or sends to it. `None` if the command has
+    /// no buffer now.
     pub buffer: Option<Buffer>,
     /// For Compare: the blocks that were read from the namespace.
     pub compared: Option<Buffer>,

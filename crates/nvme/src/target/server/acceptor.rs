@@ -127,7 +127,8 @@ impl Acceptor {
     }
 }
 
-/// Sets the options of an accepted socket: sends small responses at once, and detects vanished hosts.
+/// Sets the options of an accepted socket: TCP_NODELAY, so that small responses are sent at once, and
+/// keepalive probes, which detect vanished hosts.
 fn set_options(stream: &TcpStream) {
     let set = |level: i32, name: i32, value: i32| {
         // SAFETY: the value is an int, as these options want.

@@ -65,7 +65,8 @@ impl Hosts {
 #[derive(Debug)]
 pub(super) struct HostsFile {
     hosts: Hosts,
-    /// The hosts that the last read of the file found. A list takes effect once two reads in a row find it.
+    /// The hosts that the last read of the file found. A list takes effect once two reads in a row find it,
+    /// because a program may still be writing the file during one read.
     last: Option<AllowedHosts>,
 }
 

@@ -74,7 +74,8 @@ fn message(bytes: &[u8]) -> Command {
     Command { sgl: Sgl::in_capsule(length), ..Command::authentication(fabrics::AUTHENTICATION_SEND, length) }
 }
 
-/// Carries an Authentication Receive out.
+/// Sends an Authentication Receive. Returns the message that the target answers, padded to the requested
+/// length.
 fn receive(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let length = MAX_MESSAGE as u32;
     let mut command = Command::authentication(fabrics::AUTHENTICATION_RECEIVE, length);

@@ -23,12 +23,12 @@ pub struct Jobs {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// The jobs of each address. The first address is served next.
+    /// The waiting jobs, grouped by the host's address. The thread takes its next job from the first group.
     addresses: VecDeque<(IpAddr, VecDeque<(Reach, AuthenticationJob)>)>,
     ended: bool,
 }
 
-/// Starts the thread that runs jobs. It ends after [`Jobs::end`].
+/// Starts the one thread that computes authentications for all connections. It ends after [`Jobs::end`].
 ///
 /// # Errors
 /// If the system has too few resources for a thread.
@@ -105,8 +105,8 @@ impl Jobs {
     }
 }
 
-/// Returns the network that stands for a host: the first 64 bits of an IPv6 address, because one host can use all
-/// addresses that start with them.
+/// Returns the address by which the waiting jobs of one host are grouped. For IPv6 it is the first 64 bits,
+/// because one host can use all addresses that start with them.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

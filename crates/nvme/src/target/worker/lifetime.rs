@@ -64,7 +64,8 @@ impl Worker {
     /// Closes the oldest half-open connection if there are too many. A connection is half-open while it has
     /// no queue that the host may use.
     fn bound_half_open(&mut self) {
-        // Remove the connections whose queue became usable.
+        // Keep only connections that are still half-open: the others have a usable queue by now, or were
+        // closed.
         let mut half_open = std::mem::take(&mut self.half_open);
         half_open.retain(|id| self.is_half_open(*id));
         self.half_open = half_open;

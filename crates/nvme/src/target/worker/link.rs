@@ -8,12 +8,13 @@ use std::os::fd::OwnedFd;
 /// Whether a connection is being closed, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closing {
-    /// The connection is in use.
+    /// The connection is open and not being closed.
     No,
     /// A termination request was sent. The value is the host's deadline for closing the connection, in
     /// milliseconds since the target started.
     Lingers(u64),
-    /// The socket is shut down. The connection is removed when it has no request in flight.
+    /// The target has shut the socket down. It removes the connection once none of the connection's requests
+    /// to the kernel is in flight.
     Yes,
 }
 

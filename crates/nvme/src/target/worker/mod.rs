@@ -145,8 +145,8 @@ impl Worker {
                 if files.is_empty() {
                     break;
                 }
-                // Send these responses and look for commands that have arrived, before the next results are
-                // processed. Otherwise the disk could run out of work meanwhile.
+                // Before the next batch of results, send the responses of this batch and fetch the commands
+                // that have arrived. Otherwise the disk could run out of work.
                 self.ring.submit();
                 self.ring.take(&mut completed);
             }
@@ -154,9 +154,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Processes all completions, except that results of file operations are moved to `files` first. Then
-    /// processes a batch of `files`. So received commands are processed before results that have waited
-    /// longer.
+    /// Processes all completions except results of file operations, which it moves to `files`. Then processes
+    /// a batch of `files`. Received commands come first, even before older results, because the disk could
+    /// otherwise run out of work.
     fn process(&mut self, completed: &mut Vec<Completed>, files: &mut VecDeque<Completed>) {
         for part in completed.chunks(BATCH) {
             if !self.due.is_empty() {

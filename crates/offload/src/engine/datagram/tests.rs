@@ -358,9 +358,10 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine records 552 bytes instead,
-    // the least that it accepts for IPv4. The datagram of 1100 bytes then takes three fragments of at most
-    // 528 bytes.
+    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine uses 552 bytes instead,
+    // the least that it accepts for IPv4. A fragment then carries at most 528 bytes: 552 without the header
+    // of 20 bytes, rounded down to a multiple of 8. So 1092 bytes of data with the UDP header need three
+    // fragments.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 3);

@@ -73,7 +73,7 @@ fn turn_until(bench: &mut Bench, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs the engine until it holds no sockets. Checks that it holds nothing else for them.
+/// Runs the engine until it holds no sockets. Checks that it holds no other state of the sockets either.
 fn ends_empty(bench: &mut Bench) {
     while bench.engine.sockets.len() > 0 {
         assert!(bench.now < 60_000_000_000, "sockets are left");
@@ -107,8 +107,9 @@ fn a_pair_of_the_program_becomes_a_connection() {
         received.len() >= data.len()
     });
     assert!(received == data);
-    // Reset the connection, which removes it from the engine. The name of the engine's end of the pair must
-    // then hold the connection's local address.
+    // Close the server's socket while one byte is unread. This resets the connection and removes it from the
+    // engine. The name of the engine's end of the pair must then hold the error and the connection's local
+    // address.
     pair::send(client.as_raw_fd(), &[2], &[]).unwrap();
     turn_until(&mut bench, || ready(&server, libc::POLLIN));
     drop(server);
@@ -134,7 +135,8 @@ fn failures_reach_the_program_through_its_end() {
     let mut bench = Bench::new(2);
     let listener = bench.listening(ADDRESS);
     for (remote, error) in [("192.0.2.1:80", libc::ENETUNREACH), ("127.0.0.1:0", libc::ECONNREFUSED)] {
-        // Two failures with the same errno have different names.
+        // Open two sockets for each error, because the engine's ends of their pairs need different names
+        // although both names contain the same errno.
         for end in [(); 2].map(|()| Pair::new().open(&mut bench, 0, remote)).iter() {
             assert!(pair::hung_up(end.as_raw_fd()), "{remote}");
             assert_eq!(End::of(end.as_raw_fd(), ASKING), End::Failed(error), "{remote}");

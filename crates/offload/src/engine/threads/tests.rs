@@ -191,14 +191,15 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     assert_eq!(trio.flows(), [0, 0, 1]);
     let acknowledgment = syn.sequence.wrapping_add(1);
     assert_eq!(trio.sent(), [(Header { window: 0, ..header(acknowledgment, 1001, tcp::ACK) }, port)]);
-    // Data arrives whatever the queue. The connection does not move again.
+    // The connection has moved to thread 2. Data that arrives on the queues of other threads must reach it
+    // too, without moving it again.
     for (queue, sequence, data) in [(2, 1001, b"one"), (0, 1004, b"two"), (1, 1007, b"six")] {
         trio.segment(queue, &header(sequence, acknowledgment, tcp::ACK), (80, port), data);
         assert_eq!(received(&end), data);
     }
     assert_eq!(trio.flows(), [0, 0, 1]);
-    // The connection is now on thread 2. Programs can still ask about it: the one that opened it, through
-    // thread 0, and another one that has received the program's end.
+    // The connection is now on thread 2. Its program must still be able to ask about it, through thread 0. So
+    // must another program that has received the program's end.
     let other = trio.program();
     for program in [&program, &other] {
         let (reply, _) = trio.ask(program, Message::new(Operation::Addresses), Some(&end));
@@ -283,7 +284,7 @@ fn a_listener_accepts_whatever_queue_a_segment_arrives_on() {
         accepted.push((port, acknowledgment, end));
     }
     assert_shared_matches(trio.threads().engines());
-    // An acknowledgment that no thread knows is answered by one reset.
+    // An acknowledgment for a connection that no thread has is answered by one reset.
     trio.segment(1, &header(1001, 5, tcp::ACK), (5000, 8080), &[]);
     let sent = trio.sent();
     let (resets, others): (Vec<_>, Vec<_>) =
@@ -312,7 +313,8 @@ fn options_of_a_listener_reach_the_connections_of_all_threads() {
     }
     drop(listener);
     trio.assert_empty();
-    // The port is free again on all threads.
+    // Closing a listener must free its port on all threads, so listen on the port twice more. While a
+    // listener exists, another bind must fail.
     let listener = trio.listening(&program, 8080);
     drop(listener);
     let listener = trio.listening(&program, 8080);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long to try to connect. The launcher listens before it starts a PE, so the first attempt fails only if
 /// the network loses packets.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
-/// How often a waiting exchange checks whether a PE was lost.
+/// How often a thread that waits for the data of all PEs checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Value of [`Shared::lost`] while no PE is lost.
 const NONE: u32 = u32::MAX;
@@ -29,8 +29,8 @@ pub struct Client {
     pes: u32,
     /// Locked while a frame is sent, because several threads send frames.
     stream: Mutex<TcpStream>,
-    /// The channel of the exchanges' results. Lock it during an exchange, because results do not tell which
-    /// exchange they belong to.
+    /// Receives the results of exchanges with the other PEs. Lock it for the whole exchange, because a result
+    /// does not tell to which exchange it belongs.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
     /// Receives the exit status with which the launcher asks this PE to end.
     end: Mutex<Receiver<i32>>,

@@ -56,7 +56,7 @@ pub enum Frame {
         /// The PE's number.
         pe: u32,
     },
-    /// The bytes that a PE contributes to an exchange.
+    /// The bytes that a PE contributes to an exchange, in which the launcher collects bytes from all PEs.
     Gather(Vec<u8>),
     /// The PE has finished.
     Finished,

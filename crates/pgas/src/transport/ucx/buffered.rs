@@ -14,12 +14,13 @@ use std::sync::atomic::Ordering;
 
 /// The longest put that is copied, in bytes.
 pub(super) const LONGEST: usize = 64 << 10;
-/// The most bytes of copies to one peer that UCX has not sent. Puts then wait until half of them are sent.
+/// The most unsent bytes of copied puts to one peer. A put that finds this many waits until half of them are
+/// sent.
 const MOST_UNSENT: usize = 1 << 20;
 /// A put counts as at least this many bytes, because UCX needs memory for each.
 const LEAST_WEIGHT: usize = 4 << 10;
 
-/// The copied source of a put.
+/// A copy of the source of a put, which UCX reads until it has sent the put.
 struct Buffered {
     peer: *const Peer,
     bytes: Vec<u8>,

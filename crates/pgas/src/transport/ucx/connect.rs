@@ -62,7 +62,7 @@ impl Unfinished {
         Ok(unfinished)
     }
 
-    /// Registers `length` bytes at `address` with UCX. With null, UCX allocates them.
+    /// Registers `length` bytes at `address` with UCX. If `address` is null, UCX allocates the memory.
     fn map(&self, address: *mut c_void, length: usize) -> Result<library::MemoryHandle> {
         let allocate = if address.is_null() { library::MAP_ALLOCATE } else { 0 };
         let parameters = library::MapParameters {
@@ -275,8 +275,8 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     })
 }
 
-/// Registers an exit handler after which this process does not call UCX. It runs before UCX's own exit
-/// handlers, which release what the service thread uses; the thread could crash otherwise.
+/// Registers an exit handler that stops this process's calls of UCX. The handler must run before UCX's own
+/// exit handlers. These release what the service thread uses, so that thread could otherwise crash.
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
@@ -287,7 +287,8 @@ fn stop_at_exit(shared: &Arc<Shared>) {
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
-            // Wait until no thread is inside UCX: threads hold this lock while they call UCX.
+            // Wait until no thread is inside UCX. Every thread holds the lock of the handles while it calls
+            // UCX.
             drop(shared.handles());
         }
     }
@@ -393,7 +394,7 @@ impl Shared {
         methods
     }
 
-    /// Returns what UCX prints about an endpoint.
+    /// Returns UCX's description of an endpoint, as text with a line for each lane.
     fn describe(&self, endpoint: &Endpoint) -> String {
         let (mut text, mut length) = (null_mut(), 0);
         // SAFETY: the caller holds the lock of the handles. The stream is closed before the text is read.

@@ -7,8 +7,8 @@
 const COPIES_PINNED_PAGES: (u32, u32) = (5, 12);
 
 /// Lets forked children inherit the pages of registered memory, if the kernel copies pinned pages at a fork.
-/// Memory in huge pages must be given from the start of its first to the end of its last huge page. Logs a
-/// warning if the kernel refuses, because a child that accesses this memory would then crash.
+/// If the memory is in huge pages, the range must consist of whole huge pages. Logs a warning if the kernel
+/// refuses, because a child that accesses this memory would then crash.
 pub(super) fn let_children_inherit(address: usize, length: usize) {
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return };
     if version(&release).is_none_or(|version| version < COPIES_PINNED_PAGES) {

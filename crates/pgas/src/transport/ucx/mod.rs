@@ -46,7 +46,7 @@ use std::time::Duration;
 /// Distance in bytes between two notification words. Each word has a cache line of its own.
 const NOTIFICATION: usize = 64;
 
-/// Alignment in bytes of symmetric memory.
+/// The alignment of symmetric memory in bytes. A program cannot allocate an object with a larger alignment.
 const ALIGNMENT: usize = 64 << 20;
 
 /// The settings of the transport.
@@ -86,7 +86,8 @@ struct Shared {
     private_bytes: usize,
     symmetric_bytes: usize,
     statics: Option<Statics>,
-    /// Identifier of the process that made the transport. A forked child must not use it.
+    /// The identifier of the process that made the transport. A forked child has another identifier, and must
+    /// not use the transport.
     process: u32,
     /// UCX's file descriptor of the worker's events, which UCX closes. If the worker is armed, the descriptor
     /// becomes readable at the next event.
@@ -148,13 +149,14 @@ struct Peer {
     /// True if UCX lets the calling processor carry out atomics on this mapped memory. The transport then
     /// carries them out itself, without calling UCX.
     direct_atomics: AtomicBool,
-    /// The value of `Shared::started` at the last UCX operation to this PE, if the PE's memory is mapped.
-    /// Later plain copies could overtake this operation, so a fence must flush until `Shared::flushed`
-    /// reaches it.
+    /// For a PE whose memory is mapped: the value of `Shared::started` at the last operation through UCX.
+    /// Stores by this processor could overtake that operation. A fence therefore flushes until
+    /// `Shared::flushed` reaches this value.
     overtakable: AtomicU64,
     /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
     failed: AtomicI32,
-    /// True if UCX reaches the PE by TCP only. Short puts are then copied; see [`buffered`].
+    /// True if UCX reaches the PE by TCP only. Short puts are then copied, so that they return before UCX has
+    /// sent them; see [`buffered`].
     only_tcp: AtomicBool,
     /// The bytes of the copied puts that UCX has not yet sent. A short put counts as `LEAST_WEIGHT` bytes.
     /// Changes only under the lock of the handles.
@@ -271,8 +273,8 @@ impl Shared {
 }
 
 impl Ucx {
-    /// Returns the names of the transports by which UCX reaches the PEs that this PE has reached so far, such
-    /// as `tcp` or `sysv`.
+    /// Returns the names of the transports by which UCX reaches the PEs to which this PE has connected so
+    /// far. Examples are `tcp` and `sysv`.
     pub fn methods(&self) -> Vec<String> {
         self.shared.methods()
     }

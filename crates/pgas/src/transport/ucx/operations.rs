@@ -115,8 +115,8 @@ impl Shared {
         Ok((handles, endpoint, address, key))
     }
 
-    /// Returns the address at which this process has mapped `pe`'s symmetric heap, or null if it has not mapped
-    /// it. Connects to `pe` first, because only then is this known.
+    /// Returns the address at which this process has mapped `pe`'s symmetric heap, or null if the heap is not
+    /// mapped. Connects to `pe` first, if necessary, because connecting maps the heap.
     #[inline]
     fn mapped_base(&self, pe: u32, peer: &Peer) -> Result<*mut u8> {
         let base = peer.direct.load(Ordering::Acquire);
@@ -359,7 +359,7 @@ impl Shared {
         self.started.load(Ordering::Relaxed) != self.flushed.load(Ordering::Acquire)
     }
 
-    /// Makes `pe` carry out an atomic, and returns the previous value.
+    /// Executes one atomic on `pe`'s memory through UCX, and waits for it. Returns the previous value.
     fn atomic_once(&self, pe: u32, atomic: &Atomic) -> Result<u64> {
         // Allocate the words on the heap, because UCX may access them after this function has returned an
         // error.
@@ -376,8 +376,8 @@ impl Shared {
         }
     }
 
-    /// Carries out an atomic by this processor and returns the previous value, if UCX would do so, too.
-    /// Otherwise returns `None`.
+    /// Carries out an atomic by an instruction of this processor, and returns the previous value. Returns
+    /// `None` unless the word is mapped here and UCX would use the processor, too.
     #[inline]
     fn atomic_directly(&self, pe: u32, atomic: &Atomic) -> Result<Option<u64>> {
         let (peer, place) = (self.peer(pe)?, self.place(atomic.offset, atomic.width)?);
@@ -443,7 +443,8 @@ impl Transport for Ucx {
 
     fn capabilities(&self) -> Capabilities {
         let shared = &*self.shared;
-        // Count this PE without its pointer, which is null until the PE has made an endpoint to itself.
+        // Count the PEs whose heaps this PE reaches by a pointer. Count this PE too, although its pointer is
+        // null until it makes an endpoint to itself.
         let mapped =
             |(pe, peer): &(u32, &Peer)| *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null();
         Capabilities {
@@ -498,8 +499,8 @@ impl Transport for Ucx {
         // UCX has no fetches and swaps without a result. Give them memory for the result, which is not read.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
-        // SAFETY: the callback frees the operands, or this function if UCX has completed the operation at
-        // once.
+        // SAFETY: the operands are freed once: by the callback, or below if UCX has completed the operation
+        // at once.
         unsafe {
             let result =
                 if with_result { (&raw mut (*operands).result).cast() } else { std::ptr::null_mut() };
@@ -526,8 +527,8 @@ impl Transport for Ucx {
         }
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // SAFETY: the caller keeps the result until the next quiet. The operands are freed as in
-        // `atomic_nbi`.
+        // SAFETY: the caller keeps the result until the next quiet. `atomic_completed` frees the operands
+        // when the atomic completes. If UCX never calls it, they are freed below.
         unsafe {
             let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
             let operand = &raw mut (*operands).operand;
@@ -591,8 +592,8 @@ impl Transport for Ucx {
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
         let reached = (handles, endpoint, peer.memory.wrapping_add(at as u64), key);
         let source = (&raw const count).cast();
-        // SAFETY: `count` lives until `put_reached` returns. If `put_reached` fails, UCX has copied the 8
-        // bytes already, or is never called again and does not read them later.
+        // SAFETY: `count` lives until `put_reached` returns. If it fails, UCX does not read the 8 bytes
+        // later: it has copied them, or this process does not call UCX again.
         unsafe { shared.put_reached(pe, reached, source, 8, true, "a notification") }
     }
 

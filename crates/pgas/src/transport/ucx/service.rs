@@ -19,7 +19,8 @@ const NAP: Duration = Duration::from_micros(30);
 /// For this long after an event from UCX, a wait polls instead of sleeping. Otherwise it would sleep between
 /// the messages of a stream, and each wake-up would cost the sender as much as a put.
 const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
-/// How long a put polls at growing intervals before it blocks in the wait that all operations use.
+/// The longest time for which a put polls at growing intervals. Afterwards the put waits like all other
+/// operations, which may sleep.
 const INTERVALS_FOR: Duration = Duration::from_micros(500);
 /// The longest interval between two polls of a put that polls at growing intervals.
 const LONGEST_INTERVAL: Duration = Duration::from_micros(10);
@@ -65,9 +66,9 @@ impl Shared {
         unsafe { (self.library.request_check_status)(request) }
     }
 
-    /// Polls until `done` returns true, at intervals that grow to [`LONGEST_INTERVAL`]. Over TCP, puts wait
-    /// for room in the socket. Polls without intervals would receive each of the peer's answers by a system
-    /// call of its own. Returns after [`INTERVALS_FOR`] at the latest.
+    /// Polls at intervals, which grow to [`LONGEST_INTERVAL`], until `done` returns true, but at most for
+    /// [`INTERVALS_FOR`]. Over TCP, puts wait for room in the socket. Thanks to the intervals, one system
+    /// call receives several of the peer's answers.
     pub(super) fn poll_at_intervals(&self, mut done: impl FnMut(&mut Handles) -> bool) {
         // If PEs share processors, leave this processor to the other PE.
         if self.settings.yields {

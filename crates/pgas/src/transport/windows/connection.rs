@@ -1,4 +1,5 @@
-//! Connects to peers: by a first handshake with each, and by another one after the link to it was lost.
+//! Connects to peers: a first handshake with each peer, and a new handshake after the link to a peer was
+//! lost.
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};

@@ -29,8 +29,8 @@ impl Transport for Windows {
     }
 
     fn slices_from(&self) -> usize {
-        // A sliced collective reads slices from other PEs. If gets are loads, reads are fast, so slices pay
-        // from a smaller size. Injected faults are ignored, because all PEs must return the same size.
+        // A sliced collective reads slices from other PEs, so slices pay from a smaller size if reads are
+        // fast. All PEs must return the same size, so it must not depend on the faults that one PE injects.
         match self.context.reads_are_fast {
             true => 4 << 10,
             false => 64 << 10,
@@ -133,7 +133,7 @@ impl Transport for Windows {
             return self.atomic(pe, atomic).map(|_| ());
         }
         if context.direct_atomics {
-            // Do not check the link, because the next quiet checks it, as for a put.
+            // Do not check whether the link is up. The next quiet checks it.
             context.count(peer, atomic.width);
             return context.atomic_directly(pe, peer, &atomic).map(|_| ());
         }
@@ -164,8 +164,8 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        // Wait for the answers to earlier atomics. The owner of the word carries them out, so until it
-        // answers, a later put could overtake them.
+        // Wait for the answers to earlier atomics. The PE that owns a word carries out the atomic itself, so
+        // until it answers, a later put to it could overtake the atomic.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }

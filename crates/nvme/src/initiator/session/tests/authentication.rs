@@ -1,4 +1,4 @@
-//! inlane's host at inlane's target, which demand secrets of each other.
+//! Tests of sessions between inlane's host and inlane's target that authenticate each other.
 
 use super::*;
 use crate::authentication::{Credentials, Group, Hash, Secret};

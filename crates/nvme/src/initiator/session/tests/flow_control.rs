@@ -70,7 +70,8 @@ fn a_queue_uses_flow_control_if_the_target_insists() {
     let address = target.subsystem().listeners()[0];
     let proxy = TcpListener::bind("127.0.77.7:0").unwrap();
     let path = proxy.local_addr().unwrap();
-    // The host connects its admin queue, its I/O queue without flow control, and its I/O queue with it.
+    // Relay the three connections that the host makes, in this order: the admin queue, the I/O queue without
+    // flow control, which the relay refuses, and the I/O queue with flow control.
     let relays = std::thread::spawn(move || {
         let hosts = [(); 3].map(|()| {
             let host = proxy.accept().unwrap().0;

@@ -99,7 +99,8 @@ fn a_slow_path_is_used_if_the_fast_paths_cannot_access_the_namespace() {
     target.stop().unwrap();
 }
 
-/// If all paths report path errors in turn, each one must get another chance.
+/// Opens a session with two paths that both answer every command with path errors. The session must switch
+/// between them again and again, so each is tried more than once.
 #[test]
 fn paths_that_cannot_access_the_namespace_are_tried_in_turn() {
     let target = target("127.0.0.1:0", "memory:1M");
@@ -128,8 +129,8 @@ fn a_command_with_lasting_path_errors_is_returned_if_others_are_answered() {
     let target = target("127.0.0.1:0", "memory:1M");
     let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
     session.options.reconnect = Duration::ZERO;
-    // The controller has answered no other command, so the path counts as faulty. Each command is kept to be
-    // sent again, and not returned.
+    // Three commands fail with a path error before the controller has answered any command. The session must
+    // blame the path: it keeps the commands to send them again, and does not return them.
     for _ in 0..3 {
         assert!(session.settled(answer(1, Status::ANA_INACCESSIBLE)).is_none());
     }
@@ -182,8 +183,8 @@ fn the_error_of_a_path_that_answered_comes_first() {
         options.paths = paths.map(|path| path.to_string().parse().unwrap()).to_vec();
         options.connect.subsystem = "nqn.2026-11.inlane:other".into();
         let error = Session::open(&options).unwrap_err();
-        // The class must be that of the path that answered. The other path, a closed port, has the class
-        // Environment.
+        // The error's class must be that of the path that answered, whatever the order of the paths. An error
+        // of the other path, a closed port, would have the class Environment.
         assert_eq!(error.class(), inlane_core::error::Class::Usage);
         let text = error.to_string();
         let positions = [answers, closed].map(|path| text.find(&path.to_string()));
@@ -192,7 +193,8 @@ fn the_error_of_a_path_that_answered_comes_first() {
     target.stop().unwrap();
 }
 
-/// A caller that sleeps until a socket is ready would add a delay to each of these steps.
+/// `has_work` must be true at each step that needs no socket event. A caller that sleeps until a socket is
+/// ready would otherwise delay the recovery.
 #[test]
 fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
     let target = target("127.0.0.1:0", "memory:1M");
@@ -222,8 +224,9 @@ fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
     target.stop().unwrap();
 }
 
-/// Without the pause, a path that answers one command and then fails each time would cause one connection after
-/// the other.
+/// The session must pause between two attempts to reconnect even if a command was answered in between.
+/// Otherwise a path that answers one command and then fails each time would cause one connection after the
+/// other.
 #[test]
 fn the_pause_between_attempts_also_applies_after_an_answer() {
     let target = target("127.0.0.1:0", "memory:1M");

@@ -135,7 +135,8 @@ fn a_reset_ends_waiting_event_requests() {
     wait(&mut admin);
 }
 
-/// A host may shut the controller down and disable it with the same write to CC.
+/// One write to CC may both shut the controller down and disable it. This reset must end the waiting
+/// Asynchronous Event Requests, too.
 #[test]
 fn a_reset_with_a_shutdown_also_ends_waiting_event_requests() {
     let subsystem = subsystem(&["memory:1M"], |_| {});

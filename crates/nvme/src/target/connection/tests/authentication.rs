@@ -167,7 +167,8 @@ fn wrong_fields_of_the_commands_are_refused() {
     // No message waits yet.
     assert_eq!(host.receive_message(MAX_MESSAGE as u32).0, Status::SEQUENCE_ERROR.dnr());
     assert_eq!(host.receive_message(0).0, Status::INVALID_FIELD.dnr());
-    // The challenge is longer than 64 bytes, so a request for 64 bytes fails. A longer request then gets it.
+    // The challenge is longer than 64 bytes, so a request for 64 bytes fails. A longer request then receives
+    // the challenge.
     assert_eq!(host.send_message(&message), Status::SUCCESS);
     assert_eq!(host.receive_message(64).0, Status::SEQUENCE_ERROR.dnr());
     let (status, challenge) = host.receive_message(1 << 20);
@@ -188,7 +189,8 @@ fn messages_during_a_computation_are_refused() {
     let first = host.capsule(command, &message);
     command.cid = 1.into();
     let second = host.capsule(command, &message);
-    // Both commands arrive together, so the connection meets the second one before the first is computed.
+    // Both commands arrive together, so the connection reads the second one before the answer to the first is
+    // computed.
     host.send(&[first, second].concat());
     let mut statuses = Vec::new();
     while let Some(Answer::Completed(completion)) = host.answer() {
@@ -246,7 +248,8 @@ fn strangers_do_not_affect_the_controller_of_a_host() {
     let mut admin = Host::new(&subsystem);
     let id = ready(&mut admin, &credentials);
     let controller = subsystem.controller(id).unwrap();
-    // A stranger connects each of the host's I/O queues first.
+    // A stranger connects each of the host's I/O queues before the host does, and does not authenticate
+    // itself.
     let mut strangers = Vec::new();
     for queue in 1..=4 {
         let mut stranger = Host::new(&subsystem);
@@ -265,7 +268,8 @@ fn strangers_do_not_affect_the_controller_of_a_host() {
     assert!(queue.connect(1, id, NQN).status().is_success());
     queue.authenticate(&credentials).unwrap();
     assert_eq!(controller.io_queues(), [1]);
-    // When the strangers' connections end, the controller keeps the host's queue.
+    // The connections by which strangers asked for queues 1 to 4 end. The controller must keep the host's own
+    // queue 1.
     strangers.iter_mut().for_each(|stranger| stranger.connection.disconnected());
     assert_eq!(controller.io_queues(), [1]);
     assert_eq!(read(&mut queue, 1, 0, 1, 512).0, Status::SUCCESS);

@@ -171,7 +171,7 @@ fn a_revoked_host_and_a_silent_host_lose_their_controllers() {
     keep_alive.cdw10 = u32::from(feature::KEEP_ALIVE_TIMER).into();
     keep_alive.cdw11 = 1.into();
     assert!(admin.call(keep_alive, &[]).0.status().is_success());
-    // The timeout of 1 ms is rounded up to 100 ms.
+    // The target rounds the keep-alive timeout of 1 ms up to 100 ms. Wait until it has expired.
     std::thread::sleep(std::time::Duration::from_millis(120));
     assert_eq!(subsystem.end_expired().len(), 1);
     assert!(matches!(admin.inbox.take()[..], [Message::Close(_)]));
@@ -202,7 +202,8 @@ fn after_a_failed_flush_writes_are_refused() {
     let (_admin, mut queue) = connected(&subsystem, Digests::default());
     queue.command(Command::new(io::FLUSH, 1), &[]);
     assert!(matches!(queue.answer(), Some(Answer::Completed(it)) if it.status().is_success()));
-    // Send a second flush, but report an I/O error to the connection instead of making its system call.
+    // Send a second flush. Do not make its system call, but tell the connection that the call failed with an
+    // I/O error.
     let bytes = queue.capsule(Command::new(io::FLUSH, 1), &[]);
     let space = queue.connection.space().unwrap();
     space[..bytes.len()].copy_from_slice(&bytes);

@@ -1,4 +1,5 @@
-//! What a hostile program, a hostile link and a busy thread can do to the other threads of an engine.
+//! Tests that a hostile program, a hostile link and a busy thread have only limited effects on the other
+//! threads of an engine.
 
 use super::*;
 use crate::arena::Key;
@@ -119,7 +120,8 @@ fn a_process_has_a_limited_number_of_clients() {
     assert!(!control.admit_client(7) && control.admit_client(8));
 }
 
-/// `inlane offload run` connects to the control socket, too, and closes the connection before its program connects.
+/// Programs must be distributed evenly over the threads, although `inlane offload run` also connects to the
+/// control socket, and disconnects, before each program connects.
 #[test]
 fn programs_spread_over_the_threads_whatever_connects_in_between() {
     let mut trio = Trio::new();
@@ -173,8 +175,9 @@ fn a_thread_gets_room_in_a_pair_that_another_thread_keeps_part_full() {
     });
     let waiting = waiting.expect("the pair becomes full");
     let mut ends = Vec::new();
-    // Accept connections until that of thread 0 arrives, while thread 2 adds new ones. Up to 500 new ones may
-    // arrive first, because thread 0 retries at random times.
+    // A new connection on thread 2 competes for each place that the program frees in the pair. The waiting
+    // connection of thread 0 must still arrive. Allow 500 extra connections, because thread 0 retries at
+    // random times.
     let found = (0..waiting - 4000 + 500).any(|index| {
         let Some((port, end)) = accepted(&listener) else { return false };
         ends.push(end);
@@ -230,8 +233,8 @@ fn other_threads_hear_of_neighbours_when_they_change_and_not_too_often() {
         assert_eq!((trio.tasks(0), trio.tasks(2)), (1, 1));
         trio.settle();
     }
-    // One second later, the receiving thread must pass on even an unchanged address, because another thread
-    // may have asked for it again.
+    // One second later, the receiving thread must pass on even an unchanged MAC address, because another
+    // thread may have sent a new ARP request meanwhile.
     trio.now += 1_000_000_000;
     trio.engine.receive_on(1, trio.now, &arp_reply(host, other_mac, OURS));
     assert_eq!(trio.tasks(0), 1);
@@ -264,8 +267,8 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     let now = trio.now;
     let engine = &mut trio.engine.parts_mut().engines_mut()[0];
     let entry = *engine.time_waits.values().next().unwrap();
-    // Put every port that thread 0 could choose into TIME-WAIT. Then use up the sockets that the process may
-    // have.
+    // Leave no way to connect: put every port that thread 0 could choose into TIME-WAIT, and use up the
+    // sockets that the process may have. The connect below must then fail.
     for port in (32768..=60999).filter(|&port| usize::from(port) % THREADS == 0) {
         let flow = inlane_tcp::Flow { local: SocketAddr::new(OURS.into(), port), remote };
         engine.time_waits.insert(flow, entry);
@@ -278,7 +281,8 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     message.remote = Some(remote);
     assert_eq!(trio.ask(&program, message, None).0.status, libc::ENFILE);
     assert_shared_matches(trio.threads().engines());
-    // All entries expire, on this thread and in the shared table.
+    // Let 120 s pass. All TIME-WAIT entries must expire, in this thread's table and in the table that the
+    // threads share.
     trio.now = now + 120_000_000_000;
     trio.settle();
     assert_eq!(trio.engine.held().time_waits, 0);

@@ -42,7 +42,8 @@ impl Connection {
         Self { trio, _listener: listener, end, slot, acknowledgment, sequence: 1001 }
     }
 
-    /// Hands a segment of the peer to the engine, which does not serve the connection yet.
+    /// Hands a segment of the peer to the engine. The engine acts on it towards the program only at the next
+    /// `settle`, so a test can receive data and a reset in one round.
     fn receive(&mut self, flags: u8, payload: &[u8]) {
         let header = header(self.sequence, self.acknowledgment, flags);
         self.trio.engine.receive_on(0, self.trio.now, &frame(&header, PORTS, payload));
@@ -79,7 +80,8 @@ fn bytes_of_an_offer_reach_the_program_before_a_reset() {
     assert_eq!(received(&connection.end), b"rstsecond");
 }
 
-/// The offer is withdrawn in the same round in which the engine finds that the program has closed its end.
+/// The program closes its end and leaves offered bytes unread. The engine withdraws the old offer in the
+/// round in which it detects the close. It must then reset the connection.
 #[test]
 fn a_close_with_an_unread_old_offer_resets_the_connection() {
     for half_closed in [false, true] {
