@@ -41,8 +41,8 @@ struct Watched {
     fd: AtomicI32,
     instance: AtomicI32,
     data: AtomicU64,
-    /// The inode of the connection; 0 while the other fields change. Numbers of descriptors and slots are reused,
-    /// but inodes are not.
+    /// The inode of the connection; 0 while the other fields change. Numbers of descriptors and slots are reused
+    /// soon, inodes of sockets only after 2^32 others.
     inode: AtomicU64,
 }
 
@@ -64,7 +64,7 @@ impl Watched {
         let instance = self.instance.load(Ordering::Relaxed);
         let data = self.data.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        // A writer first sets the inode to 0, and inodes are not reused. So if the inode is still the same,
+        // A writer first sets the inode to 0, and inodes are not reused soon. So if the inode is still the same,
         // no other thread changed the fields while they were read.
         let whole = inode != 0 && inode == self.inode.load(Ordering::Relaxed);
         let same = inode == slot.header().inode.load(Ordering::Acquire);
