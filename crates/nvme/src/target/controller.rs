@@ -9,6 +9,7 @@ use super::error_log::ErrorLog;
 use super::inbox::{ConnectionId, Inbox, Message};
 use crate::command::{async_event, cc, csts};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -60,6 +61,8 @@ pub struct Controller {
     pub id: u16,
     /// The host.
     pub host: Host,
+    /// The [`network`](super::network::network) of the host's address, from which the admin queue was connected.
+    pub source: IpAddr,
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
     /// True if the host has authenticated itself on the admin queue, or if it need not authenticate. A
@@ -124,10 +127,19 @@ fn keep_alive_of(asked_ms: u64) -> u64 {
 
 impl Controller {
     /// Creates a controller for a host. Set `trusted` if the host need not authenticate itself.
-    pub fn new(id: u16, host: Host, discovery: bool, trusted: bool, keep_alive_ms: u64, now_ms: u64) -> Self {
+    pub fn new(
+        id: u16,
+        host: Host,
+        source: IpAddr,
+        discovery: bool,
+        trusted: bool,
+        keep_alive_ms: u64,
+        now_ms: u64,
+    ) -> Self {
         Self {
             id,
             host,
+            source,
             discovery,
             trusted: AtomicBool::new(trusted),
             alive: AtomicBool::new(true),

@@ -5,6 +5,7 @@ use super::subsystem::{Authentication, Subsystem};
 use crate::authentication::{ControllerSide, Names};
 use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, Status, connect, connect_error, property};
 use std::mem::offset_of;
+use std::net::IpAddr;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -33,13 +34,15 @@ pub struct Connected {
     pub authentication: Option<Box<ControllerSide>>,
 }
 
-/// Carries out a Connect: creates a controller with its admin queue, or adds an I/O queue to a controller.
+/// Carries out a Connect from the host at `address`: creates a controller with its admin queue, or adds an I/O
+/// queue to a controller.
 ///
 /// # Errors
 /// The status, and dword 0 of the completion, which names the invalid parameter.
 pub fn connect(
     subsystem: &Subsystem,
     reach: &Reach,
+    address: IpAddr,
     command: &Command,
     data: &[u8],
 ) -> Result<Connected, (Status, u32)> {
@@ -83,7 +86,7 @@ pub fn connect(
         }
         let keep_alive_ms = command.cdw12.get().into();
         let trusted = authentication.is_none() && !(discovery && subsystem.requires_authentication());
-        let created = subsystem.create_controller(host, discovery, trusted, keep_alive_ms);
+        let created = subsystem.create_controller(host, address, discovery, trusted, keep_alive_ms);
         created.ok_or((Status::CONNECT_CONTROLLER_BUSY, 0))?
     } else {
         let controller = subsystem.controller(id).filter(|it| it.host == host && it.discovery == discovery);

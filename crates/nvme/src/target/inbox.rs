@@ -1,5 +1,6 @@
 //! The inbox of a worker thread: other threads put messages into it, which wakes the worker.
 
+use super::half_open::Ticket;
 use crate::authentication::ControllerSide;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -16,9 +17,13 @@ pub enum Message {
         peer: SocketAddr,
         /// The address at which the host reached the target.
         local: SocketAddr,
+        /// The connection's place among the half-open ones.
+        ticket: Ticket,
     },
     /// Close this connection, because its controller ended.
     Close(ConnectionId),
+    /// Close this connection to make room for others, unless its host may use its queue by now.
+    Displace(ConnectionId),
     /// Serve this connection of an admin queue: an event may be ready, or the last I/O queue has ended.
     Event(ConnectionId),
     /// Continue the authentication on this connection with the result of another thread.

@@ -21,6 +21,9 @@ pub struct TargetResult {
     /// The number of refused connections, refused Connect commands, failed authentications, and connections
     /// that were closed because of a limit or a timeout.
     pub refused: u64,
+    /// The number of connections that were closed to make room for others, because too many hosts had not connected a
+    /// queue, or had not authenticated themselves. `refused` counts them, too.
+    pub displaced: u64,
     /// The number of connections that the target ended because the host violated the protocol.
     pub protocol_violations: u64,
     /// The number of received PDUs whose data digest was wrong.
@@ -88,6 +91,7 @@ impl TargetResult {
             threads: target.threads(),
             connections: get(&counters.connections),
             refused: get(&counters.refused),
+            displaced: get(&counters.displaced),
             protocol_violations: get(&counters.violations),
             data_digest_errors: get(&counters.digest_errors),
             controllers: get(&counters.controllers),
@@ -115,11 +119,12 @@ impl Row for TargetResult {
             Cell::new(
                 "hosts",
                 format!(
-                    "{} connections, {} controllers; {} refused, {} keep-alive timers expired, {} protocol violations, \
+                    "{} connections, {} controllers; {} refused ({} to make room), {} keep-alive timers expired, {} protocol violations, \
                      {} data digest errors",
                     self.connections,
                     self.controllers,
                     self.refused,
+                    self.displaced,
                     self.keep_alive_expirations,
                     self.protocol_violations,
                     self.data_digest_errors

@@ -113,7 +113,7 @@ impl Target {
         };
         for index in 0..threads {
             let core = config.cores.get(index).copied();
-            target.start_worker(index, core, threads, config.spin, jobs.clone())?;
+            target.start_worker(index, core, config.spin, jobs.clone())?;
         }
         target.start_acceptor(listeners, config.hosts)?;
         Ok(target)
@@ -123,7 +123,6 @@ impl Target {
         &mut self,
         index: usize,
         core: Option<usize>,
-        threads: usize,
         spin: Duration,
         jobs: Option<Arc<Jobs>>,
     ) -> Result<()> {
@@ -132,11 +131,9 @@ impl Target {
         let load = Arc::new(Load::default());
         let (result, started) = mpsc::channel();
         let (subsystem, failed) = (self.subsystem.clone(), self.failed.clone());
-        let max_half_open = (self.subsystem.limits.connections / 4 / threads).max(1);
         let (its_inbox, its_load) = (inbox.clone(), load.clone());
         let thread = std::thread::Builder::new().name(format!("inlane-nvme-{index}")).spawn(move || {
-            let worker = bind(core)
-                .and_then(|()| Worker::new(subsystem, its_inbox, its_load, max_half_open, spin, jobs));
+            let worker = bind(core).and_then(|()| Worker::new(subsystem, its_inbox, its_load, spin, jobs));
             let worker = match worker {
                 Ok(worker) => worker,
                 Err(error) => return drop(result.send(Err(error))),
@@ -161,6 +158,7 @@ impl Target {
             subsystem: self.subsystem.clone(),
             workers: self.workers.iter().map(|worker| (worker.inbox.clone(), worker.load.clone())).collect(),
             stop: self.stop.clone(),
+            displaced: 0,
         };
         let thread = std::thread::Builder::new().name("inlane-nvme-acc".into()).spawn(move || acceptor.run());
         self.acceptor =

@@ -4,12 +4,15 @@
 //! subsystem can be reached, is served on the same addresses.
 
 use super::controller::{Controller, Host};
+use super::half_open::HalfOpen;
+use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
 use crate::command::DISCOVERY_NQN;
 use crate::namespace::{Namespace, stable_uuid};
 use crate::{Error, Result};
-use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -112,6 +115,9 @@ pub struct Counters {
     /// Connections and Connect commands that were refused, failed authentications, and connections that were
     /// closed because of a limit or a timeout.
     pub refused: AtomicU64,
+    /// Half-open connections that were closed, and controllers of strangers that were ended, because there were
+    /// too many. They are also counted as refused.
+    pub displaced: AtomicU64,
     /// Connections that were ended because the host violated the protocol.
     pub violations: AtomicU64,
     /// PDUs whose data digest was wrong.
@@ -135,6 +141,8 @@ pub struct Subsystem {
     pub limits: Limits,
     /// The counters.
     pub counters: Counters,
+    /// The connections whose hosts may not use a queue yet.
+    pub half_open: HalfOpen,
     listeners: Vec<SocketAddr>,
     hosts: RwLock<Option<AllowedHosts>>,
     controllers: Mutex<Controllers>,
@@ -149,6 +157,20 @@ struct Controllers {
     /// The controllers that were untrusted when they were created, the oldest first. Each creation of a
     /// controller removes the entries that have become trusted or have ended.
     untrusted: VecDeque<Arc<Controller>>,
+}
+
+impl Controllers {
+    /// Removes the oldest untrusted controller of the addresses with the most of them, and returns it. Counts
+    /// one more for `newcomer`. Returns `None` if all controllers are trusted.
+    fn remove_stranger(&mut self, newcomer: Option<IpAddr>) -> Option<Arc<Controller>> {
+        let mut counts = HashMap::new();
+        for source in self.untrusted.iter().map(|it| it.source).chain(newcomer) {
+            *counts.entry(source).or_insert(0) += 1;
+        }
+        let order = |(index, it): &(usize, &Arc<Controller>)| (counts[&it.source], Reverse(*index));
+        let (index, _) = self.untrusted.iter().enumerate().max_by_key(order)?;
+        self.untrusted.remove(index)
+    }
 }
 
 /// The highest identifier that a controller can have. NVMe reserves the higher values.
@@ -171,6 +193,7 @@ impl Subsystem {
             nqn,
             serial,
             namespaces,
+            half_open: HalfOpen::new((limits.connections / 4).max(1)),
             limits,
             counters: Counters::default(),
             listeners,
@@ -264,29 +287,32 @@ impl Subsystem {
     /// Creates a controller. It is `trusted` if the host need not authenticate itself. Returns `None` if the
     /// target has as many controllers as its limit allows.
     ///
-    /// Untrusted controllers have a smaller limit, and make room for others: the oldest of them ends if a limit
-    /// is reached. Otherwise strangers could use up all controllers.
+    /// Untrusted controllers have a smaller limit, and make room for others if a limit is reached. Otherwise
+    /// strangers could use up all controllers. Of the addresses with the most of them, the oldest one ends, so
+    /// that a flood from one address does not end those of other addresses.
     pub fn create_controller(
         &self,
         host: Host,
+        address: IpAddr,
         discovery: bool,
         trusted: bool,
         keep_alive_ms: u64,
     ) -> Option<Arc<Controller>> {
-        let now = self.now_ms();
+        let (now, source) = (self.now_ms(), network(address));
         let mut controllers = self.controllers();
         controllers.untrusted.retain(|it| it.is_alive() && !it.is_trusted());
         let is_full = controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into());
         let strangers = controllers.untrusted.len() + usize::from(!trusted);
         if is_full || strangers > self.limits.untrusted_controllers() {
-            let oldest = controllers.untrusted.pop_front()?;
-            controllers.alive.remove(&oldest.id);
-            oldest.end();
+            let ended = controllers.remove_stranger((!trusted).then_some(source))?;
+            controllers.alive.remove(&ended.id);
+            ended.end();
             self.counters.refused.fetch_add(1, Relaxed);
-            tracing::warn!(
+            self.counters.displaced.fetch_add(1, Relaxed);
+            tracing::debug!(
                 "the controller of {} at {} ends, because too many hosts have not authenticated themselves",
-                oldest.host.nqn,
-                if oldest.discovery { DISCOVERY_NQN } else { &self.nqn }
+                ended.host.nqn,
+                if ended.discovery { DISCOVERY_NQN } else { &self.nqn }
             );
         }
         // Identifiers are assigned in turn, so a late command for an ended controller does not reach a new
@@ -299,7 +325,7 @@ impl Subsystem {
             }
         }
         controllers.last = id;
-        let controller = Arc::new(Controller::new(id, host, discovery, trusted, keep_alive_ms, now));
+        let controller = Arc::new(Controller::new(id, host, source, discovery, trusted, keep_alive_ms, now));
         controllers.alive.insert(id, controller.clone());
         if !trusted {
             controllers.untrusted.push_back(controller.clone());

@@ -2,6 +2,7 @@
 
 mod authentication;
 mod authentication_time;
+mod flood;
 
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
@@ -53,7 +54,10 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 fn initialize(target: &Target) -> std::io::Result<TcpStream> {
-    let mut stream = open(target);
+    initialize_on(open(target))
+}
+
+fn initialize_on(mut stream: TcpStream) -> std::io::Result<TcpStream> {
     let mut bytes = [0; MAX_HEADER];
     let length = encode(&IcReq::new(Digests::default(), 1), 0, Digests::default(), 4, &mut bytes);
     stream.write_all(&bytes[..length])?;
@@ -97,15 +101,24 @@ fn attach(target: &Target, keep_alive_ms: u32) -> (TcpStream, TcpStream) {
 }
 
 fn try_attach(target: &Target, keep_alive_ms: u32) -> std::io::Result<(TcpStream, TcpStream)> {
+    attach_on(target, || Ok(open(target)), keep_alive_ms)
+}
+
+/// Connects an admin queue and an I/O queue over connections that `open` returns.
+fn attach_on(
+    target: &Target,
+    open: impl Fn() -> std::io::Result<TcpStream>,
+    keep_alive_ms: u32,
+) -> std::io::Result<(TcpStream, TcpStream)> {
     let data = |id| ConnectData::new([1; 16], id, &target.subsystem().nqn, HOST);
-    let mut admin = initialize(target)?;
+    let mut admin = initialize_on(open()?)?;
     let any = data(connect::ANY_CONTROLLER);
     let id = call(&mut admin, Command::connect(0, 32, 0, keep_alive_ms), any.as_bytes())? as u16;
     call(&mut admin, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[])?;
     let mut queues = Command::new(admin::SET_FEATURES, 0);
     queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
     call(&mut admin, queues, &[])?;
-    let mut queue = initialize(target)?;
+    let mut queue = initialize_on(open()?)?;
     call(&mut queue, Command::connect(1, 64, 0, 0), data(id).as_bytes())?;
     Ok((admin, queue))
 }
@@ -155,8 +168,7 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     assert!(target.subsystem().counters.refused.load(Relaxed) >= 200);
 }
 
-/// Each of the target's two threads may have 8 connections without a queue. Connections that have one, or that have
-/// ended, must not count.
+/// Only 16 connections may be without a queue. Connections that have one, or that have ended, must not count.
 #[test]
 fn only_connections_without_a_queue_count_as_half_open() {
     let limits = Limits { connections: 64, handshake_timeout: PATIENCE, ..Limits::default() };

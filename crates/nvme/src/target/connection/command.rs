@@ -4,7 +4,7 @@
 use super::authenticate::is_authentication;
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
-use super::{Connection, Queue};
+use super::{Connection, Queue, Setup};
 use crate::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::namespace::Storage;
 use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, encode};
@@ -235,7 +235,10 @@ impl Connection {
         if command.opcode == FABRICS && command.nsid.get() as u8 == fabrics::CONNECT {
             let result = match &self.queue {
                 Some(_) => Err((Status::SEQUENCE_ERROR.dnr(), 0)),
-                None => fabrics_commands::connect(&self.setup.subsystem, &self.setup.reach, &command, data),
+                None => {
+                    let Setup { subsystem, reach, peer, .. } = &self.setup;
+                    fabrics_commands::connect(subsystem, reach, peer.ip(), &command, data)
+                }
             };
             match result {
                 Err((status, dword)) => {

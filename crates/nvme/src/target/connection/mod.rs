@@ -40,6 +40,7 @@ pub use output::Output;
 
 use super::buffer::Share;
 use super::controller::{Controller, Reach};
+use super::half_open::Step;
 use super::io::Tally;
 use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
@@ -283,6 +284,17 @@ impl Connection {
     /// Returns true if the host has connected a queue, and has authenticated itself if it must.
     pub fn is_connected(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.usable)
+    }
+
+    /// Returns how far the connection has come if the host may not use its queue yet, else `None`.
+    pub fn half_open_step(&self) -> Option<Step> {
+        match &self.queue {
+            Some(queue) if queue.usable => None,
+            _ if self.end.is_some() => Some(Step::Silent),
+            Some(_) => Some(Step::Connected),
+            None if self.initialized => Some(Step::Initialized),
+            None => Some(Step::Silent),
+        }
     }
 
     /// Returns true if the connection carries an admin queue.

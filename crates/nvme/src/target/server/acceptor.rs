@@ -8,7 +8,8 @@ use crate::{Error, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
 /// How often keep-alive timers are checked.
@@ -18,6 +19,14 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the process ran out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
+/// The most connections that are accepted at a listening socket in a row. Then the other sockets and the timers
+/// follow.
+const IN_A_ROW: usize = 64;
+/// How long an accepted connection waits until the worker threads have closed a half-open one for it.
+const ROOM_WAIT: Duration = Duration::from_secs(2);
+/// How long the wait for room pauses between two checks.
+const ROOM_PAUSE: Duration = Duration::from_micros(50);
+
 /// The thread that accepts connections and checks timers.
 pub(super) struct Acceptor {
     pub(super) listeners: Vec<TcpListener>,
@@ -26,6 +35,8 @@ pub(super) struct Acceptor {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) workers: Vec<(Arc<Inbox>, Arc<Load>)>,
     pub(super) stop: Arc<AtomicBool>,
+    /// The value of the counter of displaced connections that was last reported.
+    pub(super) displaced: u64,
 }
 
 impl Acceptor {
@@ -60,6 +71,7 @@ impl Acceptor {
             }
             if now >= refresh_at {
                 refresh_at = now + REFRESH;
+                self.report_displaced();
                 let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
                 // Report a failure only if it differs from the last one, because the check runs every second.
                 if failure != last_failure && !failure.is_empty() {
@@ -87,10 +99,24 @@ impl Acceptor {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Accepts all connections that are pending at a listening socket. Hands each to the worker thread with
-    /// the fewest I/O queues.
+    /// Reports how many connections were displaced since the last call.
+    fn report_displaced(&mut self) {
+        let displaced = self.subsystem.counters.displaced.load(Relaxed);
+        let newly = displaced - std::mem::replace(&mut self.displaced, displaced);
+        if newly > 0 {
+            let last = self.subsystem.half_open.last_source();
+            tracing::warn!(
+                "{newly} connections were closed within a second, because too many hosts had not connected a queue, or \
+                 authenticated themselves{}",
+                last.map_or_else(String::new, |last| format!("; the last one came from {last}"))
+            );
+        }
+    }
+
+    /// Accepts connections that are pending at a listening socket. Hands each to the worker thread with the
+    /// fewest I/O queues.
     fn accept(&self, listener: &TcpListener) {
-        loop {
+        for _ in 0..IN_A_ROW {
             match listener.accept() {
                 Ok((stream, peer)) => self.hand_over(stream, peer),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -113,9 +139,8 @@ impl Acceptor {
     fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
         let counters = &self.subsystem.counters;
         counters.connections.fetch_add(1, Relaxed);
-        let total: usize = self.workers.iter().map(|(_, load)| load.connections.load(Relaxed)).sum();
         let Ok(local) = stream.local_addr() else { return };
-        if total >= self.subsystem.limits.connections {
+        if !self.has_room() {
             counters.refused.fetch_add(1, Relaxed);
             return;
         }
@@ -123,7 +148,32 @@ impl Acceptor {
         let least = self.workers.iter().min_by_key(|(_, load)| load.rank());
         let Some((inbox, load)) = least else { return };
         load.connections.fetch_add(1, Relaxed);
-        inbox.send(Message::Accept { socket: stream.into(), peer, local });
+        load.half_open.fetch_add(1, Relaxed);
+        let ticket = self.subsystem.half_open.add(peer.ip());
+        inbox.send(Message::Accept { socket: stream.into(), peer, local, ticket });
+    }
+
+    /// Returns true if the target may have a further connection. If it has as many as its limit allows, displaces
+    /// a half-open one and waits until a connection has ended.
+    fn has_room(&self) -> bool {
+        let sum = |count: fn(&Load) -> usize| self.workers.iter().map(|(_, load)| count(load)).sum::<usize>();
+        let start = Instant::now();
+        loop {
+            // Read this first. A worker counts the end of a half-open connection here last, so if none is ending
+            // now, the number of connections is up to date.
+            let half_open = sum(|load| load.half_open.load(Acquire));
+            if sum(|load| load.connections.load(Relaxed)) < self.subsystem.limits.connections {
+                return true;
+            }
+            if half_open == 0 || start.elapsed() > ROOM_WAIT || self.stop.load(Relaxed) {
+                return false;
+            }
+            // If displaced connections are still being closed, they make the room.
+            if half_open == self.subsystem.half_open.count() {
+                self.subsystem.half_open.displace();
+            }
+            std::thread::sleep(ROOM_PAUSE);
+        }
     }
 }
 

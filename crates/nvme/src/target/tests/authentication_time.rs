@@ -6,8 +6,8 @@ use crate::command::fabrics;
 use std::os::unix::fs::OpenOptionsExt;
 
 /// A target that demands authentication of the host, with a short time limit.
-struct Protected {
-    target: Target,
+pub(super) struct Protected {
+    pub(super) target: Target,
     credentials: Credentials,
     names: Names,
     _folder: tempfile::TempDir,
@@ -15,6 +15,11 @@ struct Protected {
 
 impl Protected {
     fn start(group: Group) -> Self {
+        let handshake_timeout = Duration::from_millis(700);
+        Self::with_limits(group, Limits { handshake_timeout, ..Limits::default() })
+    }
+
+    pub(super) fn with_limits(group: Group, limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secrets");
         let secret = Secret::generate(None).unwrap();
@@ -29,7 +34,7 @@ impl Protected {
             cores: Vec::new(),
             threads: 1,
             spin: Duration::ZERO,
-            limits: Limits { handshake_timeout: Duration::from_millis(700), ..Limits::default() },
+            limits,
         };
         let target = Target::start(config).unwrap();
         let names = Names { host: HOST.into(), subsystem: target.subsystem().nqn.clone() };
@@ -42,7 +47,12 @@ impl Protected {
 
     /// Connects an admin queue.
     fn connect(&self) -> std::io::Result<TcpStream> {
-        let mut stream = initialize(&self.target)?;
+        self.connect_on(open(&self.target))
+    }
+
+    /// Connects an admin queue over a connection.
+    pub(super) fn connect_on(&self, stream: TcpStream) -> std::io::Result<TcpStream> {
+        let mut stream = initialize_on(stream)?;
         let data = ConnectData::new([1; 16], connect::ANY_CONTROLLER, &self.names.subsystem, HOST);
         call(&mut stream, Command::connect(0, 32, 0, 0), data.as_bytes())?;
         Ok(stream)
@@ -50,7 +60,12 @@ impl Protected {
 
     /// Connects an admin queue and authenticates the host.
     fn authenticate(&self) -> std::io::Result<TcpStream> {
-        let (mut stream, mut side) = (self.connect()?, self.side());
+        self.authenticate_on(open(&self.target))
+    }
+
+    /// Connects an admin queue over a connection and authenticates the host.
+    pub(super) fn authenticate_on(&self, stream: TcpStream) -> std::io::Result<TcpStream> {
+        let (mut stream, mut side) = (self.connect_on(stream)?, self.side());
         call(&mut stream, message(&side.begin()), &side.begin())?;
         let reply = side.challenged(&receive(&mut stream)?).unwrap();
         call(&mut stream, message(&reply), &reply)?;
@@ -58,7 +73,7 @@ impl Protected {
         Ok(stream)
     }
 
-    fn stop(self) {
+    pub(super) fn stop(self) {
         let start = Instant::now();
         while self.target.connections() > 0 || self.target.subsystem().controller_count() > 0 {
             assert!(start.elapsed() < PATIENCE, "resources were not returned");

@@ -9,8 +9,9 @@ use super::Worker;
 use crate::target::connection::AuthenticationJob;
 use crate::target::controller::Reach;
 use crate::target::inbox::Message;
+use crate::target::network::network;
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -102,15 +103,6 @@ impl Jobs {
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.waiting().addresses.iter().map(|(_, jobs)| jobs.len()).sum()
-    }
-}
-
-/// Returns the address by which the waiting jobs of one host are grouped. For IPv6 it is the first 64 bits,
-/// because one host can use all addresses that start with them.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        address => address,
     }
 }
 

@@ -3,10 +3,11 @@
 use super::{Closing, Link, Worker};
 use crate::target::connection::{Connection, End, Setup};
 use crate::target::controller::Reach;
+use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// How long a host may take to read a termination request.
 const LINGER_MS: u64 = 1000;
@@ -14,9 +15,11 @@ const LINGER_MS: u64 = 1000;
 const DRAIN_MS: u64 = 5000;
 
 impl Worker {
-    pub(super) fn accept(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) {
+    pub(super) fn accept(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr, ticket: Ticket) {
         if self.draining_since.is_some() {
+            self.subsystem.half_open.remove(&ticket);
             self.load.connections.fetch_sub(1, Relaxed);
+            self.load.half_open.fetch_sub(1, Release);
             return;
         }
         let index = self.free.pop().unwrap_or_else(|| {
@@ -25,10 +28,11 @@ impl Worker {
         });
         self.next_id += 1;
         let id = ConnectionId(self.next_id << 24 | index as u64);
+        let reach = Reach { inbox: self.inbox.clone(), connection: id };
         let setup = Setup {
             subsystem: self.subsystem.clone(),
             share: self.pool.share(self.subsystem.limits.connection_bytes),
-            reach: Reach { inbox: self.inbox.clone(), connection: id },
+            reach: reach.clone(),
             peer,
             local,
         };
@@ -49,39 +53,42 @@ impl Worker {
             progress_ms: self.now_ms,
             waiting_ms: None,
             admin: false,
+            half_open: Some(ticket),
             due: false,
             starved: false,
             discard: Box::default(),
         };
         self.links[index] = Some(Box::new(link));
-        self.half_open.push_back(id);
-        if self.half_open.len() > self.max_half_open {
-            self.bound_half_open();
-        }
         self.mark(index);
+        if !self.subsystem.half_open.taken(&ticket, reach) {
+            self.displace(id);
+        }
     }
 
-    /// Closes the oldest half-open connection if there are too many. A connection is half-open while it has
-    /// no queue that the host may use.
-    fn bound_half_open(&mut self) {
-        // Keep only connections that are still half-open: the others have a usable queue by now, or were
-        // closed.
-        let mut half_open = std::mem::take(&mut self.half_open);
-        half_open.retain(|id| self.is_half_open(*id));
-        self.half_open = half_open;
-        if self.half_open.len() > self.max_half_open
-            && let Some(index) = self.half_open.pop_front().and_then(|id| self.find(id))
-        {
+    /// Closes a half-open connection to make room for others, unless its host may use its queue by now.
+    pub(super) fn displace(&mut self, id: ConnectionId) {
+        let Some(index) = self.find(id) else { return };
+        let link = self.link(index);
+        if link.closing != Closing::Yes && !link.connection.is_connected() {
             self.subsystem.counters.refused.fetch_add(1, Relaxed);
+            self.subsystem.counters.displaced.fetch_add(1, Relaxed);
             self.close(index);
         }
     }
 
-    /// Returns true if the connection is open and has no queue that the host may use.
-    fn is_half_open(&mut self, id: ConnectionId) -> bool {
-        let Some(index) = self.find(id) else { return false };
-        let link = self.link(index);
-        link.closing == Closing::No && !link.connection.is_connected()
+    /// Records how far a half-open connection has come.
+    pub(super) fn follow_half_open(&mut self, index: usize) {
+        let Self { links, subsystem, load, .. } = self;
+        let link = links[index].as_mut().expect("a link");
+        let Some(ticket) = &mut link.half_open else { return };
+        match link.connection.half_open_step() {
+            Some(step) => subsystem.half_open.advance(ticket, step),
+            None => {
+                subsystem.half_open.remove(ticket);
+                load.half_open.fetch_sub(1, Release);
+                link.half_open = None;
+            }
+        }
     }
 
     /// Lets the host read the last output of a connection that ends, then closes the connection.
@@ -109,9 +116,13 @@ impl Worker {
     /// Shuts down a connection's socket at once, so that its requests in flight end soon.
     pub(super) fn close(&mut self, index: usize) {
         self.cancel_job(index);
-        let link = self.link(index);
+        let Self { links, subsystem, .. } = self;
+        let link = links[index].as_mut().expect("a link");
         if link.closing != Closing::Yes {
             link.closing = Closing::Yes;
+            if let Some(ticket) = &link.half_open {
+                subsystem.half_open.remove(ticket);
+            }
             link.connection.disconnected();
             // SAFETY: the descriptor is open.
             unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
@@ -125,6 +136,7 @@ impl Worker {
             return;
         }
         tracing::debug!("{}: connection closed", link.peer);
+        let never_usable = link.half_open.is_some();
         if link.admin {
             self.load.admin_queues.fetch_sub(1, Relaxed);
         }
@@ -132,6 +144,9 @@ impl Worker {
         self.starved.retain(|other| *other != index);
         self.free.push(index);
         self.load.connections.fetch_sub(1, Relaxed);
+        if never_usable {
+            self.load.half_open.fetch_sub(1, Release);
+        }
     }
 
     /// Ends connections whose hosts take too long.
@@ -171,11 +186,6 @@ impl Worker {
                 tracing::warn!("{}: connection closed: {why}", link.peer);
             }
             self.close(index);
-        }
-        while let Some(id) = self.half_open.front().copied()
-            && !self.is_half_open(id)
-        {
-            self.half_open.pop_front();
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A connection of a worker, with its socket and the connection's requests in flight.
 
 use crate::target::connection::Connection;
+use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -42,6 +43,8 @@ pub(super) struct Link {
     /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it
     /// carries an I/O queue or no queue yet.
     pub(super) admin: bool,
+    /// The connection's place among the half-open ones. `None` if the host was once allowed to use the queue.
+    pub(super) half_open: Option<Ticket>,
     /// True if the connection is in the list of connections to serve in this round.
     pub(super) due: bool,
     /// True if the connection is in the list of connections that wait for buffers.

@@ -10,6 +10,8 @@ pub struct Load {
     pub connections: AtomicUsize,
     /// The number of connections that carry an admin queue. An admin queue causes little work.
     pub admin_queues: AtomicUsize,
+    /// The number of connections that never had a queue that the host may use. Some of them may be closing.
+    pub half_open: AtomicUsize,
 }
 
 impl Load {

@@ -75,10 +75,6 @@ pub struct Worker {
     free: Vec<usize>,
     /// The number of this worker's connections, and of those with an admin queue.
     load: Arc<Load>,
-    /// The accepted connections that may still have no usable queue, the oldest first. A queue becomes usable
-    /// by Connect, and by authentication if the host must prove its identity.
-    half_open: VecDeque<ConnectionId>,
-    max_half_open: usize,
     /// The indices of the connections to serve in this round.
     due: Vec<usize>,
     /// The indices of the connections that wait for buffers.
@@ -94,9 +90,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates the worker that the calling thread runs. `load` counts its connections. If more than
-    /// `max_half_open` of its connections have no usable queue, the oldest of these is closed. `jobs` runs the
-    /// slow parts of authentications.
+    /// Creates the worker that the calling thread runs. `load` counts its connections. `jobs` runs the slow
+    /// parts of authentications.
     ///
     /// # Errors
     /// If no io_uring can be created.
@@ -104,7 +99,6 @@ impl Worker {
         subsystem: Arc<Subsystem>,
         inbox: Arc<Inbox>,
         load: Arc<Load>,
-        max_half_open: usize,
         spin: Duration,
         jobs: Option<Arc<Jobs>>,
     ) -> Result<Self> {
@@ -116,8 +110,6 @@ impl Worker {
             links: Vec::new(),
             free: Vec::new(),
             load,
-            half_open: VecDeque::new(),
-            max_half_open,
             due: Vec::new(),
             starved: VecDeque::new(),
             returned_buffers: 0,
@@ -234,12 +226,13 @@ impl Worker {
 
     fn message(&mut self, message: Message) {
         match message {
-            Message::Accept { socket, peer, local } => self.accept(socket, peer, local),
+            Message::Accept { socket, peer, local, ticket } => self.accept(socket, peer, local, ticket),
             Message::Close(id) => {
                 if let Some(index) = self.find(id) {
                     self.close(index);
                 }
             }
+            Message::Displace(id) => self.displace(id),
             Message::Event(id) => {
                 if let Some(index) = self.find(id) {
                     self.link(index).connection.report_events();
@@ -300,6 +293,9 @@ impl Worker {
         }
         if let Some(job) = self.link(index).connection.take_job() {
             self.start_job(index, job);
+        }
+        if self.link(index).half_open.is_some() {
+            self.follow_half_open(index);
         }
         let link = self.link(index);
         if !link.starved && link.connection.is_starved() {
