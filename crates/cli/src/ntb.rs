@@ -103,8 +103,8 @@ struct Run {
     /// Inject the faults at this PE only, 0 to N-1 [default: at all PEs]
     #[arg(long, value_name = "PE", value_parser = count::<u32>(0, 63))]
     faulty: Option<u32>,
-    /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies), or twin:RATE in bits
-    /// per second (twin:30G). gpu:N reaches only registered memory, so only ntb bench can use it
+    /// Copy bulk data by a mover: twin (a software DMA engine, as fast as one core), twin:RATE (the same
+    /// with at most RATE bits per second, twin:30G), or gpu:N (the copy engine of GPU N, only in ntb bench)
     /// [default: no mover]
     #[arg(long, value_name = "MOVER")]
     mover: Option<MoverChoice>,

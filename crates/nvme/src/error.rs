@@ -81,7 +81,7 @@ pub enum Error {
     /// A transfer ended before all bytes were copied.
     #[error("{what}: {why}")]
     Incomplete {
-        /// The transfer, or its input.
+        /// What failed: the transfer, or reading its input.
         what: String,
         /// Why the transfer ended early, and how many bytes were copied.
         why: String,

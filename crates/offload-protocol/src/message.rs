@@ -74,11 +74,11 @@ pub enum Operation {
     /// it sleeps. The first reply to a client carries the memfd of the shared memory.
     Adopt = 13,
     /// Connects a new TCP socket to [`Message::remote`] over a pair that the library has created. The request
-    /// carries two descriptors: the engine's end, then the program's end. `number` is how many bytes the library
-    /// has written into the program's end, so that it is not writable before the connection is established.
+    /// carries two descriptors: the engine's end, then the program's end. The library has filled
+    /// the program's end with `number` bytes, so that this end is not writable before the connection is established.
     ///
-    /// There is no reply. If the request fails, the engine's end gets the errno in its name, like that of a
-    /// connection that fails later. The engine accepts the request only from programs that connected to it as
+    /// There is no reply. If the request fails, the engine stores the errno in the name of its end ([`crate::name`]),
+    /// as it does when a connection fails later. The engine accepts the request only from programs that connected to it as
     /// its own user or as root, because a program that keeps a descriptor of the engine's end could block the engine.
     Open = 14,
     /// Says that the program is about to send `number` bytes with the flag MSG_MORE through the pair of a TCP socket. The

@@ -86,7 +86,7 @@ impl SharedArea {
             (index < SLOTS).then(|| used | 1 << index)
         });
         let index = reserved.ok()?.trailing_ones() as usize;
-        // SAFETY: the area is mapped while this value lives, and the slot's `Direct` refers to it.
+        // SAFETY: this value keeps the area mapped, and the slot's `Direct` keeps this value alive.
         let slot = unsafe { Area::new(self.start) }.slot(index)?;
         Some((index, slot))
     }

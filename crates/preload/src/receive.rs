@@ -53,10 +53,11 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     if result < 0 || address.is_null() || len.is_null() {
         return;
     }
-    // SAFETY: the program's arguments. The family is read only if the kernel wrote it.
+    // SAFETY: the caller promises valid pointers. The address is read only after its length shows that the kernel
+    // has written the family.
     let is_unix = unsafe { *len >= 2 && (*address).sa_family == libc::AF_UNIX as libc::sa_family_t };
     if is_unix && socket::name_of(fd).is_some() {
-        // SAFETY: as above.
+        // SAFETY: the caller promises a valid pointer.
         unsafe { *len = 0 };
     }
 }

@@ -84,7 +84,8 @@ pub struct Bench {
     /// Write the result as CSV to a file, or to standard output for -, one line per row
     #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
-    /// Draw bandwidth against size to an SVG file: by completion mode, or with --only puts by operation
+    /// Draw bandwidth against size to an SVG file, with one curve for each completion mode. If --only puts
+    /// is given, draw one curve for each operation
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

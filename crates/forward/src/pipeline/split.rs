@@ -11,8 +11,8 @@ use crate::error::Error;
 use inlane_core::ring::{Consumer, NextItem, Ring};
 use inlane_function::Instance;
 
-/// Runs `pipeline` until it ends. One thread receives and sends, and a worker thread runs each instance of
-/// the packet function.
+/// Runs `pipeline` until it ends. One thread receives and sends. Each instance of the packet function has its own
+/// worker thread.
 ///
 /// # Errors
 /// When the burst ring cannot be created. No packet was received then.

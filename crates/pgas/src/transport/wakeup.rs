@@ -16,8 +16,8 @@
 //! Each side needs a full barrier between its store and its next load. Otherwise both sides may read the old
 //! value, and the wake-up is lost. A barrier after every put would cost more than the put. Therefore:
 //!
-//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2). A notifier whose
-//!   process or whose peer is not registered executes its own barrier.
+//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2). Both
+//!   processes must be registered for this call. If one is not, the notifier executes its own barrier.
 //! * On posted windows the notifier executes a barrier, and the waiter reads back through the window. The
 //!   read's completion arrives after all earlier posted stores (PCI Express Base Specification, "Transaction
 //!   Ordering").

@@ -83,7 +83,8 @@ pub struct Channel {
 /// The notifications between this PE and another member of the team. This PE writes to one place in the
 /// member's workspace, and counts both directions.
 struct Link {
-    /// The number of the place that the other member has chosen for this channel.
+    /// The number of the place in the other member's workspace that this channel uses. The other member has
+    /// chosen it.
     place: usize,
     sent: AtomicU64,
     taken: AtomicU64,

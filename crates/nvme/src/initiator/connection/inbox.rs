@@ -6,9 +6,9 @@ use crate::pdu::{
     Data, Digests, Fault, Header, Kind, Layout, MAX_HEADER, R2t, Rules, RunningDigest, Termination,
 };
 
-/// The size of the scratch space in bytes, and the most that one receive of small PDUs returns. It holds half
-/// of the data of 32 reads of 4 KiB. The controller then works on one half of the commands while this side
-/// processes the other half. If one receive returned all data, the controller would have to wait for commands.
+/// The size of the scratch space in bytes, and the most that one receive of small PDUs returns. Of 32 reads of 4 KiB
+/// in flight, one receive returns at most half. While this side processes them and sends new commands, the
+/// controller works on the other half. If one receive returned all data, the controller would wait for commands.
 const SCRATCH: usize = 64 << 10;
 /// Data of at least this size is received directly into its buffer. Smaller data is copied from the scratch
 /// space, because one system call can then receive many PDUs.
