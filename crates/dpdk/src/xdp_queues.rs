@@ -19,8 +19,7 @@ pub(crate) struct XdpQueues {
 }
 
 impl XdpQueues {
-    /// Creates the port from the device of its first queue. `queues` is the most queues that the port can
-    /// have.
+    /// Creates a port that can have up to `queues` queues. `first` is the device for queue 0.
     pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }

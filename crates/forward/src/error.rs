@@ -22,8 +22,7 @@ pub enum Error {
     TooSlow {
         /// The limit.
         limit: String,
-        /// The lowest latency that was measured, as text: the 99th percentile of the fastest trial. If no
-        /// trial measured a latency, the text says so.
+        /// The lowest 99th percentile of all trials, as text. If no trial measured a latency, the text says so.
         found: String,
     },
     /// A thread panicked, so the run ended early.

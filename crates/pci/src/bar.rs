@@ -1,8 +1,9 @@
-//! A BAR, or a range of it, mapped into this process: registers to access, and a region for movers to copy.
+//! A device's BAR, or a range of it, mapped into this process. Its registers can be read and written, and movers can copy
+//! data into and out of it. Offsets count from the start of the range. Whole pages are mapped:
 //!
 //! ```text
-//! the device's BAR    |........[ range )........|        all offsets count from the start of the range
-//! mapped pages        |....[=============]......|        readable and writable only as permitted
+//! the device's BAR    |........[ range )........|
+//! mapped pages        |....[=============]......|
 //! ```
 
 use crate::error::{Error, Result};

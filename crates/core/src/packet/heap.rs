@@ -334,8 +334,8 @@ mod tests {
                 let mut packets = [Packet::EMPTY; 13];
                 let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
                 for packet in &packets[..got] {
-                    // SAFETY: the packet was just allocated, in host memory. If two threads held one buffer,
-                    // the check below would fail.
+                    // SAFETY: the packet was just allocated, in host memory. If another thread has the same
+                    // buffer, the check below finds its value.
                     unsafe { *(packet.address as *mut usize) = seed };
                 }
                 held.extend_from_slice(&packets[..got]);

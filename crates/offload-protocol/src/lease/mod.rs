@@ -331,7 +331,7 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.exchange(offer.word, next)
     }
 
-    /// Returns true while the engine moves offered bytes to the pair.
+    /// Returns true while the engine moves received bytes from shared memory to the socket pair.
     #[inline]
     pub fn is_moving(&self) -> bool {
         matches!(self.0.load() >> KIND_SHIFT, MOVING | ASKED)

@@ -78,7 +78,7 @@ impl Drop for Outstanding {
     }
 }
 
-/// A request for a thread that did not receive it.
+/// A request that one thread has received and passes to another.
 pub(super) struct PassedRequest {
     request: Request,
     /// Counts this request among its client's passed requests until it is processed.

@@ -1,5 +1,5 @@
-//! The transport over memory windows: a window onto each peer, requests to the owner, and doorbells for
-//! sleeping waiters.
+//! The transport over memory windows. A PE stores into the memory of each other PE through a window, sends requests to
+//! the PE that owns the memory, and wakes sleeping waiters by doorbells.
 
 mod connection;
 mod operations;
