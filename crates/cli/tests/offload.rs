@@ -13,6 +13,7 @@
 mod calls;
 mod datagrams;
 mod direct;
+mod hostile;
 mod musl;
 mod threads;
 

@@ -18,6 +18,7 @@
 
 mod arena;
 mod budget;
+mod closer;
 mod direct;
 pub mod engine;
 mod error;

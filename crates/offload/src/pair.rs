@@ -1,8 +1,10 @@
 //! The engine's side of the pairs of UNIX sockets that stand for offloaded sockets.
 
+use crate::closer::Closer;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -130,8 +132,8 @@ impl Filled {
     }
 
     /// Makes the program's end writable. Call this when the connection is established. Restores SO_SNDBUF,
-    /// and discards the filler bytes that wait at `engine_end`.
-    pub fn release(self, engine_end: &OwnedFd) {
+    /// and discards the filler bytes that wait at `engine_end`. Passes descriptors among them to `closer`.
+    pub fn release(self, engine_end: &OwnedFd, closer: &Arc<Closer>) {
         // The value of SO_PRIORITY tells the preloaded library that the connection is being established.
         // Clear it before the end becomes writable, because the program may then act at once.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
@@ -141,8 +143,8 @@ impl Filled {
         let mut scrap = [0; FILLER];
         while rest > 0 {
             let part = rest.min(scrap.len());
-            match receive(engine_end.as_raw_fd(), &mut scrap[..part], &mut []) {
-                Ok(len) if len > 0 => rest -= len,
+            match take(engine_end.as_raw_fd(), &mut scrap[..part], &mut [], closer) {
+                Ok((len, _)) if len > 0 => rest -= len,
                 _ => break,
             }
         }
@@ -205,29 +207,101 @@ pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Receives bytes into `first` and then into `second`, without blocking. Returns their number, which is 0 at
-/// the end of the stream.
+/// Receives bytes as a program that ignores descriptors, without blocking. Returns their number, which is 0 at the end of
+/// the stream. The kernel closes the descriptors at once.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
-pub fn receive(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
-    receive_with_flags(fd, first, second).map(|(len, _)| len)
+#[cfg(test)]
+pub fn receive(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most as many bytes as there are.
+    result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) })
 }
 
-/// Like [`receive`]. Also returns true if the program had sent descriptors with the bytes, which the kernel
-/// has closed. Such a read stops early, so the pair may hold more bytes although there was room for them.
+/// Receives bytes that a program has written to a pair into `first` and then into `second`, without blocking. Returns
+/// their number, which is 0 at the end of the stream. Also returns true if the program had sent descriptors with the
+/// bytes, which are passed to `closer`. Such a read stops early, so the pair may hold more bytes although there was room
+/// for them.
 ///
 /// # Errors
-/// As [`receive`].
-pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io::Result<(usize, bool)> {
+/// Errors of the system; `WouldBlock` if there is nothing to receive; `InvalidData` if the closer is full and the
+/// program has sent descriptors. These then stay in the pair.
+pub fn take(
+    fd: RawFd,
+    first: &mut [u8],
+    second: &mut [u8],
+    closer: &Arc<Closer>,
+) -> io::Result<(usize, bool)> {
+    if closer.is_full() && peek(fd, &mut [0], 0)?.1 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     let mut parts =
         [first, second].map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
     let count = 1 + usize::from(parts[1].iov_len > 0);
-    // SAFETY: the parts outlive the call, and nothing else accesses them.
+    let mut room = MaybeUninit::<Room>::uninit();
+    // SAFETY: the parts and the room outlive the call, and nothing else accesses them.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), count);
-        let len = result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT))?;
+        (header.msg_control, header.msg_controllen) = (room.as_mut_ptr().cast(), size_of::<Room>() as _);
+        let len = result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC))?;
+        if header.msg_controllen > 0 {
+            closer.close(received(&header), None);
+        }
+        Ok((len, header.msg_controllen > 0 || header.msg_flags & libc::MSG_CTRUNC != 0))
+    }
+}
+
+/// The space for the descriptors of a message. The kernel closes descriptors at once for which there is no room, which
+/// could block. A message has at most 253 descriptors (SCM_MAX_FD).
+#[repr(C, align(8))]
+struct Room([u8; 16 + 4 * 254]);
+
+/// Takes the descriptors out of the control data that `recvmsg` has written.
+///
+/// # Safety
+/// The control data is valid, its descriptors have no other owner, and this is called once for it.
+#[cold]
+unsafe fn received(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut descriptors = Vec::new();
+    // SAFETY: the kernel writes whole control messages within the length that it returns. The length of a message says
+    // how many descriptors it holds.
+    unsafe {
+        let mut part = libc::CMSG_FIRSTHDR(header);
+        while let Some(message) = part.as_ref() {
+            if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let count = (message.cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
+                let first = libc::CMSG_DATA(part).cast::<i32>();
+                descriptors
+                    .extend((0..count).map(|index| OwnedFd::from_raw_fd(first.add(index).read_unaligned())));
+            }
+            part = libc::CMSG_NXTHDR(header, part);
+        }
+    }
+    descriptors
+}
+
+/// Reads bytes of a socket, which stay there. Returns their number, and true if more than `most` descriptors come with
+/// them. `most` is at most 2.
+///
+/// # Errors
+/// Errors of the system; `WouldBlock` if there is nothing to receive.
+#[cold]
+fn peek(fd: RawFd, bytes: &mut [u8], most: usize) -> io::Result<(usize, bool)> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; 32]);
+    // SAFETY: the structures outlive the call, and no other code owns the descriptors.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        if most > 0 {
+            header.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(4 * most as u32) as _;
+        }
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        let len = result(libc::recvmsg(fd, &mut header, flags))?;
+        // These are duplicates, whose close does not block: the queue still holds the message.
+        drop(received(&header));
         Ok((len, header.msg_flags & libc::MSG_CTRUNC != 0))
     }
 }
@@ -235,17 +309,65 @@ pub fn receive_with_flags(fd: RawFd, first: &mut [u8], second: &mut [u8]) -> io:
 /// Reads at most 64 messages that the program has written, and drops them with their descriptors. Returns
 /// true if more may wait. An unread message could hold a descriptor of the program's end itself, which then
 /// never closes.
-pub fn discard(fd: RawFd) -> bool {
+pub fn discard(fd: RawFd, closer: &Arc<Closer>) -> bool {
     let mut scrap = [0; 4096];
-    (0..64).all(|_| receive(fd, &mut scrap, &mut []).is_ok_and(|len| len > 0))
+    (0..64).all(|_| take(fd, &mut scrap, &mut [], closer).is_ok_and(|(len, _)| len > 0))
 }
 
-/// Returns the number of bytes that wait at the engine's end `fd`, or 0 if the kernel gives no answer.
-pub fn unread(fd: RawFd) -> u64 {
+/// Returns true if no descriptors wait at the engine's end `end` of a pair of stream sockets, and nothing can arrive any
+/// more. Its close then does not block. Shuts down both directions if `shuts` is true. Otherwise the caller knows that
+/// the program has closed its end. Leaves bytes there: the program's next call fails if the engine closes its end with
+/// unread bytes.
+pub fn has_no_descriptors(end: &OwnedFd, shuts: bool) -> bool {
+    let fd = end.as_raw_fd();
+    if shuts {
+        // SAFETY: has no preconditions.
+        unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+    }
+    // A message of a stream socket has at least one byte.
+    match unread(fd) {
+        Some(0) => true,
+        Some(bytes) => has_only_bytes(end, bytes),
+        None => false,
+    }
+}
+
+/// Returns true if `bytes` bytes without descriptors wait at a stream socket that has been shut down. Leaves them there.
+#[cold]
+fn has_only_bytes(end: &OwnedFd, bytes: u64) -> bool {
+    // Each call then peeks at the bytes behind those of the call before.
+    if set_option(end, libc::SO_PEEK_OFF, 0).is_err() {
+        return false;
+    }
+    let mut scrap = [0u8; 2 * FILLER];
+    let mut seen = 0;
+    while seen < bytes {
+        match peek(end.as_raw_fd(), &mut scrap, 0) {
+            Ok((len, false)) if len > 0 => seen += len as u64,
+            _ => return false,
+        }
+    }
+    seen == bytes
+}
+
+/// Returns true if no messages wait at a socket that keeps messages apart, and nothing can arrive any more. Its close then
+/// does not block. Shuts down both directions.
+pub fn has_no_messages(end: &OwnedFd) -> bool {
+    let fd = end.as_raw_fd();
+    // With this option, every message has control data, also an empty one. The end of the stream has none.
+    // SAFETY: has no preconditions.
+    unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+    set_option(end, libc::SO_PASSCRED, 1).is_ok()
+        // The first call may return an error of the socket instead.
+        && (0..2).any(|_| matches!(peek(fd, &mut [0], 0), Ok((0, false))))
+}
+
+/// Returns the number of bytes that wait at the engine's end `fd`, or `None` if the kernel gives no answer.
+pub fn unread(fd: RawFd) -> Option<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
     let code = unsafe { libc::ioctl(fd, libc::FIONREAD, &mut bytes) };
-    if code == 0 { bytes.max(0) as u64 } else { 0 }
+    (code == 0).then_some(bytes.max(0) as u64)
 }
 
 /// Returns true if the program has closed its end, or shut down both directions.
@@ -307,46 +429,42 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
 /// Receives a message and the descriptor that came with it, without blocking.
 ///
 /// # Errors
-/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it is longer than `bytes`.
+/// As [`receive_descriptors`].
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    receive_descriptors(fd, bytes).map(|(len, [first, _])| (len, first))
+    receive_descriptors(fd, bytes, &Closer::new()).map(|(len, [first, _])| (len, first))
 }
 
-/// Receives a message and the first two descriptors that came with it, without blocking. Closes further ones.
+/// Receives a message and the two descriptors that may come with it, without blocking.
 ///
 /// # Errors
-/// As [`receive_descriptor`].
-pub fn receive_descriptors(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
-    let mut control = Control([0; 32]);
+/// Errors of the system; `WouldBlock` if there is no message; `InvalidData` if it has more descriptors. These are then
+/// passed to `closer`, or stay with the socket if the closer is full.
+pub fn receive_descriptors(
+    fd: RawFd,
+    bytes: &mut [u8],
+    closer: &Arc<Closer>,
+) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
+    if closer.is_full() && peek(fd, &mut [0], 2)?.1 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut room = MaybeUninit::<Room>::uninit();
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: the structures live through the call. The kernel writes whole control messages within the
-    // length that it returns, and closes descriptors that do not fit. No other code owns the descriptor.
+    // SAFETY: the structures live through the call, and no other code owns the descriptors.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
-        header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = libc::CMSG_SPACE(4) as _;
+        (header.msg_control, header.msg_controllen) = (room.as_mut_ptr().cast(), size_of::<Room>() as _);
         let len = result(libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC))?;
-        let first = libc::CMSG_FIRSTHDR(&header);
-        let mut descriptors = [None, None];
-        if !first.is_null()
-            && (*first).cmsg_level == libc::SOL_SOCKET
-            && (*first).cmsg_type == libc::SCM_RIGHTS
-        {
-            // The length says how many descriptors the control data holds.
-            let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
-            for index in 0..count {
-                let passed = libc::CMSG_DATA(first).cast::<i32>().add(index).read_unaligned();
-                let passed = OwnedFd::from_raw_fd(passed);
-                if let Some(place) = descriptors.get_mut(index) {
-                    *place = Some(passed);
-                }
-            }
+        if header.msg_controllen == 0 {
+            return Ok((len, [None, None]));
         }
-        if header.msg_flags & libc::MSG_TRUNC != 0 {
+        let mut descriptors = received(&header);
+        if descriptors.len() > 2 {
+            closer.close(descriptors, None);
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok((len, descriptors))
+        let mut next = descriptors.drain(..);
+        Ok((len, [next.next(), next.next()]))
     }
 }
 

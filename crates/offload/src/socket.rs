@@ -4,7 +4,7 @@
 use crate::arena::Key;
 use crate::direct::Direct;
 use crate::network::Route;
-use crate::pair::Filled;
+use crate::pair::{self, Filled};
 use crate::ring::ByteRing;
 use crate::status::DatagramCounters;
 use inlane_offload_protocol::datagram::Header;
@@ -57,6 +57,20 @@ impl Socket {
     /// Returns the engine's end, if the program has not closed its end.
     pub fn fd(&self) -> Option<RawFd> {
         self.end.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Takes the engine's end out of the socket, and closes it. Returns it instead if descriptors that the program has
+    /// sent may wait there, because the close could then block.
+    pub fn take_blocking(&mut self) -> Option<OwnedFd> {
+        let end = self.end.take()?;
+        let harmless = match &self.role {
+            Role::Stream(stream) => stream.closes_at_once(&end),
+            Role::Datagram(_) => pair::has_no_messages(&end),
+            // Other threads may still use the end of a listener. The program has usually closed it.
+            Role::Listening(_) => pair::has_no_descriptors(&end, false),
+            Role::Bound => pair::has_no_descriptors(&end, true),
+        };
+        (!harmless).then_some(end)
     }
 
     /// Returns the connection.

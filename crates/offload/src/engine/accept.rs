@@ -120,7 +120,7 @@ impl Engine {
             return;
         };
         if listening.unread {
-            listening.unread = pair::discard(fd);
+            listening.unread = pair::discard(fd, &self.closer);
         }
         let again = listening.unread;
         let mut retry = None;

@@ -5,6 +5,7 @@ use super::report::KernelSocket;
 use super::shared::{Task, lock};
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
+use crate::closer::Closer;
 use crate::direct::SharedArea;
 use crate::error::{Error, Result, kind_of_no_socket};
 use crate::pair;
@@ -12,8 +13,10 @@ use crate::settings::Settings;
 use inlane_offload_protocol::message::{self, Message, Operation};
 use rustix::event::epoll;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -39,7 +42,7 @@ const MOST_OF_PROCESS: usize = 1024;
 /// A process that has connected to the control socket. One thread receives its requests. Other threads reply to
 /// requests that were passed to them.
 pub(super) struct Client {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     /// The client's process ID, from the kernel (SO_PEERCRED).
     pub process: i32,
     /// The client's user ID, from the kernel (SO_PEERCRED).
@@ -48,6 +51,9 @@ pub(super) struct Client {
     pub area: Mutex<Option<Arc<SharedArea>>>,
     /// The number of this client's requests that were passed to other threads and are not answered yet.
     passed: AtomicUsize,
+    closer: Arc<Closer>,
+    /// Counts the client until its descriptor is closed. `None` if the process has too many clients.
+    place: Option<Place>,
 }
 
 /// Work that other threads do for a client. Counts as `weight` of the client's passed requests until it is
@@ -92,9 +98,66 @@ struct Usage {
     clients: usize,
 }
 
+/// What each process has on the engine, by process ID.
+type Usages = Arc<Mutex<HashMap<i32, Usage>>>;
+
+/// Lets `change` update the counts of a process. Removes the process from the table if all of them are 0.
+fn count<T>(usages: &Usages, process: i32, change: impl FnOnce(&mut Usage) -> T) -> T {
+    let mut processes = lock(usages);
+    let usage = processes.entry(process).or_default();
+    let outcome = change(usage);
+    if usage.sockets + usage.clients == 0 {
+        processes.remove(&process);
+    }
+    outcome
+}
+
+/// One socket or one client in the counts of a process. Dropping it subtracts it.
+pub(super) struct Place {
+    usages: Usages,
+    process: i32,
+    /// True for a client, false for a socket.
+    client: bool,
+}
+
+impl Place {
+    /// Counts one more of the same kind for the same process, also beyond the limit.
+    fn another(&self) -> Self {
+        count(&self.usages, self.process, |usage| match self.client {
+            true => usage.clients += 1,
+            false => usage.sockets += 1,
+        });
+        Self { usages: self.usages.clone(), ..*self }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        count(&self.usages, self.process, |usage| match self.client {
+            true => usage.clients -= 1,
+            false => usage.sockets -= 1,
+        });
+    }
+}
+
 impl Client {
-    pub fn new(fd: OwnedFd, process: i32, user: u32) -> Self {
-        Self { fd, process, user, area: Mutex::default(), passed: AtomicUsize::new(0) }
+    pub fn new(fd: OwnedFd, process: i32, user: u32, closer: Arc<Closer>, place: Option<Place>) -> Self {
+        let (fd, passed) = (ManuallyDrop::new(fd), AtomicUsize::new(0));
+        Self { fd, process, user, area: Mutex::default(), passed, closer, place }
+    }
+
+    /// Closes descriptors that came with a request and may block. If the closer is full, disconnects the client and
+    /// counts one client more for its process until they are closed.
+    fn close(&self, descriptors: Vec<OwnedFd>) {
+        if descriptors.is_empty() {
+            return;
+        }
+        let mut place = None;
+        if self.closer.is_full() {
+            let _ = net::shutdown(&*self.fd, net::Shutdown::Both);
+            place = self.place.as_ref().map(Place::another);
+        }
+        self.closer.close(descriptors, place.map(|place| Box::new(place) as Box<dyn Send>));
     }
 
     /// Sends a reply, and the descriptor with it if there is one. Disconnects a client that does not read its
@@ -106,7 +169,20 @@ impl Client {
         {
             // The thread that receives the client's requests then finds the end of the stream, and removes the
             // client.
-            let _ = net::shutdown(&self.fd, net::Shutdown::Both);
+            let _ = net::shutdown(&*self.fd, net::Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Client {
+    /// Closes the client's descriptor: on another thread if messages wait there, because these may have descriptors whose
+    /// close blocks.
+    fn drop(&mut self) {
+        let place = self.place.take();
+        // SAFETY: the descriptor is not used any more.
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        if !pair::has_no_messages(&fd) {
+            self.closer.close(vec![fd], Some(Box::new(place)));
         }
     }
 }
@@ -127,10 +203,11 @@ pub(super) struct Control {
     clients: Arena<Arc<Client>>,
     /// The requests for a report that wait for their turn, the oldest first. Each client has at most one.
     reports: VecDeque<PassedRequest>,
-    /// The numbers of sockets and control connections of each process, by process ID. All threads share this
-    /// table.
-    usage: Arc<Mutex<HashMap<i32, Usage>>>,
+    /// The numbers of sockets and control connections of each process. All threads share this table.
+    usage: Usages,
     limit: usize,
+    /// True if the number of the client's descriptor that was accepted last is reserved for the closer.
+    exhausted: bool,
 }
 
 impl Control {
@@ -174,6 +251,7 @@ impl Control {
             reports: VecDeque::new(),
             usage: Arc::default(),
             limit: settings.sockets_per_program,
+            exhausted: false,
         })
     }
 
@@ -181,7 +259,8 @@ impl Control {
     /// limits on the sockets of a process.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
-        Self { listener: None, clients: Arena::default(), reports: VecDeque::new(), usage, limit }
+        let (clients, reports) = (Arena::default(), VecDeque::new());
+        Self { listener: None, clients, reports, usage, limit, exhausted: false }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -192,7 +271,7 @@ impl Control {
     /// Counts a new socket of a process. Returns false, without counting, if the process already has the most
     /// sockets that are allowed.
     pub fn admit(&self, process: i32) -> bool {
-        self.count(process, |usage| {
+        count(&self.usage, process, |usage| {
             let admitted = usage.sockets < self.limit;
             usage.sockets += usize::from(admitted);
             admitted
@@ -205,25 +284,15 @@ impl Control {
         self.clients.len()
     }
 
-    /// Counts a new client of a process. Returns false, without counting, if the process already has the most
+    /// Counts a new client of a process. Returns `None`, without counting, if the process already has the most
     /// clients that are allowed.
-    pub fn admit_client(&self, process: i32) -> bool {
-        self.count(process, |usage| {
+    pub fn admit_client(&self, process: i32) -> Option<Place> {
+        let admitted = count(&self.usage, process, |usage| {
             let admitted = usage.clients < MOST_OF_PROCESS;
             usage.clients += usize::from(admitted);
             admitted
-        })
-    }
-
-    /// Lets `change` update the counts of a process. Removes the process from the table if all of them are 0.
-    fn count<T>(&self, process: i32, change: impl FnOnce(&mut Usage) -> T) -> T {
-        let mut processes = lock(&self.usage);
-        let usage = processes.entry(process).or_default();
-        let outcome = change(usage);
-        if usage.sockets + usage.clients == 0 {
-            processes.remove(&process);
-        }
-        outcome
+        });
+        admitted.then(|| Place { usages: self.usage.clone(), process, client: true })
     }
 
     /// Returns the number of processes that have at least one socket.
@@ -233,12 +302,12 @@ impl Control {
 
     /// Subtracts one socket from the count of a process.
     pub fn release(&self, process: i32) {
-        self.count(process, |usage| usage.sockets -= 1);
+        drop(self.place_of_socket(process));
     }
 
-    /// Subtracts one client from the count of a process.
-    fn release_client(&self, process: i32) {
-        self.count(process, |usage| usage.clients -= 1);
+    /// Returns the place of a socket that [`Control::admit`] has counted for a process.
+    pub fn place_of_socket(&self, process: i32) -> Place {
+        Place { usages: self.usage.clone(), process, client: false }
     }
 }
 
@@ -307,6 +376,23 @@ pub(super) struct Request {
     pub user: u32,
     /// The client that sent the request.
     pub client: Arc<Client>,
+    /// True if `attached` is the program's end of a socket of the engine. Its close does not block.
+    pub known: Cell<bool>,
+}
+
+impl Request {
+    /// Creates the request of a message and the descriptors that the client sent with it.
+    pub fn new(message: Message, [attached, second]: [Option<OwnedFd>; 2], client: &Arc<Client>) -> Self {
+        let (process, user, client) = (client.process, client.user, client.clone());
+        Self { message, attached, second, process, user, client, known: Cell::new(false) }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let unknown = self.attached.take_if(|_| !self.known.get()).into_iter().chain(self.second.take());
+        self.client.close(unknown.collect());
+    }
 }
 
 /// Returns the name of a process, or "?" if it has ended.
@@ -319,12 +405,22 @@ impl Engine {
     /// Accepts new connections to the control socket. Closes them at once if there are `MOST_CLIENTS`.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..MOST_REQUESTS {
+            // Let clients wait if the closer may have no descriptors left for those that are refused.
+            if self.control.exhausted && self.closer.is_full() {
+                return;
+            }
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Some(listener) = self.control.listener() else { return };
             let Ok(fd) = net::accept_with(listener, flags) else { return };
             let Ok(peer) = net::sockopt::socket_peercred(&fd) else { continue };
-            let client = Client::new(fd, peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
-            if !self.control.admit_client(client.process) {
+            let process = peer.pid.as_raw_nonzero().get();
+            self.control.exhausted = self.closer.is_reserved(&fd);
+            let place = match self.control.exhausted {
+                true => None,
+                false => self.control.admit_client(process),
+            };
+            let client = Client::new(fd, process, peer.uid.as_raw(), self.closer.clone(), place);
+            if client.place.is_none() {
                 continue;
             }
             // Spread the clients over the threads, because a thread also runs the connections that its clients
@@ -342,26 +438,25 @@ impl Engine {
     /// Serves a client from now on.
     pub(super) fn add_client(&mut self, client: Client) {
         if self.control.clients.len() >= MOST_CLIENTS / self.threads() {
-            self.release_client(client.process);
+            self.release_client();
             return;
         }
         let key = self.control.clients.insert_with(|_| Arc::new(client));
         let Some(client) = self.control.clients.get(key) else { return };
-        if self.watch(&client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
+        if self.watch(&*client.fd, CLIENT | key.to_u64(), epoll::EventFlags::IN).is_err() {
             self.remove_client(key);
         }
     }
 
     /// Removes a client of this thread.
     fn remove_client(&mut self, key: Key) {
-        if let Some(client) = self.control.clients.remove(key) {
-            self.release_client(client.process);
+        if self.control.clients.remove(key).is_some() {
+            self.release_client();
         }
     }
 
-    /// Subtracts one client from the counts of its process and of this thread.
-    fn release_client(&self, process: i32) {
-        self.control.release_client(process);
+    /// Subtracts one client from the count of this thread.
+    fn release_client(&self) {
         if let Some(shared) = &self.shared {
             shared.clients[self.thread].fetch_sub(1, Ordering::Relaxed);
         }
@@ -395,20 +490,17 @@ impl Engine {
             }
             // Receive up to one byte more than a message has, so that a longer message is noticed.
             let mut bytes = [0; message::LEN + 1];
-            let request = match pair::receive_descriptors(client.fd.as_raw_fd(), &mut bytes) {
-                Ok((0, _)) => None,
-                Ok((len, _)) if message::other_version(&bytes[..len]).is_some() => {
-                    self.refuse_version(key, bytes[0]);
-                    None
-                }
-                Ok((len, [attached, second])) => Message::decode(&bytes[..len]).map(|message| Request {
-                    message,
-                    attached,
-                    second,
-                    process: client.process,
-                    user: client.user,
-                    client: client.clone(),
-                }),
+            let request = match pair::receive_descriptors(client.fd.as_raw_fd(), &mut bytes, &self.closer) {
+                Ok((len, descriptors)) => match Message::decode(&bytes[..len]) {
+                    Some(message) => Some(Request::new(message, descriptors, client)),
+                    None => {
+                        client.close(descriptors.into_iter().flatten().collect());
+                        if let Some(version) = message::other_version(&bytes[..len]) {
+                            self.refuse_version(key, version);
+                        }
+                        None
+                    }
+                },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => None,
@@ -448,12 +540,9 @@ impl Engine {
     }
 
     /// Processes a request, if the engine has one thread, and replies.
-    fn process_alone(&mut self, now: u64, request: Request) {
-        let operation = request.message.operation;
-        let client = request.client.clone();
-        let (mut reply, descriptor) = self.process(now, request);
-        reply.operation = operation;
-        client.reply(&reply, descriptor.as_deref());
+    fn process_alone(&mut self, now: u64, mut request: Request) {
+        let (reply, descriptor) = self.process(now, &mut request);
+        request.client.reply(&reply, descriptor.as_deref());
     }
 
     /// Processes the oldest request for a report, after all other requests of the round. A report of many sockets

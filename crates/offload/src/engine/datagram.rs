@@ -185,14 +185,14 @@ impl Engine {
                 break;
             }
             let fd = std::os::fd::AsRawFd::as_raw_fd(end);
-            match pair::receive(fd, &mut buffer, &mut []) {
-                Ok(0) => {
+            match pair::take(fd, &mut buffer, &mut [], &self.closer) {
+                Ok((0, _)) => {
                     datagram.readable = false;
                     if pair::hung_up(fd) {
                         self.remove(key);
                     }
                 }
-                Ok(len) => self.on_program_datagram(now, key, &buffer[..len]),
+                Ok((len, _)) => self.on_program_datagram(now, key, &buffer[..len]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => datagram.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Continue after the first error. One read fails with ECONNRESET if the program has closed

@@ -31,6 +31,7 @@ mod threads;
 
 use crate::arena::{Arena, Key};
 use crate::budget::Budget;
+use crate::closer::Closer;
 use crate::error::{Error, Result};
 use crate::network::Network;
 use crate::pair;
@@ -93,6 +94,8 @@ pub struct Engine {
     network: Network,
     epoll: OwnedFd,
     control: Control,
+    /// Closes descriptors that programs have sent.
+    closer: Arc<Closer>,
     sockets: Arena<Socket>,
     flows: HashMap<Flow, Key>,
     /// The sockets that programs have bound to each local port. Does not contain accepted connections.
@@ -189,6 +192,7 @@ impl Engine {
         clock: &Clock,
         network: Network,
         control: Control,
+        closer: Arc<Closer>,
         secrets: Secrets,
     ) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -197,6 +201,7 @@ impl Engine {
             number: 0,
             network,
             control,
+            closer,
             sockets: Arena::default(),
             flows: HashMap::new(),
             ports: HashMap::new(),
@@ -457,7 +462,7 @@ impl Engine {
             Role::Listening(_) => self.serve_listener(now, key),
             Role::Datagram(_) => self.serve_datagrams(now, key),
             Role::Bound => {
-                let more = socket.fd().is_some_and(pair::discard);
+                let more = socket.fd().is_some_and(|fd| pair::discard(fd, &self.closer));
                 if socket.fd().is_none_or(pair::hung_up) {
                     self.remove(key);
                 } else if more {
@@ -496,7 +501,8 @@ impl Engine {
 
     /// Removes a socket: closes its pair and frees its memory.
     fn remove(&mut self, key: Key) {
-        let Some(socket) = self.sockets.remove(key) else { return };
+        let Some(mut socket) = self.sockets.remove(key) else { return };
+        let blocking = socket.take_blocking();
         self.wheel.remove(key);
         if socket.holds_port {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
@@ -509,7 +515,11 @@ impl Engine {
             if let Some(shared) = &self.shared {
                 shared.inodes.part(&socket.inode).remove(&socket.inode);
             }
-            self.control.release(socket.process);
+        }
+        // A socket counts until its end of the pair is closed.
+        let place = (!socket.copy).then(|| self.control.place_of_socket(socket.process));
+        if let Some(end) = blocking {
+            self.closer.close(vec![end], Some(Box::new(place)));
         }
         match socket.role {
             Role::Stream(stream) => {

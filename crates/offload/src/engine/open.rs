@@ -32,12 +32,19 @@ impl Engine {
     /// Connects a new socket over the pair that came with the request. If that fails, the errno goes into the name
     /// of the engine's end, as when a connection fails later.
     pub(super) fn open(&mut self, now: u64, request: &mut Request) -> Reply {
+        let (Some(end), Some(program)) = (&request.attached, &request.second) else {
+            return Err(Refusal::Errno(libc::EBADF));
+        };
+        if self.shared.is_some() || !is_trusted(request.user) || !pair::are_ends(end, program) {
+            return Err(Refusal::Errno(libc::EPERM));
+        }
+        if self.closer.is_reserved(end) || self.closer.is_reserved(program) {
+            pair::set_end(end, End::Failed(libc::ENFILE), self.number, self.next_id(), None, &[]);
+            return Err(Refusal::Errno(libc::ENFILE));
+        }
         let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {
             return Err(Refusal::Errno(libc::EBADF));
         };
-        if self.shared.is_some() || !is_trusted(request.user) || !pair::are_ends(&end, &program) {
-            return Err(Refusal::Errno(libc::EPERM));
-        }
         let prepared = self.prepare(now, request, Arc::new(program));
         let (stream, inode, program) = match prepared {
             Ok(prepared) => prepared,

@@ -230,7 +230,7 @@ impl Engine {
     }
 
     /// Processes a request on an engine with several threads. Another thread may send the reply later.
-    pub(super) fn process_shared(&mut self, now: u64, request: Request) {
+    pub(super) fn process_shared(&mut self, now: u64, mut request: Request) {
         let operation = request.message.operation;
         if operation == Operation::Status {
             return self.start_report(now, &request);
@@ -239,16 +239,14 @@ impl Engine {
         let changes_listener =
             matches!(operation, Operation::Listen | Operation::SetOption | Operation::SetOptionNow);
         let key = if changes_listener { self.attached(&request).ok() } else { None };
-        let client = request.client.clone();
-        let (mut reply, descriptor) = self.process(now, request);
-        reply.operation = operation;
+        let (reply, descriptor) = self.process(now, &mut request);
         if reply.status == 0
             && let Some(key) = key
-            && self.announce(key, &client, &reply)
+            && self.announce(key, &request.client, &reply)
         {
             return;
         }
-        client.reply(&reply, descriptor.as_deref());
+        request.client.reply(&reply, descriptor.as_deref());
     }
 
     /// Moves a connection to the thread `to`, on which its packets arrive. Passes `packet` on with it,

@@ -96,34 +96,34 @@ pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
 
 impl Engine {
     /// Processes a request. Returns the reply and the descriptor to send with it.
-    pub(super) fn process(&mut self, now: u64, mut request: Request) -> (Message, Option<Arc<OwnedFd>>) {
+    pub(super) fn process(&mut self, now: u64, request: &mut Request) -> (Message, Option<Arc<OwnedFd>>) {
         let operation = request.message.operation;
         self.totals.requests += 1;
         let mut answer = match operation {
-            Operation::Bind if request.message.datagrams => self.bind_datagrams(&request),
-            Operation::Connect if request.message.datagrams => self.connect_datagrams(now, &request),
-            Operation::Disconnect => self.disconnect_datagrams(now, &request),
-            Operation::Route => self.route_datagrams(&request),
-            Operation::Bind => self.bind(&request),
-            Operation::Connect => self.connect(now, &request),
-            Operation::Listen => self.listen(&request),
-            Operation::SetOption | Operation::SetOptionNow => self.set_option(now, &request),
-            Operation::GetOption => self.get_option(&request),
-            Operation::Addresses => self.socket_addresses(&request),
+            Operation::Bind if request.message.datagrams => self.bind_datagrams(request),
+            Operation::Connect if request.message.datagrams => self.connect_datagrams(now, request),
+            Operation::Disconnect => self.disconnect_datagrams(now, request),
+            Operation::Route => self.route_datagrams(request),
+            Operation::Bind => self.bind(request),
+            Operation::Connect => self.connect(now, request),
+            Operation::Listen => self.listen(request),
+            Operation::SetOption | Operation::SetOptionNow => self.set_option(now, request),
+            Operation::GetOption => self.get_option(request),
+            Operation::Addresses => self.socket_addresses(request),
             Operation::Kernel => {
                 self.note_kernel(&request.message, request.process, None);
                 Ok((Message::new(operation), None))
             }
             Operation::Status => self.status_file(now),
-            Operation::Start => self.start(&request),
-            Operation::Adopt => self.adopt(&request),
-            Operation::Open => self.open(now, &mut request),
-            Operation::More => self.expect_more(&request),
+            Operation::Start => self.start(request),
+            Operation::Adopt => self.adopt(request),
+            Operation::Open => self.open(now, request),
+            Operation::More => self.expect_more(request),
         };
         if let (Operation::Bind | Operation::Connect, Ok((reply, _))) = (operation, &mut answer) {
             reply.name = self.spin_us();
         }
-        answer.unwrap_or_else(|refusal| {
+        let (mut reply, descriptor) = answer.unwrap_or_else(|refusal| {
             let mut reply = Message::new(operation);
             match refusal {
                 Refusal::Errno(errno) => reply.status = errno,
@@ -134,7 +134,9 @@ impl Engine {
                 }
             }
             (reply, None)
-        })
+        });
+        reply.operation = operation;
+        (reply, descriptor)
     }
 
     fn note_kernel(&mut self, message: &Message, process: i32, reason: Option<&str>) {
@@ -153,7 +155,9 @@ impl Engine {
     /// request.
     pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
-        self.inodes.get(&pair::inode(fd)?).copied().ok_or(Refusal::Errno(libc::EBADF))
+        let key = self.inodes.get(&pair::inode(fd)?).copied().ok_or(libc::EBADF)?;
+        request.known.set(true);
+        Ok(key)
     }
 
     /// Creates a socket. Set `remote` if the program is connecting the socket. Returns the socket's key and
@@ -181,6 +185,10 @@ impl Engine {
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
         let made = pair::create(&name).and_then(|(end, other)| Ok((pair::inode(&other)?, end, other)));
         match made {
+            Ok((_, end, program)) if self.closer.is_reserved(&end) || self.closer.is_reserved(&program) => {
+                self.control.release(owner.process);
+                Err(Refusal::Errno(libc::ENFILE))
+            }
             Ok((inode, end, program)) => {
                 let new = NewSocket { id, inode, end, local, options, role };
                 Ok((self.add(owner, new, &program)?, program))

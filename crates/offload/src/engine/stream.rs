@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::arena::Key;
+use crate::closer::Closer;
 use crate::direct::{Hostile, Turn};
 use crate::network::{Network, Payload, Route};
 use crate::pair;
@@ -16,6 +17,7 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 
 /// The most bytes that one connection moves in each direction before other connections have their turn.
 const TURN: u64 = 256 << 10;
@@ -82,7 +84,7 @@ impl Engine {
         {
             stream.since = self.clock.now_ns();
             if let Some(filled) = stream.filled.take() {
-                filled.release(end);
+                filled.release(end, &self.closer);
             }
             self.totals.connected += 1;
         }
@@ -139,7 +141,7 @@ impl Engine {
     /// Moves data between the pair and the rings, sends the segments that TCP allows, and removes the socket
     /// if its connection has ended.
     pub(super) fn serve_stream(&mut self, now: u64, key: Key) {
-        let Self { sockets, network, .. } = self;
+        let Self { sockets, network, closer, .. } = self;
         let Some(socket) = sockets.get_mut(key) else { return };
         let fd = socket.fd();
         let Role::Stream(stream) = &mut socket.role else { return };
@@ -149,7 +151,7 @@ impl Engine {
         {
             let moved = stream.deliver(now, fd).and_then(|more| {
                 again |= more;
-                stream.collect(now, fd, &socket.options)
+                stream.collect(now, fd, &socket.options, closer)
             });
             if stream.more_end.take_if(|end| *end < stream.written).is_some() {
                 stream.connection.set_cork(socket.options.cork);
@@ -189,6 +191,9 @@ impl Engine {
             }
         }
         let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
+        if hung_up && let Some(end) = socket.end.take_if(|end| !stream.closes_at_once(end)) {
+            closer.close(vec![end], None);
+        }
         if hung_up {
             socket.end = None;
         }
@@ -254,6 +259,13 @@ impl Engine {
 }
 
 impl Stream {
+    /// Returns true if a close of the engine's end `end` does not block, because no descriptors wait there and the program
+    /// cannot send any more.
+    pub fn closes_at_once(&self, end: &OwnedFd) -> bool {
+        // Without an error, the program has finished only once the engine has read everything.
+        self.program_finished && !self.resetting || pair::has_no_descriptors(end, true)
+    }
+
     /// Limits the connection's receive ring to the bytes that the program set with SO_RCVBUF, if it did. Sets
     /// the same limit for the pair through `end`, the engine's end.
     pub(super) fn limit_receive(&mut self, options: &SocketOptions, end: Option<&OwnedFd>) {
@@ -272,7 +284,7 @@ impl Stream {
             return;
         }
         let in_slot = self.direct.as_ref().map_or(0, |direct| direct.uncopied());
-        let end = self.written + in_slot + pair::unread(fd) + bytes;
+        let end = self.written + in_slot + pair::unread(fd).unwrap_or(0) + bytes;
         if self.more_end.replace(end).is_none() {
             self.connection.set_cork(true);
         }
@@ -410,7 +422,13 @@ impl Stream {
     ///
     /// # Errors
     /// If the program broke the protocol of shared memory.
-    fn collect(&mut self, now: u64, fd: RawFd, options: &SocketOptions) -> Result<bool, Hostile> {
+    fn collect(
+        &mut self,
+        now: u64,
+        fd: RawFd,
+        options: &SocketOptions,
+        closer: &Arc<Closer>,
+    ) -> Result<bool, Hostile> {
         let share = options.send_share(self.send.capacity()) as u64;
         let mut again = false;
         if !self.collect_direct(now, share, &mut again)? {
@@ -433,7 +451,7 @@ impl Stream {
             }
             let (first, second) = self.send.parts_mut(self.written..self.written + room.min(TURN));
             let wanted = first.len() + second.len();
-            match pair::receive_with_flags(fd, first, second) {
+            match pair::take(fd, first, second, closer) {
                 Ok((0, _)) => self.finish_sending(now, fd, options),
                 Ok((len, cut)) => {
                     moved += len as u64;
@@ -458,6 +476,7 @@ impl Stream {
                 // The program has closed its end with unread data. The kernel reports this by one error,
                 // before the program's last data can be read. Read and send that data first, and then reset
                 // the connection, as the kernel would do.
+                // The same happens if the program has sent descriptors that the engine must not receive now.
                 Err(_) if !self.resetting => self.resetting = true,
                 Err(_) => self.program_finished = true,
             }

@@ -1,5 +1,7 @@
 //! Tests the engine with hostile frames and with hostile requests of programs.
 
+mod closing;
+
 use super::control::{Client, Request};
 use super::{Engine, Threads};
 use crate::pair;
@@ -106,9 +108,9 @@ impl Bench {
         attached: Option<OwnedFd>,
     ) -> (Message, Option<OwnedFd>) {
         let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let client = std::sync::Arc::new(Client::new(fd.into(), process, 1000));
-        let request = Request { message, attached, second: None, process, user: 1000, client };
-        let (reply, descriptor) = self.engine.process(self.now, request);
+        let client = Client::new(fd.into(), process, 1000, self.engine.closer.clone(), None);
+        let mut request = Request::new(message, [attached, None], &client.into());
+        let (reply, descriptor) = self.engine.process(self.now, &mut request);
         (reply, descriptor.map(|descriptor| descriptor.try_clone().unwrap()))
     }
 
@@ -122,6 +124,16 @@ impl Bench {
             self.engine.expire(self.now);
             self.engine.serve_changed(self.now);
             self.engine.network.flush();
+        }
+    }
+
+    /// Waits until all descriptors are closed that the engine has passed to its closer.
+    pub fn wait_until_closed(&self) {
+        let start = std::time::Instant::now();
+        while self.engine.closer.held() > 0 {
+            let held = self.engine.closer.held();
+            assert!(start.elapsed() < Duration::from_secs(20), "{held} descriptors are not closed");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -293,14 +305,14 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     while received.len() < data.len() {
         sent += pair::send(client.as_raw_fd(), &data[sent..], &[]).unwrap_or(0);
         bench.turn();
-        let len = pair::receive(server.as_raw_fd(), &mut buffer, &mut []).unwrap_or(0);
+        let len = pair::receive(server.as_raw_fd(), &mut buffer).unwrap_or(0);
         received.extend_from_slice(&buffer[..len]);
         assert!(bench.now < 60_000_000_000, "{sent} sent, {} received", received.len());
     }
     assert!(received == data);
     drop(client);
     bench.turn();
-    assert_eq!(pair::receive(server.as_raw_fd(), &mut buffer, &mut []).unwrap(), 0);
+    assert_eq!(pair::receive(server.as_raw_fd(), &mut buffer).unwrap(), 0);
     drop((server, listener));
     bench.turn();
     assert_eq!(bench.engine.sockets.len(), 0, "sockets are left");
@@ -376,9 +388,9 @@ fn bytes_before_a_close_arrive_whatever_the_program_left_unread() {
                 assert_eq!(name, End::Failed(libc::ECONNRESET));
             }
             false => {
-                assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes, &mut []).unwrap(), 11);
+                assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes).unwrap(), 11);
                 assert_eq!(bytes[..11], *b"firstsecond");
-                assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes, &mut []).unwrap(), 0);
+                assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes).unwrap(), 0);
             }
         }
     }
@@ -400,7 +412,7 @@ fn bytes_sent_with_more_wait_for_further_bytes_or_200_ms() {
     };
     let received = || {
         let mut bytes = [0; 64];
-        let len = pair::receive(server.as_raw_fd(), &mut bytes, &mut []).unwrap_or(0);
+        let len = pair::receive(server.as_raw_fd(), &mut bytes).unwrap_or(0);
         bytes[..len].to_vec()
     };
     send_more(&mut bench, b"one, ");
@@ -456,6 +468,8 @@ fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
         bench.turn();
         pair::send_descriptor(end.as_raw_fd(), b"x", Some(end.as_raw_fd())).unwrap();
     }
+    bench.turn();
+    bench.wait_until_closed();
     bench.turn();
     assert_eq!(bench.engine.sockets.len(), 0);
 }
@@ -514,7 +528,7 @@ fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_re
     }
     let (mut received, mut buffer) = (0, vec![0; 65536]);
     for _ in 0..1000 {
-        while let Ok(len @ 1..) = pair::receive(accepted.as_raw_fd(), &mut buffer, &mut []) {
+        while let Ok(len @ 1..) = pair::receive(accepted.as_raw_fd(), &mut buffer) {
             received += len;
         }
         bench.now += 1_000_000_000;
@@ -548,7 +562,7 @@ fn requests_for_reports_wait_for_all_other_requests() {
         pair::send(client.as_raw_fd(), &message.encode(), &[]).unwrap();
     }
     let mut bytes = [0; 600];
-    let mut replied = |index: usize| pair::receive(clients[index].as_raw_fd(), &mut bytes, &mut []).is_ok();
+    let mut replied = |index: usize| pair::receive(clients[index].as_raw_fd(), &mut bytes).is_ok();
     assert!(bench.engine.round(bench.now).unwrap());
     assert_eq!([0, 1, 2, 3].map(&mut replied), [true, false, false, true]);
     assert!(bench.engine.round(bench.now).unwrap());
@@ -571,13 +585,9 @@ fn a_client_of_another_version_is_told_this_version_and_is_listed() {
     pair::send(client.as_raw_fd(), &request, &[]).unwrap();
     bench.turn();
     let mut reply = [0; 600];
-    let len = pair::receive(client.as_raw_fd(), &mut reply, &mut []).unwrap();
+    let len = pair::receive(client.as_raw_fd(), &mut reply).unwrap();
     assert!(Message::decode(&reply[..len]).is_some());
-    assert_eq!(
-        pair::receive(client.as_raw_fd(), &mut reply, &mut []).unwrap(),
-        0,
-        "the client is disconnected"
-    );
+    assert_eq!(pair::receive(client.as_raw_fd(), &mut reply).unwrap(), 0, "the client is disconnected");
     let (_, file) = bench.ask(Message::new(Operation::Status), None);
     let mut text = String::new();
     let mut file = std::fs::File::from(file.unwrap());

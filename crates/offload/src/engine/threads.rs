@@ -3,6 +3,7 @@
 use super::control::Control;
 use super::shared::Shared;
 use super::{Engine, random_bytes};
+use crate::closer::Closer;
 use crate::error::{Error, Result};
 use crate::network::{self, Network};
 use crate::settings::Settings;
@@ -46,10 +47,12 @@ impl Threads {
         let secrets = Secrets::new(random_bytes()?);
         let others: Vec<Control> = (1..settings.threads).map(|_| control.share()).collect();
         let controls = std::iter::once(control).chain(others);
+        let closer = Closer::new();
         let mut engines: Vec<Engine> = Vec::new();
         for ((thread, network), control) in networks.into_iter().enumerate().zip(controls) {
             let leases = engines.first().map(|first| first.leases.share()).unwrap_or_default();
-            let mut engine = Engine::assemble(&settings, &clock, network, control, secrets.clone())?;
+            let mut engine =
+                Engine::assemble(&settings, &clock, network, control, closer.clone(), secrets.clone())?;
             (engine.number, engine.leases) = (number, leases);
             engine.join(thread, shared.clone())?;
             engines.push(engine);

@@ -39,7 +39,7 @@ impl Bench {
 
     fn receive(&mut self, fd: &OwnedFd) -> Option<(Header, Vec<u8>)> {
         let mut bytes = vec![0; 70_000];
-        let len = pair::receive(fd.as_raw_fd(), &mut bytes, &mut []).ok()?;
+        let len = pair::receive(fd.as_raw_fd(), &mut bytes).ok()?;
         Some((Header::decode(self.engine.number, &bytes[..len])?, bytes[datagram::LEN..len].to_vec()))
     }
 

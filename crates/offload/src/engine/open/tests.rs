@@ -51,11 +51,11 @@ fn request(
     ends: (Option<OwnedFd>, Option<OwnedFd>),
 ) {
     let (fd, _) = UnixStream::pair().unwrap();
-    let client = Arc::new(Client::new(fd.into(), 1, user));
+    let client = Arc::new(Client::new(fd.into(), 1, user, bench.engine.closer.clone(), None));
     let mut message = Message::new(Operation::Open);
     (message.remote, message.number) = (Some(remote.parse().unwrap()), filled);
-    let request = Request { message, attached: ends.0, second: ends.1, process: 1, user, client };
-    bench.engine.process(bench.now, request);
+    let mut request = Request::new(message, [ends.0, ends.1], &client);
+    bench.engine.process(bench.now, &mut request);
 }
 
 /// Returns true if `fd` has exactly these events now.
@@ -102,7 +102,7 @@ fn a_pair_of_the_program_becomes_a_connection() {
     assert_eq!(pair::send(client.as_raw_fd(), &data, &[]).unwrap(), data.len());
     let (mut received, mut buffer) = (Vec::new(), [0; 40_000]);
     turn_until(&mut bench, || {
-        let len = pair::receive(server.as_raw_fd(), &mut buffer, &mut []).unwrap_or(0);
+        let len = pair::receive(server.as_raw_fd(), &mut buffer).unwrap_or(0);
         received.extend_from_slice(&buffer[..len]);
         received.len() >= data.len()
     });
@@ -163,6 +163,7 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
     // SAFETY: has no preconditions.
     let other = unsafe { libc::geteuid() } + 1;
     let end = Pair::new().open(&mut bench, other, ADDRESS);
+    bench.wait_until_closed();
     assert!(pair::hung_up(end.as_raw_fd()));
     assert!(!is_trusted(OVERFLOW_USER) && is_trusted(0));
     // Descriptors that are no ends of a pair.

@@ -169,7 +169,7 @@ fn header(sequence: u32, acknowledgment: u32, flags: u8) -> Header {
 
 fn received(fd: &OwnedFd) -> Vec<u8> {
     let mut buffer = [0; 4096];
-    let len = pair::receive(fd.as_raw_fd(), &mut buffer, &mut []).unwrap_or(0);
+    let len = pair::receive(fd.as_raw_fd(), &mut buffer).unwrap_or(0);
     buffer[..len].to_vec()
 }
 

@@ -1,0 +1,244 @@
+//! Programs send descriptors to the engine whose close blocks. The engine must not wait for it.
+
+use super::*;
+use crate::closer::Closer;
+use inlane_offload_protocol::message;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, RawFd};
+use std::time::Instant;
+
+/// A TCP connection of the kernel whose close blocks until the peer is dropped, and its peer.
+struct Lingering {
+    socket: Option<OwnedFd>,
+    _peer: TcpStream,
+}
+
+impl Lingering {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        socket.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut socket, &[0; 65536]).is_ok() {}
+        let linger = Duration::from_secs(30);
+        rustix::net::sockopt::set_socket_linger(&socket, Some(linger)).unwrap();
+        Self { socket: Some(socket.into()), _peer: peer }
+    }
+
+    fn fd(&self) -> RawFd {
+        self.socket.as_ref().unwrap().as_raw_fd()
+    }
+
+    /// Sends a message with `count` descriptors. The last one is that of the socket.
+    fn send(&self, to: &OwnedFd, bytes: &[u8], count: usize) {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let mut descriptors = vec![null.as_fd(); count - 1];
+        descriptors.push(self.socket.as_ref().unwrap().as_fd());
+        let mut space = vec![std::mem::MaybeUninit::uninit(); 2048];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let part = [std::io::IoSlice::new(bytes)];
+        rustix::net::sendmsg(to, &part, &mut control, SendFlags::DONTWAIT).unwrap();
+    }
+
+    /// Closes the descriptor, so that only the descriptors in flight are left.
+    fn leave(&mut self) {
+        self.socket = None;
+    }
+}
+
+/// Runs `act` and the engine. Checks that this does not block although something is closed whose close blocks. The close
+/// ends when `act` has returned and its result is dropped.
+fn check(bench: &mut Bench, what: &str, act: impl FnOnce(&mut Bench) -> Lingering) {
+    bench.wait_until_closed();
+    let start = Instant::now();
+    let lingering = act(bench);
+    bench.turn();
+    assert!(start.elapsed() < Duration::from_secs(5), "{what}: the engine waited {:?}", start.elapsed());
+    assert!(bench.engine.closer.held() > 0, "{what}: the descriptor was not received");
+    drop(lingering);
+    bench.wait_until_closed();
+}
+
+/// Returns both ends of a connection within the engine: that of the client, and that of the server.
+fn connection(bench: &mut Bench, listener: &OwnedFd) -> (OwnedFd, OwnedFd) {
+    let client = bench.connecting("127.0.0.1:8080").1.unwrap();
+    bench.turn();
+    let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+    (client, server)
+}
+
+#[test]
+fn descriptors_with_requests_are_closed_elsewhere() {
+    let mut bench = Bench::new(100);
+    let mut request = Message::new(Operation::Kernel);
+    request.local = Some("10.0.0.1:80".parse().unwrap());
+    for (what, bytes, count, disconnected) in [
+        ("request", &request.encode()[..], 1, false),
+        ("request with two descriptors", &request.encode(), 2, false),
+        ("request with many descriptors", &request.encode(), 253, true),
+        ("no request", b"x", 1, true),
+        ("long message", &[0; 1000], 2, true),
+        ("another version", &[1; message::LEN], 1, true),
+    ] {
+        let client = client(&mut bench);
+        check(&mut bench, what, |_| {
+            let mut lingering = Lingering::new();
+            lingering.send(&client, bytes, count);
+            lingering.leave();
+            lingering
+        });
+        assert_eq!(pair::hung_up(client.as_raw_fd()), disconnected, "{what}");
+    }
+    // The engine disconnects a client before it reads the client's second message.
+    let client = client(&mut bench);
+    check(&mut bench, "unread message", |_| {
+        let mut lingering = Lingering::new();
+        pair::send(client.as_raw_fd(), b"no request", &[]).unwrap();
+        lingering.send(&client, b"", 1);
+        lingering.leave();
+        lingering
+    });
+}
+
+#[test]
+fn a_client_counts_until_it_is_closed() {
+    let mut bench = Bench::new(100);
+    let process = std::process::id() as i32;
+    let client = client(&mut bench);
+    let mut lingering = Lingering::new();
+    pair::send(client.as_raw_fd(), b"no request", &[]).unwrap();
+    lingering.send(&client, b"second message", 1);
+    lingering.leave();
+    bench.turn();
+    let places: Vec<_> = std::iter::from_fn(|| bench.engine.control.admit_client(process)).collect();
+    assert_eq!((places.len(), bench.engine.control.clients()), (1023, 0));
+    drop(lingering);
+    bench.wait_until_closed();
+    // The thread drops the place after it has closed the descriptor.
+    let start = Instant::now();
+    while bench.engine.control.admit_client(process).is_none() {
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn descriptors_in_pairs_of_connections_are_closed_elsewhere() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("127.0.0.1:8080");
+    let (client, server) = connection(&mut bench, &listener);
+    let mut bytes = [0; 64];
+    check(&mut bench, "bytes of a connection", |_| {
+        let mut lingering = Lingering::new();
+        lingering.send(&client, b"bytes", 253);
+        lingering.leave();
+        lingering
+    });
+    bench.turn();
+    assert_eq!(pair::receive(server.as_raw_fd(), &mut bytes).unwrap(), 5);
+    // The server does not read, so the client's bytes stay in its pair. Then the server resets the connection.
+    check(&mut bench, "unread bytes of a reset connection", |bench| {
+        let mut lingering = Lingering::new();
+        for _ in 0..100 {
+            while pair::send_descriptor(client.as_raw_fd(), &[7; 10_000], Some(lingering.fd())).is_ok() {}
+            bench.turn();
+        }
+        bench.wait_until_closed();
+        lingering.leave();
+        drop(server);
+        lingering
+    });
+    // A program writes into the pair of a connection that is being established.
+    check(&mut bench, "bytes before the connection is established", |bench| {
+        let client = bench.connecting("127.0.0.1:8080").1.unwrap();
+        pair::set_option(&client, libc::SO_SNDBUF, 100_000).unwrap();
+        let mut lingering = Lingering::new();
+        lingering.send(&client, b"bytes", 1);
+        lingering.leave();
+        lingering
+    });
+}
+
+#[test]
+fn descriptors_in_other_pairs_are_closed_elsewhere() {
+    let mut bench = Bench::new(100);
+    let bound = bench.bound("127.0.0.1:0").1.unwrap();
+    let listener = bench.listening("127.0.0.1:8080");
+    for (what, end) in [("bound socket", bound), ("listener", listener)] {
+        check(&mut bench, what, |_| {
+            let mut lingering = Lingering::new();
+            lingering.send(&end, b"bytes", 1);
+            lingering.leave();
+            lingering
+        });
+        check(&mut bench, "unread bytes of a closed socket", |_| {
+            let mut lingering = Lingering::new();
+            for _ in 0..100 {
+                pair::send(end.as_raw_fd(), b"x", &[]).unwrap();
+            }
+            lingering.send(&end, b"bytes", 1);
+            lingering.leave();
+            drop(end);
+            lingering
+        });
+    }
+    let mut bind = Message::new(Operation::Bind);
+    (bind.local, bind.datagrams) = (Some("127.0.0.1:0".parse().unwrap()), true);
+    let end = bench.ask(bind, None).1.unwrap();
+    check(&mut bench, "UDP socket", |_| {
+        let mut lingering = Lingering::new();
+        lingering.send(&end, b"bytes", 1);
+        lingering.leave();
+        lingering
+    });
+    check(&mut bench, "unread messages of a closed UDP socket", |_| {
+        let mut lingering = Lingering::new();
+        rustix::net::send(&end, b"", SendFlags::empty()).unwrap();
+        lingering.send(&end, b"", 1);
+        lingering.leave();
+        drop(end);
+        lingering
+    });
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len(), 0);
+}
+
+/// The engine then takes no further descriptors, except those that its requests need.
+#[test]
+fn a_full_closer_costs_only_those_who_send_descriptors() {
+    let mut bench = Bench::new(100);
+    bench.engine.closer = Closer::with_room(0);
+    let listener = bench.listening("127.0.0.1:8080");
+    let (client_end, server_end) = connection(&mut bench, &listener);
+    let (other_client, other_server) = connection(&mut bench, &listener);
+    let (friend, enemy) = (client(&mut bench), client(&mut bench));
+    let mut lingering = Lingering::new();
+    check(&mut bench, "bytes of a connection", |_| {
+        lingering.send(&client_end, b"bytes", 1);
+        lingering.leave();
+        lingering
+    });
+    let asking = Asking { own: libc::getsockname, peer: libc::getpeername };
+    assert_eq!(End::of(server_end.as_raw_fd(), asking), End::Failed(libc::ECONNRESET));
+    for (count, enemy) in [(1, enemy), (2, client(&mut bench)), (253, client(&mut bench))] {
+        let mut lingering = Lingering::new();
+        check(&mut bench, "request", |_| {
+            lingering.send(&enemy, &Message::new(Operation::Kernel).encode(), count);
+            lingering.leave();
+            lingering
+        });
+        assert!(pair::hung_up(enemy.as_raw_fd()), "{count} descriptors");
+    }
+    // Other programs notice nothing.
+    let mut question = Message::new(Operation::Addresses);
+    question.name = 7;
+    let fd = Some(other_client.as_raw_fd());
+    pair::send_descriptor(friend.as_raw_fd(), &question.encode(), fd).unwrap();
+    pair::send(other_client.as_raw_fd(), b"bytes", &[]).unwrap();
+    bench.turn();
+    let mut bytes = [0; 600];
+    let len = pair::receive(friend.as_raw_fd(), &mut bytes).unwrap();
+    assert!(Message::decode(&bytes[..len]).unwrap().local.is_some());
+    assert_eq!(pair::receive(other_server.as_raw_fd(), &mut bytes).unwrap(), 5);
+}
