@@ -13,6 +13,8 @@ use std::sync::{Arc, OnceLock};
 /// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
 const CONNECTING: i32 = 4;
 
+const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
+
 /// Creates a pair. Returns the engine's end, and the program's end, which is bound to `name`.
 ///
 /// # Errors
@@ -61,10 +63,17 @@ pub fn set_end(
 /// Other descriptors could block the engine when it closes them. If `engine_end` were the program's end of another
 /// socket, the engine would keep that socket open itself.
 pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
-    const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
     SocketName::of(program_end.as_raw_fd(), ASKING).is_some_and(|name| {
         name.local.port() == 0 && SocketName::of_peer(engine_end.as_raw_fd(), ASKING) == Some(name)
     })
+}
+
+/// Returns true if a descriptor that a program sent is an end of a pair that the library has created and named, and nothing
+/// says that its connection has ended.
+pub fn is_opened(program_end: &OwnedFd) -> bool {
+    let fd = program_end.as_raw_fd();
+    SocketName::of(fd, ASKING).is_some_and(|name| name.local.port() == 0 && !name.kind.is_bound())
+        && End::of(fd, ASKING) == End::Unnamed
 }
 
 /// The most bytes that one system call writes to fill a pair, or discards from it. A pair is filled to keep
@@ -270,7 +279,7 @@ unsafe fn received(header: &libc::msghdr) -> Vec<OwnedFd> {
         let mut part = libc::CMSG_FIRSTHDR(header);
         while let Some(message) = part.as_ref() {
             if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let count = (message.cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
+                let count = ((*part).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
                 let first = libc::CMSG_DATA(part).cast::<i32>();
                 descriptors
                     .extend((0..count).map(|index| OwnedFd::from_raw_fd(first.add(index).read_unaligned())));

@@ -33,6 +33,9 @@ const MOST_CLIENTS: usize = 16384;
 /// The most requests of one client that are processed in one round, so that one client cannot hold up the
 /// engine.
 const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
+/// In so many rounds the engine processes a request again if it names a socket that another client may be opening. That
+/// client's request arrived earlier, and at most one request before it ended a turn of the client.
+const MOST_EARLY_ROUNDS: u32 = 4;
 /// The most requests of one client that other threads process at once. Then the engine reads no further ones.
 pub(super) const MOST_PASSED: usize = 64;
 /// The most clients of one process, so that one program cannot keep others from the engine. Threads that send
@@ -203,6 +206,9 @@ pub(super) struct Control {
     clients: Arena<Arc<Client>>,
     /// The requests for a report that wait for their turn, the oldest first. Each client has at most one.
     reports: VecDeque<PassedRequest>,
+    /// The requests about sockets that other clients have not opened yet, the oldest first, and in how many rounds each
+    /// was processed in vain.
+    early: VecDeque<(PassedRequest, u32)>,
     /// The numbers of sockets and control connections of each process. All threads share this table.
     usage: Usages,
     limit: usize,
@@ -249,6 +255,7 @@ impl Control {
             listener: Some(ControlListener { fd: listener, path, _folders: folders }),
             clients: Arena::default(),
             reports: VecDeque::new(),
+            early: VecDeque::new(),
             usage: Arc::default(),
             limit: settings.sockets_per_program,
             exhausted: false,
@@ -259,8 +266,8 @@ impl Control {
     /// limits on the sockets of a process.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
-        let (clients, reports) = (Arena::default(), VecDeque::new());
-        Self { listener: None, clients, reports, usage, limit, exhausted: false }
+        let (reports, early) = (VecDeque::new(), VecDeque::new());
+        Self { listener: None, clients: Arena::default(), reports, early, usage, limit, exhausted: false }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -510,6 +517,7 @@ impl Engine {
                 self.remove_client(key);
                 return;
             };
+            self.totals.requests += 1;
             let operation = request.message.operation;
             if operation == Operation::Status {
                 // Count the status request as MOST_PASSED requests, the most that a client may have in
@@ -539,10 +547,39 @@ impl Engine {
         }
     }
 
-    /// Processes a request, if the engine has one thread, and replies.
-    fn process_alone(&mut self, now: u64, mut request: Request) {
+    /// Processes a request, if the engine has one thread, and replies. Puts it off if another client may be opening the
+    /// socket.
+    fn process_alone(&mut self, now: u64, request: Request) {
+        if let Some(request) = self.try_request(now, request, true) {
+            let _outstanding = Outstanding::new(&request.client, 1);
+            self.control.early.push_back((PassedRequest { request, _outstanding }, 0));
+        }
+    }
+
+    /// Processes a request, if the engine has one thread, and replies. If `may_wait` is true and another client may be
+    /// opening the socket, returns the request instead: a program that has passed the socket on has sent its request
+    /// [`Operation::Open`] before, but over another connection.
+    fn try_request(&mut self, now: u64, mut request: Request, may_wait: bool) -> Option<Request> {
         let (reply, descriptor) = self.process(now, &mut request);
+        let is_early = reply.status == libc::EBADF && may_wait && !request.known.get();
+        if is_early && request.attached.as_ref().is_some_and(pair::is_opened) {
+            return Some(request);
+        }
         request.client.reply(&reply, descriptor.as_deref());
+        None
+    }
+
+    /// Processes the requests again that were put off. `all` is true if all clients with requests had their turn in this
+    /// round.
+    pub(super) fn retry_early(&mut self, now: u64, all: bool) {
+        for _ in 0..self.control.early.len() {
+            let Some((passed, rounds)) = self.control.early.pop_front() else { return };
+            let PassedRequest { request, _outstanding } = passed;
+            if let Some(request) = self.try_request(now, request, rounds < MOST_EARLY_ROUNDS) {
+                let passed = PassedRequest { request, _outstanding };
+                self.control.early.push_back((passed, rounds + u32::from(all)));
+            }
+        }
     }
 
     /// Processes the oldest request for a report, after all other requests of the round. A report of many sockets
@@ -555,9 +592,9 @@ impl Engine {
         }
     }
 
-    /// Returns true if a request for a report waits for its turn.
-    pub(super) fn owes_report(&self) -> bool {
-        !self.control.reports.is_empty()
+    /// Returns true if a request waits for the next round.
+    pub(super) fn owes_reply(&self) -> bool {
+        !self.control.reports.is_empty() || !self.control.early.is_empty()
     }
 
     /// Processes a request that another thread has passed to this one.

@@ -287,7 +287,7 @@ impl Engine {
             worked |= self.receive_own(now);
             worked |= self.empty_inbox(now);
             worked |= self.poll_leases(now, false);
-            let idle = !worked && self.changed.is_empty() && !self.owes_report();
+            let idle = !worked && self.changed.is_empty() && !self.owes_reply();
             let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
             let sleep = if may_sleep && self.end_leases(now) && self.falls_asleep() {
                 self.sleep_ns(now, pause)
@@ -396,8 +396,9 @@ impl Engine {
             }
             worked = true;
         }
+        self.retry_early(now, events.len() < events.capacity().min(MOST_EVENTS));
         self.report_next(now);
-        Ok(worked || self.owes_report())
+        Ok(worked || self.owes_reply())
     }
 
     /// Records whether a socket's pair is readable or writable, as epoll reported, and marks the socket as

@@ -240,7 +240,6 @@ impl Engine {
     /// Begins a report of the engine's state: asks the other threads for their parts. The last of them replies
     /// to the client.
     pub(super) fn start_report(&mut self, now: u64, request: &Request) {
-        self.totals.requests += 1;
         let Some(shared) = &self.shared else { return };
         let report = Arc::new(Report {
             whole: Mutex::new(self.part(now)),

@@ -98,7 +98,6 @@ impl Engine {
     /// Processes a request. Returns the reply and the descriptor to send with it.
     pub(super) fn process(&mut self, now: u64, request: &mut Request) -> (Message, Option<Arc<OwnedFd>>) {
         let operation = request.message.operation;
-        self.totals.requests += 1;
         let mut answer = match operation {
             Operation::Bind if request.message.datagrams => self.bind_datagrams(request),
             Operation::Connect if request.message.datagrams => self.connect_datagrams(now, request),

@@ -540,7 +540,8 @@ fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_re
     assert_eq!(bench.engine.sockets.len(), 0);
 }
 
-fn client(bench: &mut Bench) -> OwnedFd {
+/// Connects a client to the control socket.
+pub(super) fn client(bench: &mut Bench) -> OwnedFd {
     use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();

@@ -1,10 +1,10 @@
 //! Tests connections over pairs that a program has created, also of hostile programs.
 
 use super::super::control::{Client, Request};
-use super::super::tests::Bench;
+use super::super::tests::{Bench, client};
 use super::*;
 use inlane_offload_protocol::name::{Asking, SocketKind, SocketName};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 
 const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
@@ -210,4 +210,61 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
     bench.turn();
     drop((open, good, again, listener));
     ends_empty(&mut bench);
+}
+
+/// A program opens a connection and passes it to another program, whose client the engine serves first.
+#[test]
+fn a_request_of_another_client_waits_until_the_socket_is_opened() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let mut bench = Bench::new(8);
+    let listener = bench.listening(ADDRESS);
+    let (opener, other) = (client(&mut bench), client(&mut bench));
+    let pair = Pair::new();
+    let end = pair.program.try_clone().unwrap();
+    pair::send(other.as_raw_fd(), &Message::new(Operation::Kernel).encode(), &[]).unwrap();
+    // A request that ends the turn of its client.
+    pair::send(opener.as_raw_fd(), &Message::new(Operation::Start).encode(), &[]).unwrap();
+    let mut open = Message::new(Operation::Open);
+    (open.remote, open.number) = (Some(ADDRESS.parse().unwrap()), pair.filled);
+    let mut space = [std::mem::MaybeUninit::uninit(); 64];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let ends = [pair.engine.as_fd(), pair.program.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&ends)));
+    let bytes = open.encode();
+    rustix::net::sendmsg(&opener, &[std::io::IoSlice::new(&bytes)], &mut control, SendFlags::DONTWAIT)
+        .unwrap();
+    drop(pair);
+    let mut option = Message::new(Operation::SetOption);
+    (option.level, option.name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    option.set_value(&1i32.to_ne_bytes());
+    let addresses = Message::new(Operation::Addresses);
+    for message in [option, addresses] {
+        pair::send_descriptor(other.as_raw_fd(), &message.encode(), Some(end.as_raw_fd())).unwrap();
+    }
+    let mut bytes = [0; 600];
+    let mut rounds = 0;
+    let len = loop {
+        bench.engine.round(bench.now).unwrap();
+        rounds += 1;
+        match pair::receive(other.as_raw_fd(), &mut bytes) {
+            Ok(len) => break len,
+            Err(_) => assert!(rounds < 10),
+        }
+    };
+    let reply = Message::decode(&bytes[..len]).unwrap();
+    assert_eq!((reply.status, reply.remote), (0, Some(ADDRESS.parse().unwrap())));
+    let mut question = Message::new(Operation::GetOption);
+    (question.level, question.name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    let (reply, _) = bench.ask(question, Some(end.try_clone().unwrap()));
+    assert_eq!(reply.value(), 1i32.to_ne_bytes());
+    // The engine answers soon if nobody opens the socket, and then does not wait any more.
+    let never = Pair::new();
+    pair::send_descriptor(other.as_raw_fd(), &addresses.encode(), Some(never.program.as_raw_fd())).unwrap();
+    for _ in 0..10 {
+        bench.engine.round(bench.now).unwrap();
+    }
+    let len = pair::receive(other.as_raw_fd(), &mut bytes).unwrap();
+    assert_eq!(Message::decode(&bytes[..len]).unwrap().status, libc::EBADF);
+    assert!(!bench.engine.owes_reply());
+    drop((listener, end));
 }
