@@ -33,7 +33,7 @@ static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 /// their own descriptors. Test suites use round numbers for descriptors that are not open.
 const LOWEST_NUMBER: c_int = 417;
 /// The longest wait for a reply, in seconds.
-const REPLY_SECONDS: i64 = 10;
+pub const REPLY_SECONDS: i64 = 10;
 
 /// Makes a forked child open its own connection. Two processes must not mix their replies.
 pub fn forget_after_fork() {

@@ -2,11 +2,11 @@
 
 use crate::epoll::Registration;
 use crate::{control, datagram, direct, duplicates, errno, open, real, set_errno, settings, socket, wait};
-use inlane_offload_protocol::address::read_sockaddr;
+use inlane_offload_protocol::address::{read_sockaddr, write_sockaddr};
 use inlane_offload_protocol::message::{
     KERNEL, Message, NumberOption, Operation, VERSION, read_options, write_options,
 };
-use inlane_offload_protocol::name::{End, Local};
+use inlane_offload_protocol::name::{End, Local, SocketName};
 use inlane_offload_protocol::rules::{Action, Use};
 use libc::{c_int, c_void, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -426,6 +426,33 @@ pub fn renew(fd: RawFd, v6: bool) -> bool {
     let renewed = new >= 0 && replace(fd, new, false, false);
     set_errno(before);
     renewed
+}
+
+/// Makes the descriptor of a connection that the library has opened refer to a new socket of the kernel, and connects it,
+/// because the engine does not answer. Returns the result of connect(2). Fails with ENETDOWN if the user demands offloading.
+pub fn leave_engine(fd: RawFd, name: &SocketName) -> c_int {
+    let Some(remote) = name.remote else { return crate::fail(libc::ENETDOWN) };
+    let v6 = name.kind.is_v6();
+    let mut message = Message::new(Operation::Connect);
+    (message.v6, message.remote) = (v6, Some(remote));
+    if let Conversion::Failed(error) = stays(&message, b"the engine does not answer", true) {
+        return crate::fail(error);
+    }
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: the bytes and the length live through the calls.
+    unsafe {
+        let new = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if new < 0 {
+            return -1;
+        }
+        if !replace(fd, new, false, false) {
+            return crate::fail(libc::ENETDOWN);
+        }
+        let mut address = [0u8; size_of::<libc::sockaddr_in6>()];
+        let mut len = address.len() as socklen_t;
+        write_sockaddr(remote, v6, address.as_mut_ptr().cast(), &mut len);
+        real::connect(fd, address.as_ptr().cast(), len)
+    }
 }
 
 /// Sets on the kernel socket `new` the options that the program set on the offloaded TCP socket `fd`. Their

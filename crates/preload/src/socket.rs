@@ -87,7 +87,8 @@ pub fn take_error(fd: RawFd) -> c_int {
 }
 
 /// Waits until the connection is established, but at most for the socket's send timeout (SO_SNDTIMEO), or
-/// without limit if that is 0. Returns 0, or -1 with errno.
+/// without limit if that is 0. Returns 0, or -1 with errno. If the library has opened the connection, and the engine does
+/// not answer any more, the kernel connects the socket instead.
 pub fn wait_connected(fd: RawFd) -> c_int {
     // SAFETY: an all-zero timeval is valid, and the structures outlive the call.
     let timeout = unsafe {
@@ -99,7 +100,14 @@ pub fn wait_connected(fd: RawFd) -> c_int {
             milliseconds => milliseconds.clamp(1, c_int::MAX as i64) as c_int,
         }
     };
-    match poll(fd, libc::POLLOUT, timeout) {
+    let outcome = match name_of(fd).filter(is_opened) {
+        Some(name) => match poll_opened(fd, timeout) {
+            Some(outcome) => outcome,
+            None => return convert::leave_engine(fd, &name),
+        },
+        None => poll(fd, libc::POLLOUT, timeout),
+    };
+    match outcome {
         Err(libc::ETIMEDOUT) => fail(libc::EINPROGRESS),
         Err(error) => fail(error),
         Ok(_) => match take_error(fd) {
@@ -107,6 +115,24 @@ pub fn wait_connected(fd: RawFd) -> c_int {
             0 => 0,
             error => fail(error),
         },
+    }
+}
+
+/// Polls a connection that the library has opened until it is established or has failed. Asks the engine for the
+/// connection's addresses at times. Returns `None` if the engine does not answer.
+fn poll_opened(fd: RawFd, timeout: c_int) -> Option<Result<i16, c_int>> {
+    const STEP: c_int = 1000 * control::REPLY_SECONDS as c_int;
+    let start = direct::now_ns();
+    loop {
+        let passed = c_int::try_from((direct::now_ns() - start) / 1_000_000).unwrap_or(c_int::MAX);
+        let rest = if timeout < 0 { c_int::MAX } else { timeout.saturating_sub(passed).max(0) };
+        match poll(fd, libc::POLLOUT, rest.min(STEP)) {
+            Err(libc::ETIMEDOUT) if rest > STEP => {}
+            outcome => return Some(outcome),
+        }
+        if control::request(&mut Message::new(Operation::Addresses), fd).is_none() {
+            return poll(fd, libc::POLLOUT, 0).ok().map(Ok);
+        }
     }
 }
 

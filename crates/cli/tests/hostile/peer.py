@@ -2,11 +2,13 @@
 
     peer.py echo ADDRESS             answers connections on port 8007
     peer.py exchange ADDRESS         prints the longest round trip, in seconds, when standard input ends
+    peer.py connect PORT             connects before and after the engine stops
     peer.py block ADDRESS CONTROL    sends such descriptors over connections and over the control socket
 """
 
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -113,5 +115,36 @@ def block(address, path):
     os._exit(0)
 
 
+def connect_twice(port):
+    address = ("127.0.0.1", int(port))
+    listener = socket.create_server(address, backlog=1)
+    first = socket.create_connection(address)
+    listener.accept()
+    print("connected", flush=True)
+
+    def give_up(number, frame):
+        raise TimeoutError
+
+    # The listener's queue is full, so it answers no further SYN.
+    waiting = []
+    start = time.monotonic()
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(14)
+    try:
+        while True:
+            waiting.append(socket.create_connection(address))
+            start = time.monotonic()
+    except TimeoutError:
+        seconds = time.monotonic() - start
+    listener.close()
+    for connection in waiting:
+        connection.close()
+    listener = socket.create_server(address)
+    print(seconds, flush=True)
+    sys.stdin.readline()
+    second = socket.create_connection(address)
+    print(*second.getsockname(), sep=":", flush=True)
+
+
 if __name__ == "__main__":
-    {"echo": echo, "exchange": exchange, "block": block}[sys.argv[1]](*sys.argv[2:])
+    {"echo": echo, "exchange": exchange, "block": block, "connect": connect_twice}[sys.argv[1]](*sys.argv[2:])
