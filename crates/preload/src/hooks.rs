@@ -397,7 +397,12 @@ hooks! {
         if count > 0 && memory::is_readable(messages) {
             let first = &(*messages).msg_hdr;
             match before_send(fd, first.msg_name.cast(), first.msg_namelen) {
-                Ok(Some(name)) => return datagram::send_many(fd, &name, messages, count, flags),
+                Ok(Some(name)) => {
+                    return datagram::send_many(messages, count, |message| datagram::send(fd, &name, message, flags));
+                }
+                Ok(None) if name_of(fd).is_some() => {
+                    return datagram::send_many(messages, count, |message| sendmsg(fd, message, flags));
+                }
                 Ok(None) => {}
                 Err(error) => return fail(error),
             }

@@ -137,6 +137,40 @@ def apart_with_signal(fd):
     return os.waitpid(child, 0)[1]
 
 
+class Many:
+    """Sends bytes by sendmmsg, as two messages."""
+
+    class Part(ctypes.Structure):
+        _fields_ = [("start", ctypes.c_char_p), ("len", ctypes.c_size_t)]
+
+    class Message(ctypes.Structure):
+        pass
+
+    def __init__(self, sock):
+        self.sock = sock
+
+    def send(self, data, flags):
+        parts = [self.Part(part, len(part)) for part in (data[:2], data[2:])]
+        messages = (self.Message * 2)(*(self.Message(parts=ctypes.pointer(part), count=1) for part in parts))
+        show("sendmmsg", call("sendmmsg", self.sock.fileno(), messages, 2, flags))
+        return sum(message.sent for message in messages)
+
+
+Many.Message._fields_ = [
+    ("name", ctypes.c_void_p), ("name_len", ctypes.c_uint), ("parts", ctypes.POINTER(Many.Part)),
+    ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_len", ctypes.c_size_t),
+    ("flags", ctypes.c_int), ("unused", ctypes.c_int), ("sent", ctypes.c_uint)]
+
+
+def waits(send, client, server):
+    """Returns true if bytes that are sent with MSG_MORE wait. On a busy machine they may not seem to."""
+    send(b"alone", socket.MSG_MORE)
+    waited = not select.select([server], [], [], 0.02)[0]
+    client.send(b"x")
+    server.recv(6, socket.MSG_WAITALL)
+    return waited
+
+
 def streams():
     listener, client, server = pair()
     for kind, sock in (("connection", client), ("listener", listener)):
@@ -159,11 +193,12 @@ def streams():
     waiting.close()
     second.close()
 
-    for send in (client.send, lambda data, flags: client.sendmsg([data], [], flags)):
+    for send in (client.send, lambda data, flags: client.sendmsg([data], [], flags), Many(client).send):
         show("more follows", lambda: (send(b"first, ", socket.MSG_MORE), client.send(b"second")))
         show("more follows", lambda: server.recv(13, socket.MSG_WAITALL))
         show("more never follows", lambda: send(b"alone", socket.MSG_MORE))
         show("more never follows", lambda: server.recv(5, socket.MSG_WAITALL))
+        show("bytes wait for more", any(waits(send, client, server) for _ in range(10)))
 
     server.close()
     show("end of stream", lambda: client.recv(10))

@@ -1,9 +1,9 @@
 //! recvmmsg and sendmmsg, which receive or send several datagrams in one call.
 
-use super::{receive, send};
+use super::receive;
 use crate::{errno, fail, memory, set_errno};
 use inlane_offload_protocol::name::SocketName;
-use libc::{c_int, c_uint, mmsghdr, timespec};
+use libc::{c_int, c_uint, mmsghdr, msghdr, ssize_t, timespec};
 use std::os::fd::RawFd;
 
 /// The most datagrams of a call, as in Linux (UIO_MAXIOV).
@@ -82,16 +82,14 @@ pub unsafe fn receive_many(
     outcome(received, count)
 }
 
-/// Sends up to `count` datagrams, as sendmmsg does.
+/// Sends up to `count` messages, as sendmmsg does. `send` sends one message as sendmsg does.
 ///
 /// # Safety
 /// As for sendmmsg.
 pub unsafe fn send_many(
-    fd: RawFd,
-    name: &SocketName,
     messages: *mut mmsghdr,
     count: c_uint,
-    flags: c_int,
+    mut send: impl FnMut(&msghdr) -> ssize_t,
 ) -> c_int {
     let mut sent = 0;
     while sent < (count as usize).min(MOST) {
@@ -102,7 +100,7 @@ pub unsafe fn send_many(
                 break;
             }
             let message = &mut *messages.add(sent);
-            let len = send(fd, name, &message.msg_hdr, flags);
+            let len = send(&message.msg_hdr);
             if len < 0 {
                 break;
             }
