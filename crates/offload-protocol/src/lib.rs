@@ -8,6 +8,7 @@
 
 pub mod address;
 pub mod datagram;
+pub mod filler;
 pub mod lease;
 pub mod message;
 pub mod name;

@@ -1,6 +1,7 @@
 //! The engine's side of the pairs of UNIX sockets that stand for offloaded sockets.
 
 use crate::closer::Closer;
+use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
 use std::io;
@@ -9,9 +10,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
-
-/// The value of SO_PRIORITY of a program's end whose connection is being established (`inlane_preload::socket::Flags::CONNECTING`).
-const CONNECTING: i32 = 4;
 
 const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
 
@@ -76,10 +74,6 @@ pub fn is_opened(program_end: &OwnedFd) -> bool {
         && End::of(fd, ASKING) == End::Unnamed
 }
 
-/// The most bytes that one system call writes to fill a pair, or discards from it. A pair is filled to keep
-/// its program's end unwritable during the handshake. One call fills the smallest send buffer.
-const FILLER: usize = 8192;
-
 /// A program's end that is kept full, so that it is not writable during the handshake.
 #[derive(Debug)]
 pub struct Filled {
@@ -100,21 +94,12 @@ impl Filled {
     /// Errors of the system.
     pub fn new(program: Arc<OwnedFd>, usual: bool) -> io::Result<Self> {
         let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
-        set_option(&program, libc::SO_SNDBUF, 1)?;
-        set_option(&program, libc::SO_PRIORITY, CONNECTING)?;
-        let mut bytes = 0;
-        loop {
-            match send(program.as_raw_fd(), &[0; FILLER], &[]) {
-                Ok(sent) => {
-                    bytes += sent;
-                    if sent < FILLER {
-                        break;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
-        }
+        let set = |name, value| set_option(&program, name, value);
+        let bytes = filler::fill(set, |bytes| match send(program.as_raw_fd(), bytes, &[]) {
+            Ok(sent) => Ok(Some(sent)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        })?;
         Ok(Self { program, bytes, capacity })
     }
 
@@ -124,7 +109,7 @@ impl Filled {
     /// Errors of the system; `InvalidInput` if the number of bytes is impossible.
     pub fn prepared(program: Arc<OwnedFd>, bytes: i32) -> io::Result<Self> {
         match usize::try_from(bytes) {
-            Ok(bytes) if bytes <= 2 * FILLER => Ok(Self { program, bytes, capacity: usual_capacity()? }),
+            Ok(bytes) if bytes <= 2 * filler::LEN => Ok(Self { program, bytes, capacity: usual_capacity()? }),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -149,7 +134,7 @@ impl Filled {
         // Set half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
         let mut rest = self.bytes;
-        let mut scrap = [0; FILLER];
+        let mut scrap = [0; filler::LEN];
         while rest > 0 {
             let part = rest.min(scrap.len());
             match take(engine_end.as_raw_fd(), &mut scrap[..part], &mut [], closer) {
@@ -348,7 +333,7 @@ fn has_only_bytes(end: &OwnedFd, bytes: u64) -> bool {
     if set_option(end, libc::SO_PEEK_OFF, 0).is_err() {
         return false;
     }
-    let mut scrap = [0u8; 2 * FILLER];
+    let mut scrap = [0u8; 2 * filler::LEN];
     let mut seen = 0;
     while seen < bytes {
         match peek(end.as_raw_fd(), &mut scrap, 0) {

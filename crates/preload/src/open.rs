@@ -6,18 +6,13 @@
 //! child, and the program would not see how the connection ends.
 
 use crate::{control, real};
+use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SocketKind, SocketName};
 use libc::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The value of SO_PRIORITY of a program's end whose connection is being established.
-const CONNECTING: c_int = crate::socket::Flags::CONNECTING;
-/// The size in bytes of one write while filling a pair. A pair is kept full during the handshake, so that the
-/// program's end is not writable.
-const FILLER: usize = 8192;
 
 /// The IP addresses to which the engine lets this library connect over pairs of its own. Each word combines a
 /// hash of an address with the control connection's inode, so that one atomic store replaces an entry. An
@@ -102,24 +97,20 @@ fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Optio
     };
     let address = name.to_address();
     // SAFETY: the structure outlives the call.
-    if unsafe { real::bind(program, (&raw const address.raw).cast(), address.len) } != 0
-        || !real::set_option(program, libc::SOL_SOCKET, libc::SO_SNDBUF, 1)
-        || !real::set_option(program, libc::SOL_SOCKET, libc::SO_PRIORITY, CONNECTING)
-    {
+    if unsafe { real::bind(program, (&raw const address.raw).cast(), address.len) } != 0 {
         return None;
     }
-    let mut filled = 0;
-    let filler = [0u8; FILLER];
-    loop {
+    let set = |name, value| real::set_option(program, libc::SOL_SOCKET, name, value).then_some(()).ok_or(());
+    let filled = filler::fill(set, |bytes| {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the bytes outlive the call.
-        match unsafe { real::send(program, filler.as_ptr().cast(), FILLER, flags) } {
-            sent if sent == FILLER as isize => filled += sent as c_int,
-            sent if sent > 0 => return Some(filled + sent as c_int),
-            _ if crate::errno() == libc::EAGAIN => return Some(filled),
-            _ => return None,
+        match unsafe { real::send(program, bytes.as_ptr().cast(), bytes.len(), flags) } {
+            sent if sent > 0 => Ok(Some(sent as usize)),
+            _ if crate::errno() == libc::EAGAIN => Ok(None),
+            _ => Err(()),
         }
-    }
+    });
+    filled.ok().map(|filled| filled as c_int)
 }
 
 /// Returns a random number of this process for the names of its pairs.

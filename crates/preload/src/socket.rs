@@ -4,6 +4,7 @@
 use crate::convert::Conversion;
 use crate::memory::OptionValue;
 use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
+use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation, accept};
 use inlane_offload_protocol::name::{End, Local, SocketName};
 use inlane_offload_protocol::rules::Use;
@@ -22,7 +23,7 @@ impl Flags {
     /// Flag: the program has shut down reading.
     pub const READ_SHUT: c_int = 2;
     /// Flag: the connection is being established. The engine sets and clears this flag.
-    pub const CONNECTING: c_int = 4;
+    pub const CONNECTING: c_int = filler::CONNECTING;
 
     fn of(fd: RawFd) -> Self {
         Self(real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0))
