@@ -21,12 +21,17 @@ fn has_ucx(test: &str) -> bool {
     found.is_ok()
 }
 
-/// Runs a program as a job of `pes` PEs over UCX with the transports `methods` (UCX_TLS). Returns the status
-/// and the reason for a failure.
+/// TCP with a small send buffer, so that puts wait for room in the socket.
+const SMALL_BUFFER: &str = "tcp,self UCX_TCP_SNDBUF=16K";
+
+/// Runs a program as a job of `pes` PEs over UCX with the transports `methods` (UCX_TLS), which more variables
+/// may follow. Returns the status and the reason for a failure.
 fn run(program: &Path, methods: &str, pes: u32, arguments: &[&str]) -> (i32, Option<String>) {
     let job = Job { pes, heap_bytes: 64 << 20, transport: TransportKind::Ucx, ..Job::default() };
-    let all = [format!("UCX_TLS={methods}").into(), program.into()];
-    let all: Vec<OsString> = all.into_iter().chain(arguments.iter().map(Into::into)).collect();
+    let variables = format!("UCX_TLS={methods}");
+    let mut all: Vec<OsString> = variables.split(' ').map(Into::into).collect();
+    all.push(program.into());
+    all.extend(arguments.iter().map(Into::into));
     job.run(&"env".into(), &all).unwrap()
 }
 
@@ -41,7 +46,20 @@ fn programs_work_over_shared_memory_and_tcp() {
         for methods in METHODS {
             assert_eq!(run(&program, methods, 3, &[]), (0, None), "{source} over {methods}");
         }
+        if source == "sources.c" {
+            assert_eq!(run(&program, SMALL_BUFFER, 3, &[]), (0, None), "{source} over {SMALL_BUFFER}");
+        }
     }
+}
+
+#[test]
+fn sparse_calls_do_not_delay_other_pes() {
+    if !has_ucx("sparse_calls_do_not_delay_other_pes") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "sparse.c") else { return };
+    assert_eq!(run(&program, SMALL_BUFFER, 2, &[]), (0, None));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 pub(super) const LONGEST: usize = 64 << 10;
 /// The most unsent bytes of copied puts to one peer. A put that finds this many waits until half of them are
 /// sent.
-const MOST_UNSENT: usize = 1 << 20;
+pub(super) const MOST_UNSENT: usize = 1 << 20;
 /// A put counts as at least this many bytes, because UCX needs memory for each.
 const LEAST_WEIGHT: usize = 4 << 10;
 
@@ -87,17 +87,17 @@ impl Shared {
     }
 
     /// Blocks while [`MOST_UNSENT`] bytes or more of copied puts to `pe` are unsent, until half of them are
-    /// sent.
+    /// sent. `what` names the operation that waits in error messages.
     ///
     /// # Errors
     /// As for [`Shared::wait_for`].
-    pub(super) fn wait_for_room(&self, pe: u32, peer: &Peer) -> Result<()> {
+    pub(super) fn wait_for_room(&self, pe: u32, peer: &Peer, what: &'static str) -> Result<()> {
         if peer.unsent.load(Ordering::Relaxed) < MOST_UNSENT {
             return Ok(());
         }
         let has_room = || peer.unsent.load(Ordering::Relaxed) <= MOST_UNSENT / 2;
         self.poll_at_intervals(|_| has_room());
-        let limit = self.settings.request_timeout.map(|limit| (limit, "a put"));
+        let limit = self.settings.request_timeout.map(|limit| (limit, what));
         self.wait_for(Some(pe), limit, has_room).map_err(|error| self.broken(error))
     }
 }

@@ -4,6 +4,7 @@
 use super::card::Card;
 use super::fork;
 use super::library::{self, Library, OperationParameters, Status};
+use super::service::Activity;
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
 use crate::error::{Error, Result};
 use crate::transport::Statics;
@@ -225,7 +226,7 @@ impl Ucx {
             event_fd,
             stop_fd,
             stop: AtomicBool::new(false),
-            activity: AtomicU32::new(0),
+            activity: Activity::default(),
             started: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             broken: AtomicBool::new(false),

@@ -95,9 +95,8 @@ struct Shared {
     /// Wakes the service thread when it must stop.
     stop_fd: OwnedFd,
     stop: AtomicBool,
-    /// A counter that waiting threads increment. While it grows, the service thread does not progress UCX,
-    /// because the waiting threads do.
-    activity: AtomicU32,
+    /// What threads other than the service thread do.
+    activity: service::Activity,
     /// How many operations of UCX were started so far. It changes only under the lock of the handles, because
     /// a flush completes the operations that were started before it took that lock.
     started: AtomicU64,

@@ -31,7 +31,7 @@ unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
 
 /// UCX's progress function is called once in this many operations. Over TCP, it then receives many answers by
 /// one system call.
-const PROGRESS_EVERY: u64 = 64;
+pub(super) const PROGRESS_EVERY: u64 = 64;
 /// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
@@ -98,7 +98,7 @@ impl Shared {
             self.check()?;
             return Err(self.lost(pe));
         }
-        self.record_activity();
+        self.record_call();
         let mut handles = self.handles();
         let endpoint = self.endpoint(&mut handles, pe)?;
         // Call the progress function regularly to receive the peers' answers. Otherwise they would fill UCX's
@@ -106,6 +106,7 @@ impl Shared {
         let started = self.started.load(Ordering::Relaxed) + 1;
         self.started.store(started, Ordering::Relaxed);
         if started.is_multiple_of(PROGRESS_EVERY) {
+            self.record_progress();
             self.progress_with(&mut handles);
         }
         let (address, key) = self.remote(peer, &endpoint, place, offset);
@@ -192,7 +193,7 @@ impl Shared {
             return Ok(());
         }
         if wait {
-            self.wait_for_room(pe, peer)?;
+            self.wait_for_room(pe, peer, "a put")?;
         }
         let reached = self.reach(pe, place, offset)?;
         // SAFETY: the caller keeps the source until the operation is complete.
@@ -588,7 +589,7 @@ impl Transport for Ucx {
             word.store(count, Ordering::Release);
             return Ok(());
         }
-        shared.wait_for_room(pe, peer)?;
+        shared.wait_for_room(pe, peer, "a notification")?;
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
         let reached = (handles, endpoint, peer.memory.wrapping_add(at as u64), key);
         let source = (&raw const count).cast();

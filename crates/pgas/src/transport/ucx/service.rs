@@ -2,13 +2,14 @@
 //! short times, or until UCX has events. The service thread progresses UCX if no thread waits.
 
 use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
+use super::operations::PROGRESS_EVERY;
 use super::{Handles, Shared, Ucx};
 use crate::error::{Error, Lost, Result};
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many times a thread polls a request before it waits by [`Wait::run`], which can also sleep.
@@ -24,11 +25,37 @@ const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
 const INTERVALS_FOR: Duration = Duration::from_micros(500);
 /// The longest interval between two polls of a put that polls at growing intervals.
 const LONGEST_INTERVAL: Duration = Duration::from_micros(10);
-/// How long the service thread sleeps while another thread waits. The waiting thread progresses UCX
-/// meanwhile.
+/// How long the service thread sleeps while other threads use UCX.
 const LEAVE: Duration = Duration::from_millis(1);
+/// How many operations in [`LEAVE`] are so many that the service thread sleeps, because it would contend with
+/// the threads that start them. One in [`PROGRESS_EVERY`] of these operations progresses UCX, that is, one in
+/// 8 ms at least.
+const MANY: u32 = PROGRESS_EVERY as u32 / 8;
 /// How long the service thread progresses UCX after the last event, before it sleeps.
 const STAY_AWAKE: Duration = Duration::from_micros(50);
+
+/// Counters of what threads do, except for the service thread, which decides by them what it does itself.
+#[derive(Default)]
+pub(super) struct Activity {
+    /// Operations that were started.
+    calls: AtomicU32,
+    /// Operations that also progressed UCX, and steps of waits.
+    progress: AtomicU32,
+}
+
+impl Activity {
+    /// Returns the values of both counters.
+    fn now(&self) -> (u32, u32) {
+        (self.calls.load(Ordering::Relaxed), self.progress.load(Ordering::Relaxed))
+    }
+}
+
+/// Increments a counter of [`Activity`].
+fn increment(counter: &AtomicU32) {
+    // Avoid an atomic addition, because it is slow. If two threads count at once, one count is lost, but the
+    // counter still changes, which is enough.
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
 
 impl Shared {
     /// Calls UCX's progress function. Returns true if UCX progressed any communication. After an error,
@@ -51,12 +78,14 @@ impl Shared {
         }
     }
 
-    /// Records that this thread calls UCX, so that the service thread sleeps and leaves UCX's progress to
-    /// this thread.
-    pub(super) fn record_activity(&self) {
-        // Avoid an atomic addition, because it is slow. If two threads count at once, one count is lost, but
-        // the counter still changes, which is enough.
-        self.activity.store(self.activity.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    /// Records that this thread starts an operation.
+    pub(super) fn record_call(&self) {
+        increment(&self.activity.calls);
+    }
+
+    /// Records that this thread progresses UCX.
+    pub(super) fn record_progress(&self) {
+        increment(&self.activity.progress);
     }
 
     /// Returns the status of `request`: in progress, complete, or failed. The caller must not have freed the
@@ -74,6 +103,7 @@ impl Shared {
         if self.settings.yields {
             return;
         }
+        self.record_progress();
         let start = Instant::now();
         loop {
             let mut handles = self.handles();
@@ -94,6 +124,7 @@ impl Shared {
     /// Waits until the operation of `request` is complete, and frees the request.
     pub(super) fn complete(&self, request: RequestPointer, pe: u32, what: &'static str) -> Result<()> {
         let mut status = IN_PROGRESS;
+        self.record_progress();
         // First poll without releasing the lock, because most operations complete within microseconds.
         let mut handles = self.handles();
         for _ in 0..if self.settings.yields { 1 } else { FIRST_POLLS } {
@@ -149,34 +180,45 @@ impl Shared {
         Ok(())
     }
 
-    /// Runs the service thread: sleeps until UCX has events, then progresses UCX.
+    /// Runs the service thread, which progresses UCX unless other threads do so, or start many operations:
+    /// then it sleeps for [`LEAVE`]. Otherwise, it sleeps until UCX has events.
     pub(super) fn service(&self) {
-        let mut seen = self.activity.load(Ordering::Relaxed);
+        let (mut seen, mut looked) = (self.activity.now(), Instant::now());
         while !self.stop.load(Ordering::Acquire) {
-            let now = self.activity.load(Ordering::Relaxed);
-            if now != seen || self.broken.load(Ordering::Acquire) {
-                seen = now;
+            let now = self.activity.now();
+            let many = now.0.wrapping_sub(seen.0) >= MANY;
+            if many || now.1 != seen.1 || self.broken.load(Ordering::Acquire) {
+                (seen, looked) = (now, Instant::now());
                 self.sleep_until_event(false, Some(LEAVE));
                 continue;
             }
             if self.arm() {
                 self.sleep_until_event(true, None);
             }
-            let mut last = Instant::now();
-            // Stop at once when another thread waits. On a processor that both share, the scheduler would let
-            // this thread keep the lock for milliseconds, while the other thread can only poll for it.
-            while last.elapsed() < STAY_AWAKE
-                && self.activity.load(Ordering::Relaxed) == seen
-                && !self.stop.load(Ordering::Acquire)
-            {
-                let mut handles = self.handles();
-                if self.progress_with(&mut handles) {
-                    last = Instant::now();
-                }
-                drop(handles);
-                if self.settings.yields {
-                    break;
-                }
+            // Forget operations of long ago.
+            if looked.elapsed() >= LEAVE {
+                (seen, looked) = (self.activity.now(), Instant::now());
+            }
+            self.progress_alone();
+        }
+    }
+
+    /// Progresses UCX until nothing has happened for [`STAY_AWAKE`], or until another thread uses UCX.
+    fn progress_alone(&self) {
+        let (before, mut last) = (self.activity.now(), Instant::now());
+        // Stop at once when another thread uses UCX. On a processor that both share, the scheduler would let
+        // this thread keep the lock for milliseconds, while the other thread can only poll for it.
+        while last.elapsed() < STAY_AWAKE
+            && self.activity.now() == before
+            && !self.stop.load(Ordering::Acquire)
+        {
+            let mut handles = self.handles();
+            if self.progress_with(&mut handles) {
+                last = Instant::now();
+            }
+            drop(handles);
+            if self.settings.yields {
+                break;
             }
         }
     }
@@ -267,7 +309,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 
     fn check(&mut self, waited: Duration) -> Result<()> {
         let shared = self.shared;
-        shared.record_activity();
+        shared.record_progress();
         shared.check()?;
         if self.mode == CompletionMode::Poll && shared.settings.yields {
             std::thread::yield_now();

@@ -1,18 +1,22 @@
 //! Tests of the UCX transport. Threads of the test process act as the PEs. UCX uses shared memory between
 //! them, or TCP if the process was started with `UCX_TLS=tcp,self`.
 
+use super::buffered::MOST_UNSENT;
 use super::{Settings, Ucx};
+use crate::error::Error;
+use crate::transport::Transport;
 use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::rendezvous::{Client, Server};
-use crate::transport::{Statics, Transport};
 use crate::world::World;
 use crate::world::tests::{FEW, broadcasts_in_slices};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-/// Runs `body` as each of `pes` PEs. Returns without a test if UCX is missing.
-fn job(name: &str, pes: u32, statics: bool, body: impl Fn(World<Ucx>) + Sync) {
+/// Runs `body` as each of `pes` PEs. Operations may take as long as `limit`. Returns without a test if UCX is
+/// missing.
+fn job(name: &str, pes: u32, limit: Option<Duration>, body: impl Fn(World<Ucx>) + Sync) {
     if let Err(error) = Ucx::version() {
         eprintln!("SKIPPED {name}: {error}");
         return;
@@ -23,21 +27,12 @@ fn job(name: &str, pes: u32, statics: bool, body: impl Fn(World<Ucx>) + Sync) {
             let (server, body) = (&server, &body);
             scope.spawn(move || {
                 let client = Arc::new(Client::join(server.meeting(), pe).unwrap());
-                let mut memory = vec![0u64; if statics { 1024 } else { 0 }];
-                let statics = statics.then(|| Statics {
-                    offset: World::<Ucx>::statics_offset(pes),
-                    address: memory.as_mut_ptr() as usize,
-                    bytes: 8192,
-                });
-                let bytes = World::<Ucx>::symmetric_bytes(pes, statics.map_or(0, |one| one.bytes), 4 << 20);
+                let bytes = World::<Ucx>::symmetric_bytes(pes, 0, 4 << 20);
                 let exchange: Arc<dyn Exchange> = client.clone();
-                // SAFETY: `memory` is dropped after the transport.
-                let ucx = unsafe {
-                    Ucx::connect(exchange, bytes, statics, Settings { yields: true, ..Settings::default() })
-                }
-                .unwrap();
-                let (address, length) = statics.map_or((0, 0), |one| (one.address, one.bytes));
-                let world = World::new(ucx, address, length).unwrap();
+                let settings = Settings { yields: true, request_timeout: limit, ..Settings::default() };
+                // SAFETY: there are no static objects.
+                let ucx = unsafe { Ucx::connect(exchange, bytes, None, settings) }.unwrap();
+                let world = World::new(ucx, 0, 0).unwrap();
                 world.barrier_all().unwrap();
                 body(world);
                 client.report_finished();
@@ -61,7 +56,7 @@ fn check_direct_atomics(ucx: &Ucx) {
 #[test]
 fn every_operation_gives_the_right_result() {
     for pes in [1, 2, 3] {
-        job("every_operation_gives_the_right_result", pes, false, |mut world| {
+        job("every_operation_gives_the_right_result", pes, None, |mut world| {
             if world.pes() > 1 {
                 crate::check::run(&world, 2).unwrap();
             }
@@ -75,4 +70,17 @@ fn every_operation_gives_the_right_result() {
             eprintln!("{:?}", world.transport().capabilities());
         });
     }
+}
+
+#[test]
+fn an_operation_that_finds_no_room_is_named_by_its_error() {
+    let limit = Some(Duration::from_millis(20));
+    job("an_operation_that_finds_no_room_is_named_by_its_error", 2, limit, |world| {
+        let (ucx, peer) = (world.transport(), 1 - world.me());
+        // Only PEs that are reached by TCP have unsent puts.
+        ucx.shared.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
+        ucx.shared.peers[peer as usize].unsent.store(MOST_UNSENT, Ordering::Relaxed);
+        let named = |error| matches!(error, Err(Error::Timeout { what: "a notification", .. }));
+        assert!(named(ucx.notify(peer)));
+    });
 }
