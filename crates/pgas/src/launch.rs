@@ -15,7 +15,7 @@
 //! | `INLANE_NTB_FAULTS` | faults to inject, in the syntax of [`Faults`] |
 //! | `INLANE_NTB_MOVER` | what copies bulk data: `twin` or `twin:RATE` (a DMA engine's twin) |
 //! | `INLANE_NTB_MOVER_FROM` | size in bytes from which the mover copies |
-//! | `INLANE_NTB_YIELD` | 1 if there are more PEs than processors, so that polling yields the processor |
+//! | `INLANE_NTB_YIELD` | over windows: 1 if there are more PEs than processors, so that polling yields the processor |
 //!
 //! [`variables`] lists the variables that users set.
 
@@ -25,6 +25,7 @@ pub mod manager;
 mod member;
 mod mover;
 pub mod network;
+mod processors;
 mod session;
 mod supervise;
 pub mod variables;
@@ -205,8 +206,12 @@ impl Job {
             .args(arguments)
             .env(leftovers::JOB, job)
             .env("INLANE_NTB_HEAP", self.heap_bytes.to_string())
-            .env("INLANE_NTB_COMPLETION", self.completion.to_string())
-            .env("INLANE_NTB_YIELD", if crowded { "1" } else { "0" });
+            .env("INLANE_NTB_COMPLETION", self.completion.to_string());
+        match self.transport {
+            TransportKind::Windows => command.env("INLANE_NTB_YIELD", if crowded { "1" } else { "0" }),
+            // The program may start the PEs on other machines, so they find out whether they share processors.
+            TransportKind::Ucx => command.env_remove("INLANE_NTB_YIELD"),
+        };
         match self.faulty.is_none_or(|faulty| faulty == pe) && !self.faults.is_empty() {
             true => command.env("INLANE_NTB_FAULTS", &self.faults),
             false => command.env_remove("INLANE_NTB_FAULTS"),

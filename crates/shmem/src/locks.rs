@@ -76,5 +76,9 @@ pub fn test(lock: *mut i64) -> c_int {
     // Clear this PE's link to the next PE in the queue before taking the lock. Once the lock is taken, the
     // next PE may store its number in the link.
     atomic(Operation::Swap, links(lock), 0, 0, me);
-    (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
+    let is_taken = atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0;
+    if is_taken {
+        world().found_nothing();
+    }
+    is_taken as c_int
 }

@@ -175,6 +175,13 @@ pub unsafe fn wait_until_some<T: Copy + PartialOrd>(
     found
 }
 
+/// Lets other PEs run if a test found nothing and PEs share processors, because programs test in loops.
+fn found(any: bool) {
+    if !any {
+        world().found_nothing();
+    }
+}
+
 /// Returns 1 if all words that `status` does not exclude satisfy their comparisons, else 0. Also carries out
 /// other PEs' pending requests.
 pub unsafe fn test_all<T: Copy + PartialOrd>(
@@ -186,7 +193,9 @@ pub unsafe fn test_all<T: Copy + PartialOrd>(
 ) -> c_int {
     world().transport().progress();
     // SAFETY: the caller's arrays are valid.
-    unsafe { Words::new(words, count, status, how, operands) }.all() as c_int
+    let all = unsafe { Words::new(words, count, status, how, operands) }.all();
+    found(all);
+    all as c_int
 }
 
 /// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none.
@@ -199,7 +208,9 @@ pub unsafe fn test_any<T: Copy + PartialOrd>(
 ) -> usize {
     world().transport().progress();
     // SAFETY: the caller's arrays are valid.
-    unsafe { Words::new(words, count, status, how, operands) }.any()
+    let index = unsafe { Words::new(words, count, status, how, operands) }.any();
+    found(index != usize::MAX);
+    index
 }
 
 /// Stores the indices of all words whose comparison holds. Returns their number.
@@ -213,5 +224,7 @@ pub unsafe fn test_some<T: Copy + PartialOrd>(
 ) -> usize {
     world().transport().progress();
     // SAFETY: the caller's arrays are valid.
-    unsafe { Words::new(words, count, status, how, operands).some(indices) }
+    let count = unsafe { Words::new(words, count, status, how, operands).some(indices) };
+    found(count > 0);
+    count
 }

@@ -264,10 +264,11 @@ fn describe() {
     if variables::is_set(variables::DEBUG) {
         let (_, bytes) = world().transport().symmetric();
         print(&format!(
-            "PE {me} of {pes}, process {}: {}; {} of symmetric memory",
+            "PE {me} of {pes}, process {}: {}; {} of symmetric memory{}",
             std::process::id(),
             path(),
             inlane_core::units::bytes(bytes as u64),
+            if world().transport().shares_processors() { "; more PEs than processors" } else { "" },
         ));
     }
 }

@@ -73,6 +73,32 @@ fn launchers_start_one_job() {
 }
 
 #[test]
+fn pes_find_out_whether_they_share_processors() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "launched.c") else { return };
+    let program = program.to_str().unwrap();
+    let processors = inlane_pgas::launch::processors();
+    let first = processors[0].to_string();
+    let transports: &[&str] = if Ucx::version().is_ok() { &["windows", "ucx"] } else { &["windows"] };
+    for transport in transports {
+        let environment = [("INLANE_NTB_TRANSPORT", *transport), ("SHMEM_DEBUG", "1")];
+        with_each_launcher(|launcher, options| {
+            let sharing = |command: &[&str]| {
+                let output = launch(launcher, options, command, &environment).unwrap();
+                assert!(output.status.success(), "{launcher}: {}", text(&output));
+                text(&output).matches("more PEs than processors").count()
+            };
+            let bound = ["-n", "2", "taskset", "-c", &first, program, "2", "plain"];
+            assert_eq!(sharing(&bound), 2, "{launcher} over {transport}");
+            if processors.len() > 1 {
+                let free = ["-n", "2", program, "2", "plain"];
+                assert_eq!(sharing(&free), 0, "{launcher} over {transport}");
+            }
+        });
+    }
+}
+
+#[test]
 fn launchers_start_one_job_over_ucx() {
     if let Err(error) = Ucx::version() {
         eprintln!("SKIPPED launchers_start_one_job_over_ucx: {error}");

@@ -76,6 +76,12 @@ fn locks_are_granted_in_the_order_of_the_calls() {
 }
 
 #[test]
+fn polls_let_other_pes_run() {
+    let processors = inlane_pgas::launch::processors().len() as u32;
+    run("polls.c", &[(4 * processors).min(processors + 16)]);
+}
+
+#[test]
 fn forked_children_reach_the_parents_memory() {
     run("forked.c", &[1, 3]);
 }

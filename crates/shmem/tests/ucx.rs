@@ -63,6 +63,20 @@ fn sparse_calls_do_not_delay_other_pes() {
 }
 
 #[test]
+fn polls_let_other_pes_run() {
+    if !has_ucx("polls_let_other_pes_run") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "polls.c") else { return };
+    let processors = inlane_pgas::launch::processors().len() as u32;
+    for methods in METHODS {
+        let pes = (4 * processors).min(processors + 16);
+        assert_eq!(run(&program, methods, pes, &[]), (0, None), "{methods}");
+    }
+}
+
+#[test]
 fn forked_children_are_no_pes() {
     if !has_ucx("forked_children_are_no_pes") {
         return;

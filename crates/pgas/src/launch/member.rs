@@ -11,6 +11,7 @@ use super::STATICS;
 use super::hub::JobHub;
 use super::manager::ProcessManager;
 use super::network::{self, Meetings};
+use super::processors;
 use crate::error::{Error, Result};
 use crate::transport::rendezvous::{Client, Server};
 use inlane_ntb::twin::{Hub, PortEvent};
@@ -25,6 +26,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const CARD: &str = "inlane-card";
+/// The key of the PEs' announcements of their processors.
+const PROCESSORS: &str = "inlane-processors";
 /// How long a process that has connected may take to send its number.
 const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -87,13 +90,23 @@ pub(super) fn machine() -> Result<String> {
     Ok(text.trim().into())
 }
 
+/// A process's place in a job over windows that a process manager started.
+pub(super) struct Joined {
+    pub member: Member,
+    /// The socket to the hub (the owner of the twin bridge).
+    pub socket: OwnedFd,
+    /// PE 0's heap size.
+    pub heap_bytes: u64,
+    /// True if the PEs are more than the processors that they may use.
+    pub share_processors: bool,
+}
+
 /// Joins the job that `manager` started, over windows. `heap_bytes` is the size of the symmetric heap that
-/// this process asks for, but all PEs use PE 0's size. Returns the membership, the socket to the hub (the
-/// owner of the twin bridge), and PE 0's heap size in bytes.
+/// this process asks for, but all PEs use PE 0's size.
 ///
 /// # Errors
 /// If the processes run on several machines, if there are too many, or if the manager or the system refuses.
-pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Result<(Member, OwnedFd, u64)> {
+pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Result<Joined> {
     let (rank, size) = (manager.rank(), manager.size());
     if rank == 0 {
         let hub = Arc::new(Hub::new(size, heap_bytes.saturating_add(STATICS))?);
@@ -104,10 +117,11 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
         let admitting = hub.clone();
         std::thread::spawn(move || admit(&admitting, &listener, size));
         let hub = watched(JobHub::Windows(hub), size);
-        manager.fence()?;
-        return Ok((Member { manager: Mutex::new(manager), hub: Some(hub) }, own, heap_bytes));
+        let share_processors = share_processors(&mut *manager)?;
+        let member = Member { manager: Mutex::new(manager), hub: Some(hub) };
+        return Ok(Joined { member, socket: own, heap_bytes, share_processors });
     }
-    manager.fence()?;
+    let share_processors = share_processors(&mut *manager)?;
     let text = manager.get(0, CARD)?;
     let card = Card::decode(&text).ok_or_else(|| {
         Error::invalid(
@@ -129,7 +143,8 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
         why: format!("{error}; start all PEs in one network namespace, and check that PE 0 runs"),
     })?;
     send(&socket, &rank.to_ne_bytes(), SendFlags::NOSIGNAL).map_err(os("the socket to PE 0"))?;
-    Ok((Member { manager: Mutex::new(manager), hub: None }, socket, card.heap_bytes))
+    let member = Member { manager: Mutex::new(manager), hub: None };
+    Ok(Joined { member, socket, heap_bytes: card.heap_bytes, share_processors })
 }
 
 /// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap that this
@@ -161,6 +176,21 @@ pub(super) fn join_over_ucx(
     let card: Meetings = manager.get(0, CARD)?.parse()?;
     let client = card.join(rank)?;
     Ok((Member { manager: Mutex::new(manager), hub: None }, client, card.heap_bytes))
+}
+
+/// Announces this PE's processors, and waits in the manager's fence. Returns true if the PEs of this machine
+/// are more than the processors that they may use. Reads the announcements of all PEs only if this PE alone
+/// may not use enough processors for all.
+fn share_processors(manager: &mut dyn ProcessManager) -> Result<bool> {
+    let own = processors::announcement()?;
+    manager.put(PROCESSORS, &own)?;
+    manager.fence()?;
+    if super::processors().len() >= manager.size() as usize {
+        return Ok(false);
+    }
+    let all: Vec<String> =
+        (0..manager.size()).map(|rank| manager.get(rank, PROCESSORS)).collect::<Result<_>>()?;
+    Ok(processors::are_shared(&own, all.iter().map(String::as_str)))
 }
 
 /// Starts a thread that handles the events of `hub`. Returns `hub`, and an element for each of the `size` PEs
@@ -327,7 +357,7 @@ mod tests {
                 let manager = Box::new(Threads { rank, shared: shared.clone() });
                 scope.spawn(move || {
                     let heap = if rank == 0 { 8192 } else { 1 << 30 };
-                    let (member, socket, heap) = join(manager, heap).unwrap();
+                    let Joined { member, socket, heap_bytes: heap, .. } = join(manager, heap).unwrap();
                     assert_eq!(heap, 8192, "PE 0's heap");
                     let twin = Twin::attach_with(socket, &Faults::default(), |_| 8192).unwrap();
                     assert_eq!((twin.port(), twin.ports()), (rank, 3));

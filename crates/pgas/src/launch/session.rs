@@ -2,10 +2,11 @@
 
 use super::hub::{MEETING, PE};
 use super::manager::ProcessManager;
-use super::member::{self, Member};
+use super::member::{self, Joined, Member};
 use super::variables::{self, parsed};
-use super::{HEAP, MoverChoice, STATICS, manager, network};
+use super::{HEAP, MoverChoice, STATICS, manager, network, processors};
 use crate::error::{Error, Result};
+use crate::transport::bootstrap::Exchange;
 use crate::transport::layout::Layout;
 use crate::transport::rendezvous::{Client, Meeting, Server};
 use crate::transport::select::TransportKind;
@@ -132,9 +133,12 @@ impl UcxSession {
         let Some(pe) = variable::<u32>(PE)? else {
             return Err(Error::invalid(MEETING, format!("{PE} is missing; pass both to each PE")));
         };
-        let settings = Self::settings(false)?;
+        // Check for UCX first, because its absence is the most frequent error.
+        ucx::Ucx::version()?;
+        let client = Client::join(meeting, pe)?;
+        let settings = Self::settings(&client)?;
         Ok(Self {
-            client: Arc::new(Client::join(meeting, pe)?),
+            client: Arc::new(client),
             heap_bytes: heap_bytes()? as usize,
             settings,
             server: None,
@@ -146,10 +150,7 @@ impl UcxSession {
     /// Joins the job over UCX that `manager` started. If `manager` is `None`, the process is a job of one PE.
     /// `reason` says why the PEs communicate over UCX.
     fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: &'static str) -> Result<Self> {
-        let local = manager.as_ref().map(|manager| manager.local_size().unwrap_or(manager.size()));
-        // Let waiting PEs yield if this machine has more PEs than online processors. Count all processors,
-        // not only those of this process, because a process manager usually distributes the PEs over them.
-        let settings = Self::settings(local.is_some_and(|pes| pes as usize > online_processors()))?;
+        ucx::Ucx::version()?;
         let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
         let (client, heap_bytes, server, member) = match manager {
             Some(manager) => {
@@ -162,20 +163,24 @@ impl UcxSession {
             }
         };
         let heap_bytes = heap_bytes as usize;
+        let settings = Self::settings(&client)?;
         Ok(Self { client: Arc::new(client), heap_bytes, settings, server, member, reason })
     }
 
-    /// Returns the transport's settings from environment variables. `crowded` is true if there are more PEs
-    /// than processors: waiting PEs then yield their processor, unless INLANE_NTB_YIELD is set to 0.
-    fn settings(crowded: bool) -> Result<ucx::Settings> {
-        // Check for UCX first, because its absence is the most frequent error.
-        ucx::Ucx::version()?;
+    /// Returns the transport's settings from environment variables. If the PEs of this machine are more than the
+    /// processors that they may use, waiting PEs yield their processor, unless INLANE_NTB_YIELD is set to 0.
+    /// All PEs must call it.
+    fn settings(client: &Client) -> Result<ucx::Settings> {
+        let own = processors::announcement()?;
+        let all = client.gather(own.as_bytes())?;
+        let texts = all.iter().map(|text| std::str::from_utf8(text).unwrap_or_default());
+        let share_processors = processors::are_shared(&own, texts);
         let (_, request_timeout) = variables::timeouts()?;
         let settings = ucx::Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
                 .unwrap_or(CompletionMode::Adaptive),
             request_timeout,
-            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(crowded, |yields| yields != 0),
+            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(share_processors, |yields| yields != 0),
         };
         Ok(settings)
     }
@@ -219,19 +224,16 @@ impl Session {
             Some(choice) => Some((choice.start_twin()?, mover_from)),
             None => None,
         };
-        let Place { socket, heap_bytes, hub, member } = Place::find(heap_bytes, manager)?;
+        let Place { socket, heap_bytes, hub, member, share_processors } = Place::find(heap_bytes, manager)?;
         let needed = |pes| {
             Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, additional, heap_bytes as usize)
         };
         let twin = Twin::attach_with(socket, &faults, needed)?;
         let bytes = needed(twin.ports());
-        // Without INLANE_NTB_YIELD, compare the number of PEs with that of processors, because a process
-        // manager is assumed to have distributed the PEs over all processors.
-        let crowded = member.is_some() && twin.ports() as usize > online_processors();
         let settings = Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
                 .unwrap_or(CompletionMode::Adaptive),
-            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(crowded, |yields| yields != 0),
+            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(share_processors, |yields| yields != 0),
             faults,
             mover,
             connect_timeout: connect_timeout.unwrap_or(Duration::MAX),
@@ -249,6 +251,9 @@ struct Place {
     heap_bytes: u64,
     hub: Option<Hub>,
     member: Option<Member>,
+    /// True if the PEs are more than the processors that they may use. Without a process manager,
+    /// INLANE_NTB_YIELD tells that.
+    share_processors: bool,
 }
 
 impl Place {
@@ -257,21 +262,17 @@ impl Place {
     /// of the symmetric heap that this process asks for.
     fn find(heap_bytes: u64, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
-            return Ok(Self { socket: inherited(fd)?, heap_bytes, hub: None, member: None });
+            let socket = inherited(fd)?;
+            return Ok(Self { socket, heap_bytes, hub: None, member: None, share_processors: false });
         }
         if let Some(manager) = manager {
-            let (member, socket, heap_bytes) = member::join(manager, heap_bytes)?;
-            return Ok(Self { socket, heap_bytes, hub: None, member: Some(member) });
+            let Joined { member, socket, heap_bytes, share_processors } = member::join(manager, heap_bytes)?;
+            return Ok(Self { socket, heap_bytes, hub: None, member: Some(member), share_processors });
         }
         let hub = Hub::new(1, heap_bytes.saturating_add(STATICS))?;
-        Ok(Self { socket: hub.admit(0)?, heap_bytes, hub: Some(hub), member: None })
+        let socket = hub.admit(0)?;
+        Ok(Self { socket, heap_bytes, hub: Some(hub), member: None, share_processors: false })
     }
-}
-
-/// Returns the number of processors of this machine that are online; 1 if the system does not tell.
-fn online_processors() -> usize {
-    // SAFETY: the call takes a number.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd> {

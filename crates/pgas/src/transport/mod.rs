@@ -215,6 +215,10 @@ pub trait Transport: Send + Sync + 'static {
     /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
     fn progress(&self);
 
+    /// Returns true if there are more PEs on this machine than processors. A loop that polls then lets other
+    /// PEs run.
+    fn shares_processors(&self) -> bool;
+
     /// Blocks until no other PE needs this PE's service thread, so that this PE may end. All PEs call it
     /// last, after a [`Transport::quiet`].
     ///

@@ -164,6 +164,10 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.progress());
     }
 
+    fn shares_processors(&self) -> bool {
+        either!(self, transport => transport.shares_processors())
+    }
+
     fn leave(&self) -> Result<()> {
         either!(self, transport => transport.leave())
     }

@@ -60,6 +60,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
 
+/// How often a wait lets other PEs run before it sleeps, if PEs share processors. The event often happens
+/// meanwhile, and a sleep costs the waiter and the notifier more than many of these system calls.
+pub(super) const YIELDS: u32 = 32;
+
 /// How long a thread that waits for words of memory sleeps before it checks them again. The kernel may add
 /// its timer slack of 50 us.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
@@ -78,6 +82,8 @@ struct OneWait<'a, F> {
     /// How long this wait polls before its first sleep, if [`PollLimit`] chose a time above 0. Otherwise
     /// `None`.
     poll_for: Option<Duration>,
+    /// How many more polls let other PEs run first, because PEs share processors.
+    yields: u32,
 }
 
 impl<F: FnMut() -> bool> OneWait<'_, F> {
@@ -93,12 +99,16 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     const POLLS: u32 = 64;
 
     #[inline(always)]
-    fn poll(&mut self, _watched: bool) -> Result<bool> {
+    fn poll(&mut self, watched: bool) -> Result<bool> {
+        if watched && self.yields > 0 {
+            self.yields -= 1;
+            std::thread::yield_now();
+        }
         Ok((self.done)())
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // If PEs share processors, block at once, because the other PE may need this processor.
+        // If PEs share processors, do not poll any longer, because the other PE may need this processor.
         let limit = if self.context.yields { Duration::ZERO } else { self.context.waits.poll_limit.get() };
         match self.options.mode {
             CompletionMode::Poll => WaitPlan::POLL,
@@ -180,7 +190,9 @@ impl PeContext {
         done: impl FnMut() -> bool,
     ) -> Result<()> {
         let backstop = self.waits.lost.first_sleep(self.backstop.0, answer);
-        let mut wait = OneWait { context: self, options, scope, done, backstop, slept: None, poll_for: None };
+        let yields = if self.yields && options.mode != CompletionMode::Interrupt { YIELDS } else { 0 };
+        let mut wait =
+            OneWait { context: self, options, scope, done, backstop, slept: None, poll_for: None, yields };
         let waited = wait.run()?;
         if let Some((polled, since)) = wait.slept {
             self.waits.poll_limit.learn(polled, since.elapsed());

@@ -123,6 +123,8 @@ pub(super) struct PeContext {
     pub waits: Waits,
     pub next_requests: Mutex<NextRequests>,
     pub yields: bool,
+    /// The bytes that were issued before the last fence or quiet. Counted only if PEs share processors.
+    ordered: AtomicU64,
     pub faults: Faults,
     pub backstop: (Duration, Duration),
     pub stop: AtomicBool,
@@ -270,6 +272,7 @@ impl Windows {
             request_vector,
             wake_vector,
             yields: settings.yields,
+            ordered: AtomicU64::new(u64::MAX),
             faults: settings.faults,
             backstop: settings.backstop,
             stop: AtomicBool::new(false),

@@ -25,6 +25,7 @@ pub use typed::{Element, Symmetric};
 
 use crate::error::{Error, Result};
 use crate::transport::{Atomic, Operation, Transport};
+use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How a wait compares its word with a value: the wait ends when the comparison holds.
@@ -80,6 +81,8 @@ pub struct World<T: Transport> {
     heap: Mutex<Heap>,
     collective: Mutex<()>,
     places: channel::Places,
+    /// True if there are more PEs on this machine than processors.
+    shares_processors: bool,
     /// Size in bytes and number of PEs from which a broadcast is cut into slices. Tests lower it.
     pub(crate) scattered_from: (usize, u32),
 }
@@ -119,6 +122,7 @@ impl<T: Transport> World<T> {
             ));
         }
         let heap_bytes = length - heap_offset;
+        let shares_processors = transport.shares_processors();
         let origin = (base as usize + heap_offset) % transport.alignment();
         Ok(Self {
             transport,
@@ -131,6 +135,7 @@ impl<T: Transport> World<T> {
             heap: Mutex::new(Heap::new(heap_bytes, origin)),
             collective: Mutex::new(()),
             places: channel::Places::new(),
+            shares_processors,
             scattered_from: collective::SCATTERED_FROM,
         })
     }
@@ -326,7 +331,12 @@ impl<T: Transport> World<T> {
     pub unsafe fn get_bytes(&self, destination: *mut u8, source: usize, bytes: usize, pe: u32) -> Result<()> {
         let offset = self.offset_of(source, bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.transport.get(pe, offset, destination, bytes) }
+        unsafe { self.transport.get(pe, offset, destination, bytes)? };
+        if self.shares_processors && bytes == 8 {
+            // SAFETY: the get has filled the destination.
+            self.polled(pe, offset, unsafe { destination.cast::<u64>().read_unaligned() });
+        }
+        Ok(())
     }
 
     /// Starts a copy like [`World::get_bytes`]. The bytes have arrived after the next quiet.
@@ -373,7 +383,11 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<u64> {
         let offset = self.atomic_offset(target, width)?;
-        self.transport.atomic(pe, Atomic { operation, offset, width, operand, comparand })
+        let before = self.transport.atomic(pe, Atomic { operation, offset, width, operand, comparand })?;
+        if self.shares_processors {
+            self.polled(pe, offset, before);
+        }
+        Ok(before)
     }
 
     /// Starts an atomic whose result is not needed. It is complete after the next quiet.
@@ -439,6 +453,25 @@ impl<T: Transport> World<T> {
             // SAFETY: the source is a local variable of 8 bytes.
             Signal::Set => unsafe { self.put_bytes(address, (&raw const value).cast(), 8, pe) },
             Signal::Add => self.atomic_nbi(Operation::Add, address, 8, value, pe),
+        }
+    }
+
+    /// Lets other PEs run if PEs share processors and this thread polls: if its last get or atomic found the
+    /// same value in the same word.
+    fn polled(&self, pe: u32, offset: usize, value: u64) {
+        thread_local! {
+            static LAST: Cell<(u32, usize, u64)> = const { Cell::new((0, usize::MAX, 0)) };
+        }
+        if LAST.replace((pe, offset, value)) == (pe, offset, value) {
+            self.found_nothing();
+        }
+    }
+
+    /// Lets other PEs run if PEs share processors. Call it in a loop after a poll that found nothing.
+    #[inline]
+    pub fn found_nothing(&self) {
+        if self.shares_processors {
+            std::thread::yield_now();
         }
     }
 

@@ -229,6 +229,7 @@ impl Ucx {
             activity: Activity::default(),
             started: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            ordered: AtomicU64::new(u64::MAX),
             broken: AtomicBool::new(false),
             poll_limit: PollLimit::default(),
         });

@@ -104,6 +104,9 @@ struct Shared {
     /// not call UCX. A flag that a flush clears would not suffice, because another thread may start
     /// operations during the flush.
     flushed: AtomicU64,
+    /// The bytes and operations that were issued before the last fence or quiet. Counted only if PEs share
+    /// processors.
+    ordered: AtomicU64,
     /// True after an error. UCX is not called any more, because it could still access the buffers of
     /// unfinished operations, which the program may reuse after the error.
     broken: AtomicBool,

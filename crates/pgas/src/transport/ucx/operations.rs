@@ -355,6 +355,19 @@ impl Shared {
         self.check()
     }
 
+    /// Lets other PEs run if PEs share processors, and if this PE has issued nothing since its last call of
+    /// this function. It then probably waits for something in a loop of fences or quiets.
+    fn yield_if_idle(&self) {
+        if self.settings.yields {
+            let bytes: u64 = self.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
+            let issued = bytes + self.started.load(Ordering::Relaxed);
+            if self.ordered.swap(issued, Ordering::Relaxed) == issued {
+                self.progress_once();
+                std::thread::yield_now();
+            }
+        }
+    }
+
     /// Returns true if an operation was started that no flush has completed.
     pub(super) fn is_in_flight(&self) -> bool {
         self.started.load(Ordering::Relaxed) != self.flushed.load(Ordering::Acquire)
@@ -558,11 +571,13 @@ impl Transport for Ucx {
     }
 
     fn fence(&self) -> Result<()> {
+        self.shared.yield_if_idle();
         self.order()
     }
 
     fn quiet(&self) -> Result<()> {
         let shared = &*self.shared;
+        shared.yield_if_idle();
         fence(Ordering::SeqCst);
         if shared.is_in_flight() {
             shared.flush()?;
@@ -612,6 +627,10 @@ impl Transport for Ucx {
 
     fn progress(&self) {
         let _ = self.shared.progress_once();
+    }
+
+    fn shares_processors(&self) -> bool {
+        self.shared.settings.yields
     }
 
     fn leave(&self) -> Result<()> {

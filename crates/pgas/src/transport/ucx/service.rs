@@ -5,6 +5,7 @@ use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::operations::PROGRESS_EVERY;
 use super::{Handles, Shared, Ucx};
 use crate::error::{Error, Lost, Result};
+use crate::transport::wait::YIELDS;
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -171,8 +172,17 @@ impl Shared {
         limit: Option<(Duration, &'static str)>,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        let mut wait =
-            OneWait { shared: self, mode, peer, limit, done, last_event: None, poll_for: None, slept: None };
+        let mut wait = OneWait {
+            shared: self,
+            mode,
+            peer,
+            limit,
+            done,
+            last_event: None,
+            poll_for: None,
+            slept: None,
+            polls: YIELDS,
+        };
         wait.run()?;
         if let Some((polled, since)) = wait.slept {
             self.poll_limit.learn(polled, since.elapsed());
@@ -274,6 +284,8 @@ struct OneWait<'a, F> {
     /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
     /// sleep.
     slept: Option<(Duration, Instant)>,
+    /// If PEs share processors: how many more polls progress UCX before the thread sleeps.
+    polls: u32,
 }
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
@@ -281,9 +293,19 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     const FIRST_POLLS: u32 = 64;
     const POLLS: u32 = 16;
 
-    fn poll(&mut self, _watched: bool) -> Result<bool> {
+    fn poll(&mut self, watched: bool) -> Result<bool> {
         if (self.done)() {
             return Ok(true);
+        }
+        if self.shared.settings.yields && self.mode != CompletionMode::Poll {
+            // The other polls of this round only check the condition.
+            if self.polls == 0 {
+                return Ok(false);
+            }
+            self.polls -= 1;
+            if watched && self.mode == CompletionMode::Adaptive {
+                std::thread::yield_now();
+            }
         }
         if self.shared.progress_once() {
             self.last_event = Some(Instant::now());
@@ -292,7 +314,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // If PEs share processors, block at once, because the other PE may need this processor.
+        // If PEs share processors, do not poll any longer, because the other PE may need this processor.
         if self.shared.settings.yields && self.mode != CompletionMode::Poll {
             return WaitPlan::BLOCK;
         }
@@ -333,8 +355,10 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         if self.slept.is_none() {
             self.slept = self.poll_for.map(|polled| (polled, Instant::now()));
         }
+        self.polls = 1;
         if self.shared.arm() && !(self.done)() {
-            self.shared.sleep_until_event(true, Some(NAP));
+            let nap = if self.shared.settings.yields { NAP * 16 } else { NAP };
+            self.shared.sleep_until_event(true, Some(nap));
         }
         Ok(())
     }

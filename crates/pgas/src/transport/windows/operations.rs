@@ -164,6 +164,7 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
+        context.yield_if_idle();
         // Wait for the answers to earlier atomics. The PE that owns a word carries out the atomic itself, so
         // until it answers, a later put to it could overtake the atomic.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
@@ -176,6 +177,7 @@ impl Transport for Windows {
         fence(Ordering::SeqCst);
         store_fence();
         context.faults.step("quiet");
+        context.yield_if_idle();
         for (pe, peer) in context.peers.iter().enumerate() {
             let issued = peer.issued.load(Ordering::Relaxed);
             let open = issued != peer.delivered.load(Ordering::Relaxed);
@@ -226,6 +228,10 @@ impl Transport for Windows {
         self.context.serve(false);
     }
 
+    fn shares_processors(&self) -> bool {
+        self.context.yields
+    }
+
     fn leave(&self) -> Result<()> {
         // Leave without waiting for other PEs. They may still store to this PE's memory, because such stores
         // do not need this PE's service thread.
@@ -234,6 +240,17 @@ impl Transport for Windows {
 }
 
 impl PeContext {
+    /// Lets other PEs run if PEs share processors, and if this PE has put nothing since its last call of this
+    /// function. It then probably waits for something in a loop of fences or quiets.
+    fn yield_if_idle(&self) {
+        if self.yields {
+            let issued = self.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
+            if self.ordered.swap(issued, Ordering::Relaxed) == issued {
+                std::thread::yield_now();
+            }
+        }
+    }
+
     /// Carries out an atomic by this PE's processor on `peer`'s memory, which must be coherent.
     #[inline]
     fn atomic_directly(&self, pe: u32, peer: &Peer, atomic: &Atomic) -> Result<u64> {
