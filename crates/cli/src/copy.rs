@@ -33,9 +33,10 @@ Paths:
   bar        the CPU loads and stores mapped memory
   dma        one DMA engine, such as a GPU's copy engine
   sm         a GPU's SMs copy to or from pinned host memory
-  hybrid     DMA to a host buffer, a CPU copy to another buffer, DMA onward; one after the other
-  staged     DMA out and DMA in at the same time, through a ring of chunks in host memory
-  staged-sm  the same by the SMs of both GPUs, without the CPU
+  hybrid     DMA to a host buffer, then a CPU copy to another buffer, then DMA to the destination
+  staged     DMA from the source and DMA to the destination at the same time, through a ring of
+             chunks in host memory
+  staged-sm  as staged, but the SMs of both GPUs copy, without the CPU
   p2p        directly between two GPUs, over NVLink or PCIe
   cuda       the CUDA driver's own copy without peer access, for comparison
 
@@ -67,7 +68,7 @@ Examples:
 
 Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 a device, file
 or right is missing or in use ('inlane doctor' checks devices and rights). Ctrl-C ends the run after
-the transfers in flight: it writes what was measured, with status 1.";
+the transfers in flight. inlane then writes the results so far, and exits with status 1.";
 
 /// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]
@@ -103,7 +104,8 @@ pub struct Copy {
     /// What to measure
     #[arg(long, value_enum, default_value_t = Measured::All, help_heading = "Measurement")]
     measure: Measured,
-    /// How to detect the end of a transfer: poll, interrupt or adaptive; several to compare them
+    /// How to detect the end of a transfer: poll, interrupt (sleep until woken) or adaptive (sleep for most of
+    /// the expected time, then poll). Give several to compare them
     #[arg(
         long,
         default_value = "poll",
@@ -126,21 +128,21 @@ pub struct Copy {
     #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = time_to_an_hour, help_heading = "Measurement")]
     warm_up: Duration,
     /// Size of the memory at each end. Transfers use its parts in turns, so that caches do not hold the data.
-    /// At least two of the largest transfer are allocated, but at most a third of a device's memory
+    /// The memory holds at least two of the largest transfers, but takes at most a third of a device's memory
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = size::<usize>(0, LARGEST), help_heading = "Measurement")]
     rotate: usize,
     /// Do not measure the ceilings of the links
     #[arg(long, help_heading = "Measurement")]
     no_ceiling: bool,
 
-    /// Take this path; if it is unavailable, take the fastest other path and say why. auto takes the path with
-    /// the least calibrated time. Give several to compare them
+    /// Take this path. If it is unavailable, inlane takes the fastest other path and says why. auto takes the
+    /// path with the least calibrated time. Give several paths to compare them
     #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',', value_parser = parse_choice, help_heading = "Path")]
     path: Vec<PathChoice>,
-    /// Take this path; if it is unavailable, fail
+    /// Take this path. If it is unavailable, the run fails
     #[arg(long, value_name = "PATH", conflicts_with_all = ["path", "without", "calibrate"], help_heading = "Path")]
     require: Option<Path>,
-    /// Paths that auto must not take; --without p2p shows what a machine without peer access does
+    /// Exclude these paths from auto. For example, --without p2p shows what a machine without peer access does
     #[arg(long, value_name = "PATH,...", value_delimiter = ',', help_heading = "Path")]
     without: Vec<Path>,
     /// Calibrate the paths again instead of using the stored calibration of this machine
@@ -154,7 +156,7 @@ pub struct Copy {
     /// Allow reads from BARs. Only safe for devices whose registers have no read side effects
     #[arg(long, help_heading = "BARs")]
     allow_bar_read: bool,
-    /// Allow writes to BARs, within ranges given as @START+LENGTH
+    /// Allow writes to BARs, within the range that the endpoint names as @START+LENGTH
     #[arg(long, help_heading = "BARs")]
     allow_bar_write: bool,
     /// Allow mapping the BARs of this PCI device although it is not bound to vfio-pci

@@ -4,6 +4,8 @@ use crate::misuse;
 use clap::CommandFactory;
 use clap::error::{ContextKind, ErrorKind};
 use inlane_core::error::{Class, Error};
+use inlane_core::port::spec::without_secret;
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -34,9 +36,10 @@ pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String,
     let names_port_of = |flag: &str| {
         let values =
             arguments.iter().filter_map(|argument| argument.to_str()?.strip_prefix(flag)?.strip_prefix('='));
-        values.into_iter().any(|value| text.starts_with(&format!("port {value}: ")))
+        values.into_iter().any(|value| text.starts_with(&format!("port {}: ", without_secret(value))))
     };
-    crate::print_to_stderr(format_args!("inlane: {text}"));
+    let advice = advice(&text).map(|advice| format!("; {advice}")).unwrap_or_default();
+    crate::print_to_stderr(format_args!("inlane: {}{advice}", without_secrets(&text, arguments)));
     for (flag, place) in origins.iter().filter(|(flag, _)| names(&text, flag) || names_port_of(flag)) {
         crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
     }
@@ -64,8 +67,46 @@ pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String,
     match class {
         Some(Class::Usage) => 2,
         Some(Class::Environment) => 3,
+        Some(Class::Failed) | None if is_exhausted(&text) => 3,
         Some(Class::Failed) | None => 1,
     }
+}
+
+/// The limits of the system that an error can report, each with what to do. The text of an error ends with the
+/// number of the system's error.
+const LIMITS: [(i32, &str); 3] = [
+    (libc::EMFILE, "raise the limit of open files: ulimit -n 65536"),
+    (libc::ENFILE, "end programs that have many open files, or raise the limit: sysctl fs.file-max"),
+    (libc::ENOMEM, "end other programs, give smaller sizes, or raise the limit that 'ulimit -v' shows"),
+];
+
+/// Returns true if the text reports that the system has no memory or descriptors left.
+fn is_exhausted(text: &str) -> bool {
+    LIMITS.iter().any(|(errno, _)| text.contains(&format!("(os error {errno})")))
+}
+
+/// Returns what to do about an error that only repeats the text of the system. Returns `None` for other errors,
+/// which give advice themselves after a semicolon.
+fn advice(text: &str) -> Option<&'static str> {
+    let (found, advice) = LIMITS
+        .iter()
+        .chain(&[(libc::ENOSPC, "free some space, or write elsewhere")])
+        .find(|(errno, _)| text.contains(&format!("(os error {errno})")))
+        .map(|(errno, advice)| (format!("(os error {errno})"), *advice))?;
+    let names_no_limit = advice.starts_with("raise") && !text.contains("limit");
+    (text.ends_with(&found) || names_no_limit).then_some(advice)
+}
+
+/// Removes secrets of ports from a text that repeats `arguments`.
+fn without_secrets(text: &str, arguments: &[OsString]) -> String {
+    let values = arguments.iter().filter_map(|argument| argument.to_str());
+    let values = values.map(|text| {
+        text.split_once('=').map_or(text, |(flag, value)| if flag.starts_with("--") { value } else { text })
+    });
+    values.fold(text.to_owned(), |text, value| match without_secret(value) {
+        Cow::Owned(shown) => text.replace(value, &shown),
+        Cow::Borrowed(_) => text,
+    })
 }
 
 /// Prints the requested help, or why the command line could not be parsed. Returns the exit status. `origins`
@@ -74,7 +115,9 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
     if !error.use_stderr() {
         return match error.print() {
             Err(failure) if failure.kind() != std::io::ErrorKind::BrokenPipe => {
-                crate::print_to_stderr(format_args!("inlane: cannot write standard output: {failure}"));
+                crate::print_to_stderr(format_args!(
+                    "inlane: cannot write standard output: {failure}; choose another file or free some space"
+                ));
                 1
             }
             _ => 0,
@@ -87,6 +130,7 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
         return 2;
     }
     let text = misuse::message(error, crate::Cli::command(), arguments);
+    let text = without_secrets(&text, arguments);
     crate::print_to_stderr(format_args!("inlane: {}", text.trim_end()));
     let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
     let flag = flag.split([' ', '=']).next().unwrap_or_default();
@@ -119,7 +163,27 @@ pub fn with(status: u8) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::names;
+    use super::*;
+
+    #[test]
+    fn an_exhausted_system_has_advice() {
+        let text = "making an eventfd: Too many open files (os error 24)";
+        assert!(is_exhausted(text) && advice(text).is_some_and(|advice| advice.contains("ulimit -n")));
+        assert_eq!(advice("x: No space left (os error 28)"), Some("free some space, or write elsewhere"));
+        assert_eq!(advice("x: No space left (os error 28); write elsewhere"), None);
+        let several =
+            "no path is available: a: Too many open files (os error 24); remove one of these causes";
+        assert!(advice(several).is_some_and(|advice| advice.contains("ulimit -n")));
+        assert!(!is_exhausted("x: No such file or directory (os error 2)"));
+    }
+
+    #[test]
+    fn the_secret_of_an_argument_is_not_repeated() {
+        let arguments = ["--tx=memif:/a,secret=b", "memif:/a,secret=c"].map(OsString::from);
+        let text = "--between memif:/a,secret=c: twice; memif:/a,secret=b";
+        let shown = "--between memif:/a,secret=***: twice; memif:/a,secret=***";
+        assert_eq!(without_secrets(text, &arguments), shown);
+    }
 
     #[test]
     fn a_flag_is_found_as_a_whole_word() {

@@ -203,7 +203,21 @@ fn describe(verification: &Verification) -> String {
         );
     }
     let Verification { checked, lost, duplicated, reordered, altered, method, .. } = verification;
+    let counts = [(altered, "altered"), (lost, "lost"), (duplicated, "duplicated"), (reordered, "reordered")];
+    let counts = counts.iter().filter(|(count, _)| **count > 0);
+    let counts: Vec<String> = counts.map(|(count, what)| format!("{count} {what}")).collect();
+    let example = verification.altered_example.as_ref().map(|example| format!(": for example, {example}"));
+    let remedy = match (*altered, *lost, verification.expected) {
+        (1.., _, None) => "give check the options of the other run's gen, and check the packet function",
+        (1.., ..) => "check the packet function, and look at the packets with --capture FILE",
+        (_, lost, _) if lost > duplicated + reordered => {
+            "offer fewer packets with --rate, or find the cause in the result's counters"
+        }
+        _ => "check the connection between the ports",
+    };
     format!(
-        "{checked} packets checked: {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
+        "{}, with {checked} packets checked ({method}){}; {remedy}",
+        counts.join(", "),
+        example.unwrap_or_default()
     )
 }

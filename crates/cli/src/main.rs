@@ -30,10 +30,10 @@ use tracing_subscriber::registry::LookupSpan;
 /// statuses mean.
 const SETTINGS: &str = "\
 Settings:
-  Every flag can be set in a TOML file (--config FILE or INLANE_CONFIG), which has a table for each
-  subcommand, and by an environment variable, which holds one value. So --between, which takes two
-  ports, has no variable. The command line wins over a variable, and a variable wins over the file.
-  A flag also wins over the flags that it excludes.
+  A TOML file (--config FILE or INLANE_CONFIG) can set every flag. It has a table for each
+  subcommand. An environment variable can set every flag except --between, because a variable
+  holds one value. The command line wins over variables, and variables win over the file. A flag
+  of the command line also wins over flags of variables and of the file that it excludes.
     [forward]                  INLANE_FORWARD_BURST=32
     burst = 32                 INLANE_NTB_BENCH_REPEATS=9
 
@@ -122,16 +122,16 @@ fn show_warnings() {
     // as the name of a module, and hide the warnings of all other modules.
     let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&given.to_lowercase().as_str());
     let filter = tracing_subscriber::EnvFilter::builder();
-    let filter = match given.as_str() {
-        "" => filter.parse_lossy("warn"),
-        directives if known || directives.contains('=') => filter.parse_lossy(directives),
-        other => {
-            print_to_stderr(format_args!(
-                "inlane: warning: INLANE_LOG={other} is ignored; choose one of off, error, warn, info, debug, trace"
-            ));
-            filter.parse_lossy("warn")
-        }
+    let parsed = match given.as_str() {
+        "" => Some("warn"),
+        directives => (known || directives.contains('=')).then_some(directives),
     };
+    let filter = parsed.and_then(|directives| filter.parse(directives).ok()).unwrap_or_else(|| {
+        print_to_stderr(format_args!(
+            "inlane: warning: INLANE_LOG={given} is ignored; choose one of off, error, warn, info, debug, trace"
+        ));
+        tracing_subscriber::EnvFilter::new("warn")
+    });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

@@ -20,7 +20,9 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
             without_repeats(&bare(&argument), &value, &why)
         }
         ErrorKind::InvalidValue if value.is_empty() => {
-            format!("{}: the value is missing; give {argument}", bare(&argument))
+            let flag = bare(&argument);
+            let example = example(&argument).map(|value| format!(", for example {flag} {value}"));
+            format!("{flag}: the value is missing; give {argument}{}", example.unwrap_or_default())
         }
         ErrorKind::InvalidValue => {
             let definition = subcommand.get_arguments().find(|it| it.to_string() == argument);
@@ -77,7 +79,7 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
                     let others: Vec<String> = others.iter().map(|other| bare(other)).collect();
                     let flag = bare(&argument);
                     let others = others.join(" and ");
-                    format!("{flag}: it excludes {others}; give either {flag}, or {others}")
+                    format!("{flag}: it excludes {others}; give either {flag} or {others}")
                 }
             }
         }
@@ -169,7 +171,30 @@ pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<
     };
     let mut near: Vec<&str> = names.into_iter().filter(is_near).collect();
     near.sort_by_key(|other| strsim::osa_distance(name, other));
+    // Leave out names that are much less similar than the first.
+    let most = near.first().map_or(0, |first| strsim::osa_distance(name, first) + 1);
+    let begins = |other: &str| other.starts_with(name) || name.starts_with(other);
+    near.retain(|other| strsim::osa_distance(name, other) <= most || begins(other));
     near.into_iter().take(3).map(str::to_string).collect()
+}
+
+/// Returns an example of the value of a flag, by the placeholder in `argument`, such as `--rate <RATE>`.
+fn example(argument: &str) -> Option<&'static str> {
+    let (_, placeholder) = argument.split_once('<')?;
+    Some(match placeholder.split('>').next()? {
+        "FLAG=VALUE,..." => "burst=16,32,64",
+        "TIME" => "5s",
+        "SIZE" => "1M",
+        "SIZES" => "4K..1M",
+        "RATE" => "10G",
+        "LIST" => "2,4-7",
+        "ADDRESS/LENGTH" => "10.0.0.1/24",
+        "ADDRESS:PORT" => "127.0.0.1:4420",
+        "NAMESPACE" => "memory:1G",
+        "ENDPOINT" => "gpu:0",
+        "PORT" => "af_xdp:eth1",
+        _ => return None,
+    })
 }
 
 /// Returns the flag before `value` if the flag requires an equals sign. For example, returns `--compete` for
@@ -291,6 +316,14 @@ mod tests {
     }
 
     #[test]
+    fn a_missing_value_has_an_example() {
+        assert_eq!(example("--sweep <FLAG=VALUE,...>"), Some("burst=16,32,64"));
+        assert_eq!(example("--config <FILE>"), None);
+        assert_eq!(example("--between <PORT> <PORT>"), Some("af_xdp:eth1"));
+        assert_eq!(example("--list"), None);
+    }
+
+    #[test]
     fn names_have_no_placeholders() {
         for (argument, name) in [
             ("--burst <N>", "--burst"),
@@ -322,6 +355,8 @@ mod tests {
         assert!(similar("xyz", ["burst", "slots"]).is_empty());
         assert!(similar("all", ["none", "header", "data", "both"]).is_empty());
         assert_eq!(similar("packet", ["packets", "paths"]), ["packets"]);
+        let variables = ["INLANE_FORWARD_PAUSE", "INLANE_FORWARD_BURST"];
+        assert_eq!(similar("INLANE_FORWARD_BRUST", variables), ["INLANE_FORWARD_BURST"]);
         assert_eq!(did_you_mean(&["a".into(), "b".into()]), "did you mean a or b? ");
     }
 }

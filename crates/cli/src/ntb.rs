@@ -29,17 +29,19 @@ Faults (P is a probability from 0 to 1):
   duplicate=P   a doorbell rings twice
   early=P       a doorbell overtakes the stores before it
   stale=P       a scratchpad keeps its old value for 3 ms after a write
-  flap=TIME     the link fails for 2 ms, at this mean interval
+  flap=TIME     the link fails for 2 ms at a time, on average once in this time
   die=STEP      the PE is killed at a step: attach, hello, ready, connected, request, reply,
                 notify, quiet or sleep
   seed=N        seed of the random choices (1)
 
 Examples:
+  # four PEs over the twin, a software model of a PCIe bridge
   inlane ntb run -n 4 ./program
-  inlane ntb run -n 2 --faults delay=20us,reorder,torn ./program
-                                          with a faulty link";
 
-/// Runs OpenSHMEM programs that communicate over PCIe windows or UCX; measures and checks both
+  # two PEs with a faulty link
+  inlane ntb run -n 2 --faults delay=20us,reorder,torn ./program";
+
+/// Runs OpenSHMEM programs over PCIe windows or UCX, and measures and checks these transports
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -84,17 +86,19 @@ struct Run {
     /// Number of processing elements (PEs), 1 to 64
     #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = count::<u32>(1, 64))]
     pes: u32,
-    /// Symmetric heap of each PE, up to 1020G; untouched pages take no memory [default: SHMEM_SYMMETRIC_SIZE, else 1G]
+    /// Size of each PE's symmetric heap, up to 1020G. Unused pages of the heap take no memory [default:
+    /// SHMEM_SYMMETRIC_SIZE, else 1G]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     heap: Option<u64>,
-    /// How the PEs communicate: windows (on one machine) or ucx (UCX: shared memory, TCP or RDMA between any
-    /// machines) [default: INLANE_NTB_TRANSPORT, else windows]
+    /// How the PEs communicate: windows (on one machine), or ucx (UCX, which uses shared memory, TCP or RDMA)
+    /// [default: INLANE_NTB_TRANSPORT, else windows]
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<TransportKind>,
     /// Over ucx: the address of this machine at which the PEs meet [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     address: Option<IpAddr>,
-    /// How waits end: poll, interrupt or adaptive
+    /// How waits end: poll, interrupt (sleep until woken) or adaptive (sleep for most of the expected time, then
+    /// poll)
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
     /// Faults to inject, joined by commas, such as delay=50us,reorder; the list is below
@@ -103,12 +107,12 @@ struct Run {
     /// Inject the faults at this PE only, 0 to N-1 [default: at all PEs]
     #[arg(long, value_name = "PE", value_parser = count::<u32>(0, 63))]
     faulty: Option<u32>,
-    /// Copy bulk data by a mover: twin (a software DMA engine, as fast as one core), twin:RATE (the same
-    /// with at most RATE bits per second, twin:30G), or gpu:N (the copy engine of GPU N, only in ntb bench)
-    /// [default: no mover]
+    /// Copy bulk data by a mover: twin (a software DMA engine, as fast as one core), or twin:RATE (the same with
+    /// at most RATE bits per second, twin:30G) [default: no mover]
     #[arg(long, value_name = "MOVER")]
     mover: Option<MoverChoice>,
-    /// Size from which the mover copies [default: the measured size from which it is faster than stores]
+    /// The mover copies data of at least this size [default: the measured size from which it is faster than
+    /// stores]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     mover_from: Option<u64>,
     /// Do not pin each PE to cores of its own

@@ -1,7 +1,7 @@
 //! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose sockets the
 //! engine runs, and shows the engine's state.
 
-mod program;
+pub mod program;
 mod run;
 mod serve;
 mod status;

@@ -7,16 +7,19 @@
 //! wins over the flags that it excludes, except over [`SECRETS_FILE`]. An unknown key in the file is an error.
 //! An unknown variable is a warning, because another program may use it.
 
+mod lines;
+
 use crate::misuse::{did_you_mean, similar};
 use clap::{Arg, Command};
 use inlane_core::Error;
+use inlane_offload::toml_error;
 use std::ffi::OsString;
 
 /// The variable that names the settings file. The flag `--config` wins over the variable.
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
 /// Variables named `INLANE_*` that set no flag of the command. Other parts of inlane read these variables.
-const OTHER_VARIABLES: [&str; 23] = [
+const OTHER_VARIABLES: [&str; 20] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
     "INLANE_CACHE",
@@ -37,9 +40,6 @@ const OTHER_VARIABLES: [&str; 23] = [
     "INLANE_NTB_MOVER_FROM",
     "INLANE_SHMEM_CONNECT_TIMEOUT",
     "INLANE_SHMEM_ANSWER_TIMEOUT",
-    "INLANE_OFFLOAD_SOCKET",
-    "INLANE_OFFLOAD_RULES",
-    "INLANE_OFFLOAD_REQUIRE",
 ];
 
 /// The flag of `nvme target` with the secrets of hosts. No other flag overrides it, because the target would
@@ -54,7 +54,7 @@ pub fn unknown_variables(command: &Command, environment: &[(String, String)]) ->
     let unknown = |name: &&str| !known.iter().any(|known| known == name) && !name.starts_with("INLANE_TEST_");
     let warning = |name: &str| {
         let near = did_you_mean(&similar(name, known.iter().map(String::as_str)));
-        format!("the environment variable {name} is ignored; {near}names are INLANE_COMMAND_FLAG")
+        format!("the environment variable {name} is ignored; {near}names have the form INLANE_COMMAND_FLAG")
     };
     environment.iter().map(|(name, _)| name.as_str()).filter(unknown).map(warning).collect()
 }
@@ -125,7 +125,8 @@ pub fn expand(
     });
     let named = named.or_else(|| variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()));
     if let Some(path) = named {
-        let refused = |why: String| invalid(format!("settings file {path}"), why);
+        let at = |line| format!("settings file {}", lines::place(&path, line));
+        let refused = |why: String| invalid(at(None), why);
         let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::IsADirectory => refused("it is a directory; name a TOML file in it".into()),
             std::io::ErrorKind::InvalidData => refused("it is not text in UTF-8; give a TOML file".into()),
@@ -134,14 +135,25 @@ pub fn expand(
                 format!("cannot be read: {error}; give --config or INLANE_CONFIG a file that you may read"),
             ),
         })?;
-        let file: toml::Table = toml::from_str(&text).map_err(|error| refused(one_line(&error, &text)))?;
+        let file: toml::Table = toml::from_str(&text).map_err(|error| {
+            let (line, why) = toml_error::explain(&error, &text);
+            invalid(at(Some(line)), why)
+        })?;
         let mut settings = Vec::new();
-        read(command, "", &file, &mut settings).map_err(refused)?;
+        let line_of = |table: &str, key: &str| lines::line_of(&text, table, key);
+        read(command, "", &file, &mut settings)
+            .map_err(|Refused { table, key, why }| invalid(at(line_of(&table, &key)), why))?;
         let here =
             settings.iter().filter(|setting| setting.table == table && !set.contains(&setting.argument));
         for setting in here {
-            insert(&mut inserted, subcommand, setting, format!("the settings file {path}"), &flags)
-                .map_err(|why| refused(format!("[{table}] {}: {why}", setting.key)))?;
+            let line = line_of(&table, &setting.key);
+            insert(&mut inserted, subcommand, setting, format!("the {}", at(line)), &flags).map_err(
+                |why| {
+                    let (key, value) = (&setting.key, &setting.value);
+                    let shown = if value.is_table() { String::new() } else { format!(" = {value}") };
+                    invalid(at(line), format!("{key}{shown}: {why}"))
+                },
+            )?;
         }
     }
     let mut all = arguments;
@@ -263,21 +275,17 @@ fn values_behind(argument: &Arg) -> usize {
     }
 }
 
-/// Returns an error of the TOML parser as one line. The parser's text would repeat the faulty line of the
-/// file, which may be very long.
-fn one_line(error: &toml::de::Error, text: &str) -> String {
-    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    match error.span().and_then(|span| text.get(span)) {
-        Some(key) if error.message() == "duplicate key" && key.len() < 80 => {
-            format!("line {line}: '{key}' is set twice")
-        }
-        _ => format!("line {line}: {}; write lines such as burst = 32", error.message().replace('\n', ", ")),
-    }
-}
-
 fn invalid(what: String, why: impl Into<String>) -> Error {
     Error::Invalid { what, why: why.into() }
+}
+
+/// A key of the settings file that cannot be used.
+struct Refused {
+    /// The name of the table that contains the key. Empty if the key is in no table.
+    table: String,
+    key: String,
+    /// What is wrong and what to write instead.
+    why: String,
 }
 
 /// A key of the settings file or a variable: its table, the flag that it sets, and its value.
@@ -294,13 +302,14 @@ fn read<'a>(
     name: &str,
     table: &toml::Table,
     settings: &mut Vec<Setting<'a>>,
-) -> Result<(), String> {
+) -> Result<(), Refused> {
     for (key, value) in table {
+        let refused = |why: String| Refused { table: name.into(), key: key.clone(), why };
         if let Some(subcommand) = command.find_subcommand(key) {
             let dot = if name.is_empty() { "" } else { "." };
             let name = format!("{name}{dot}{key}");
             let toml::Value::Table(content) = value else {
-                return Err(format!("'{key}' must be a table: [{name}]"));
+                return Err(refused(format!("'{key}' must be a table; write [{name}] and its keys below")));
             };
             read(subcommand, &name, content, settings)?;
             continue;
@@ -321,12 +330,20 @@ fn read<'a>(
                 });
             }
             None if name.is_empty() && !value.is_table() => {
-                return Err(format!("'{key}' must be in the table of its subcommand, such as [forward]"));
+                let has_flag = |subcommand: &&Command| {
+                    subcommand.get_arguments().any(|argument| argument.get_long() == Some(key))
+                };
+                let owner = command.get_subcommands().find(has_flag).map_or("forward", Command::get_name);
+                let why = format!(
+                    "'{key}' is not in a table; move it below the name of its subcommand, such as [{owner}]"
+                );
+                return Err(refused(why));
             }
             None if name.is_empty() => {
                 let near = did_you_mean(&similar(key, command.get_subcommands().map(Command::get_name)));
                 let tables = tables.join(", ");
-                return Err(format!("there is no subcommand '{key}'; {near}the tables are {tables}"));
+                let why = format!("there is no subcommand '{key}'; {near}the tables are {tables}");
+                return Err(refused(why));
             }
             None => {
                 let flags = command.get_arguments().filter_map(Arg::get_long);
@@ -335,9 +352,9 @@ fn read<'a>(
                     .chain(command.get_subcommands().map(Command::get_name));
                 let near = did_you_mean(&similar(key, names));
                 let subcommand = name.replace('.', " ");
-                return Err(format!(
+                return Err(refused(format!(
                     "[{name}] has the unknown key '{key}'; {near}'inlane {subcommand} --help' lists the flags"
-                ));
+                )));
             }
         }
     }
@@ -351,7 +368,7 @@ fn arguments_of(argument: &Arg, name: &str, value: &toml::Value) -> Result<Vec<O
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(number) => Ok(number.to_string()),
         toml::Value::Float(number) => Ok(number.to_string()),
-        _ => Err("give a text, a number, or a list of them"),
+        _ => Err("the flag takes a value; give a text, a number, or a list of them"),
     };
     if !argument.get_action().takes_values() {
         let on = match value {
@@ -600,14 +617,35 @@ mod tests {
     #[test]
     fn a_key_that_is_set_twice_is_named() {
         let error = expanded("[forward]\nburst = 1\nburst = 2\n", &[], &[]).unwrap_err().to_string();
-        assert!(error.ends_with("line 3: 'burst' is set twice"), "{error}");
+        assert!(error.ends_with("inlane.toml:3: 'burst' is set twice; set it once"), "{error}");
+    }
+
+    #[test]
+    fn messages_name_the_line_of_a_wrong_key() {
+        for (file, expected) in [
+            (
+                "[ntb.bench]\nrepeats = 1\n[forward]\nbrust = 1\n",
+                "inlane.toml:4: [forward] has the unknown key 'brust'",
+            ),
+            (
+                "\nburst = 1\n",
+                "inlane.toml:2: 'burst' is not in a table; move it below the name of its subcommand, such as [forward]",
+            ),
+            ("[forward]\n\nburst = true\n", "inlane.toml:3: burst = true: the flag takes a value"),
+            ("[x\n", "inlane.toml:1: the name of a table has no closing bracket"),
+        ] {
+            let error = expanded(file, &[], &[]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let set = with_file(&command(), &["forward"], "[forward]\nburst = 'x'\n", &[], &[]).unwrap();
+        assert!(set.origins[0].1.ends_with("inlane.toml:2"), "{:?}", set.origins);
     }
 
     #[test]
     fn a_long_line_of_the_file_is_not_repeated() {
         let error =
             expanded(&format!("[forward]\ntx = {}", "[".repeat(20_000)), &[], &[]).unwrap_err().to_string();
-        assert!(error.contains("line 2: ") && error.len() < 300, "{error}");
+        assert!(error.contains("inlane.toml:2: ") && error.len() < 300, "{error}");
     }
 
     #[test]

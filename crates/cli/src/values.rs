@@ -10,9 +10,14 @@ pub fn count<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<
         let digits = text.strip_prefix('-').unwrap_or(text);
         let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
         let kind = if is_number { "" } else { "a whole number from " };
+        let suffix = match units::parse_size(text) {
+            Ok(_) if !is_number => "a count has no unit; ",
+            _ => "",
+        };
+        let why = || format!("{suffix}give {kind}{least} to {most}");
         number
             .and_then(|number| T::try_from(number).ok())
-            .ok_or_else(|| Error::invalid(format!("'{text}'"), format!("give {kind}{least} to {most}")))
+            .ok_or_else(|| Error::invalid(format!("'{text}'"), why()))
     }
 }
 
@@ -28,6 +33,17 @@ pub fn size<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T
             };
             Error::invalid(format!("'{text}'"), format!("give {} to {}", shown(least), shown(most)))
         })
+    }
+}
+
+/// Parses a size that is a power of two.
+pub fn power_of_two(least: u64, most: u64) -> impl Fn(&str) -> Result<u64, Error> + Clone {
+    move |text| {
+        let bytes = units::parse_size(text)?;
+        let is_valid = bytes.is_power_of_two() && (least..=most).contains(&bytes);
+        let shown = |bytes| units::bytes(bytes).replace([' ', 'i', 'B'], "");
+        let why = || format!("give a power of two from {} to {}", shown(least), shown(most));
+        is_valid.then_some(bytes).ok_or_else(|| Error::invalid(format!("'{text}'"), why()))
     }
 }
 
@@ -55,15 +71,19 @@ pub fn time_within_an_hour(text: &str) -> Result<Duration, Error> {
 
 /// Parses a list of core numbers and ranges, such as `0,2,4-7`.
 pub fn core_list(list: &str) -> Result<Vec<usize>, Error> {
-    let bad =
-        || Error::invalid(format!("'{list}'"), "give numbers and ranges of cores, for example 2,3 or 4-7");
+    const EXAMPLE: &str = "give numbers and ranges of cores, for example 2,3 or 4-7";
+    let bad = |why: String| Error::invalid(format!("'{list}'"), why);
+    let number = |text: &str| text.parse().map_err(|_| bad(EXAMPLE.into()));
     let mut cores = Vec::new();
     for part in list.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) =
-            (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
-        if last < first || last >= libc::CPU_SETSIZE as usize {
-            return Err(bad());
+        let (first, last): (usize, usize) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(bad(format!("the range {part} ends before it starts; give {last}-{first}")));
+        }
+        if last >= libc::CPU_SETSIZE as usize {
+            let most = libc::CPU_SETSIZE - 1;
+            return Err(bad(format!("core {last} does not exist; Linux numbers cores from 0 to {most}")));
         }
         for core in first..=last {
             if cores.contains(&core) {
@@ -89,7 +109,7 @@ mod tests {
             ("-1", "'-1': give 1 to 64"),
             ("99999999999999999999", "'99999999999999999999': give 1 to 64"),
             ("two", "'two': give a whole number from 1 to 64"),
-            ("4K", "'4K': give a whole number from 1 to 64"),
+            ("4K", "'4K': a count has no unit; give a whole number from 1 to 64"),
             ("", "'': give a whole number from 1 to 64"),
             ("-", "'-': give a whole number from 1 to 64"),
         ] {
@@ -107,10 +127,28 @@ mod tests {
     }
 
     #[test]
+    fn a_size_that_is_no_power_of_two_is_shown_as_given() {
+        let buffer = power_of_two(4096, 1 << 30);
+        assert_eq!(buffer("1M").unwrap(), 1 << 20);
+        for bad in ["3M", "4", "2G"] {
+            let why = format!("'{bad}': give a power of two from 4K to 1G");
+            assert_eq!(buffer(bad).unwrap_err().to_string(), why);
+        }
+    }
+
+    #[test]
     fn core_lists_are_numbers_and_ranges() {
         assert_eq!(core_list("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
-        for bad in ["", "a", "3-1", "1,", "0-99999999", "2,1-3"] {
-            assert!(core_list(bad).is_err(), "{bad}");
+        for (bad, why) in [
+            ("", "give numbers and ranges"),
+            ("a", "give numbers and ranges"),
+            ("1,", "give numbers and ranges"),
+            ("3-1", "the range 3-1 ends before it starts; give 1-3"),
+            ("0-99999999", "core 99999999 does not exist; Linux numbers cores from 0 to 1023"),
+            ("2,1-3", "core 2 is named twice"),
+        ] {
+            let error = core_list(bad).unwrap_err().to_string();
+            assert!(error.contains(why), "{bad}: {error}");
         }
     }
 

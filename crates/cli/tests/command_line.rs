@@ -54,6 +54,7 @@ fn mistakes_are_answered_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("misspelt.toml"), "[forward]\nbrust = 1\n").unwrap();
     std::fs::write(directory.path().join("text.txt"), "hello\n").unwrap();
+    std::fs::write(directory.path().join("open.toml"), "[forward]\n[x\n").unwrap();
     std::fs::write(directory.path().join("map.toml"), "[rule]\nrun_by = \"kernel\"\n").unwrap();
     std::fs::write(directory.path().join("key.toml"), "[[rule]]\nuze = \"connect\"\n").unwrap();
     let cases = [
@@ -61,7 +62,11 @@ fn mistakes_are_answered_with_a_remedy() {
         ("forward --rx 0000:3b:00.0 --tx null", 2, "did you mean pci:0000:3b:00.0?"),
         ("forward --rx nul:64 --tx null", 2, "did you mean null:64?"),
         ("forward --rx= --tx null", 2, "--rx '': the port is missing"),
-        ("forward --rx null --tx null --burst 64K", 2, "--burst 64K: give a whole number from 1 to 1024"),
+        (
+            "forward --rx null --tx null --burst 64K",
+            2,
+            "--burst 64K: a count has no unit; give a whole number",
+        ),
         ("forward --rx null --tx null --burst=", 2, "--burst '': give a whole number from 1 to 1024"),
         ("forward --rx null --tx null --slots 1e3", 2, "--slots 1e3: give a power of two from 2 to 65536"),
         ("forward --rx null --tx null --pipelines 99999999", 2, "--pipelines 99999999: give 1 to 64"),
@@ -79,7 +84,11 @@ fn mistakes_are_answered_with_a_remedy() {
         ("ntb run -n -1 true", 2, "--pes -1: give 1 to 64"),
         ("nvme target --namespace memory:1M --cores 0,0", 2, "core 0 is named twice"),
         ("ntb bench --repeats 0", 2, "--repeats 0: give 1 to 1000"),
-        ("nvme bench 127.0.0.1 --numjobs 1K", 2, "--numjobs 1K: give a whole number from 1 to 256"),
+        (
+            "nvme bench 127.0.0.1 --numjobs 1K",
+            2,
+            "--numjobs 1K: a count has no unit; give a whole number from 1 to 256",
+        ),
         (
             "nvme target --namespace memory:1M --threads x",
             2,
@@ -89,7 +98,7 @@ fn mistakes_are_answered_with_a_remedy() {
         (
             "copy --from host --to twin:0 --in-flight 1K",
             2,
-            "--in-flight 1K: give a whole number from 1 to 4096",
+            "--in-flight 1K: a count has no unit; give a whole number from 1 to 4096",
         ),
         ("copy --from host --to twin:0 --sm-threads 33", 2, "give a multiple of 32 from 32 to 1024"),
         (
@@ -144,7 +153,7 @@ fn mistakes_are_answered_with_a_remedy() {
         (
             "copy --published --completion poll",
             2,
-            "--published: it excludes --completion; give either --published, or --completion",
+            "--published: it excludes --completion; give either --published or --completion",
         ),
         ("forward --burst 1 --burst 2", 2, "--burst: it is given twice; give it once"),
         // Settings.
@@ -185,7 +194,11 @@ fn mistakes_are_answered_with_a_remedy() {
             "'rule' must be a list of tables; begin each rule with the line [[rule]]",
         ),
         ("offload run --rules key.toml true", 2, "rule 1: the key 'uze' is unknown; choose among run_by,"),
-        ("offload run --rules text.txt true", 2, "rules in text.txt: line 1: key with no value"),
+        (
+            "offload run --rules text.txt true",
+            2,
+            "rules in text.txt:1: there is no value; write NAME = VALUE",
+        ),
         ("ntb run --address 127.0.0.1 true", 2, "it applies to --transport ucx only; add --transport ucx,"),
         ("ntb bench --duration 2h", 2, "--duration 2h: give at most one hour"),
         ("nvme target --listen 127.0.0.1:99999 --namespace memory:1M", 2, "the port exceeds 65535; give"),
@@ -201,6 +214,47 @@ fn mistakes_are_answered_with_a_remedy() {
             "the prefix length '44' is not a number from",
         ),
         ("ntb bench --ucx ./nope", 3, "there is no such program; give the path of ucx_perftest"),
+        ("ntb bench --ucx ./text.txt", 3, "it is not executable; give the path of ucx_perftest"),
+        ("ntb bench --only mover --ucx ./nope", 2, "which --only mover leaves out; leave --ucx out"),
+        ("forward --config open.toml", 2, "settings file open.toml:2: the name of a table has no closing"),
+        ("forward --rx null --tx null --sweep", 2, "for example --sweep burst=16,32,64"),
+        ("forward --rx null --tx null --cores 0-9999", 2, "--cores 0-9999: core 9999 does not exist"),
+        ("forward --rx null --tx null --cores 1-0", 2, "--cores 1-0: the range 1-0 ends before it starts"),
+        ("forward --rx null --tx null --buffers 4M", 2, "--buffers 4M: a count has no unit; give a whole"),
+        ("forward --rx null --tx null --function nope", 2, "--function nope: there is no such packet"),
+        ("forward --rx null --tx null --faults nope", 2, "--faults nope: it has no value"),
+        ("ntb run --faults nope true", 2, "--faults nope: there is no such fault; choose one of delay,"),
+        ("copy --from host --to host --access 3", 2, "--access 3: choose one of 4, 8, 16, 32, 64, nt,"),
+        // Secrets of ports are never shown.
+        ("forward --rx null --tx memif:a,secret=b,c", 2, "port memif:a,secret=***,c: unknown option 'c'"),
+        ("forward --between memif:a,secret=b memif:a,secret=b", 2, "--between memif:a,secret=***: it is"),
+        (
+            "offload serve --port memif:nodir/a,secret=b --address 10.9.0.1/24 --socket ./s",
+            3,
+            "port memif:nodir/a,secret=***: directory ",
+        ),
+        ("offload serve --port x,secret=b --address 10.9.0.1/24", 2, "--port x,secret=***: there is no such"),
+        // Settings of an engine.
+        (
+            "offload serve --port tap:a --address fd00::/64",
+            2,
+            "fd00:: is the address of the network itself; give the address of a host in it, for example fd00::1/64",
+        ),
+        (
+            "offload serve --port tap:a --address 10.9.0.1/24 --gateway 10.9.0.1",
+            2,
+            "--gateway 10.9.0.1: it is an address of the engine itself",
+        ),
+        (
+            "offload serve --port tap:a --address 10.9.0.1/24 --buffer 3M",
+            2,
+            "--buffer 3M: give a power of two",
+        ),
+        (
+            "offload serve --port tap:a --address 10.9.0.1/24 --cores 0-1000",
+            2,
+            "--cores: it names 1001 cores; name at most 64",
+        ),
         ("nvme discover 127.0.0.1:1", 3, "cannot connect: Connection refused"),
         ("offload status --socket ./nope", 3, "start one with 'inlane offload serve'"),
     ];

@@ -160,7 +160,7 @@ fn measurements_before_an_interruption_are_kept() {
     let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
-    assert!(line.contains("continuing with bar"), "{line}");
+    assert!(line.contains("inlane takes bar instead"), "{line}");
     // Wait 3 s. By then, the measurement of 4 KiB is complete and that of 64 MiB is not: a transfer of 4 KiB
     // takes less than 1 ms, and one of 64 MiB takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
@@ -170,7 +170,7 @@ fn measurements_before_an_interruption_are_kept() {
     let mut errors = String::new();
     std::io::Read::read_to_string(&mut stderr, &mut errors).unwrap();
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("interrupted after 1 measurements"), "{errors}");
+    assert!(errors.contains("interrupted after 1 measurement"), "{errors}");
     let document = document(&result);
     let results = document["results"].as_array().unwrap();
     assert_eq!((results.len(), &results[0]["size_bytes"]), (1, &4096.into()));

@@ -16,7 +16,7 @@ pub use cache::Cache;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Plan, together};
-use crate::open_path::{host_buffer, no_path_error, open_path, stage};
+use crate::open_path::{EXCLUDED, host_buffer, no_path_error, open_path, stage};
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::stop::check_stop;
@@ -215,7 +215,7 @@ impl PathCosts {
                 continue;
             }
             if options.without.contains(&path) {
-                costs.refused.insert(path, "excluded by --without".into());
+                costs.refused.insert(path, EXCLUDED.into());
                 continue;
             }
             let measured = match &ways[..] {

@@ -15,6 +15,10 @@ use std::collections::BTreeMap;
 
 /// The length in bytes and the number of slots of the staging ring, for path `staged` if the CPU drives it.
 const RING: (usize, usize) = (8 << 20, 8);
+/// The advice of errors of unavailable paths, before the command.
+pub(crate) const SEE_PATHS: &str = "; see the available paths";
+/// Why a path that the user excluded is not taken.
+pub(crate) const EXCLUDED: &str = "excluded by --without";
 /// The least and the greatest length of a host buffer of the hybrid path, in bytes.
 const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
 
@@ -59,7 +63,7 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
 
 fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     let (from, to) = (from.endpoint(), to.endpoint());
-    let why = format!("{why}; see the available paths: inlane copy --list --from {from} --to {to}");
+    let why = format!("{why}{SEE_PATHS}: inlane copy --list --from {from} --to {to}");
     Error::device_usage(format!("path {path} from {from} to {to}"), why)
 }
 
@@ -96,15 +100,25 @@ pub(crate) fn no_path_error(
     match errors.pop() {
         Some(only) if refused.len() == 1 => only,
         _ => {
-            let why: Vec<_> = refused.iter().map(|(path, why)| format!("{path}: {why}")).collect();
-            Error::Device {
-                device: format!("{} to {}", from.endpoint(), to.endpoint()),
-                why: format!(
-                    "no path is available: {}; change what one of these reasons names",
-                    why.join("; ")
-                ),
-                class,
-            }
+            let device = format!("{} to {}", from.endpoint(), to.endpoint());
+            let names = |of: &str| {
+                let paths = refused.iter().filter(|(_, why)| *why == of);
+                paths.map(|(path, _)| path.to_string()).collect::<Vec<_>>().join(", ")
+            };
+            let excluded = refused.values().all(|why| why == EXCLUDED) && !refused.is_empty();
+            let why = if excluded {
+                format!("--without excludes every path: {}; allow one of them", names(EXCLUDED))
+            } else {
+                // Show a reason that several paths share once.
+                let mut reasons: Vec<String> = Vec::new();
+                for reason in refused.values().map(|why| format!("{}: {why}", names(why))) {
+                    if !reasons.contains(&reason) {
+                        reasons.push(reason);
+                    }
+                }
+                format!("no path is available: {}; remove one of these causes", reasons.join("; "))
+            };
+            Error::Device { device, why, class }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cost::PathCosts;
 use crate::device::Device;
-use crate::open_path::{no_path_error, open_path};
+use crate::open_path::{SEE_PATHS, no_path_error, open_path};
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
 use crate::result::SLOWER;
@@ -73,7 +73,12 @@ impl PathSelector {
                 }
                 Err(error) if matches!(choice, PathChoice::Require(_)) => return Err(error),
                 Err(error) => {
-                    selector.fallback = Some(format!("{path} was requested but cannot be used: {error}"));
+                    // Shorten the reason, because the messages that contain it name the path and the devices.
+                    let why = error.to_string();
+                    let of_path = format!("path {path} from {} to {}: ", from.endpoint(), to.endpoint());
+                    let why = why.strip_prefix(&of_path).unwrap_or(&why).split(SEE_PATHS).next();
+                    let why = why.unwrap_or_default();
+                    selector.fallback = Some(format!("{path} was requested but cannot be used: {why}"));
                     selector.refused.insert(path, error.to_string());
                 }
             }

@@ -1,5 +1,7 @@
 //! The errors of `core`, and the classes of errors that decide the exit status.
 
+use crate::port::spec::without_secret;
+
 /// A class of errors. The command line maps each class to an exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -124,16 +126,19 @@ impl Error {
     /// Creates an [`Error::Port`] of class [`Class::Environment`]: for example, a driver, a permission or
     /// memory is missing.
     pub fn port_environment(port: impl Into<String>, why: impl Into<String>) -> Self {
-        Error::Port { port: port.into(), why: why.into(), class: Class::Environment }
+        Self::port(port, why, Class::Environment)
     }
 
     /// Creates an [`Error::Port`] of class [`Class::Failed`]: the port failed while in use.
     pub fn port_failed(port: impl Into<String>, why: impl Into<String>) -> Self {
-        Error::Port { port: port.into(), why: why.into(), class: Class::Failed }
+        Self::port(port, why, Class::Failed)
     }
 
     /// Creates an [`Error::Port`] of class [`Class::Usage`]: the port or its options are wrong.
     pub fn port_usage(port: impl Into<String>, why: impl Into<String>) -> Self {
-        Error::Port { port: port.into(), why: why.into(), class: Class::Usage }
+        Self::port(port, why, Class::Usage)
+    }
+    fn port(port: impl Into<String>, why: impl Into<String>, class: Class) -> Self {
+        Error::Port { port: without_secret(&port.into()).into(), why: why.into(), class }
     }
 }

@@ -11,6 +11,7 @@
 //! | [`code_cache`] | compiled code on disk |
 //! | [`result`], [`stats`] | the fields that all result documents share; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
+//! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
 //! This crate contains no device code.
 
@@ -19,6 +20,7 @@ mod cache;
 pub mod clock;
 pub mod code_cache;
 pub mod completion;
+pub mod cores;
 pub mod error;
 pub mod layout;
 pub mod mover;

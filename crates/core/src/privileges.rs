@@ -84,6 +84,22 @@ impl Successor {
     }
 }
 
+/// Returns the name of a user, or the number if no user of this machine has it.
+pub fn user_name(user: u32) -> String {
+    let mut buffer = vec![0; 16384];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: an all-zero passwd is valid. Structure and buffer outlive the call, which writes `found`, and the
+    // name, which lies in the buffer.
+    unsafe {
+        let mut entry: libc::passwd = std::mem::zeroed();
+        libc::getpwuid_r(user, &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found);
+        match found.is_null() {
+            true => user.to_string(),
+            false => std::ffi::CStr::from_ptr(entry.pw_name).to_string_lossy().into_owned(),
+        }
+    }
+}
+
 /// Gives up all privileges of the process permanently. A process that runs as root goes on as the user who
 /// called sudo, or as `nobody`. See [`drop_privileges_to`].
 ///

@@ -175,7 +175,7 @@ impl HostMemory {
         let pointer = NonNull::new(pointer).ok_or_else(|| Error::Memory {
             bytes: length,
             what: "host memory".into(),
-            why: "the system has too little left; ask for less".into(),
+            why: "the system has too little left; end other programs, or give smaller sizes".into(),
         })?;
         Ok(Self { pointer, layout })
     }

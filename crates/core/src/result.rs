@@ -9,6 +9,7 @@ mod explanation;
 mod row;
 mod verification;
 
+use crate::port::spec::without_secret;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
@@ -114,9 +115,10 @@ pub struct Command {
 
 impl Command {
     fn of_this_process(name: &str) -> Self {
+        let shown = |argument: std::ffi::OsString| without_secret(&argument.to_string_lossy()).into_owned();
         Self {
             name: name.into(),
-            arguments: std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect(),
+            arguments: std::env::args_os().skip(1).map(shown).collect(),
             version: env!("CARGO_PKG_VERSION").into(),
         }
     }

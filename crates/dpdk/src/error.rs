@@ -101,7 +101,7 @@ pub enum Error {
         remedy: String,
     },
     /// The interface, device or peer of an open port disappeared.
-    #[error("port {port}: {what} disappeared while in use")]
+    #[error("port {port}: {what} disappeared while in use; when it is back, start the command again")]
     Gone {
         /// The port's name, as the user wrote it.
         port: String,

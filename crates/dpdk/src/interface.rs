@@ -66,6 +66,18 @@ impl Interface {
         here || self.tap.is_some_and(|descriptor| tap_name(descriptor).is_some())
     }
 
+    /// Returns true unless the interface is set down, for example by `ip link set NAME down`.
+    pub(crate) fn is_up(&self) -> bool {
+        // SAFETY: an all-zero ifreq is valid.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        self.write_name(&mut request);
+        // SAFETY: the request outlives the call, which reads the name and writes the flags.
+        unsafe {
+            let code = libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &mut request);
+            code != 0 || i32::from(request.ifr_ifru.ifru_flags) & libc::IFF_UP != 0
+        }
+    }
+
     /// Returns the MTU in bytes, 1500 if the kernel does not report it.
     pub(crate) fn mtu(&self) -> u32 {
         // SAFETY: an all-zero ifreq is valid.

@@ -14,7 +14,7 @@
 //! `mtu=BYTES`.
 
 use crate::error::{Error, Result};
-use inlane_core::port::spec::PortSpec;
+use inlane_core::port::spec::{PortSpec, without_secret};
 
 /// The parsed specification of a port.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,7 +164,7 @@ fn read(text: &str) -> inlane_core::Result<EthSpec> {
         _ => spec.number("mtu", 68..=65000)?,
     };
     spec.finish()?;
-    Ok(EthSpec { text: text.to_owned(), kind, descriptors, mtu })
+    Ok(EthSpec { text: without_secret(text).into_owned(), kind, descriptors, mtu })
 }
 
 fn kind(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
@@ -225,8 +225,13 @@ fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
     if valid {
         return Ok(name.to_owned());
     }
+    let what = if name.is_empty() {
+        "the interface is missing".into()
+    } else {
+        format!("'{name}' is not a valid interface name")
+    };
     Err(spec.error(format!(
-        "'{name}' is not a valid interface name; give {}:NAME with 1 to 15 characters ('ip link' lists the interfaces)",
+        "{what}; give {}:NAME with 1 to 15 characters ('ip link' lists the interfaces)",
         spec.kind()
     )))
 }
@@ -249,7 +254,7 @@ fn memif(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
     })?;
     let secret = spec.option("secret", |value| match value.len() {
         1..24 => Ok(value.to_owned()),
-        _ => Err("a memif secret has 1 to 23 characters".into()),
+        _ => Err("give a secret of 1 to 23 characters".into()),
     })?;
     Ok(PortKind::Memif {
         socket: spec.argument().to_owned(),

@@ -6,6 +6,7 @@ mod executor;
 use crate::error::{Error, Result};
 use crate::pipeline::PipelineSettings;
 use crate::run::takes_privileges;
+use inlane_core::cores;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Playback;
@@ -162,7 +163,8 @@ impl Config {
         match &mut self.route {
             Route::OneWay { rx, .. } if sized(rx).is_some() => *rx = sized(rx).unwrap_or_default(),
             _ => {
-                let why = "only --rx null, net_null and gen:SIZE make packets of a chosen size";
+                let why =
+                    "only --rx null, net_null and gen:SIZE make packets of a chosen size; leave --size out";
                 return Err(Error::config(format!("--size {size}"), why));
             }
         }
@@ -221,7 +223,7 @@ impl Config {
         // ring, the receive queue and the transmit queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
-            return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));
+            return range("--buffers", self.buffers, format!("give {least} (four bursts) to {}", 1 << 22));
         }
         self.check_route()?;
         self.check_cores()
@@ -256,14 +258,8 @@ impl Config {
             let why = format!("core {} is named twice; name each core once", cores[index]);
             return Err(Error::config("--cores", why));
         }
-        let allowed = allowed_cores();
-        match cores.iter().find(|core| !allowed.contains(core)) {
-            Some(core) => {
-                let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
-                let allowed = allowed.join(", ");
-                let why = format!("core {core} is not allowed for this process; choose one of {allowed}");
-                Err(Error::config("--cores", why))
-            }
+        match cores::refused(cores) {
+            Some((core, why)) => Err(Error::config(format!("--cores: core {core}"), why)),
             None => Ok(()),
         }
     }
@@ -274,27 +270,13 @@ impl Config {
         match &self.cores {
             Some(cores) => cores.clone(),
             None => {
-                let mut allowed = allowed_cores();
+                let mut allowed = cores::allowed();
                 allowed.reverse();
                 allowed.truncate(threads);
                 if allowed.len() < threads { Vec::new() } else { allowed }
             }
         }
     }
-}
-
-/// Returns the cores that the calling thread may run on, in ascending order. Empty if the kernel does not
-/// report them.
-pub fn allowed_cores() -> Vec<usize> {
-    // SAFETY: an all-zero cpu_set_t is a valid, empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid for the given size and outlives the call. 0 is the calling thread.
-    let outcome = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    if outcome != 0 {
-        return Vec::new();
-    }
-    // SAFETY: every index is below CPU_SETSIZE.
-    (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 
 #[cfg(test)]

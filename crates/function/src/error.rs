@@ -8,7 +8,9 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// No built-in function has the requested name.
-    #[error("there is no packet function '{name}'; choose one of {known}, or name your own as FILE.cu:NAME")]
+    #[error(
+        "--function {name}: there is no such packet function; choose one of {known}, or name your own as FILE.cu:NAME"
+    )]
     Unknown {
         /// The name that was requested.
         name: String,

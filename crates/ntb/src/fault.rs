@@ -79,13 +79,13 @@ impl FromStr for Faults {
             let probability = || match value.parse::<f64>() {
                 Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
                 _ => Err(Error::invalid(
-                    format!("fault '{part}'"),
+                    format!("--faults {part}"),
                     format!("give a probability between 0 and 1, for example {key}=0.1"),
                 )),
             };
             let time = || {
                 inlane_core::units::parse_time(value).map_err(|_| {
-                    Error::invalid(format!("fault '{part}'"), format!("give a time, for example {key}=50us"))
+                    Error::invalid(format!("--faults {part}"), format!("give a time, for example {key}=50us"))
                 })
             };
             match key {
@@ -99,18 +99,18 @@ impl FromStr for Faults {
                 "flap" => faults.flap = time()?,
                 "die" if STEPS.contains(&value) => faults.die = Some(value.to_string()),
                 "die" => {
-                    let why = format!("unknown step; choose one of {}", STEPS.join(", "));
-                    return Err(Error::invalid(format!("fault '{part}'"), why));
+                    let why = format!("there is no such step; choose one of {}", STEPS.join(", "));
+                    return Err(Error::invalid(format!("--faults {part}"), why));
                 }
                 "seed" => {
                     faults.seed = value.parse().map_err(|_| {
-                        Error::invalid(format!("fault '{part}'"), "give a number, for example seed=7")
+                        Error::invalid(format!("--faults {part}"), "give a number, for example seed=7")
                     })?
                 }
                 _ => {
                     return Err(Error::invalid(
-                        format!("fault '{key}'"),
-                        "unknown; choose one of delay, reorder, torn, lose, duplicate, early, stale, flap, die, seed",
+                        format!("--faults {key}"),
+                        "there is no such fault; choose one of delay, reorder, torn, lose, duplicate, early, stale, flap, die, seed",
                     ));
                 }
             }

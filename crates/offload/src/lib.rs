@@ -9,7 +9,7 @@
 //!
 //! * [`engine`] runs the sockets, on one thread or several.
 //! * [`status`] is what it reports.
-//! * [`rules`] reads which sockets stay with the kernel.
+//! * [`rules`] reads which sockets stay with the kernel; [`toml_error`] explains why a file is not TOML.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
 //! Programs may be hostile. The engine checks every request of a program before use, and limits the memory
@@ -30,6 +30,7 @@ mod settings;
 mod socket;
 pub mod status;
 pub mod stepped;
+pub mod toml_error;
 mod wheel;
 
 pub use error::{Error, Result};

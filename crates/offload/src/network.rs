@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::settings::Settings;
 use inlane_core::clock::Clock;
 use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::spec::without_secret;
 use inlane_core::port::{Port, Rx, Tx};
 use inlane_core::{HeapPool, port};
 use inlane_offload_protocol::rules::Prefix;
@@ -398,7 +399,7 @@ pub fn check_port(port: &str) -> Result<()> {
         _ => "there is no such kind of port",
     };
     let why = format!("{why}; give af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
-    Err(Error::Setting { what: format!("--port {port}"), why })
+    Err(Error::Setting { what: format!("--port {}", without_secret(port)), why })
 }
 
 /// Returns the size of packet buffers for packets of `mtu` bytes.
@@ -410,7 +411,8 @@ fn room(mtu: usize) -> usize {
 /// own errors name flags that the engine lacks.
 ///
 /// # Errors
-/// [`Error::Setting`] for the loopback interface, or if packets are larger than the engine's buffers.
+/// [`Error::Setting`] for the loopback interface, or if packets are larger than the engine's buffers or than the
+/// interface allows.
 pub fn check_interface(settings: &Settings) -> Result<()> {
     /// ARPHRD_LOOPBACK of Linux's include/uapi/linux/if_arp.h.
     const LOOPBACK: usize = 772;
@@ -432,6 +434,14 @@ pub fn check_interface(settings: &Settings) -> Result<()> {
                 "the MTU of {name} is {mtu}, and the engine's is {}; add --mtu {mtu}, or lower the interface's: ip link set {name} mtu {}",
                 settings.mtu, settings.mtu
             ))
+        }
+        Some(mtu) if mtu < settings.mtu.into() => {
+            let what = format!("--mtu {}", settings.mtu);
+            let why = format!(
+                "{name} carries packets of at most {mtu} bytes; give --mtu {mtu}, or raise its limit: ip link set {name} mtu {}",
+                settings.mtu
+            );
+            Err(Error::Setting { what, why })
         }
         _ => Ok(()),
     }

@@ -11,6 +11,7 @@
 //! ```
 
 use crate::error::{Error, Result};
+use crate::toml_error::explain;
 use inlane_offload_protocol::rules::Rule;
 use toml::{Table, Value};
 
@@ -34,7 +35,10 @@ const KEYS: [(&str, &str); 6] = [
 /// [`Error::Setting`] names the first wrong rule.
 pub fn read(name: &str, toml: &str) -> Result<String> {
     let wrong = |why: String| Error::Setting { what: format!("rules in {name}"), why };
-    let file: Table = toml.parse().map_err(|error| wrong(syntax(&error, toml)))?;
+    let file: Table = toml.parse().map_err(|error| {
+        let (line, why) = explain(&error, toml);
+        Error::Setting { what: format!("rules in {name}:{line}"), why }
+    })?;
     if let Some(key) = file.keys().find(|key| *key != "rule") {
         return Err(wrong(format!("the key '{key}' is unknown; begin each rule with the line [[rule]]")));
     }
@@ -56,13 +60,6 @@ pub fn read(name: &str, toml: &str) -> Result<String> {
         true => Err(wrong(format!("{} bytes of rules are more than {MOST}; use fewer rules", text.len()))),
         false => Ok(text),
     }
-}
-
-/// Returns a message that says why `text` is not TOML, with the number of the line.
-fn syntax(error: &toml::de::Error, text: &str) -> String {
-    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-    let why = error.message().replace('\n', ", ");
-    format!("line {}: {why}; write lines such as run_by = \"kernel\"", before.matches('\n').count() + 1)
 }
 
 /// Converts one rule to the line that the preloaded library reads.
@@ -129,7 +126,7 @@ mod tests {
             ("[rule]\nrun_by = \"kernel\"\n", "begin each rule with the line [[rule]]"),
             ("rule = [1]\n", "begin each rule with the line [[rule]]"),
             ("run_by = \"kernel\"\n", "the key 'run_by' is unknown; begin each rule with"),
-            ("\nhello\n", "line 2: key with no value"),
+            ("\nhello\n", "rules.toml:2: there is no value; write NAME = VALUE"),
         ] {
             let error = read("rules.toml", toml).unwrap_err().to_string();
             assert!(error.contains("rules.toml") && error.contains(expected), "{error}");

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
 use inlane_wire::ethernet::Mac;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -55,9 +55,16 @@ impl Settings {
     /// [`Error::Setting`] names the first setting that is wrong.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, why: String| Err(Error::Setting { what: what.into(), why });
-        if !(1..=Self::MAX_THREADS).contains(&self.threads) {
-            let what = format!("--threads {}", self.threads);
-            return wrong(&what, format!("give 1 to {}", Self::MAX_THREADS));
+        let most = Self::MAX_THREADS;
+        if self.cores.len() > most.into() {
+            let why = format!("it names {} cores; name at most {most}", self.cores.len());
+            return wrong("--cores", why);
+        }
+        if !(1..=most).contains(&self.threads) {
+            return wrong(&format!("--threads {}", self.threads), format!("give 1 to {most}"));
+        }
+        if let Some((core, why)) = inlane_core::cores::refused(&self.cores) {
+            return wrong(&format!("--cores: core {core}"), why);
         }
         if self.addresses.is_empty() {
             return wrong("--address", "give at least one, such as 10.0.0.1/24".into());
@@ -77,10 +84,13 @@ impl Settings {
                 );
             }
             if self.addresses[..index].iter().any(|other| other.address == ip) {
-                return wrong(&what, format!("{ip} is given twice"));
+                return wrong(&what, format!("{ip} is given twice; give each address once"));
             }
             if let Some(why) = reserved(prefix) {
-                return wrong(&what, why);
+                return wrong(
+                    &what,
+                    format!("{why}; give the address of a host in it, for example {}", host(prefix)),
+                );
             }
         }
         for (index, gateway) in self.gateways.iter().enumerate() {
@@ -94,6 +104,19 @@ impl Settings {
                 let why =
                     "no --address has a network that contains it; choose a router in one of these networks";
                 return wrong(&format!("--gateway {gateway}"), why.into());
+            }
+            if self.addresses.iter().any(|prefix| prefix.address == *gateway) {
+                let why = "it is an address of the engine itself; give the address of a router";
+                return wrong(&format!("--gateway {gateway}"), why.into());
+            }
+            // Routers of an IPv6 network may have the network's own address (RFC 4291), so allow it.
+            let near = self.addresses.iter().filter(|it| it.contains(*gateway) && gateway.is_ipv4());
+            let mut as_host = near.map(|prefix| Prefix { address: *gateway, ..*prefix });
+            if let Some(why) = as_host.find_map(|prefix| reserved(&prefix)) {
+                return wrong(
+                    &format!("--gateway {gateway}"),
+                    format!("{why}; give the address of a router"),
+                );
             }
         }
         if self.mtu < Self::MIN_MTU {
@@ -118,18 +141,39 @@ impl Settings {
     }
 }
 
-/// Returns why an interface cannot have this address: it is the address of the network, or the network's
-/// broadcast address. Returns `None` if the address is usable.
+/// Returns why a host cannot have this address: it is the address of the network, or the network's broadcast
+/// address. Returns `None` if the address is usable.
 fn reserved(prefix: &Prefix) -> Option<String> {
-    // Networks of one or two addresses reserve no address for the network or for broadcasts (RFC 3021).
-    let (IpAddr::V4(ip), ..=30) = (prefix.address, prefix.length) else { return None };
-    let hosts = u32::MAX.checked_shr(prefix.length.into()).unwrap_or(0);
-    match ip.to_bits() & hosts {
-        0 => Some(format!("{ip} is the address of the network itself; give that of an interface in it")),
-        host if host == hosts => {
-            Some(format!("{ip} is the broadcast address of its network; give that of an interface in it"))
+    let (bits, family) = bits(prefix.address);
+    // Networks of one or two addresses reserve none of them (RFC 3021, RFC 6164).
+    let host_bits = family.checked_sub(prefix.length.into()).filter(|&host_bits| host_bits > 1)?;
+    let hosts = u128::MAX >> (128 - host_bits);
+    match bits & hosts {
+        0 => Some(format!("{} is the address of the network itself", prefix.address)),
+        host if host == hosts && prefix.address.is_ipv4() => {
+            Some(format!("{} is the broadcast address of its network", prefix.address))
         }
         _ => None,
+    }
+}
+
+/// Returns the first host of a network of three or more addresses, with the length of its prefix.
+fn host(prefix: &Prefix) -> Prefix {
+    let (bits, family) = bits(prefix.address);
+    let hosts = u128::MAX >> (128 - (family - u32::from(prefix.length)));
+    let first = (bits & !hosts) + 1;
+    let address = match prefix.address {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(first as u32)),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(first)),
+    };
+    Prefix { address, ..*prefix }
+}
+
+/// Returns an address as a number, and how many bits its family has.
+fn bits(address: IpAddr) -> (u128, u32) {
+    match address {
+        IpAddr::V4(ip) => (ip.to_bits().into(), 32),
+        IpAddr::V6(ip) => (ip.to_bits(), 128),
     }
 }
 
@@ -163,14 +207,45 @@ mod tests {
             let checked = Settings { addresses, ..settings() }.check();
             checked.map_err(|error| error.to_string())
         };
-        for good in ["10.0.0.0/31", "10.0.0.255/31", "10.0.0.1/32", "10.0.1.0/23", "1.2.3.4/0", "fd00::1/64"]
-        {
+        for good in [
+            "10.0.0.0/31",
+            "10.0.0.255/31",
+            "10.0.0.1/32",
+            "10.0.1.0/23",
+            "1.2.3.4/0",
+            "fd00::1/64",
+            "fd00::/127",
+        ] {
             assert_eq!(check(&[good]), Ok(()), "{good}");
         }
-        for bad in ["10.0.0.0/24", "10.0.0.255/24", "127.0.0.1/8", "0.0.0.0/24", "224.0.0.1/4"] {
+        for bad in ["10.0.0.0/24", "10.0.0.255/24", "127.0.0.1/8", "0.0.0.0/24", "224.0.0.1/4", "fd00::/64"] {
             assert!(check(&[bad]).is_err_and(|why| why.contains(bad)), "{bad}");
         }
+        assert!(check(&["10.0.0.0/24"]).is_err_and(|why| why.ends_with("for example 10.0.0.1/24")));
+        assert!(check(&["fd00::/64"]).is_err_and(|why| why.ends_with("for example fd00::1/64")));
         assert!(check(&["10.0.0.1/24", "10.0.0.1/24"]).is_err_and(|why| why.contains("twice")));
+    }
+
+    #[test]
+    fn a_gateway_is_another_host_of_a_network_of_the_engine() {
+        let check = |gateway: &str| {
+            let gateways = vec![gateway.parse().unwrap()];
+            Settings { gateways, ..settings() }.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check("10.0.0.254"), Ok(()));
+        for bad in ["10.0.0.0", "10.0.0.1", "10.0.0.255", "10.0.1.1"] {
+            assert!(check(bad).is_err_and(|why| why.contains(&format!("--gateway {bad}: "))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn too_many_cores_and_cores_that_are_not_allowed_are_refused_before_the_port_opens() {
+        let check = |cores: Vec<usize>| {
+            let settings = Settings { threads: cores.len() as u16, cores, ..settings() };
+            settings.check().unwrap_err().to_string()
+        };
+        assert_eq!(check((0..65).collect()), "--cores: it names 65 cores; name at most 64");
+        assert!(check(vec![100_000]).starts_with("--cores: core 100000: this process may use only the core"));
     }
 
     #[test]

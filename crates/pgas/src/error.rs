@@ -76,7 +76,9 @@ pub enum Error {
         lost: Lost,
     },
     /// The PE that owns the accessed memory refused a request with an invalid offset, length or operation.
-    #[error("PE {peer} refused {what}: its offset or length lies outside symmetric memory")]
+    #[error(
+        "PE {peer} refused {what}: its offset or length lies outside symmetric memory; check the address and length of the call"
+    )]
     Refused {
         /// The owner's PE number.
         peer: u32,
@@ -95,7 +97,7 @@ pub enum Error {
     },
     /// The symmetric heap is full.
     #[error(
-        "the symmetric heap of {size} bytes has no free span of {bytes} bytes; give a larger --heap (INLANE_NTB_HEAP)"
+        "the symmetric heap of {size} bytes has no free span of {bytes} bytes; give a larger --heap, or set SHMEM_SYMMETRIC_SIZE"
     )]
     Heap {
         /// Requested bytes.

@@ -225,7 +225,7 @@ fn offer_candidate(
     let Some((reply, passed)) = control::request(&mut message, -1) else {
         return match control::other_version() {
             Some(engine) => refused_version(engine),
-            None => stays(&message, b"the engine does not answer", true),
+            None => stays(&message, NO_ANSWER, true),
         };
     };
     if reply.status == 0 {
@@ -256,6 +256,9 @@ fn offer_candidate(
         _ => stays(&message, b"the engine's reply was invalid", true),
     }
 }
+
+/// Why a socket stays with the kernel if no engine answers on the control socket.
+const NO_ANSWER: &[u8] = b"no engine answers";
 
 /// Says, once for each process, that the engine refuses this library's version. The socket stays with the
 /// kernel, or the call fails if the user demands offloading.
@@ -302,11 +305,19 @@ fn stays(message: &Message, reason: &[u8], matters: bool) -> Conversion {
         control::report_kernel(*message, reason);
         return Conversion::Kernel;
     }
+    let remedy: [&[u8]; 3] = match reason == NO_ANSWER {
+        true => [b"; start one with 'inlane offload serve --socket ", settings::socket(), b"'"],
+        false => [b"; to leave the socket with the kernel, start the program without --require", b"", b""],
+    };
+    let [before, path, after] = remedy;
     print(&[
         b"inlane: ",
         settings::program(),
-        b": a socket is not offloaded, and --require is set: ",
+        b": cannot offload a socket, as --require demands: ",
         reason,
+        before,
+        path,
+        after,
         b"\n",
     ]);
     Conversion::Failed(libc::ENETDOWN)

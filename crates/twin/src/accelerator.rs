@@ -47,7 +47,7 @@ impl Accelerator {
                 bytes,
                 what: format!("memory of twin:{}", self.index),
                 why: format!(
-                    "{} of its {} are free; give less",
+                    "{} of its {} are free; give smaller sizes",
                     units::bytes((total - used) as u64),
                     units::bytes(total as u64)
                 ),

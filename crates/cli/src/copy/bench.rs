@@ -190,7 +190,7 @@ impl<'a> Bench<'a> {
         if let Some(fallback) = selector.fallback() {
             let path = selector.path_for(way.options.largest as u64);
             crate::print_to_stderr(format_args!(
-                "inlane: warning: {way}: {fallback}; continuing with {path}"
+                "inlane: warning: {way}: {fallback}; inlane takes {path} instead"
             ));
         }
         self.report.twin |= selector.is_twin();

@@ -12,7 +12,7 @@ use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, PathOptions, published};
 use inlane_core::error::Class;
 use inlane_core::result::PathExplanation;
-use inlane_core::{CompletionMode, Error};
+use inlane_core::{CompletionMode, Error, units};
 use inlane_report::{Line, Plot, Point, Scale};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -233,7 +233,9 @@ fn failure_of(
             check_stop(&plan.stop)?;
             None
         }
-        None if stopped => Some(format!("interrupted after {measured} measurements")),
+        None if stopped => {
+            Some(format!("interrupted after {}", units::counted(measured as u64, "measurement")))
+        }
         None => None,
     };
     if stopped {

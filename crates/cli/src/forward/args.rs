@@ -16,7 +16,7 @@ inlane forward --rx <PORT> --tx <PORT>... [OPTIONS]
        inlane forward --between <PORT> <PORT> [OPTIONS]";
 
 const EXAMPLES: &str = "\
-Ports, with their options after a comma (af_packet:eth1,frame=4096):
+Ports, with their options after a comma (af_packet:eth1,frame=4096). Defaults are in parentheses:
   null[:SIZE]      makes packets of SIZE bytes or discards packets, without touching their bytes
   gen:SIZE|imix    generates flows with sequence numbers and checksums: flows=N (64), seed=N,
                    v4, v6, udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs,
@@ -38,12 +38,14 @@ Ports, with their options after a comma (af_packet:eth1,frame=4096):
   memif:SOCKET     shared memory with another process: role=server|client (client), id=N (0),
                    wait=SECONDS (10), secret=TEXT
   pci:ADDRESS      a network card bound to vfio-pci
-  net_null and the ports below it take descriptors=N; af_xdp and those below it take mtu=BYTES.
+  net_null and all ports below it in this list also take descriptors=N, the length of their queues.
+  af_xdp and all ports below it also take mtu=BYTES.
 
 Units:
-  sizes are binary (4K = 4096 bytes); rates are decimal (10G = 10^10 bits/s of frames,
-  1.5Mpps; 10GbE = the line rate of Ethernet, with FCS, preamble and gap);
-  times have a unit (200ns, 50us, 5s, 2m)
+  sizes  binary: 4K = 4096 bytes
+  rates  decimal: 10G = 10^10 bits/s of frames; 10GbE = the line rate of Ethernet, with FCS,
+         preamble and gap; 1.5Mpps = 1.5 million packets/s
+  times  with a unit: 200ns, 50us, 5s, 2m
 
 Examples:
   # swap the MAC addresses of every packet in a capture, in order, with timestamps kept
@@ -124,11 +126,11 @@ pub(super) struct PortArgs {
     /// Play a capture again and again
     #[arg(long = "loop")]
     pub(super) repeat: bool,
-    /// Write the sent packets to this capture file, too
+    /// Also write the sent packets to this capture file
     #[arg(long, value_name = "FILE")]
     pub(super) capture: Option<PathBuf>,
-    /// Inject faults into the received packets: drop=P:N (N in a row), duplicate=P, corrupt=P, reorder=P:N
-    /// (behind N later packets), delay=P:TIME, seed=N, joined by commas. P is a probability, 1% or 0.01
+    /// Faults to inject into received packets, joined by commas: drop=P:N (N in a row), duplicate=P, corrupt=P,
+    /// reorder=P:N (N later packets overtake the packet), delay=P:TIME, seed=N. P is a probability such as 1%
     #[arg(long, value_name = "FAULTS")]
     pub(super) faults: Option<String>,
 }

@@ -112,7 +112,7 @@ impl Forward {
             Some("none") => Some(Vec::new()),
             Some(list) => Some(core_list(list).map_err(|error| match error {
                 inlane_core::Error::Invalid { what, why } => {
-                    inlane_core::Error::Invalid { what: format!("--cores {what}"), why }
+                    inlane_core::Error::Invalid { what: format!("--cores {}", what.trim_matches('\'')), why }
                 }
                 other => other,
             })?),

@@ -26,12 +26,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Measures windows or UCX: put, get, atomics, both directions at once, message rate, delivery by completion
-/// mode; over windows also doorbells and a mover
+/// Measures windows or UCX: put, get, atomics, message rate and more
 ///
-/// Runs two PEs of this machine over the twin, a software model of a PCIe bridge, or over UCX. As a program of
-/// a job of two PEs, such as one that mpirun started on two machines, it measures between these PEs. With
-/// --ivshmem, run it with the same options in each of two virtual machines that share the device.
+/// It measures put and get, atomics, both directions at once, the message rate, and delivery by completion mode.
+/// Over windows, it also measures doorbells and a mover.
+///
+/// It starts two PEs on this machine, over the twin (a software model of a PCIe bridge) or over UCX. If mpirun
+/// starts it as two PEs, it measures between these PEs. With --ivshmem, start it with the same flags in each of
+/// two virtual machines that share the device.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -66,8 +68,8 @@ pub struct Bench {
     /// Repeats in which ucx_perftest takes part, 1 to 1000; each starts two processes
     #[arg(long, value_name = "N", default_value_t = 3, requires = "ucx", value_parser = count::<u32>(1, 1000))]
     ucx_repeats: u32,
-    /// Measure only one part: puts (compared with a plain copy, and with --ucx if given), or mover [default: all
-    /// parts]
+    /// Measure only one part: puts (compared with a plain copy, and with ucx_perftest if --ucx is given) or mover
+    /// [default: all parts]
     #[arg(long, value_name = "PART", value_parser = part)]
     only: Option<Part>,
     /// The mover, over windows: twin (a DMA engine as fast as a core copies), twin:RATE in bits per second
@@ -154,19 +156,14 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<StartedMover> {
     Ok(StartedMover { mover, reach: Box::new(reach) })
 }
 
-/// Checks that a program exists: at its path, or in a folder of PATH if its name has no slash.
+/// Checks that the system can start a program: at its path, or in a folder of PATH if its name has no slash.
 fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let found = match program.components().count() {
-        1 => std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
-        _ => program.is_file(),
-    };
-    if !found {
-        let why =
-            format!("--ucx {}: there is no such program; give the path of ucx_perftest", program.display());
-        return Err(NotReady(why).into());
+    if crate::offload::program::find(program).is_some() {
+        return Ok(());
     }
-    Ok(())
+    let what = if program.exists() { "it is not executable" } else { "there is no such program" };
+    let why = format!("--ucx {}: {what}; give the path of ucx_perftest", program.display());
+    Err(NotReady(why).into())
 }
 
 impl BenchPe {
@@ -200,6 +197,11 @@ impl Bench {
             return Err(Error::invalid("--only mover", why).into());
         }
         if let Some(program) = &self.ucx {
+            if self.only == Some(Part::Mover) {
+                let why =
+                    "ucx_perftest is compared with puts, which --only mover leaves out; leave --ucx out";
+                return Err(Error::invalid(format!("--ucx {}", program.display()), why).into());
+            }
             check_program(program)?;
         }
         let kind = match self.transport {
@@ -212,7 +214,7 @@ impl Bench {
         }
         if kind == TransportKind::Ucx && (self.only == Some(Part::Mover) || self.mover.is_some()) {
             let flag = if self.mover.is_some() { "--mover" } else { "--only mover" };
-            let why = "UCX has no mover; leave it out, or choose --transport windows";
+            let why = format!("UCX has no mover; leave {flag} out, or choose --transport windows");
             return Err(Error::invalid(flag, why).into());
         }
         let plan = Plan {

@@ -4,6 +4,7 @@
 use crate::values::count;
 use clap::Args;
 use inlane_core::completion::CompletionMode;
+use inlane_core::units::counted;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::Address;
@@ -17,8 +18,10 @@ use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks windows or UCX, under 'inlane ntb run' or in each of several virtual machines: compares every result
-/// of put, get, signals, atomics and reductions between all PEs
+/// Checks every operation between all PEs over windows or UCX
+///
+/// It compares every result of put, get, signals, atomics and reductions. 'inlane ntb run' starts it, or it is
+/// started in each of several virtual machines.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -39,7 +42,8 @@ pub struct Check {
     /// Number of virtual machines that share the ivshmem device, 2 to 64
     #[arg(long, value_name = "N", default_value_t = 2, requires = "ivshmem", value_parser = count::<u32>(2, 64))]
     machines: u32,
-    /// How waits end: poll, interrupt or adaptive [default: as given to 'inlane ntb run', else adaptive]
+    /// How waits end: poll, interrupt (sleep until woken) or adaptive (sleep for most of the expected time, then
+    /// poll) [default: as given to 'inlane ntb run', else adaptive]
     #[arg(long, value_name = "MODE")]
     completion: Option<CompletionMode>,
     /// Number of rounds, 1 or more. Each round runs every operation between all pairs of PEs
@@ -103,8 +107,9 @@ impl Check {
         inlane_pgas::check::run(&world, self.rounds)?;
         world.leave()?;
         let (me, pes, seconds) = (world.me(), world.pes(), start.elapsed().as_secs_f64());
+        let rounds = counted(self.rounds.into(), "round");
         crate::print(|out| {
-            writeln!(out, "ntb check: {name}, PE {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
+            writeln!(out, "ntb check: {name}, PE {me} of {pes}, {rounds} in {seconds:.2} s, ok")
         })
     }
 }

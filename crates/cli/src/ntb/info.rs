@@ -24,9 +24,21 @@ use inlane_pgas::transport::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
 use std::sync::Arc;
 
-/// Shows the back-end or UCX's transports, why they were chosen, their capabilities, and the sizes at which
-/// windows change their method
+/// Shows how PEs would communicate, and why
+///
+/// For windows: the back-end (twin or ivshmem), why it was chosen, its capabilities, and the sizes from which
+/// gets and puts take another method. For UCX: the transports that UCX chose.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  # the twin, a software model of a PCIe bridge
+  inlane ntb info
+
+  # the transports that UCX chooses between two PEs on this machine
+  inlane ntb info --transport ucx
+
+  # a device that virtual machines share
+  inlane ntb info --ivshmem 0000:00:01.0")]
 pub struct Info {
     /// The transport to describe: windows, or ucx. To describe ucx, inlane starts two PEs on this machine
     /// [default: INLANE_NTB_TRANSPORT, else windows]

@@ -12,6 +12,9 @@ const DEPTH: u32 = 127;
 
 /// Gives other programs a namespace as a block device
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  inlane nvme export nbd 10.0.0.2 --listen unix:/tmp/disk.sock")]
 pub struct Export {
     #[command(subcommand)]
     protocol: Protocol,

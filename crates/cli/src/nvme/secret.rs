@@ -3,7 +3,6 @@
 use super::connect::parse_nqn;
 use clap::{Args, ValueEnum};
 use inlane_nvme::authentication::{Group, Hash, Secret};
-use std::io::Write;
 
 /// A hash function of the authentication.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -60,10 +59,11 @@ impl From<GroupName> for Group {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane nvme gen-dhchap-key                           print a secret
-  (umask 077; inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a --target-secret >>secrets)
-                                                       add a line for --secrets-file, with secrets for both
-                                                       sides, to a file that only its owner may read")]
+  # print a secret
+  inlane nvme gen-dhchap-key
+
+  # make a file for --secrets-file that only its owner may read, with a secret of each side
+  (umask 077; inlane nvme gen-dhchap-key --host-nqn nqn.2026-11.org.example:a --target-secret >>secrets)")]
 pub struct GenerateKey {
     /// Before each use, hash the secret together with its owner's NQN by this function. The secret gets the
     /// length of the hash: 32, 48 or 64 bytes [default: no hash, 32 bytes]
@@ -89,6 +89,6 @@ impl GenerateKey {
         if self.target_secret {
             words.push(secret()?.to_string());
         }
-        Ok(writeln!(std::io::stdout(), "{}", words.join(" "))?)
+        crate::print(|out| writeln!(out, "{}", words.join(" ")))
     }
 }

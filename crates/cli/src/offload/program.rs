@@ -32,7 +32,7 @@ fn obstacle_within(path: &Path, depth: u32) -> Option<String> {
     let privileged = metadata.mode() & 0o4000 != 0 && metadata.uid() != rustix::process::geteuid().as_raw();
     if privileged {
         return Some(format!(
-            "{shown} runs as another user (setuid), so the system drops the preloaded library"
+            "{shown} runs as another user (setuid), so the system drops the preloaded library; run it without the setuid bit"
         ));
     }
     let mut head = Vec::new();
@@ -52,8 +52,12 @@ fn obstacle_within(path: &Path, depth: u32) -> Option<String> {
     }
     match kind(&head)? {
         Kind::Dynamic => None,
-        Kind::Static => Some(format!("{shown} is statically linked, so no library can be preloaded into it")),
-        Kind::Other => Some(format!("{shown} is not a 64-bit program of this machine")),
+        Kind::Static => Some(format!(
+            "{shown} is statically linked, so no library can be preloaded into it; use a dynamically linked build"
+        )),
+        Kind::Other => Some(format!(
+            "{shown} is not a 64-bit program of this machine, so no library can be preloaded into it; use a 64-bit build"
+        )),
     }
 }
 

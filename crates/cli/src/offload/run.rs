@@ -22,8 +22,8 @@ const LIBRARY: &str = "libinlane_preload.so";
 /// not take stays with the kernel; 'inlane offload status' lists such sockets and the reasons.
 #[derive(Args)]
 #[command(after_help = "\
-Rules (--rules FILE): a TOML file. The first rule whose conditions all hold decides; without one,
-the engine takes a socket if its addresses and routes reach the socket's address.
+Rules (--rules FILE): a TOML file. The first rule whose conditions all hold decides. If no rule
+holds, the engine takes a socket whose address its own addresses and routes reach.
   [[rule]]
   run_by = \"kernel\"          # or \"engine\"; every other key is an optional condition
   program = \"sshd\"           # last part of the program's path
@@ -69,10 +69,10 @@ impl Run {
         let library = library()?;
         let socket = std::path::absolute(&self.socket)?;
         if let Some(why) = program::obstacle(&path) {
-            self.note(&format!("{why}; its sockets stay with the kernel"))?;
+            self.note(&why)?;
         }
         if let Err(error) = inlane_offload::status::fetch(&socket) {
-            self.note(&format!("{error}; sockets stay with the kernel until an engine runs"))?;
+            self.note(&error.to_string())?;
         }
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -97,9 +97,9 @@ impl Run {
     /// reason as an error instead.
     fn note(&self, why: &str) -> anyhow::Result<()> {
         if self.require {
-            return Err(NotReady(format!("{why}; --require forbids that")).into());
+            return Err(NotReady(format!("--require: {why}")).into());
         }
-        crate::print_to_stderr(format_args!("inlane: warning: {why}; --require makes this an error"));
+        crate::print_to_stderr(format_args!("inlane: warning: sockets stay with the kernel: {why}"));
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! `inlane offload serve`: runs the engine.
 
-use crate::values::{core_list, count};
+use crate::values::{core_list, count, power_of_two};
 use clap::Args;
 use inlane_core::privileges::{Successor, drop_privileges_to};
 use inlane_core::units;
@@ -66,7 +66,7 @@ pub struct Serve {
     #[arg(long, value_name = "MAC")]
     mac: Option<Mac>,
     /// Size of the send buffer and of the receive buffer of each connection, a power of two from 4K to 1G
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = power_of_two(4096, 1 << 30))]
     buffer: u64,
     /// The most sockets of one process, 1 to 1048576
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = count::<usize>(1, 1 << 20))]

@@ -43,7 +43,12 @@ fn refusals_that_the_user_can_change_are_usage_errors() {
     let without = PathOptions { without: vec![Path::Bar], ..PathOptions::default() };
     let error = calibrate(&host(), &host(), &without);
     assert_eq!(error.class(), Class::Usage);
-    assert!(error.to_string().contains("excluded by --without"), "{error}");
+    assert!(error.to_string().contains("bar: excluded by --without; dma: a software copy"), "{error}");
+    let ends = ["twin:0", "twin:1"].map(|end| end.parse().unwrap());
+    let twins = crate::open(&ends, &Permission::default()).unwrap();
+    let options = PathOptions { without: Path::ALL.to_vec(), ..PathOptions::default() };
+    let excluded = "twin:0 to twin:1: --without excludes every path: bar, hybrid, staged; allow one of them";
+    assert_eq!(calibrate(&twins[0], &twins[1], &options).to_string(), excluded);
 }
 
 /// Maps the same memory at two addresses. Poisoning the destination then also overwrites the source, so a
@@ -81,7 +86,10 @@ fn the_gravest_of_several_errors_determines_the_class() {
     let refused = |paths: &[Path]| paths.iter().map(|path| (*path, "why".to_string())).collect();
     let class = |errors: Vec<Error>| {
         let error = no_path_error([&host, &host], &refused(&[Path::Bar, Path::Dma]), errors);
-        assert!(error.to_string().contains("no path is available: bar: why; dma: why"), "{error}");
+        assert!(
+            error.to_string().contains("no path is available: bar, dma: why; remove one of these causes"),
+            "{error}"
+        );
         error.class()
     };
     assert_eq!(class(vec![environment(), environment()]), Class::Environment);

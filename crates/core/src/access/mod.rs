@@ -120,10 +120,8 @@ impl Access {
             return Ok(self);
         }
         let widest = Access::widest().width();
-        Err(Error::device_environment(
-            "cpu",
-            format!("has no accesses '{self}'; the widest ordinary ones here are {widest} bytes"),
-        ))
+        let why = format!("this processor does not support such accesses; give at most {widest}, or nt");
+        Err(Error::device_environment(format!("'{self}'"), why))
     }
 
     /// Returns true if stores of this access may be delayed or reordered until [`store_fence`].

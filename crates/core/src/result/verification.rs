@@ -27,6 +27,8 @@ pub struct Verification {
     /// Packets whose bytes differ from what was expected.
     #[serde(rename = "altered_packets")]
     pub altered: u64,
+    /// An altered packet, and its first difference from what was expected. Null if no altered packet could be identified.
+    pub altered_example: Option<String>,
 }
 
 impl Verification {
@@ -75,6 +77,7 @@ impl Verification {
         self.duplicated += other.duplicated;
         self.reordered += other.reordered;
         self.altered += other.altered;
+        self.altered_example = self.altered_example.take().or_else(|| other.altered_example.clone());
     }
 }
 

@@ -100,8 +100,11 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
     }
     let existing = found.queues();
     if queue >= existing.receive {
-        let last = existing.receive - 1;
-        let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
+        let queues = match existing.receive {
+            1 => "only queue 0; leave queue= out".into(),
+            count => format!("queues 0 to {}; give one of them", count - 1),
+        };
+        let why = format!("queue={queue}: {interface} has {queues} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
     // One DPDK device serves `queue` and all later pairs of queues. DPDK's driver counts only pairs, so each
@@ -183,14 +186,21 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
 }
 
 fn find(spec: &EthSpec, name: &str) -> Result<Interface> {
-    Interface::find(name).map_err(|error| Error::Missing {
+    let found = Interface::find(name).map_err(|error| Error::Missing {
         port: spec.text.clone(),
         what: match error.raw_os_error() {
             Some(libc::ENODEV) => format!("interface {name}"),
             _ => format!("interface {name} ({error})"),
         },
         remedy: "list the interfaces of this network namespace: ip link".into(),
-    })
+    })?;
+    if !found.is_up() {
+        tracing::warn!(
+            "port {}: interface {name} is down and carries no packets; bring it up: ip link set {name} up",
+            spec.text
+        );
+    }
+    Ok(found)
 }
 
 fn need(spec: &EthSpec, capabilities: &[Capability], doing: &str) -> Result<()> {

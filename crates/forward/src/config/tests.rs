@@ -9,7 +9,6 @@ fn config() -> Config {
 #[test]
 fn defaults_are_accepted() {
     config().check().unwrap();
-    assert!(!allowed_cores().is_empty());
 }
 
 #[test]

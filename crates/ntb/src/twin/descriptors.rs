@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use inlane_core::region::{Location, Region};
+use inlane_core::units;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -100,7 +101,12 @@ pub(crate) fn map_aligned(
     let start = unsafe {
         rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE)
     }
-    .map_err(|error| Error::os(format!("reserving {reserved} addresses"), error))? as usize;
+    .map_err(|error| {
+        Error::os(
+            format!("cannot reserve {} of addresses for the window", units::bytes(reserved as u64)),
+            error,
+        )
+    })? as usize;
     let address = start.next_multiple_of(align);
     let end = address + bytes.next_multiple_of(PAGE);
     for (from, to) in [(start, address), (end, start + reserved.next_multiple_of(PAGE))] {

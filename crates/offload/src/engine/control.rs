@@ -7,12 +7,12 @@ use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
 use crate::closer::Closer;
 use crate::direct::SharedArea;
-use crate::error::{Error, Result, kind_of_no_socket};
+use crate::error::{Error, Result, address_of, kind_of_no_socket};
 use crate::pair;
 use crate::settings::Settings;
 use inlane_offload_protocol::message::{self, Message, Operation};
 use rustix::event::epoll;
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex};
 
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
-
 /// The most clients at once. A process keeps one connection, and `inlane offload status` opens one for its
 /// request.
 const MOST_CLIENTS: usize = 16384;
@@ -231,7 +230,7 @@ impl Control {
         };
         check_replaceable(&path)?;
         let folders = Folders::create(path.parent())?;
-        let address = SocketAddrUnix::new(&path).map_err(os("using the path"))?;
+        let address = address_of(&path)?;
         let new = || net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let probe = new().map_err(os("creating the control socket"))?;
         match net::connect(&probe, &address) {
@@ -243,7 +242,13 @@ impl Control {
         }
         let listener = new().map_err(os("creating the control socket"))?;
         net::bind(&listener, &address).map_err(|error| {
-            let why = format!("{}; {OTHER_PATH}", std::io::Error::from(error));
+            let why = match error {
+                rustix::io::Errno::ADDRINUSE => {
+                    "another program listens on it; stop that program, or choose another path with --socket"
+                        .into()
+                }
+                error => format!("{}; {OTHER_PATH}", io::Error::from(error)),
+            };
             inlane_core::Error::device_environment(format!("cannot create the control socket {shown}"), why)
         })?;
         let permissions = std::fs::Permissions::from_mode(settings.mode);
@@ -341,7 +346,9 @@ impl Folders {
                 // Continue, because another program has created the directory meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
-                    return Err(Error::os(format!("creating the directory {}", path.display()))(error));
+                    let what = format!("cannot create the directory {}", path.display());
+                    let why = format!("{error}; {OTHER_PATH}");
+                    return Err(inlane_core::Error::device_environment(what, why).into());
                 }
             }
         }

@@ -41,7 +41,7 @@ impl JobHub {
                 let refuse = |what: &str| {
                     Err(Error::invalid(
                         what,
-                        "UCX has no windows; leave it out, or choose --transport windows",
+                        format!("UCX has no windows; leave {what} out, or choose --transport windows"),
                     ))
                 };
                 if !job.faults.is_empty() {

@@ -23,7 +23,7 @@ impl std::str::FromStr for MoverChoice {
         use inlane_core::units::{Rate, parse_rate};
         let invalid = || {
             let why = "give twin, twin:RATE in bits per second (for example twin:30G), or gpu:N";
-            Error::invalid(format!("mover '{text}'"), why)
+            Error::invalid(format!("--mover {text}"), why)
         };
         match text.split_once(':').unwrap_or((text, "")) {
             ("twin", "") => Ok(Self::Twin(None)),
@@ -58,7 +58,7 @@ impl MoverChoice {
             Self::Twin(Some(bits)) => DmaCosts { to_device: bits / 8.0, ..DmaCosts::unlimited() },
             Self::Gpu(_) => {
                 return Err(Error::invalid(
-                    format!("mover '{self}'"),
+                    format!("--mover {self}"),
                     "a GPU reaches registered memory only; use twin, or measure with `inlane ntb bench --mover gpu:N`",
                 ));
             }

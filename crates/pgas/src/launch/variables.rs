@@ -37,6 +37,9 @@ INLANE_NTB_ADDRESS=ADDRESS         over ucx with mpirun or srun: the address of 
 INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]
 INLANE_SHMEM_ANSWER_TIMEOUT=TIME   longest wait for another PE's answer, such as 75s [no limit]";
 
+/// The standard library's error for a text that is not a whole number.
+const NO_NUMBER: &str = "invalid digit found in string";
+
 /// A size of a symmetric heap, in bytes. OpenSHMEM allows fractions and small letters: `1.5g`, `0.3M`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapSize(pub u64);
@@ -53,13 +56,13 @@ impl FromStr for HeapSize {
             "M" => 2,
             "G" => 3,
             "T" => 4,
-            _ => return Err(format!("'{unit}' is no unit; give a number with K, M, G or T, such as 512M")),
+            _ => return Err("it is not a size; give a number with K, M, G or T, such as 512M".into()),
         };
         // Accept only digits and a point: `f64` would also accept signs and exponents.
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let number = digits.parse::<f64>().ok().filter(|_| plain);
-        let bytes =
-            number.ok_or("not a size; give a number with K, M, G or T, such as 512M")? * 1024f64.powi(power);
+        let bytes = number.ok_or("it is not a size; give a number with K, M, G or T, such as 512M")?
+            * 1024f64.powi(power);
         match bytes {
             bytes if bytes < 1.0 => Err("the heap needs at least a byte; give a larger size".into()),
             bytes if bytes > (1u64 << 40) as f64 => {
@@ -92,9 +95,13 @@ where
 {
     let Some(text) = std::env::var_os(name) else { return Ok(None) };
     let text = text.to_string_lossy();
-    text.parse()
-        .map(Some)
-        .map_err(|error| Error::invalid(format!("{name}={text}"), format!("{error}{remedy}")))
+    text.parse().map(Some).map_err(|error: T::Err| {
+        let error = error.to_string();
+        // Leave out the value, which many errors repeat, and the name of the flag that takes the same values.
+        let why = error.split_once(&format!("{text}: ")).map_or(error.as_str(), |(_, why)| why);
+        let why = if why == NO_NUMBER { "it is not a whole number" } else { why };
+        Error::invalid(format!("{name}={text}"), format!("{why}{remedy}"))
+    })
 }
 
 /// Returns the heap's size in bytes that the user asks for by [`HEAP`].

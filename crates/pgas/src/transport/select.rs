@@ -24,7 +24,7 @@ impl FromStr for TransportKind {
         match text {
             "windows" => Ok(TransportKind::Windows),
             "ucx" => Ok(TransportKind::Ucx),
-            _ => Err(Error::invalid(format!("transport '{text}'"), "choose one of windows, ucx")),
+            _ => Err(Error::invalid(format!("--transport {text}"), "choose one of windows, ucx")),
         }
     }
 }

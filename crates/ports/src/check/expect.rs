@@ -140,6 +140,22 @@ impl ExpectedPackets {
         }
     }
 
+    /// Returns the number of an altered packet and its first difference from the expected packet, as text. `stamp`
+    /// is the packet's intact [`Stamp`].
+    pub fn difference(&self, bytes: &[u8], stamp: Stamp) -> String {
+        let (expected, verdict) = self.frame(stamp);
+        let name = format!("packet {} of flow {}", stamp.sequence, stamp.flow);
+        if !verdict.arrives_at(self.number) {
+            return format!("{name} must not arrive at this port");
+        }
+        match bytes.iter().zip(&expected).position(|(found, wanted)| found != wanted) {
+            Some(at) => {
+                format!("byte {at} of {name} is 0x{:02x} instead of 0x{:02x}", bytes[at], expected[at])
+            }
+            None => format!("{name} has {} bytes instead of {}", bytes.len(), expected.len()),
+        }
+    }
+
     /// Builds the packet that the stamp at the end of `bytes` describes, and compares it with `bytes`.
     /// Returns `None` if the stamp is damaged.
     fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {

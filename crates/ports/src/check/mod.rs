@@ -44,6 +44,8 @@ pub struct Checker {
 struct Findings {
     counts: Counts,
     altered: u64,
+    /// The first altered packet of a queue, and its first difference.
+    altered_example: Option<String>,
     unidentified: u64,
     foreign: u64,
     /// One more than the largest sequence number received, for each flow.
@@ -181,6 +183,7 @@ impl Port for Checker {
             duplicated: findings.counts.duplicated,
             reordered: findings.counts.reordered,
             altered: findings.altered + findings.unidentified,
+            altered_example: findings.altered_example.clone(),
         })
     }
 
@@ -230,6 +233,9 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
+                if self.found.altered_example.is_none() {
+                    self.found.altered_example = Some(self.expectation.difference(&self.scratch, stamp));
+                }
                 // Record only expected packets, because other packets cannot be lost or duplicated.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);
@@ -278,6 +284,9 @@ impl Drop for CheckerTx {
         let Ok(mut findings) = self.findings.lock() else { return };
         findings.counts += self.tracker.counts();
         findings.altered += self.found.altered;
+        if findings.altered_example.is_none() {
+            findings.altered_example = self.found.altered_example.take();
+        }
         findings.unidentified += self.found.unidentified;
         findings.foreign += self.found.foreign;
         findings.latency.add(&self.found.latency);

@@ -79,6 +79,13 @@ fn a_function_that_changes_nothing_is_caught() {
     for function in ["macswap", "l3-decrement", "drop-rule:all"] {
         let (verification, _) = test_run("gen:64", function).run(10, |_, _, _| {});
         assert_eq!((verification.altered, verification.lost), (320, 0), "{function}");
+        let example = verification.altered_example.unwrap();
+        let expected = match function {
+            "macswap" => "byte 5 of packet 0 of flow 0 is 0x02 instead of 0x01",
+            "l3-decrement" => "byte 22 of packet 0 of flow 0 is 0x40 instead of 0x3f",
+            _ => "packet 0 of flow 0 must not arrive at this port",
+        };
+        assert!(example.starts_with(expected), "{example}");
     }
 }
 
@@ -128,6 +135,7 @@ fn losses_duplicates_and_order_are_counted() {
         duplicated: 1,
         reordered: 1,
         altered: 0,
+        altered_example: None,
     };
     assert_eq!(verification, expected);
 }

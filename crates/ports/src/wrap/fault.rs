@@ -56,7 +56,7 @@ impl Faults {
         let mut faults = Self { seed: 1, reorder_by: 3, delay_ns: 100_000, ..Self::default() };
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let wrong = |why: &str| Error::Invalid {
-                what: format!("fault '{part}'"),
+                what: format!("--faults {part}"),
                 why: format!(
                     "{why}; give for example drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7"
                 ),
@@ -76,7 +76,7 @@ impl Faults {
             }
             if key == "delay" && more.is_none() && parse_time(share).is_ok() && share != "0" {
                 let why = format!("the probability is missing; give delay=5%:{share}");
-                return Err(Error::invalid(format!("fault '{part}'"), why));
+                return Err(Error::invalid(format!("--faults {part}"), why));
             }
             match key {
                 "drop" => {
@@ -105,7 +105,7 @@ impl Faults {
                     }
                 }
                 "seed" => faults.seed = value.parse().map_err(|_| wrong("a seed is a whole number"))?,
-                _ => return Err(wrong("this fault does not exist")),
+                _ => return Err(wrong("there is no such fault")),
             }
         }
         Ok(faults)

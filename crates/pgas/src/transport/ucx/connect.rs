@@ -41,7 +41,13 @@ impl Unfinished {
         // SAFETY: the parameters are valid during the call. Null means UCX's configuration from the
         // environment.
         let status = unsafe { (library.init_version)(major, minor, &parameters, null_mut(), &mut context) };
-        library.check(status, "starting UCX; `ucx_info -d` shows what it found")?;
+        library.check(status, "cannot start").map_err(|error| match error {
+            Error::Ucx { what, why } => {
+                let advice = "check UCX_TLS and UCX_NET_DEVICES; `ucx_info -d` lists what UCX can use";
+                Error::Ucx { what, why: format!("{why}; {advice}") }
+            }
+            error => error,
+        })?;
         let handles =
             Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
         let mut unfinished = Self { library, handles };
