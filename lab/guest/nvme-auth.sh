@@ -3,39 +3,18 @@
 # in one and in both directions, with right and wrong secrets.
 #
 #   lab/vm/run.py --kernel DIR --memory 1G --module nvme_tcp --module nvmet_tcp --module loop --module sha512_generic \
-#       --file target/debug/inlane --file $(which nvme) --file lab/guest/nvmet.sh --file lab/guest/nvme-auth.sh -- sh /bin/nvme-auth.sh
+#       --file target/debug/inlane --file $(which nvme) --file lab/guest/nvmet.sh --file lab/guest/steps.sh \
+#       --file lab/guest/nvme-auth.sh -- sh /bin/nvme-auth.sh
 #
-# Each step prints a line that ends in ': ok'. The first failing step ends the script.
+# Each step prints a line that ends in ': ok'.
 set -e
+. /bin/steps.sh
 nqn=nqn.2026-11.inlane:lab
 host=nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349
 mkdir -p /etc/nvme
 echo $host >/etc/nvme/hostnqn
 echo 0f01fb42-9f7f-4856-b0b3-51e60b8de349 >/etc/nvme/hostid
 umask 077
-
-fail() {
-    echo "FAILED: $*"
-    cat /tmp/target.log /tmp/out
-    dmesg | tail -n 30
-    trap - EXIT
-    exit 1
-}
-trap 'fail "the last command of the script"' EXIT
-
-refused() { # COMMAND...: runs a command that must fail
-    if "$@" >/tmp/out 2>&1; then fail "the command must be refused: $*"; fi
-}
-
-await() { # SECONDS COMMAND...: repeats a command until it succeeds
-    left=$(($1 * 10))
-    shift
-    until "$@" >/dev/null 2>&1; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || fail "no success in time: $*"
-        usleep 100000
-    done
-}
 
 start() { # FLAGS...: starts the target
     : >/tmp/target.log

@@ -2,10 +2,12 @@
 # resizing, and a target that is killed and restarted under load.
 #
 #   lab/vm/run.py --memory 1G --module nvme_tcp --module ext4 --module crc32c_generic --file target/debug/inlane \
-#       --file $(which nvme) --file $(which mkfs.ext4) --file $(which fio) --file lab/guest/nvme-host.sh -- sh /bin/nvme-host.sh
+#       --file $(which nvme) --file $(which mkfs.ext4) --file $(which fio) --file lab/guest/steps.sh \
+#       --file lab/guest/nvme-host.sh -- sh /bin/nvme-host.sh
 #
-# Each step prints a line that ends in ': ok'. The first failing step ends the script.
+# Each step prints a line that ends in ': ok'.
 set -e
+. /bin/steps.sh
 nqn=nqn.2026-11.inlane:lab
 at="--transport tcp --traddr 127.0.0.1"
 mkdir -p /etc/nvme /tmp/mount
@@ -13,30 +15,6 @@ echo nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349 >/etc/
 echo 0f01fb42-9f7f-4856-b0b3-51e60b8de349 >/etc/nvme/hostid
 cp /etc/nvme/hostnqn /tmp/hosts
 truncate -s 64M /tmp/disk /tmp/readonly
-
-fail() {
-    echo "FAILED: $*"
-    cat /tmp/target.log
-    dmesg | tail -n 30
-    trap - EXIT
-    exit 1
-}
-trap 'fail "the last command of the script"' EXIT
-
-refused() { # COMMAND...: runs a command that must fail
-    # The shell does not end the script if a command after '!' succeeds, not even with 'set -e'.
-    if "$@" >/tmp/out 2>&1; then fail "the command must be refused: $*"; fi
-}
-
-await() { # SECONDS COMMAND...: repeats a command until it succeeds
-    left=$(($1 * 10))
-    shift
-    until "$@" >/dev/null 2>&1; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || fail "no success in time: $*"
-        usleep 100000
-    done
-}
 
 start() { # starts the target on two ports
     inlane nvme target --listen 127.0.0.1:4420 --listen 127.0.0.1:4421 --namespace memory:64M,lba=4096 --namespace file:/tmp/disk \

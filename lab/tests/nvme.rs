@@ -27,7 +27,7 @@ fn linux_uses_the_target() {
         files.push(path);
     }
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
-    files.push(lab.join("guest/nvme-host.sh"));
+    files.extend(["guest/steps.sh", "guest/nvme-host.sh"].map(|name| lab.join(name)));
     let mut command = Command::new(lab.join("vm/run.py"));
     command.args(["--memory", "1G", "--timeout", "240", "--module", "nvme_tcp", "--module", "ext4"]);
     command.args(["--module", "crc32c_generic"]);

@@ -25,7 +25,8 @@ fn linux_and_inlane_authenticate_each_other() {
     for module in ["nvme_tcp", "nvmet_tcp", "nvme_auth", "loop", "sha512_generic", "crc32c_generic"] {
         command.args(["--module", module]);
     }
-    for file in [inlane, nvme, lab.join("guest/nvmet.sh"), lab.join("guest/nvme-auth.sh")] {
+    let scripts = ["nvmet.sh", "steps.sh", "nvme-auth.sh"].map(|name| lab.join("guest").join(name));
+    for file in [inlane, nvme].iter().chain(&scripts) {
         command.arg("--file").arg(file);
     }
     command.args(["--", "sh", "/bin/nvmet.sh", "sh", "/bin/nvme-auth.sh"]).stdin(Stdio::null());
