@@ -70,7 +70,7 @@ pub enum Error {
         /// The status.
         status: Status,
     },
-    /// The target cannot be reached: its name cannot be resolved, or nothing accepts a connection.
+    /// The target cannot be reached: its name cannot be resolved, or nothing accepts a connection or answers on it.
     #[error("{peer}: {why}")]
     Unreachable {
         /// The target's address.
@@ -103,12 +103,21 @@ pub enum Error {
         /// Why the authentication failed, and what to do.
         why: String,
     },
-    /// The connection ended while commands were in flight, or the target refused it.
+    /// The target answered, but does not let this host use it: it refused the host or ended the connection before
+    /// the first use, or the controller is unusable.
+    #[error("{peer}: {why}")]
+    Refused {
+        /// The target's address.
+        peer: String,
+        /// Why the target cannot be used, and what to do.
+        why: String,
+    },
+    /// A connection ended, or what it reached changed, while it was in use.
     #[error("{peer}: {why}")]
     Disconnected {
         /// The peer's address.
         peer: String,
-        /// Why the connection ended or was refused, and what to do.
+        /// Why the connection ended, and what to do.
         why: String,
     },
 }
@@ -136,6 +145,14 @@ impl Error {
         }
     }
 
+    /// Returns the error for a connection that was not in use yet: it is refused instead of disconnected.
+    pub(crate) fn before_use(self) -> Self {
+        match self {
+            Error::Disconnected { peer, why } => Error::Refused { peer, why },
+            error => error,
+        }
+    }
+
     /// Returns an error of the operating system. Its message ends with `remedy`, unless that is empty.
     pub fn with_remedy(what: String, source: std::io::Error, remedy: &str) -> Self {
         match remedy {
@@ -150,7 +167,10 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Paths { answered, .. } => answered.class(),
             Error::Invalid { .. } => Class::Usage,
-            Error::Environment { .. } | Error::Unreachable { .. } => Class::Environment,
+            Error::Environment { .. }
+            | Error::Unreachable { .. }
+            | Error::Refused { .. }
+            | Error::Unauthenticated { .. } => Class::Environment,
             // The machine is not ready: a file, a device or a right is missing, or an address or device is in
             // use.
             Error::Os { source, .. } | Error::Remediable { source, .. }

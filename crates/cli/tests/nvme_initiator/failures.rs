@@ -3,6 +3,7 @@
 use super::*;
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Instant;
 
 #[test]
@@ -40,7 +41,7 @@ fn a_peer_that_is_no_target_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let output = inlane(&["nvme", "discover", &address, "--timeout", "300ms"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(3));
     assert!(
         text(&output.stderr).contains("no answer to the connection request for 0.3 s"),
         "{}",
@@ -65,6 +66,75 @@ fn every_path_that_fails_is_reported() {
     assert_eq!(output.status.code(), Some(3), "{message}");
     for path in ["warning: 127.0.0.1:1: cannot connect", "inlane: 127.0.0.2:1: cannot connect"] {
         assert!(message.contains(path), "{message}");
+    }
+}
+
+/// Starts a target that hosts must be allowed to use, by a flag and its value.
+fn guarded_target(flag: &str, value: &str) -> (Running, String) {
+    let arguments =
+        ["nvme", "target", "--listen", "127.0.0.1:0", "--threads", "1", "--namespace", "memory:1M"];
+    let arguments = [&arguments[..], &["--nqn", SUBSYSTEM, flag, value]].concat();
+    let (running, line) = start(&arguments, "listens on");
+    (running, address_in(&line))
+}
+
+const SUBSYSTEM: &str = "nqn.2026-11.inlane:guarded";
+const HOST: &str = "nqn.2026-11.inlane:host";
+
+#[test]
+fn hosts_that_a_target_refuses_get_status_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let secrets = |name: &str| {
+        let path = folder.path().join(name).display().to_string();
+        let line = succeeds(&["nvme", "gen-dhchap-key", "--host-nqn", HOST]);
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&path);
+        file.unwrap().write_all(line.as_bytes()).unwrap();
+        path
+    };
+    let (right, wrong) = (secrets("right"), secrets("wrong"));
+    let (_protected, protected) = guarded_target("--secrets-file", &right);
+    let (_listed, listed) = guarded_target("--host", "nqn.2026-11.inlane:other");
+    let named = ["--subsystem", SUBSYSTEM];
+    for (address, flags, said) in [
+        (&protected, &["--secrets-file", &wrong][..], "refused this host's secret"),
+        (&protected, &["--host-nqn", HOST], "give the secrets with --secrets-file"),
+        (&protected, &["--host-nqn", "nqn.2026-11.inlane:q"], "it offers this host no subsystem"),
+        (&listed, &named, "the target does not allow this host"),
+    ] {
+        let host = if flags.contains(&"--host-nqn") { &[][..] } else { &["--host-nqn", HOST] };
+        let output = inlane(&[&["nvme", "read", address, "--length", "4K", "-"], flags, host].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{flags:?}: {message}");
+        assert!(message.contains(said), "{flags:?}: {message}");
+    }
+    let right = ["--host-nqn", HOST, "--secrets-file", &right];
+    succeeds(&[&["nvme", "read", &protected, "--length", "4K", "-"], &right[..]].concat());
+}
+
+/// A subsystem and a namespace that the command line names, and that the target does not have, are wrong usage.
+#[test]
+fn a_subsystem_or_namespace_that_does_not_exist_has_status_2() {
+    let (_target, address) = target("memory:1M");
+    for flags in [["--subsystem", "nqn.2026-11.inlane:none"], ["--namespace", "7"]] {
+        let output = inlane(&[&["nvme", "read", &address, "--length", "4K", "-"], &flags[..]].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("does not have it"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_target_warns_if_its_file_names_no_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hosts");
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&path).unwrap();
+    file.write_all(b"# no host yet\n").unwrap();
+    for flag in ["--hosts-file", "--secrets-file"] {
+        let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", "memory:1M", flag];
+        let arguments = [&arguments[..], &[path.to_str().unwrap()]].concat();
+        let (_target, line) = start(&arguments, "warning");
+        assert!(line.contains("no host may connect, because the file names none"), "{line}");
     }
 }
 

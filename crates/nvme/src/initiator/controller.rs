@@ -81,7 +81,7 @@ impl Controller {
                 Err(error) => return Err(error),
             }
         }
-        Err(failure.expect("a name resolves to at least one address"))
+        Err(failure.expect("a name resolves to at least one address").before_use())
     }
 
     fn connect_to(address: SocketAddr, options: &ConnectOptions) -> Result<Self> {

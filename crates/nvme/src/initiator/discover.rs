@@ -121,7 +121,7 @@ pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOp
     let mut names = names.into_iter();
     match (names.next(), names.next()) {
         (Some(name), None) => Ok(name),
-        (None, _) => Err(Error::Disconnected {
+        (None, _) => Err(Error::Refused {
             peer: address.to_string(),
             why: format!(
                 "it offers this host no subsystem over TCP; let {} connect there (for inlane's target: --host, --hosts-file \

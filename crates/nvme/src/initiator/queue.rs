@@ -90,7 +90,8 @@ impl Queue {
         while !queue.connection.is_ready() {
             queue.progress(true)?;
             if queue.last_arrival.elapsed() > options.timeout {
-                return Err(queue.silent("to the connection request"));
+                let why = queue.silence("to the connection request");
+                return Err(Error::Unreachable { peer: queue.peer, why });
             }
         }
         Ok(queue)
@@ -196,7 +197,8 @@ impl Queue {
             Err(Errno::AGAIN | Errno::INTR) => {
                 let waits = self.connection.in_flight() > self.held;
                 if waits && self.last_arrival.elapsed() > self.timeout {
-                    return Err(self.silent("to a command"));
+                    let why = self.silence("to a command");
+                    return Err(Error::Disconnected { peer: self.peer.clone(), why });
                 }
                 Ok(())
             }
@@ -273,9 +275,9 @@ impl Queue {
         Error::Disconnected { peer: self.peer.clone(), why: format!("{why}{lost}") }
     }
 
-    fn silent(&self, to: &str) -> Error {
+    /// Says that the target has not answered in time.
+    fn silence(&self, to: &str) -> String {
         let seconds = self.timeout.as_secs_f64();
-        let why = format!("no answer {to} for {seconds} s; check the target and the network");
-        Error::Disconnected { peer: self.peer.clone(), why }
+        format!("no answer {to} for {seconds} s; check the target and the network")
     }
 }

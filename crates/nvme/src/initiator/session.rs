@@ -126,7 +126,7 @@ impl Session {
                         failovers: 0,
                     });
                 }
-                Err(error) => failure = Some(Error::of_paths(failure, error)),
+                Err(error) => failure = Some(Error::of_paths(failure, error.before_use())),
             }
         }
         Err(failure.expect("at least one path"))

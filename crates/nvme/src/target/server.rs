@@ -96,6 +96,7 @@ impl Target {
         let mut limits = config.limits.clone();
         limits.connections = limits.connections.min(raise_descriptor_limit().saturating_sub(64)).max(1);
         let hosts = config.hosts.read()?;
+        config.hosts.warn_if_none(hosts.as_ref());
         let subsystem =
             Arc::new(Subsystem::new(Definition { nqn, namespaces, hosts, listeners: addresses, limits })?);
         let threads = if config.cores.is_empty() { config.threads.max(1) } else { config.cores.len() };

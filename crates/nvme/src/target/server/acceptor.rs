@@ -93,8 +93,13 @@ impl Acceptor {
                 namespace.bytes()
             );
         }
-        if let Some(hosts) = self.hosts.as_mut().map(HostsFile::read_settled).transpose()?.flatten() {
-            self.subsystem.set_hosts(Some(hosts))?;
+        if let Some(file) = &mut self.hosts
+            && let Some(hosts) = file.read_settled()?
+        {
+            let changed = self.subsystem.set_hosts(Some(hosts.clone()))?;
+            if changed {
+                file.hosts().warn_if_none(Some(&hosts));
+            }
         }
         failure.map_or(Ok(()), Err)
     }

@@ -61,6 +61,23 @@ impl Hosts {
     }
 }
 
+impl Hosts {
+    /// Warns if `allowed`, which was read from a file, lets no host connect.
+    pub(super) fn warn_if_none(&self, allowed: Option<&AllowedHosts>) {
+        let (flag, file, what) = match self {
+            Hosts::File(file, _) => ("--hosts-file", file, "the NQN of a host"),
+            Hosts::Secrets { file, .. } => ("--secrets-file", file, "a host and its secret"),
+            Hosts::Any | Hosts::Listed(_) => return,
+        };
+        if allowed.is_some_and(AllowedHosts::is_empty) {
+            tracing::warn!(
+                "{flag} {}: no host may connect, because the file names none; add a line with {what}",
+                file.display()
+            );
+        }
+    }
+}
+
 /// A file of hosts that the target reads again and again.
 #[derive(Debug)]
 pub(super) struct HostsFile {
@@ -74,6 +91,11 @@ impl HostsFile {
     /// Prepares to read `hosts` repeatedly. Returns `None` if they do not come from a file.
     pub(super) fn new(hosts: Hosts) -> Option<Self> {
         matches!(hosts, Hosts::File(..) | Hosts::Secrets { .. }).then_some(Self { hosts, last: None })
+    }
+
+    /// Returns which hosts the target was started with.
+    pub(super) fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
     /// Reads the file. Returns its hosts if the previous call found the same ones, else `None`. One read is
