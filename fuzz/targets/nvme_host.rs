@@ -49,11 +49,15 @@ impl Host {
     /// then asks for.
     fn send(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let Some(space) = self.connection.space() else { return };
-            let count = space.len().min(bytes.len());
-            space[..count].copy_from_slice(&bytes[..count]);
-            bytes = &bytes[count..];
-            self.connection.received(count, 1);
+            let Some(spaces) = self.connection.spaces() else { return };
+            let mut total = 0;
+            for space in spaces {
+                let count = space.len().min(bytes.len());
+                space[..count].copy_from_slice(&bytes[..count]);
+                bytes = &bytes[count..];
+                total += count;
+            }
+            self.connection.received(total, 1);
             while let Some(slot) = self.connection.next_operation() {
                 loop {
                     let (descriptor, call) = self.connection.call(slot);

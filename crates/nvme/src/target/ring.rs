@@ -95,6 +95,23 @@ impl Ring {
         self.push(&opcode::Recv::new(Fd(socket), address, length).ioprio(priority).build().user_data(tag));
     }
 
+    /// Receives bytes into the memory that `message` describes. With `wait`, the kernel first waits until the socket
+    /// is readable.
+    ///
+    /// # Safety
+    /// The message, its vectors and the memory must stay valid, and nothing else may use them, until the request has
+    /// completed.
+    pub unsafe fn receive_message(
+        &mut self,
+        socket: RawFd,
+        message: *mut libc::msghdr,
+        wait: bool,
+        tag: u64,
+    ) {
+        let priority = if wait { POLL_FIRST } else { 0 };
+        self.push(&opcode::RecvMsg::new(Fd(socket), message).ioprio(priority).build().user_data(tag));
+    }
+
     /// Sends the memory that `message` describes. The request completes when all bytes are sent or the
     /// connection fails.
     ///

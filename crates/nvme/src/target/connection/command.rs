@@ -4,7 +4,7 @@
 use super::authenticate::is_authentication;
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
-use super::{Connection, Queue, Setup};
+use super::{Connection, LARGE_BYTES, Queue, Setup};
 use crate::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::namespace::Storage;
 use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, encode};
@@ -188,6 +188,7 @@ impl Connection {
             let Some(buffer) = self.setup.share.allocate(entry.expected as usize) else { return false };
             entry.buffer = Some(buffer);
             (entry.stage, entry.requested) = (Stage::Receiving, true);
+            self.awaited += u32::from(entry.expected >= LARGE_BYTES);
             let r2t = R2t::new(entry.command.cid.get(), slot, 0, entry.expected);
             let digests = self.rules.digests;
             self.output.append(MAX_HEADER, |out| encode(&r2t, 0, digests, 4, out));

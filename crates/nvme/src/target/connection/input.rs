@@ -43,9 +43,9 @@ impl Input {
         self.start += count;
     }
 
-    /// Returns the free part, to receive further bytes. The free part is never empty, and stays in place
-    /// until [`Input::received`] is called.
-    pub fn lend(&mut self) -> &mut [u8] {
+    /// Returns up to `most` bytes of the free part, to receive further bytes. The free part is never empty, and
+    /// stays in place until [`Input::received`] is called.
+    pub fn lend(&mut self, most: usize) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -54,7 +54,8 @@ impl Input {
             (self.start, self.end) = (0, self.end - self.start);
         }
         self.lent = true;
-        &mut self.bytes[self.end..]
+        let length = most.min(self.bytes.len() - self.end);
+        &mut self.bytes[self.end..][..length]
     }
 
     /// Counts `count` bytes as received. They were written to the start of the slice that [`Input::lend`]
@@ -78,11 +79,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_processed_in_order(steps in prop::collection::vec((0_usize..40_000, 0_usize..40_000), 1..60)) {
+        fn bytes_are_processed_in_order(
+            steps in prop::collection::vec((0_usize..40_000, 0_usize..40_000, 1_usize..80_000), 1..60)
+        ) {
             let mut input = Input::default();
             let (mut next_in, mut next_out) = (0_u8, 0_u8);
-            for (received, processed) in steps {
-                let space = input.lend();
+            for (received, processed, most) in steps {
+                let space = input.lend(most);
                 let count = received.min(space.len());
                 for byte in &mut space[..count] {
                     *byte = next_in;

@@ -66,6 +66,12 @@ const MAX_BACKLOG: usize = 4 << 20;
 /// buffer. Otherwise the data is received into the input buffer and copied from there.
 const DIRECT_BYTES: usize = 16 << 10;
 
+/// While the target waits for data of a command of at least this size, it receives headers into `HEADER_BYTES` of
+/// the input buffer only. Data that arrives there must be copied, which costs more than a further receive.
+const LARGE_BYTES: u32 = 64 << 10;
+/// See `LARGE_BYTES`. Several commands, or a header and the first bytes of its data, fit into it.
+const HEADER_BYTES: usize = 4 << 10;
+
 /// What a connection is created from.
 #[derive(Debug)]
 pub struct Setup {
@@ -116,14 +122,14 @@ struct Queue {
     authentication: Option<Box<ControllerSide>>,
 }
 
-/// The memory into which the next bytes of the socket are received, as [`Connection::space`] last returned
+/// The memory into which the next bytes of the socket are received, as [`Connection::spaces`] last returned
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
     Nothing,
     Input,
-    /// The buffer of the command whose data is being received.
-    Buffer,
+    /// The buffer of the command whose data is being received, and then the input.
+    BufferAndInput,
 }
 
 /// A connection of a host.
@@ -136,10 +142,12 @@ pub struct Connection {
     /// The data alignment that the host asked for, in bytes. It applies to the PDUs that the target sends.
     alignment: u8,
     input: Input,
-    /// The memory that the last call of [`Connection::space`] returned. It stays lent until the next call of
+    /// The memory that the last call of [`Connection::spaces`] returned. It stays lent until the next call of
     /// [`Connection::received`].
     lent: Lent,
     receiving: Receiving,
+    /// The number of commands of which an R2T has asked for at least `LARGE_BYTES`, and whose data is not complete.
+    awaited: u32,
     queue: Option<Queue>,
     slots: Slots,
     output: Output,
@@ -185,6 +193,7 @@ impl Connection {
             input: Input::default(),
             lent: Lent::Nothing,
             receiving: Receiving::Header,
+            awaited: 0,
             queue: None,
             slots: Slots::default(),
             output: Output::default(),
@@ -203,35 +212,44 @@ impl Connection {
         }
     }
 
-    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. The memory stays
-    /// in place until [`Connection::received`] is called.
+    /// Returns the first part of [`Connection::spaces`].
     pub fn space(&mut self) -> Option<&mut [u8]> {
+        self.spaces().map(|[first, _]| first)
+    }
+
+    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. Bytes go to the second
+    /// part, which may be empty, only when the first is full. The memory stays in place until
+    /// [`Connection::received`] is called.
+    pub fn spaces(&mut self) -> Option<[&mut [u8]; 2]> {
         if self.end.is_some() || self.draining || self.output.pending_bytes() > MAX_BACKLOG {
             return None;
         }
+        let most = if self.awaited > 0 { HEADER_BYTES } else { usize::MAX };
         match &self.receiving {
             Receiving::Starved { .. } => None,
             Receiving::Data { slot, at, left, .. }
                 if *left >= DIRECT_BYTES && self.input.bytes().is_empty() =>
             {
-                self.lent = Lent::Buffer;
+                self.lent = Lent::BufferAndInput;
                 let buffer = self.slots.get_mut(*slot).buffer.as_mut().expect("a buffer for the data");
-                Some(&mut buffer[*at..*at + *left])
+                Some([&mut buffer[*at..*at + *left], self.input.lend(most)])
             }
             _ => {
                 self.lent = Lent::Input;
-                Some(self.input.lend())
+                Some([self.input.lend(most), &mut []])
             }
         }
     }
 
-    /// Processes the first `count` bytes of the memory that [`Connection::space`] returned. `now_ms` is the
+    /// Processes the first `count` bytes of the memory that [`Connection::spaces`] returned. `now_ms` is the
     /// time on the subsystem's clock.
     pub fn received(&mut self, count: usize, now_ms: u64) {
         self.now_ms = now_ms;
         match (std::mem::replace(&mut self.lent, Lent::Nothing), &mut self.receiving) {
             (Lent::Input, _) => self.input.received(count),
-            (Lent::Buffer, Receiving::Data { slot, at, left, digest }) => {
+            (Lent::BufferAndInput, Receiving::Data { slot, at, left, digest }) => {
+                let (count, further) = (count.min(*left), count.saturating_sub(*left));
+                self.input.received(further);
                 if let Some(digest) = digest {
                     let buffer = self.slots.get(*slot).buffer.as_ref().expect("a buffer for the data");
                     digest.update(&buffer[*at..*at + count]);
@@ -239,7 +257,9 @@ impl Connection {
                 *at += count;
                 *left -= count;
             }
-            (Lent::Buffer | Lent::Nothing, _) => panic!("bytes that were received without space for them"),
+            (Lent::BufferAndInput | Lent::Nothing, _) => {
+                panic!("bytes that were received without space for them")
+            }
         }
         self.proceed();
     }

@@ -1,7 +1,7 @@
 //! Receives PDUs: decodes headers, stores data in the buffers of commands, and checks digests.
 
 use super::slot::Stage;
-use super::{Connection, End};
+use super::{Connection, End, LARGE_BYTES};
 use crate::command::Command;
 use crate::pdu::{
     Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, RunningDigest, data_flags, encode,
@@ -202,6 +202,9 @@ impl Connection {
         }
         entry.received = at as u32;
         let complete = entry.received == entry.expected;
+        if complete && entry.requested && entry.expected >= LARGE_BYTES {
+            self.awaited -= 1;
+        }
         self.input.consume(count + if digest.is_some() { 4 } else { 0 });
         self.receiving = Receiving::Header;
         if complete {

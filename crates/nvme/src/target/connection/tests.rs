@@ -101,11 +101,15 @@ impl Host {
         }
         let answered = self.received.len();
         while !bytes.is_empty() {
-            let Some(space) = self.connection.space() else { break };
-            let count = space.len().min(bytes.len());
-            space[..count].copy_from_slice(&bytes[..count]);
-            bytes = &bytes[count..];
-            self.connection.received(count, self.now_ms);
+            let Some(spaces) = self.connection.spaces() else { break };
+            let mut total = 0;
+            for space in spaces {
+                let count = space.len().min(bytes.len());
+                space[..count].copy_from_slice(&bytes[..count]);
+                bytes = &bytes[count..];
+                total += count;
+            }
+            self.connection.received(total, self.now_ms);
             self.run();
         }
         if let Some(trace) = &mut self.trace {
@@ -276,22 +280,31 @@ fn write(host: &mut Host, lba: u64, data: &[u8], block: u32, pieces: usize) -> S
         other => panic!("{other:?}"),
     };
     assert_eq!(length as usize, data.len());
-    let mut offset = 0;
-    for piece in data.chunks(data.len().div_ceil(pieces)) {
-        let last = if offset + piece.len() == data.len() { data_flags::LAST } else { 0 };
-        let header = Data::new(Kind::H2cData, last, 9, tag, offset as u32, piece.len() as u32);
-        let mut bytes = vec![0; MAX_HEADER];
-        let length = encode(&header, piece.len() as u32, host.digests, 4, &mut bytes);
-        bytes.truncate(length);
-        bytes.extend_from_slice(piece);
-        if host.digests.data {
-            bytes.extend_from_slice(&digest(piece));
-        }
-        host.send(&bytes);
-        offset += piece.len();
+    for pdu in data_pdus(host.digests, (9, tag), data, pieces) {
+        host.send(&pdu);
     }
     let Some(Answer::Completed(completion)) = host.answer() else { panic!("no completion") };
     completion.status()
+}
+
+/// Returns the PDUs that send `data` in pieces, for a command and the tag of its R2T.
+fn data_pdus(digests: Digests, (cid, tag): (u16, u16), data: &[u8], pieces: usize) -> Vec<Vec<u8>> {
+    let mut offset = 0;
+    let pieces = data.chunks(data.len().div_ceil(pieces));
+    let pdus = pieces.map(|piece| {
+        let last = if offset + piece.len() == data.len() { data_flags::LAST } else { 0 };
+        let header = Data::new(Kind::H2cData, last, cid, tag, offset as u32, piece.len() as u32);
+        let mut bytes = vec![0; MAX_HEADER];
+        let length = encode(&header, piece.len() as u32, digests, 4, &mut bytes);
+        bytes.truncate(length);
+        bytes.extend_from_slice(piece);
+        if digests.data {
+            bytes.extend_from_slice(&digest(piece));
+        }
+        offset += piece.len();
+        bytes
+    });
+    pdus.collect()
 }
 
 fn read(host: &mut Host, namespace: u32, lba: u64, blocks: u32, block: u32) -> (Status, Vec<u8>) {

@@ -49,6 +49,9 @@ impl Worker {
             vectors: Vec::new(),
             // SAFETY: a message header of zeros is valid.
             message: unsafe { std::mem::zeroed() },
+            receive_vectors: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2],
+            // SAFETY: a message header of zeros is valid.
+            receive_message: unsafe { std::mem::zeroed() },
             accepted_ms: self.now_ms,
             progress_ms: self.now_ms,
             waiting_ms: None,

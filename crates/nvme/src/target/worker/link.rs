@@ -34,6 +34,9 @@ pub(super) struct Link {
     pub(super) more_to_receive: bool,
     pub(super) vectors: Vec<libc::iovec>,
     pub(super) message: libc::msghdr,
+    /// The memory of a receive into two parts, and its message header.
+    pub(super) receive_vectors: [libc::iovec; 2],
+    pub(super) receive_message: libc::msghdr,
     pub(super) accepted_ms: u64,
     /// When bytes were last received or sent, in milliseconds since the target started.
     pub(super) progress_ms: u64,

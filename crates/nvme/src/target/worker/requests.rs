@@ -84,16 +84,25 @@ impl Worker {
         if link.receiving || link.closing == Closing::Yes {
             return;
         }
-        let space = match link.closing {
-            Closing::Lingers(_) => Some(&mut link.discard[..]),
-            _ => link.connection.space(),
+        let spaces = match link.closing {
+            Closing::Lingers(_) => Some([&mut link.discard[..], &mut []]),
+            _ => link.connection.spaces(),
         };
-        let Some(space) = space else { return };
+        let Some([first, second]) = spaces else { return };
         link.receiving = true;
-        let (address, length, wait) = (space.as_mut_ptr(), space.len(), !link.more_to_receive);
-        // SAFETY: the memory belongs to the boxed link, and nothing else uses it until the receive has
-        // returned.
-        unsafe { ring.receive(link.socket.as_raw_fd(), address, length, wait, tag(kind::RECEIVE, index, 0)) };
+        let (socket, wait) = (link.socket.as_raw_fd(), !link.more_to_receive);
+        let tag = tag(kind::RECEIVE, index, 0);
+        if second.is_empty() {
+            // SAFETY: the memory belongs to the boxed link, and nothing else uses it until the receive has
+            // returned.
+            return unsafe { ring.receive(socket, first.as_mut_ptr(), first.len(), wait, tag) };
+        }
+        link.receive_vectors = [first, second]
+            .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
+        link.receive_message.msg_iov = link.receive_vectors.as_mut_ptr();
+        link.receive_message.msg_iovlen = link.receive_vectors.len();
+        // SAFETY: as above. The link also has the message header and its vectors.
+        unsafe { ring.receive_message(socket, &mut link.receive_message, wait, tag) };
     }
 }
 

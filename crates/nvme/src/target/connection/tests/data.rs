@@ -26,6 +26,54 @@ fn data_comes_back_as_written_on_memory_and_files_with_all_digests() {
     }
 }
 
+/// Checks that of the data of large writes only the first bytes go through the input buffer, from which they are copied, also
+/// if the PDUs of several writes follow one another.
+#[test]
+fn the_data_of_large_writes_is_received_into_their_buffers() {
+    const BYTES: usize = 128 << 10;
+    for digests in ALL_DIGESTS {
+        let subsystem = subsystem(&["memory:1M"], |_| {});
+        let (_admin, mut queue) = connected(&subsystem, digests);
+        assert!(queue.connection.space().unwrap().len() > 4096, "many small commands arrive at once");
+        queue.connection.received(0, 1);
+        let writes: Vec<_> = (0..4).map(|number| (number, pattern(BYTES, number as u8))).collect();
+        let mut bytes = Vec::new();
+        for (cid, data) in &writes {
+            let lba = u64::from(*cid) * BYTES as u64 / 512;
+            let mut command =
+                Command::blocks(io::WRITE, 1, lba, BYTES as u32 / 512, Sgl::transport(BYTES as u32));
+            command.cid = (*cid).into();
+            queue.command(command, &[]);
+            let Some(Answer::R2t { tag, .. }) = queue.answer() else { panic!("no R2T") };
+            bytes.extend(data_pdus(digests, (*cid, tag), data, 1).concat());
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let spaces = queue.connection.spaces().unwrap();
+            let in_place = if spaces[1].is_empty() { 0 } else { spaces[0].len() };
+            let input = if in_place == 0 { spaces[0].len() } else { spaces[1].len() };
+            assert!(input <= 4096, "{input} bytes of data would be copied");
+            let count = rest.len().min(in_place + input);
+            let (first, second) = rest[..count].split_at(count.min(spaces[0].len()));
+            let [space, further] = spaces;
+            space[..first.len()].copy_from_slice(first);
+            further[..second.len()].copy_from_slice(second);
+            rest = &rest[count..];
+            queue.connection.received(count, 1);
+            queue.run();
+        }
+        for (cid, _) in &writes {
+            let Some(Answer::Completed(completion)) = queue.answer() else { panic!("no completion") };
+            assert_eq!((completion.cid.get(), completion.status()), (*cid, Status::SUCCESS));
+        }
+        for (cid, data) in writes {
+            let lba = u64::from(cid) * BYTES as u64 / 512;
+            assert!(read(&mut queue, 1, lba, BYTES as u32 / 512, 512).1 == data);
+        }
+        assert!(queue.connection.space().unwrap().len() > 4096);
+    }
+}
+
 #[test]
 fn the_head_of_the_queue_counts_commands_and_wraps() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
