@@ -67,34 +67,38 @@ pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String,
     match class {
         Some(Class::Usage) => 2,
         Some(Class::Environment) => 3,
-        Some(Class::Failed) | None if is_exhausted(&text) => 3,
+        Some(Class::Failed) | None if exhausted(&text).is_some() => 3,
         Some(Class::Failed) | None => 1,
     }
 }
 
-/// The limits of the system that an error can report, each with what to do. The text of an error ends with the
-/// number of the system's error.
-const LIMITS: [(i32, &str); 3] = [
+/// The errors of the system that report an exhausted limit, each with what to do.
+const LIMITS: [(i32, &str); 4] = [
     (libc::EMFILE, "raise the limit of open files: ulimit -n 65536"),
     (libc::ENFILE, "end programs that have many open files, or raise the limit: sysctl fs.file-max"),
     (libc::ENOMEM, "end other programs, give smaller sizes, or raise the limit that 'ulimit -v' shows"),
+    (libc::EAGAIN, "raise the limit of processes and threads that 'ulimit -u' shows"),
 ];
 
-/// Returns true if the text reports that the system has no memory or descriptors left.
-fn is_exhausted(text: &str) -> bool {
-    LIMITS.iter().any(|(errno, _)| text.contains(&format!("(os error {errno})")))
+/// Returns the advice of [`LIMITS`] for a text that reports an exhausted limit. An error of the system ends with its
+/// number.
+fn exhausted(text: &str) -> Option<&'static str> {
+    // EAGAIN reports a limit only if a thread or process was to be started. Signals are handled by a thread.
+    let starts = ["start", "Ctrl-C", "SIGINT"].iter().any(|word| text.contains(word));
+    let is_limit = |errno| text.contains(&format!("(os error {errno})")) && (errno != libc::EAGAIN || starts);
+    LIMITS.iter().find(|(errno, _)| is_limit(*errno)).map(|(_, advice)| *advice)
 }
 
 /// Returns what to do about an error that only repeats the text of the system. Returns `None` for other errors,
 /// which give advice themselves after a semicolon.
 fn advice(text: &str) -> Option<&'static str> {
-    let (found, advice) = LIMITS
-        .iter()
-        .chain(&[(libc::ENOSPC, "free some space, or write elsewhere")])
-        .find(|(errno, _)| text.contains(&format!("(os error {errno})")))
-        .map(|(errno, advice)| (format!("(os error {errno})"), *advice))?;
-    let names_no_limit = advice.starts_with("raise") && !text.contains("limit");
-    (text.ends_with(&found) || names_no_limit).then_some(advice)
+    let ends_with = |errno: i32| text.ends_with(&format!("(os error {errno})"));
+    if let Some(advice) = exhausted(text) {
+        let names_no_limit = advice.starts_with("raise") && !text.contains("limit");
+        let repeats_the_system = LIMITS.iter().any(|(errno, _)| ends_with(*errno));
+        return (repeats_the_system || names_no_limit).then_some(advice);
+    }
+    ends_with(libc::ENOSPC).then_some("free some space, or write elsewhere")
 }
 
 /// Removes secrets of ports from a text that repeats `arguments`.
@@ -168,13 +172,15 @@ mod tests {
     #[test]
     fn an_exhausted_system_has_advice() {
         let text = "making an eventfd: Too many open files (os error 24)";
-        assert!(is_exhausted(text) && advice(text).is_some_and(|advice| advice.contains("ulimit -n")));
+        assert!(exhausted(text).is_some() && advice(text).is_some_and(|advice| advice.contains("ulimit -n")));
         assert_eq!(advice("x: No space left (os error 28)"), Some("free some space, or write elsewhere"));
         assert_eq!(advice("x: No space left (os error 28); write elsewhere"), None);
         let several =
             "no path is available: a: Too many open files (os error 24); remove one of these causes";
         assert!(advice(several).is_some_and(|advice| advice.contains("ulimit -n")));
-        assert!(!is_exhausted("x: No such file or directory (os error 2)"));
+        assert_eq!(exhausted("x: No such file or directory (os error 2)"), None);
+        assert!(exhausted("cannot start a thread: not now (os error 11)").is_some());
+        assert_eq!(exhausted("cannot read x: not now (os error 11)"), None);
     }
 
     #[test]

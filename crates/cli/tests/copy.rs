@@ -120,7 +120,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
             let output = child.wait_with_output().unwrap();
             let text = text(&output);
             assert_eq!(output.status.code(), Some(1), "{arguments}, after {wait} ms: {text}");
-            assert!(text.contains("is not reported"), "{arguments}, after {wait} ms: {text}");
+            assert!(text.contains("so there is no result"), "{arguments}, after {wait} ms: {text}");
             assert!(!result.exists(), "{arguments}, after {wait} ms");
         }
     }

@@ -22,7 +22,7 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     }
     Err(Error::device_failed(
         "the run",
-        "was interrupted; transfers in flight were waited for, and this measurement is not reported",
+        "it was interrupted before the first measurement was complete, so there is no result; start it again",
     ))
 }
 

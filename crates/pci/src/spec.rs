@@ -38,7 +38,7 @@ impl FromStr for BarSpec {
             text: text.into(),
             what: "a PCI BAR",
             why: why.into(),
-            example: "pci:0000:b5:00.0/bar2, pci:0000:b5:00.0/bar2@0+1M or pci:0000:b5:00.0/bar2@0+1M:wc",
+            example: "pci:0000:b5:00.0/bar2 or pci:0000:b5:00.0/bar2@0+1M:wc",
         };
         let rest = text.strip_prefix("pci:").ok_or_else(|| bad("it does not start with 'pci:'"))?;
         let (address, rest) =

@@ -121,6 +121,15 @@ impl Default for Job {
     }
 }
 
+/// Starts a thread of the launcher.
+///
+/// # Errors
+/// If the system has no more threads for this user.
+fn thread(run: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = std::thread::Builder::new().spawn(run);
+    started.map(drop).map_err(|error| Error::os("cannot start a thread of the launcher", error))
+}
+
 impl Job {
     /// Runs `program` with `arguments` as every PE and waits for all. If a PE fails, the others are ended. A
     /// PE fails by its status, by a signal or by ending without finalizing. Returns the exit status and, for
@@ -164,9 +173,9 @@ impl Job {
         let (sender, events) = channel();
         if let Some(seen) = hub.events() {
             let sender = sender.clone();
-            std::thread::spawn(move || {
+            thread(move || {
                 seen.iter().for_each(|(pe, seen)| drop(sender.send(JobEvent::Hub(pe, seen))));
-            });
+            })?;
         }
         let mut running = Vec::new();
         let outcome = (0..self.pes).try_for_each(|pe| {
@@ -243,11 +252,11 @@ impl Job {
         let pidfd =
             pidfd_open(pid, PidfdFlags::empty()).map_err(|error| Error::os("pidfd of a PE", error))?;
         let sender = sender.clone();
-        std::thread::spawn(move || {
+        thread(move || {
             if let Ok(status) = child.wait() {
                 let _ = sender.send(JobEvent::Ended(pe, status));
             }
-        });
+        })?;
         Ok(Running {
             pidfd,
             attached: false,

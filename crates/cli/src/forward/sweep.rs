@@ -59,7 +59,7 @@ impl Sweep {
         }
         for (index, key) in series.keys.iter().enumerate() {
             if series.keys[..index].contains(key) {
-                let why = "is swept twice; put all its values in one list";
+                let why = "it is swept twice; put all its values in one list";
                 return Err(Error::invalid(format!("--sweep {key}"), why).into());
             }
         }

@@ -71,7 +71,10 @@ impl Cache {
         self.entries.insert(key.clone(), entry.clone());
         let Some(file) = &self.file else { return };
         if let Err(error) = write(file, key, entry) {
-            tracing::warn!("the calibration is not kept: cannot write {}: {error}", file.display());
+            let file = file.display();
+            tracing::warn!(
+                "the calibration is not kept: cannot write {file}: {error}; set XDG_CACHE_HOME to a directory that you may write"
+            );
         }
     }
 }

@@ -371,9 +371,11 @@ impl CaptureReader {
 
     fn failed(&self, why: String) -> Error {
         let before = match self.packets {
-            0 => "no packet is before it".into(),
-            1 => "the packet before it is whole".into(),
-            packets => format!("the {packets} packets before it are whole"),
+            0 => "no packet is before it; record the capture again".into(),
+            1 => "the packet before it is whole; give --packets 1, or record the capture again".into(),
+            packets => format!(
+                "the {packets} packets before it are whole; give --packets {packets}, or record the capture again"
+            ),
         };
         let why = format!("{why}; {before}");
         Error::Port { port: self.name.clone(), why, class: Class::Failed }
