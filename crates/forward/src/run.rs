@@ -121,8 +121,10 @@ impl<'a> Run<'a> {
         if let Some(location) = location.into_iter().find(|location| !location.is_cpu_memory())
             && let Some(port) = ports.iter().find(|port| port.info().touches_payload)
         {
-            let why =
-                format!("port {} reads packets on the CPU, which cannot reach {location}", port.info().name);
+            let why = format!(
+                "the CPU accesses the packets of port {}, and cannot reach memory of {location}; use --memory pinned",
+                port.info().name
+            );
             return Err(Error::config("--memory", why));
         }
         Ok(Self { pools, gpu, ports, config, function, names, directions, clock })

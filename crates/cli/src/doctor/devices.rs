@@ -186,6 +186,7 @@ pub fn pcie_links(machine: &Machine) -> Check {
     }
     match (whole, idle.is_empty()) {
         (0, true) => check("no device reports a link, which is usual in a virtual machine".into()),
+        (1, true) => check("1 link, at its device's full speed and width".into()),
         (_, true) => check(format!("{whole} links, each at its device's full speed and width")),
         (_, false) => {
             check(format!("{whole} links at their device's full speed and width; idle: {}", idle.join("; ")))

@@ -239,7 +239,7 @@ fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
 fn a_link_is_compared_with_what_its_device_supports() {
     let (network, display, bridge) = ("0x020000", "0x030200", "0x060400");
     let best = ("16", "32.0 GT/s PCIe");
-    assert_eq!(link(network, best, best).evidence, "1 links, each at its device's full speed and width");
+    assert_eq!(link(network, best, best).evidence, "1 link, at its device's full speed and width");
     let narrow = link(network, ("8", "32.0 GT/s PCIe"), best);
     assert_eq!(narrow.state, State::Degraded);
     assert!(narrow.evidence.contains("0000:b5:00.0: x8 of x16"), "{narrow:?}");

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The outcome of checking packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Verification {
-    /// How packets were checked, for example `every packet against a reference macswap`.
+    /// How packets were checked, for example `every packet against the reference function macswap`.
     pub method: String,
     /// The number of packets that had to arrive. Null if the sender is another process or has sent nothing.
     #[serde(rename = "expected_packets")]

@@ -333,17 +333,17 @@ impl Lane {
     pub(super) fn report(&self, items: u64, packets: u64, bytes: u64) -> Result<LaneReport> {
         let info = &self.loaded.info;
         let memory = match (&self.location, self.settings.memory) {
-            (Location::Gpu(_), _) => "buffers in GPU memory; no payload crosses PCIe".to_string(),
+            (Location::Gpu(_), _) => "in GPU memory; no payload crosses PCIe".to_string(),
             (_, Memory::Gpu) => {
-                "pinned buffers; the SMs pull whole packets into GPU memory and write changed chunks of 16 B back"
+                "pinned; the SMs pull whole packets into GPU memory and write changed chunks of 16 B back"
                     .into()
             }
             (_, Memory::Split(n)) => {
-                format!("pinned buffers; the SMs pull the first {n} B into GPU memory, the rest stays in host memory")
+                format!("pinned; the SMs pull the first {n} B into GPU memory, the rest stays in host memory")
             }
-            _ if info.reads == WHOLE_PACKET => "pinned buffers, processed in place over PCIe".into(),
+            _ if info.reads == WHOLE_PACKET => "pinned, processed in place over PCIe".into(),
             _ => format!(
-                "pinned buffers, processed in place over PCIe; the function reads {} B of each packet, the rest stays in host memory",
+                "pinned, processed in place over PCIe; the function reads {} B of each packet, the rest stays in host memory",
                 info.reads
             ),
         };
@@ -351,21 +351,26 @@ impl Lane {
         let shape = match self.settings.method {
             Method::Persistent => format!("{} blocks of {threads} threads", self.shape.blocks),
             Method::Graph => format!(
-                "graphs of {} items in {} chains, {} streams, a block of {threads} threads per item",
+                "graphs of {} items in {} chains, {}, a block of {threads} threads per item",
                 self.settings.graph_items_for(),
                 self.settings.graph_branches_for(),
-                self.settings.streams_for()
+                streams(self.settings.streams_for())
             ),
-            _ => format!("{} streams, a block of {threads} threads per item", self.settings.streams_for()),
+            _ => format!("{}, a block of {threads} threads per item", streams(self.settings.streams_for())),
         };
         Ok(LaneReport {
-            flags: "both words in pinned host memory".into(),
+            flags: "in pinned host memory: the words by which the CPU and the GPU hand over items".into(),
             memory,
             shape,
             pcie_bytes: self.pcie_bytes(items, packets, bytes),
             state: self.loaded.gpu.read(&self.state)?,
         })
     }
+}
+
+/// Returns the text for a number of CUDA streams.
+fn streams(count: usize) -> String {
+    if count == 1 { "1 stream".into() } else { format!("{count} streams") }
 }
 
 impl Drop for Lane {

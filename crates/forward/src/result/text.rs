@@ -102,8 +102,8 @@ impl Row for PacketResult {
         if !self.ports.is_empty() {
             context.push(Cell::new("ports", ports(&self.ports)));
         }
-        context.extend(self.flags.as_ref().map(|flags| Cell::new("flags", flags)));
-        context.extend(self.memory.as_ref().map(|memory| Cell::new("memory", memory)));
+        context.extend(self.flags.as_ref().map(|flags| Cell::new("words", flags)));
+        context.extend(self.memory.as_ref().map(|memory| Cell::new("buffers", memory)));
         context
     }
 

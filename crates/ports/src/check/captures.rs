@@ -46,7 +46,7 @@ pub fn compare(input: &Path, output: &Path, reference: &dyn ReferenceFunction) -
     let (input, mut output) = (open(input)?, open(output)?);
     let mut expected = Expected { input, reference, count: 0 };
     let mut verification = Verification {
-        method: format!("every packet of the capture against a reference {}", reference.name()),
+        method: format!("every packet of the capture against the reference function {}", reference.name()),
         ..Verification::default()
     };
     let mut recent = VecDeque::new();

@@ -77,7 +77,7 @@ impl ExpectedPackets {
 
     /// Returns the name under which results list this check.
     pub fn method(&self) -> String {
-        format!("every packet against a reference {}", self.reference.name())
+        format!("every packet against the reference function {}", self.reference.name())
     }
 
     /// Returns how many of the first `sent` packets of `flow` must not arrive here.
