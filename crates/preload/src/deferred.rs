@@ -17,12 +17,11 @@
 //!   another instance.
 //! * The kernel has the registration, so the deferred call cannot fail.
 
-use crate::{direct, epoll, errno, ready, real, set_errno};
-use inlane_offload_protocol::address::is_possible;
+use crate::{direct, epoll, errno, memory, ready, real, set_errno};
 use inlane_offload_protocol::lease::SLOTS;
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Changes in epoll instances with higher descriptors are never deferred.
 const MOST: usize = 1024;
@@ -63,6 +62,8 @@ static REGISTRATIONS: [Registration; SLOTS] = [const {
 static CHANGED: AtomicU64 = AtomicU64::new(0);
 /// The thread that is flushing, or 0.
 static FLUSHING: AtomicUsize = AtomicUsize::new(0);
+/// True while the process's only thread is in a call that may look at the kernel's registrations.
+static ENTERED: AtomicBool = AtomicBool::new(false);
 /// The current epoch. A new one begins when the process passes on descriptors.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 /// The epoch in which the process created the epoll instance with descriptor n, or 0. The instance is private while
@@ -78,8 +79,14 @@ fn is_private(instance: RawFd) -> bool {
     created(instance).is_some_and(|created| created.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed))
 }
 
-/// Records that the process has created the epoll instance `instance`, which may be -1 after a failure.
+/// Records that the process has created the epoll instance `instance`, which may be -1 after a failure. Forgets the
+/// registrations of an earlier instance with this descriptor.
 pub fn note_created(instance: RawFd) {
+    for registration in &REGISTRATIONS {
+        if registration.instance.load(Ordering::Relaxed) == instance {
+            registration.fd.store(0, Ordering::Relaxed);
+        }
+    }
     if let Some(created) = created(instance) {
         created.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -100,7 +107,42 @@ pub fn share(fd: RawFd) {
 /// descriptors to another process.
 pub fn share_all() {
     flush();
-    EPOCH.fetch_add(1, Ordering::Relaxed);
+    // 0 stands for instances that were not created here.
+    let next = EPOCH.load(Ordering::Relaxed).checked_add(1).unwrap_or(1);
+    EPOCH.store(next, Ordering::Relaxed);
+}
+
+/// Flushes, and forgets all registrations. Call this before a function of the C library closes descriptors that the
+/// caller does not know.
+pub fn forget_all() {
+    flush();
+    for registration in &REGISTRATIONS {
+        registration.fd.store(0, Ordering::Relaxed);
+    }
+}
+
+/// While this value lives, all changes go to the kernel at once.
+pub struct Entered {
+    before: bool,
+}
+
+/// Flushes, and begins a call that may look at the kernel's registrations. Drop the result after the call. A signal
+/// handler may change a registration after the flush, and the call must see this change.
+#[inline]
+pub fn enter() -> Option<Entered> {
+    let entered = real::is_single_threaded().then(|| {
+        let before = ENTERED.load(Ordering::Relaxed);
+        ENTERED.store(true, Ordering::Relaxed);
+        Entered { before }
+    });
+    flush();
+    entered
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        ENTERED.store(self.before, Ordering::Relaxed);
+    }
 }
 
 /// Shares all epoll instances before each fork of the process.
@@ -183,6 +225,7 @@ pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *cons
     if registration.instance.load(Ordering::Relaxed) != instance
         || registration.kernel.load(Ordering::Relaxed) & REGISTERED == 0
         || (wanted & REGISTERED != 0) != expected
+        || ENTERED.load(Ordering::Relaxed)
         || !is_private(instance)
         || !ready::waits_alone(instance)
         || !real::is_single_threaded()
@@ -195,9 +238,9 @@ pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *cons
             epoll::forget(instance, fd);
             ready::note_removed(instance, fd);
         }
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if is_possible(event, size_of::<epoll_event>()) => {
-            // SAFETY: the program's pointer.
-            let event = unsafe { event.read_unaligned() };
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
+            // SAFETY: the caller promises the program's pointer.
+            let Some(event) = (unsafe { memory::read(event) }) else { return false };
             if event.events & !ready::SUPPORTED != 0 {
                 return false;
             }
@@ -245,10 +288,14 @@ fn flush_changed() {
         }
         break;
     }
-    let mut changed = CHANGED.swap(0, Ordering::Acquire);
-    while changed != 0 {
+    loop {
+        // Clear one bit at a time, because a signal handler may flush the rest, or leave this function by longjmp.
+        let changed = CHANGED.load(Ordering::Acquire);
+        if changed == 0 {
+            break;
+        }
+        CHANGED.fetch_and(!(changed & changed.wrapping_neg()), Ordering::Acquire);
         pass_on(&REGISTRATIONS[changed.trailing_zeros() as usize]);
-        changed &= changed - 1;
     }
     if claimed {
         FLUSHING.store(0, Ordering::Release);

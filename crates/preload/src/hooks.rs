@@ -376,8 +376,7 @@ hooks! {
             }
         }
         if is_message {
-            if real::length((*message).msg_controllen as _) > 0 {
-                // The control messages may pass descriptors.
+            if passes_descriptors(&*message) {
                 deferred::share_all();
             }
             send::prepare(fd, flags, || memory::total((*message).msg_iov, real::length((*message).msg_iovlen as _)));
@@ -439,9 +438,31 @@ hooks! {
         real::close(fd)
     }
 
+    // Older versions of the C libraries lack these two functions, so make the system call.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        deferred::flush();
-        real::close_range(first, last, flags)
+        deferred::forget_all();
+        deferred::share_all();
+        real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int
+    }
+
+    fn closefrom(first: c_int) -> c_int {
+        close_range(first.max(0) as c_uint, c_uint::MAX, 0)
+    }
+
+    fn fclose(file: *mut c_void) -> c_int {
+        deferred::forget_all();
+        real::fclose(file)
+    }
+
+    fn freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
+        deferred::forget_all();
+        real::freopen(path, mode, file)
+    }
+
+    // glibc's name of freopen in programs with 64-bit file offsets.
+    fn freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
+        deferred::forget_all();
+        real::freopen64(path, mode, file)
     }
 
     fn dup(fd: c_int) -> c_int {
@@ -524,7 +545,8 @@ hooks! {
 
     fn epoll_pwait2(instance: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
         deferred::share(instance);
-        real::epoll_pwait2(instance, events, room, timeout, mask)
+        // Older versions of the C libraries lack this function, so make the system call. The kernel's signal set has 8 bytes.
+        real::syscall(libc::SYS_epoll_pwait2, instance.into(), events as c_long, room.into(), timeout as c_long, mask as c_long, 8) as c_int
     }
 
     fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -557,6 +579,16 @@ hooks! {
         deferred::share_all();
         let mut room = exec::EMPTY;
         real::execve(path, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
+        deferred::share_all();
+        real::execv(path, arguments)
+    }
+
+    fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
+        deferred::share_all();
+        real::execvp(file, arguments)
     }
 
     fn execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
@@ -709,6 +741,16 @@ unsafe fn before_send(
         Conversion::Engine => Ok(datagram::name_of(fd)),
         Conversion::Failed(error) => Err(error),
     }
+}
+
+/// Returns true if the first control message of `message` may pass descriptors.
+unsafe fn passes_descriptors(message: &msghdr) -> bool {
+    if real::length(message.msg_controllen as _) < size_of::<libc::cmsghdr>() {
+        return false;
+    }
+    // SAFETY: the program's pointer.
+    unsafe { memory::read(message.msg_control.cast::<libc::cmsghdr>()) }
+        .is_some_and(|first| first.cmsg_level == libc::SOL_SOCKET)
 }
 
 /// Returns true for an address of family AF_UNSPEC, which disconnects a UDP socket.

@@ -129,6 +129,13 @@ fn set(mask: &AtomicU64, bit: u64, value: bool) {
 /// Clears the copied registrations that belong to an earlier epoll instance with the number `fd`. Call this
 /// when the program has created an instance with this number.
 pub fn forget_instance(fd: RawFd) {
+    for watched in &WATCHED {
+        if watched.instance.load(Ordering::Relaxed) == fd {
+            watched.inode.store(0, Ordering::Relaxed);
+            fence(Ordering::Release);
+            watched.fd.store(0, Ordering::Relaxed);
+        }
+    }
     if let Some(instance) = instance(fd) {
         instance.readers.store(0, Ordering::Relaxed);
         instance.writers.store(0, Ordering::Relaxed);

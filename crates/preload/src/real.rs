@@ -22,18 +22,36 @@ pub fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
 }
 
 macro_rules! real {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        /// The functions that were found, each under its name.
+        #[allow(non_upper_case_globals, reason = "the names of functions")]
+        mod found {
+            use super::{AtomicPtr, c_void};
+            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        /// Looks up all functions. A later look-up in a signal handler could block, because dlsym takes a lock.
+        fn find_all() {
+            $(
+                // musl lacks some functions.
+                let name = concat!(stringify!($name), "\0").as_bytes();
+                if let Ok(name) = CStr::from_bytes_with_nul(name) {
+                    let _ = look_up(name, &found::$name);
+                }
+            )*
+        }
+
+        $(
         #[doc = concat!("Calls the C library's `", stringify!($name), "`. Fails with ENOSYS if the C library lacks it.")]
         ///
         /// # Safety
         /// As for the C library's function.
         pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,
                 Err(_) => panic!("the string has one zero byte, at its end"),
             };
-            let found = look_up(NAME, &CACHE);
+            let found = look_up(NAME, &found::$name);
             if found.is_null() {
                 return crate::fail(libc::ENOSYS);
             }
@@ -44,7 +62,8 @@ macro_rules! real {
                 function($($argument),*)
             }
         }
-    )*};
+        )*
+    };
 }
 
 real! {
@@ -71,7 +90,11 @@ real! {
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
     close(fd: c_int) -> c_int;
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fclose(file: *mut c_void) -> c_int;
+    freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize;
+    freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize;
+    execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
+    execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
     dup(fd: c_int) -> c_int;
     dup2(fd: c_int, to: c_int) -> c_int;
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
@@ -79,7 +102,6 @@ real! {
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
     epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int;
     epoll_pwait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
-    epoll_pwait2(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     ppoll(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
@@ -98,9 +120,10 @@ real! {
 /// True if the program's C library is musl, false if it is glibc.
 static MUSL: AtomicBool = AtomicBool::new(false);
 
-/// Finds out which C library the program uses. Called before the program's `main`, because a failed look-up
-/// allocates memory and changes what dlerror(3) returns.
+/// Finds out which C library the program uses, and finds its functions. Called before the program's `main`, because a
+/// failed look-up allocates memory, and each look-up changes what dlerror(3) returns.
 pub fn find_c_library() {
+    find_all();
     let version = look_up(c"gnu_get_libc_version", &AtomicPtr::new(std::ptr::null_mut()));
     MUSL.store(version.is_null(), Ordering::Relaxed);
     // Clear the error of the failed look-up, so that the program does not read it.

@@ -191,7 +191,7 @@ pub unsafe fn epoll(
     mask: *const sigset_t,
 ) -> c_int {
     let wait = |timeout, mask: *const sigset_t| {
-        deferred::flush();
+        let _entered = deferred::enter();
         // SAFETY: the program's arguments.
         unsafe {
             match mask.is_null() {
@@ -286,7 +286,6 @@ fn is_array(descriptors: *const pollfd, count: nfds_t) -> bool {
 /// Lets the engine move all received bytes of the polled descriptors from shared memory to their pairs,
 /// because the kernel's poll sees only the pairs.
 unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
-    deferred::flush();
     if time_ns() > 0 && is_array(descriptors, count) {
         // SAFETY: the caller guarantees `count` readable structures.
         let descriptors = unsafe { std::slice::from_raw_parts(descriptors, count as usize) };
@@ -299,6 +298,7 @@ unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
 /// # Safety
 /// The arguments are those of the program's call.
 pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let _entered = deferred::enter();
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
         withdraw_polled(descriptors, count);
@@ -328,6 +328,7 @@ pub unsafe fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let _entered = deferred::enter();
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
         withdraw_polled(descriptors, count);
@@ -361,7 +362,6 @@ fn are_possible(sets: Sets) -> bool {
 /// Ends the posted receives of all descriptors in the sets of a select, because the kernel does not see bytes
 /// that arrive in shared memory.
 unsafe fn withdraw_selected(count: c_int, sets: Sets) {
-    deferred::flush();
     if time_ns() == 0 || !are_possible(sets) {
         return;
     }
@@ -436,6 +436,7 @@ unsafe fn wait_selected(
 /// The arguments are those of the program's call.
 pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
     let [read, write, except] = sets;
+    let _entered = deferred::enter();
     // SAFETY: the program's arguments.
     unsafe {
         withdraw_selected(count, sets);
@@ -465,6 +466,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
 /// The arguments are those of the program's call.
 pub unsafe fn pselect(count: c_int, sets: Sets, timeout: *const timespec, mask: *const sigset_t) -> c_int {
     let [read, write, except] = sets;
+    let _entered = deferred::enter();
     // SAFETY: the program's arguments.
     unsafe {
         withdraw_selected(count, sets);

@@ -79,7 +79,8 @@ static int differences(void)
 
 static void change(int index, int operation, uint32_t events)
 {
-    struct epoll_event event = {.events = events, .data.u64 = ++next_data};
+    /* Some programs give a new value each time, others the descriptor. */
+    struct epoll_event event = {.events = events, .data.u64 = next_data++ % 2 ? 1000000 + next_data : connections[index].fd};
     int expects = operation != EPOLL_CTL_ADD;
     int result = epoll_ctl(epoll, operation, connections[index].fd, &event);
     if (expects != connections[index].registered) {
@@ -150,22 +151,47 @@ static void poll_instance(void)
     CHECK(differences() == 0);
 }
 
+enum way { BY_CLOSE, BY_DUP2, BY_FCLOSE, BY_CLOSE_RANGE, WAYS };
+
 /* Closes a connection of which a duplicate stays open. Its registration lives as long as the duplicate. */
-static void close_one(int index, int by_dup2)
+static void close_one(int index, enum way way)
 {
-    int duplicate = dup(connections[index].fd);
+    int fd = connections[index].fd, duplicate = dup(fd);
     CHECK(duplicate >= 0);
     if (connections[index].registered)
         change(index, EPOLL_CTL_DEL, 0);
-    if (by_dup2) {
-        CHECK(dup2(0, connections[index].fd) == connections[index].fd);
+    if (way == BY_DUP2) {
+        CHECK(dup2(0, fd) == fd);
         CHECK(differences() == 0);
     }
-    CHECK(close(connections[index].fd) == 0);
+    if (way == BY_FCLOSE)
+        CHECK(fclose(fdopen(fd, "r")) == 0);
+    else if (way == BY_CLOSE_RANGE)
+        CHECK(close_range(fd, fd, 0) == 0);
+    else
+        CHECK(close(fd) == 0);
     connections[index].fd = -1;
     CHECK(differences() == 0);
     CHECK(close(duplicate) == 0);
     open_connection(index);
+    /* The new connection may have the number of the old one, but not its registration. */
+    change(index, EPOLL_CTL_MOD, EPOLLIN);
+}
+
+/* A child of vfork that closes its descriptors leaves the parent's registrations unchanged. */
+static void vfork_one(void)
+{
+    pid_t child = vfork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char *arguments[] = {"true", NULL};
+        close_range(3, ~0U, 0);
+        execv("/bin/true", arguments);
+        _exit(1);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(differences() == 0);
 }
 
 /* A forked child finds the registrations of its parent. */
@@ -179,14 +205,19 @@ static void fork_one(void)
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Begins a new epoll instance with the same registrations, because changes in a shared one are not deferred. */
+/* Begins a new epoll instance, because changes in a shared one are not deferred. It often has the number of the old one,
+ * but none of its registrations. */
 static void renew_instance(void)
 {
     CHECK(close(epoll) == 0);
     epoll = epoll_create1(0);
     CHECK(epoll >= 0);
-    for (int i = 0; i < CONNECTIONS; i++) {
+    for (int i = 0; i < CONNECTIONS; i++)
         connections[i].registered = 0;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        if (i > 0)
+            wait_for_events(0);
+        change(i, rand() % 2 ? EPOLL_CTL_MOD : EPOLL_CTL_DEL, EPOLLIN);
         change(i, EPOLL_CTL_ADD, EPOLLIN);
     }
     CHECK(differences() == 0);
@@ -260,7 +291,7 @@ int main(int count, char **arguments)
         else if (kind < 988)
             poll_instance();
         else if (kind < 991)
-            close_one(index, kind == 990);
+            close_one(index, rand() % WAYS);
         else if (kind == 991)
             fork_one();
         else if (kind == 992)
@@ -268,9 +299,13 @@ int main(int count, char **arguments)
         else if (kind == 993)
             pass();
         else if (kind == 994)
+            vfork_one();
+        else if (kind == 995)
             change(index, EPOLL_CTL_MOD, EPOLLIN | EPOLLET), change(index, EPOLL_CTL_MOD, EPOLLIN);
         else if (kind < 998)
             renew_instance();
+        else if (kind == 998 && connections[index].registered)
+            CHECK(epoll_ctl(epoll, EPOLL_CTL_MOD, connections[index].fd, (void *)16) == -1 && errno == EFAULT);
     }
     receive_all();
     poll_instance();
