@@ -293,22 +293,24 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     const FIRST_POLLS: u32 = 64;
     const POLLS: u32 = 16;
 
-    fn poll(&mut self, watched: bool) -> Result<bool> {
+    fn poll(&mut self, _watched: bool) -> Result<bool> {
         if (self.done)() {
             return Ok(true);
         }
-        if self.shared.settings.yields && self.mode != CompletionMode::Poll {
-            // The other polls of this round only check the condition.
-            if self.polls == 0 {
-                return Ok(false);
-            }
-            self.polls -= 1;
-            if watched && self.mode == CompletionMode::Adaptive {
-                std::thread::yield_now();
-            }
+        let shares = self.shared.settings.yields && self.mode != CompletionMode::Poll;
+        // After the first polls of a round, only check the condition.
+        if shares && self.polls == 0 {
+            return Ok(false);
         }
         if self.shared.progress_once() {
             self.last_event = Some(Instant::now());
+            // More events often follow, as the pieces of a large get do.
+            self.polls = YIELDS;
+        } else if shares {
+            self.polls -= 1;
+            if self.mode == CompletionMode::Adaptive {
+                std::thread::yield_now();
+            }
         }
         Ok((self.done)())
     }
