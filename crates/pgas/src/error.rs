@@ -87,7 +87,7 @@ pub enum Error {
     },
     /// The word of an atomic is not aligned to its width, or has another width than 4 or 8 bytes.
     #[error(
-        "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width"
+        "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width; pass the address of such a word"
     )]
     Misaligned {
         /// Address of the word.
@@ -107,7 +107,7 @@ pub enum Error {
     },
     /// An address outside symmetric memory.
     #[error(
-        "{bytes} bytes at {address:#x} are neither in the symmetric heap nor in a static object; allocate them by shmem_malloc"
+        "{bytes} bytes at {address:#x} do not lie within the symmetric heap or a static object; allocate them by shmem_malloc"
     )]
     NotSymmetric {
         /// The address.

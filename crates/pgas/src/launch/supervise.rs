@@ -117,7 +117,11 @@ pub(super) fn supervise(
                     hub.end_all(status);
                     wait_for_ends(events, running, GRACE);
                     end_all(events, running);
-                    return (status, (status != 0).then(|| format!("shmem_global_exit({status})")));
+                    return (
+                        status,
+                        (status != 0)
+                            .then(|| format!("a PE ended the job with status {status} (shmem_global_exit)")),
+                    );
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}

@@ -230,5 +230,6 @@ pub trait Transport: Send + Sync + 'static {
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
     // A negative number of a C program arrives as a large one, so print it as a signed number.
-    Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
+    let why = format!("the job has PEs 0 to {}; give one of them", pes - 1);
+    Error::invalid(format!("PE {} does not exist", pe as i32), why)
 }

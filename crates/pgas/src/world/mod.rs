@@ -246,13 +246,16 @@ impl<T: Transport> World<T> {
     /// Frees symmetric memory. All PEs must call it.
     ///
     /// # Errors
-    /// [`Error::NotSymmetric`] for an address that was not allocated, [`Error::LinkLost`].
+    /// [`Error::Invalid`] for an address that was not allocated, [`Error::LinkLost`].
     pub fn release(&self, address: *mut u8) -> Result<()> {
         self.barrier_all()?;
         let offset = (address as usize).wrapping_sub(self.base + self.heap_offset);
         match self.heap().release(offset) {
             true => Ok(()),
-            false => Err(Error::NotSymmetric { address: address as usize, bytes: 0 }),
+            false => {
+                let why = "it is no block of shmem_malloc, or it was freed before; free each block once";
+                Err(Error::invalid(format!("address {:#x}", address as usize), why))
+            }
         }
     }
 

@@ -214,7 +214,7 @@ fn addresses_outside_symmetric_memory_are_refused() {
         assert!(misaligned.to_string().contains("be aligned to its width"), "{misaligned}");
         let nobody =
             world.atomic(Operation::Add, array.as_ptr() as usize, 8, 1, 0, -1i32 as u32).unwrap_err();
-        assert!(nobody.to_string().contains("PE -1: the job has PEs 0 to 1"), "{nobody}");
+        assert!(nobody.to_string().contains("PE -1 does not exist: the job has PEs 0 to 1"), "{nobody}");
         assert!(world.sync(Set { start: 0, stride: 1, size: 9 }).is_err());
         assert!(world.sync(Set { start: 1 - world.me(), stride: 1, size: 1 }).is_err(), "not a member");
         assert!(world.allocate(1 << 40, 8).is_err());
