@@ -12,7 +12,7 @@
 //! A PE appends itself by a swap of the first half at PE 0. It then stores its number in the second half at
 //! the PE before it, and waits until its own bit 31 is cleared.
 
-use crate::world::{check, world};
+use crate::world::{check, invalid, world};
 use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,8 +60,15 @@ pub fn clear(lock: *mut i64) {
     // Begin with an atomic, because it checks the address. The plain loads below do not.
     let link = atomic(Operation::Fetch, links(lock), 0, 0, me);
     if link & !WAITING == 0 {
-        if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
+        let last = atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME);
+        if last == me + 1 {
             return;
+        }
+        if last == 0 {
+            invalid(
+                format!("the lock at {lock:p}"),
+                "it is not set; call shmem_set_lock before shmem_clear_lock",
+            );
         }
         // Wait until another PE has stored its number here. That PE is already in the lock's queue, and
         // stores its number next.

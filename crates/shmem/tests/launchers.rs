@@ -158,6 +158,7 @@ fn variables_are_checked_and_described() {
         ("SHMEM_SYMMETRIC_SIZE", "nonsense"),
         ("SHMEM_SYMMETRIC_SIZE", "-5M"),
         ("INLANE_SHMEM_CONNECT_TIMEOUT", "5"),
+        ("INLANE_NTB_YIELD", "yes"),
         ("INLANE_SHMEM_ANSWER_TIMEOUT", "soon"),
     ] {
         let output = alone(&program, &[(name, value)]);

@@ -76,6 +76,25 @@ fn locks_are_granted_in_the_order_of_the_calls() {
 }
 
 #[test]
+fn forbidden_calls_end_the_program_with_a_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "misuse.c") else { return };
+    for (how, why) in [
+        ("stack", "do not lie within the symmetric heap or a static object"),
+        ("end", "begin in symmetric memory, but only"),
+        ("free", "it is no block of shmem_malloc"),
+        ("twice", "it is no block of shmem_malloc"),
+        ("realloc", "it is no block of shmem_malloc"),
+        ("unlock", "it is not set"),
+        ("pe", "the job has PEs 0 to 0"),
+    ] {
+        let output = Command::new("timeout").arg("60").arg(&program).arg(how).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{how}: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{how}: {output:?}");
+    }
+}
+
+#[test]
 fn polls_let_other_pes_run() {
     let processors = inlane_pgas::launch::processors().len() as u32;
     run("polls.c", &[(4 * processors).min(processors + 16)]);

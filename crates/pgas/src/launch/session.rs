@@ -180,7 +180,7 @@ impl UcxSession {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
                 .unwrap_or(CompletionMode::Adaptive),
             request_timeout,
-            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(share_processors, |yields| yields != 0),
+            yields: yields(share_processors)?,
         };
         Ok(settings)
     }
@@ -200,6 +200,17 @@ where
     T::Err: std::fmt::Display,
 {
     parsed(name, "; unset it, or start the program with `inlane ntb run`")
+}
+
+/// Returns whether waiting PEs let other PEs run: as INLANE_NTB_YIELD says, or `usual` if it is not set.
+fn yields(usual: bool) -> Result<bool> {
+    const NAME: &str = "INLANE_NTB_YIELD";
+    match std::env::var_os(NAME) {
+        None => Ok(usual),
+        Some(value) if value == "0" => Ok(false),
+        Some(value) if value == "1" => Ok(true),
+        Some(value) => Err(Error::invalid(format!("{NAME}={}", value.display()), "give 0 or 1, or unset it")),
+    }
 }
 
 impl Session {
@@ -233,7 +244,7 @@ impl Session {
         let settings = Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
                 .unwrap_or(CompletionMode::Adaptive),
-            yields: variable::<u8>("INLANE_NTB_YIELD")?.map_or(share_processors, |yields| yields != 0),
+            yields: yields(share_processors)?,
             faults,
             mover,
             connect_timeout: connect_timeout.unwrap_or(Duration::MAX),

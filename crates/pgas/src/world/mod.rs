@@ -163,7 +163,7 @@ impl<T: Transport> World<T> {
     /// Returns the symmetric offset of `bytes` at `address`.
     ///
     /// # Errors
-    /// [`Error::NotSymmetric`] if they lie outside symmetric memory.
+    /// [`Error::NotSymmetric`] if they lie outside symmetric memory, [`Error::Invalid`] if they end outside.
     #[inline(always)]
     pub fn offset_of(&self, address: usize, bytes: usize) -> Result<usize> {
         let within = |start: usize, length: usize| {
@@ -177,7 +177,26 @@ impl<T: Transport> World<T> {
             Some(at) => Ok(self.statics_offset + at),
             // An access to 0 bytes may have any address, so any valid offset serves.
             None if bytes == 0 => Ok(self.heap_offset),
-            None => Err(Error::NotSymmetric { address, bytes }),
+            None => Err(self.outside(address, bytes)),
+        }
+    }
+
+    /// Returns the error of an access that is not inside symmetric memory.
+    #[cold]
+    fn outside(&self, address: usize, bytes: usize) -> Error {
+        let spans = [(self.base + self.heap_offset, self.heap_bytes), (self.statics, self.statics_bytes)];
+        let rest = |(start, length): (usize, usize)| {
+            let at = address.wrapping_sub(start);
+            (at < length).then(|| length - at)
+        };
+        match spans.into_iter().find_map(rest) {
+            Some(rest) => Error::invalid(
+                format!("{bytes} bytes at {address:#x}"),
+                format!(
+                    "they begin in symmetric memory, but only {rest} bytes of it follow; give a smaller length"
+                ),
+            ),
+            None => Error::NotSymmetric { address, bytes },
         }
     }
 

@@ -1,0 +1,21 @@
+/* Calls that OpenSHMEM forbids. The argument names the call. */
+#include <shmem.h>
+#include <string.h>
+
+static long lock;
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    const char *how = argv[1];
+    shmem_init();
+    long *word = shmem_malloc(sizeof *word), local = 0;
+    if (strcmp(how, "stack") == 0) shmem_long_put(&local, word, 1, 0);
+    if (strcmp(how, "end") == 0) shmem_putmem(word, word, (size_t)1 << 40, 0);
+    if (strcmp(how, "free") == 0) shmem_free(&local);
+    if (strcmp(how, "twice") == 0) shmem_free(word), shmem_free(word);
+    if (strcmp(how, "realloc") == 0) word = shmem_realloc(&local, 100);
+    if (strcmp(how, "unlock") == 0) shmem_clear_lock(&lock);
+    if (strcmp(how, "pe") == 0) shmem_long_put(word, &local, 1, 1);
+    shmem_finalize();
+    return 0;
+}
