@@ -70,7 +70,9 @@ pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
 /// says that its connection has ended.
 pub fn is_opened(program_end: &OwnedFd) -> bool {
     let fd = program_end.as_raw_fd();
-    SocketName::of(fd, ASKING).is_some_and(|name| name.local.port() == 0 && !name.kind.is_bound())
+    // Ask for the domain first, because getsockname of a TCP socket waits for a send of the program, which may block.
+    option(program_end, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX)
+        && SocketName::of(fd, ASKING).is_some_and(|name| name.local.port() == 0 && !name.kind.is_bound())
         && End::of(fd, ASKING) == End::Unnamed
 }
 

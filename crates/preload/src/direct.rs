@@ -460,8 +460,14 @@ unsafe fn take_offered(
         unsafe { slot.read_offered(offer, copied, part.iov_base.cast(), len) };
         copied += len;
     }
-    let got = copied > 0 && if takes { slot.receive().take(offer, copied as u64) } else { true };
-    got.then_some(copied as ssize_t)
+    if takes && copied > 0 && !slot.receive().take(offer, copied as u64) {
+        // The engine has withdrawn the offer meanwhile. The kernel's receive must find its bytes in the socket pair.
+        if slot.receive().is_moving() {
+            await_move(fd, slot);
+        }
+        return None;
+    }
+    (copied > 0).then_some(copied as ssize_t)
 }
 
 /// Checks after a receive was posted in `slot` that the slot still belongs to the connection with this inode.

@@ -32,9 +32,11 @@ const MOST_CLIENTS: usize = 16384;
 /// The most requests of one client that are processed in one round, so that one client cannot hold up the
 /// engine.
 const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
-/// In so many rounds the engine processes a request again if it names a socket that another client may be opening. That
-/// client's request arrived earlier, and at most one request before it ended a turn of the client.
-const MOST_EARLY_ROUNDS: u32 = 4;
+/// How long a request is put off, in nanoseconds, if it names a socket that another client may be opening. That client's
+/// request arrived earlier, so the engine usually processes it in the next rounds.
+const EARLY_NS: u64 = 10_000_000;
+/// The most requests that are put off at the same time.
+const MOST_EARLY: usize = 256;
 /// The most requests of one client that other threads process at once. Then the engine reads no further ones.
 pub(super) const MOST_PASSED: usize = 64;
 /// The most clients of one process, so that one program cannot keep others from the engine. Threads that send
@@ -207,7 +209,7 @@ pub(super) struct Control {
     reports: VecDeque<PassedRequest>,
     /// The requests about sockets that other clients have not opened yet, the oldest first, and in how many rounds each
     /// was processed in vain.
-    early: VecDeque<(PassedRequest, u32)>,
+    early: VecDeque<(PassedRequest, u64)>,
     /// The numbers of sockets and control connections of each process. All threads share this table.
     usage: Usages,
     limit: usize,
@@ -558,8 +560,9 @@ impl Engine {
     /// socket.
     fn process_alone(&mut self, now: u64, request: Request) {
         if let Some(request) = self.try_request(now, request, true) {
-            let _outstanding = Outstanding::new(&request.client, 1);
-            self.control.early.push_back((PassedRequest { request, _outstanding }, 0));
+            // The engine reads no further request of this client before, because replies keep their order.
+            let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
+            self.control.early.push_back((PassedRequest { request, _outstanding }, now + EARLY_NS));
         }
     }
 
@@ -568,7 +571,12 @@ impl Engine {
     /// [`Operation::Open`] before, but over another connection.
     fn try_request(&mut self, now: u64, mut request: Request, may_wait: bool) -> Option<Request> {
         let (reply, descriptor) = self.process(now, &mut request);
-        let is_early = reply.status == libc::EBADF && may_wait && !request.known.get();
+        // Only programs that may open sockets in this way may make the engine put off requests.
+        let is_early = reply.status == libc::EBADF
+            && may_wait
+            && !request.known.get()
+            && super::open::is_trusted(request.user)
+            && self.control.early.len() < MOST_EARLY;
         if is_early && request.attached.as_ref().is_some_and(pair::is_opened) {
             return Some(request);
         }
@@ -576,15 +584,14 @@ impl Engine {
         None
     }
 
-    /// Processes the requests again that were put off. `all` is true if all clients with requests had their turn in this
-    /// round.
-    pub(super) fn retry_early(&mut self, now: u64, all: bool) {
+    /// Processes the requests again that were put off.
+    pub(super) fn retry_early(&mut self, now: u64) {
         for _ in 0..self.control.early.len() {
-            let Some((passed, rounds)) = self.control.early.pop_front() else { return };
+            let Some((passed, end)) = self.control.early.pop_front() else { return };
             let PassedRequest { request, _outstanding } = passed;
-            if let Some(request) = self.try_request(now, request, rounds < MOST_EARLY_ROUNDS) {
+            if let Some(request) = self.try_request(now, request, now < end) {
                 let passed = PassedRequest { request, _outstanding };
-                self.control.early.push_back((passed, rounds + u32::from(all)));
+                self.control.early.push_back((passed, end));
             }
         }
     }

@@ -396,7 +396,7 @@ impl Engine {
             }
             worked = true;
         }
-        self.retry_early(now, events.len() < events.capacity().min(MOST_EVENTS));
+        self.retry_early(now);
         self.report_next(now);
         Ok(worked || self.owes_reply())
     }

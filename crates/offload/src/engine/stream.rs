@@ -191,15 +191,15 @@ impl Engine {
             }
         }
         let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
-        if hung_up && let Some(end) = socket.end.take_if(|end| !stream.closes_at_once(end)) {
-            closer.close(vec![end], None);
-        }
+        // Otherwise the end is closed when the socket is removed, and counts until then.
         if hung_up {
-            socket.end = None;
+            socket.end.take_if(|end| stream.closes_at_once(end));
         }
         match (state, reason) {
             (State::Closed, Some(reason)) => {
-                if let Some(fd) = fd {
+                if let Some(fd) = fd
+                    && socket.end.is_some()
+                {
                     stream.move_undelivered(fd);
                 }
                 self.finish(key, End::Failed(errno(reason)));
