@@ -228,8 +228,17 @@ pub fn take(
     second: &mut [u8],
     closer: &Arc<Closer>,
 ) -> io::Result<(usize, bool)> {
-    if closer.is_full() && peek(fd, &mut [0], 0)?.1 {
-        return Err(io::ErrorKind::InvalidData.into());
+    let (mut first, mut second) = (first, second);
+    if closer.is_full() {
+        let (len, descriptors) = peek(fd, first)?;
+        if descriptors {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // Receive only the bytes that were peeked, because descriptors may have arrived behind them.
+        (first, second) = (&mut first[..len], &mut []);
+        if len == 0 {
+            return Ok((0, false));
+        }
     }
     let mut parts =
         [first, second].map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
@@ -277,29 +286,46 @@ unsafe fn received(header: &libc::msghdr) -> Vec<OwnedFd> {
     descriptors
 }
 
-/// Reads bytes of a socket, which stay there. Returns their number, and true if more than `most` descriptors come with
-/// them. `most` is at most 2.
+/// Reads bytes of a socket, which stay there. Returns their number, and true if descriptors come with them.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
 #[cold]
-fn peek(fd: RawFd, bytes: &mut [u8], most: usize) -> io::Result<(usize, bool)> {
+fn peek(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut control = Control([0; 32]);
-    // SAFETY: the structures outlive the call, and no other code owns the descriptors.
+    // SAFETY: the structures outlive the call.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
-        if most > 0 {
-            header.msg_control = control.0.as_mut_ptr().cast();
-            header.msg_controllen = libc::CMSG_SPACE(4 * most as u32) as _;
-        }
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         let len = result(libc::recvmsg(fd, &mut header, flags))?;
-        // These are duplicates, whose close does not block: the queue still holds the message.
-        drop(received(&header));
         Ok((len, header.msg_flags & libc::MSG_CTRUNC != 0))
     }
+}
+
+/// Peeks at the next message. Returns true if it comes with more than two descriptors, or with one that is not a UNIX
+/// socket. Passes duplicates of such descriptors to `closer`: a file system may block each close of a file, even while
+/// the queue holds the file, too.
+#[cold]
+fn has_strange_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<bool> {
+    let mut byte = [0u8];
+    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = Control([0; 32]);
+    // SAFETY: the structures outlive the call, and no other code owns the descriptors.
+    let (descriptors, more) = unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(4 * 2) as _;
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        result(libc::recvmsg(fd, &mut header, flags))?;
+        (received(&header), header.msg_flags & libc::MSG_CTRUNC != 0)
+    };
+    let is_unix = |fd: &OwnedFd| option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX);
+    let others: Vec<OwnedFd> = descriptors.into_iter().filter(|fd| !is_unix(fd)).collect();
+    let strange = more || !others.is_empty();
+    closer.close(others, None);
+    Ok(strange)
 }
 
 /// Reads at most 64 messages that the program has written, and drops them with their descriptors. Returns
@@ -338,7 +364,7 @@ fn has_only_bytes(end: &OwnedFd, bytes: u64) -> bool {
     let mut scrap = [0u8; 2 * filler::LEN];
     let mut seen = 0;
     while seen < bytes {
-        match peek(end.as_raw_fd(), &mut scrap, 0) {
+        match peek(end.as_raw_fd(), &mut scrap) {
             Ok((len, false)) if len > 0 => seen += len as u64,
             _ => return false,
         }
@@ -355,7 +381,49 @@ pub fn has_no_messages(end: &OwnedFd) -> bool {
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
     set_option(end, libc::SO_PASSCRED, 1).is_ok()
         // The first call may return an error of the socket instead.
-        && (0..2).any(|_| matches!(peek(fd, &mut [0], 0), Ok((0, false))))
+        && (0..2).any(|_| matches!(peek(fd, &mut [0]), Ok((0, false))))
+}
+
+/// Shuts down a socket that keeps messages apart, and drops up to 64 messages without descriptors that wait there. Returns
+/// true if no message is left. The close of the socket then does not block.
+pub fn drop_messages(end: &OwnedFd) -> bool {
+    let fd = end.as_raw_fd();
+    // With this option, every message has credentials, also an empty one. The end of the stream has none.
+    // SAFETY: has no preconditions.
+    unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+    if set_option(end, libc::SO_PASSCRED, 1).is_err() {
+        return false;
+    }
+    for _ in 0..64 {
+        let mut byte = [0u8];
+        let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+        let mut control = Control([0; 32]);
+        // SAFETY: the structures outlive the calls. There is no room for descriptors, so none is received.
+        unsafe {
+            let mut header: libc::msghdr = std::mem::zeroed();
+            (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+            header.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) as _;
+            match result(libc::recvmsg(fd, &mut header, libc::MSG_PEEK | libc::MSG_DONTWAIT)) {
+                Ok(0) if header.msg_controllen == 0 => return true,
+                Ok(_) if header.msg_flags & libc::MSG_CTRUNC == 0 => {}
+                _ => return false,
+            }
+            libc::recv(fd, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT);
+        }
+    }
+    false
+}
+
+/// Returns true if a descriptor that a program sent is an end of a pair whose other end is closed, and nothing waits there.
+/// Its close then does not block.
+pub fn is_ended(program_end: &OwnedFd) -> bool {
+    let is = |name, value| option(program_end, name).is_ok_and(|found| found == value);
+    let fd = program_end.as_raw_fd();
+    is(libc::SO_DOMAIN, libc::AF_UNIX)
+        && is(libc::SO_TYPE, libc::SOCK_STREAM)
+        && hung_up(fd)
+        && unread(fd) == Some(0)
 }
 
 /// Returns the number of bytes that wait at the engine's end `fd`, or `None` if the kernel gives no answer.
@@ -440,7 +508,7 @@ pub fn receive_descriptors(
     bytes: &mut [u8],
     closer: &Arc<Closer>,
 ) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
-    if closer.is_full() && peek(fd, &mut [0], 2)?.1 {
+    if closer.is_full() && has_strange_descriptors(fd, closer)? {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut room = MaybeUninit::<Room>::uninit();

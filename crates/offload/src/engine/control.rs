@@ -185,7 +185,7 @@ impl Drop for Client {
         let place = self.place.take();
         // SAFETY: the descriptor is not used any more.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        if !pair::has_no_messages(&fd) {
+        if !pair::drop_messages(&fd) {
             self.closer.close(vec![fd], Some(Box::new(place)));
         }
     }
@@ -407,7 +407,8 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         let unknown = self.attached.take_if(|_| !self.known.get()).into_iter().chain(self.second.take());
-        self.client.close(unknown.collect());
+        // A request about an ended connection is usual.
+        self.client.close(unknown.filter(|fd| !pair::is_ended(fd)).collect());
     }
 }
 
@@ -423,7 +424,11 @@ impl Engine {
         for _ in 0..MOST_REQUESTS {
             // Let clients wait if the closer may have no descriptors left for those that are refused.
             if self.control.exhausted && self.closer.is_full() {
-                return;
+                let probe = rustix::io::fcntl_dupfd_cloexec(&self.epoll, 0);
+                self.control.exhausted = probe.is_ok_and(|probe| self.closer.is_reserved(&probe));
+                if self.control.exhausted {
+                    return;
+                }
             }
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Some(listener) = self.control.listener() else { return };

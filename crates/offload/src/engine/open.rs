@@ -40,6 +40,8 @@ impl Engine {
         }
         if self.closer.is_reserved(end) || self.closer.is_reserved(program) {
             pair::set_end(end, End::Failed(libc::ENFILE), self.number, self.next_id(), None, &[]);
+            // The program must notice now, because the descriptor may wait for its close.
+            let _ = rustix::net::shutdown(end, rustix::net::Shutdown::Both);
             return Err(Refusal::Errno(libc::ENFILE));
         }
         let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {

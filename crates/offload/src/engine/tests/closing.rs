@@ -103,6 +103,30 @@ fn descriptors_with_requests_are_closed_elsewhere() {
 }
 
 #[test]
+fn messages_without_descriptors_need_no_other_thread() {
+    let mut bench = Bench::new(100);
+    bench.wait_until_closed();
+    // The engine disconnects the client after its first message, and drops the others.
+    let client = client(&mut bench);
+    for bytes in [&b"no request"[..], b"", b"third message"] {
+        pair::send(client.as_raw_fd(), bytes, &[]).unwrap();
+    }
+    bench.turn();
+    assert_eq!((bench.engine.control.clients(), bench.engine.closer.held()), (0, 0));
+    // A request about a connection that has ended.
+    let ended = Message::new(Operation::Addresses);
+    let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(other);
+    let client = self::client(&mut bench);
+    pair::send_descriptor(client.as_raw_fd(), &ended.encode(), Some(own.as_raw_fd())).unwrap();
+    bench.turn();
+    let mut bytes = [0; message::LEN];
+    pair::receive(client.as_raw_fd(), &mut bytes).unwrap();
+    let reply = Message::decode(&bytes).unwrap();
+    assert_eq!((reply.status, bench.engine.closer.held()), (libc::EBADF, 0));
+}
+
+#[test]
 fn a_client_counts_until_it_is_closed() {
     let mut bench = Bench::new(100);
     let process = std::process::id() as i32;
