@@ -62,6 +62,8 @@ static REGISTRATIONS: [Registration; SLOTS] = [const {
 static CHANGED: AtomicU64 = AtomicU64::new(0);
 /// The thread that is flushing, or 0.
 static FLUSHING: AtomicUsize = AtomicUsize::new(0);
+/// True if the process had several threads at the last epoll_ctl of the kernel.
+static THREADED: AtomicBool = AtomicBool::new(false);
 /// True while the process's only thread is in a call that may look at the kernel's registrations.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 /// The current epoch. A new one begins when the process passes on descriptors.
@@ -179,6 +181,15 @@ fn remembered(fd: RawFd) -> Option<(usize, &'static Registration)> {
 /// Records that the kernel's registration of `fd` in `instance` now is `event`, or `None` if the program has removed
 /// it. Call this after a successful epoll_ctl of the kernel, and after `ready` has recorded the event.
 pub fn note_kernel(instance: RawFd, fd: RawFd, event: Option<epoll_event>) {
+    // Threads do not use the table, and would slow each other by writes to it.
+    let threaded = !real::is_single_threaded();
+    if threaded != THREADED.load(Ordering::Relaxed) {
+        THREADED.store(threaded, Ordering::Relaxed);
+        forget_all();
+    }
+    if threaded {
+        return;
+    }
     let Some(event) = event.filter(|_| ready::watches(instance, fd)) else {
         return forget(instance, fd);
     };
@@ -219,6 +230,9 @@ fn forget(instance: RawFd, fd: RawFd) {
 /// The arguments are those of the program's call.
 #[inline]
 pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *const epoll_event) -> bool {
+    if !real::is_single_threaded() {
+        return false;
+    }
     let Some((index, registration)) = remembered(fd) else { return false };
     let wanted = registration.wanted.load(Ordering::Relaxed);
     let expected = operation != libc::EPOLL_CTL_ADD;
@@ -228,7 +242,6 @@ pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *cons
         || ENTERED.load(Ordering::Relaxed)
         || !is_private(instance)
         || !ready::waits_alone(instance)
-        || !real::is_single_threaded()
     {
         return false;
     }
