@@ -1,12 +1,12 @@
-//! Finds DPDK by pkg-config, generates the bindings, and compiles the C files of `src/sys`. Links DPDK and
-//! its drivers statically, so that the program runs on machines without DPDK.
+//! Finds DPDK with pkg-config, generates the bindings, and compiles the C files of `src/sys`. Links DPDK and
+//! its drivers statically. The program then runs on machines without DPDK.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 
-/// The drivers to link, if the installed DPDK has them. None needs a vendor's library. Each archive is linked
-/// as a whole, because a driver registers itself by a constructor that nothing refers to.
+/// The drivers to link, if the installed DPDK has them. No driver needs a vendor's library. Each archive is
+/// linked as a whole: a driver registers itself by a constructor, to which no other code refers.
 const DRIVERS: &[&str] = &[
     "bus_pci",
     "bus_vdev",
@@ -31,22 +31,23 @@ const DRIVERS: &[&str] = &[
     "net_vmxnet3",
 ];
 
-/// DPDK's core libraries. They are linked as a whole, like the drivers, because their constructors register
-/// parts that no code refers to, and the linker would drop these parts.
+/// DPDK's core libraries. Like the drivers, they are linked as a whole. Their constructors register parts
+/// that no code refers to. The linker would drop these parts if it chose what to link.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
 /// System libraries that are linked statically if possible. Their licences (BSD and zlib) require a notice:
 /// THIRD-PARTY-NOTICES.txt.
 const SYSTEM_STATIC: &[&str] = &["xdp", "bpf", "z", "bsd", "md"];
 
-/// System libraries that are linked dynamically, because the LGPL demands that users can replace them.
+/// System libraries that are linked dynamically. The LGPL demands that users can replace them.
 const SYSTEM_DYNAMIC: &[&str] = &["elf", "numa"];
 
-/// The driver of AF_XDP ports. It is linked from a copy in which [`REPLACED_CALLS`] are renamed.
+/// The driver of AF_XDP ports. It is linked from a copy in which the calls in [`REPLACED_CALLS`] have other
+/// names.
 const AF_XDP: &str = "net_af_xdp";
 
-/// Calls of the AF_XDP driver, and the functions of `src/sys/xdp.c` that replace them. The originals would
-/// replace and remove XDP programs of other processes.
+/// Calls of the AF_XDP driver, and the functions of `src/sys/xdp.c` that replace these calls. The original
+/// functions would replace and remove XDP programs of other processes.
 const REPLACED_CALLS: &[(&str, &str)] =
     &[("xsk_socket__create", "inlane_xsk_socket_create"), ("bpf_xdp_detach", "inlane_bpf_xdp_detach")];
 
@@ -83,8 +84,8 @@ fn pkg_config(arguments: &[&str]) -> String {
 
 /// Returns the include paths and the instruction set with which DPDK's inline functions must be compiled.
 fn compile_flags() -> Vec<String> {
-    // `--static` is left out, because pkg-config would then require the packages of drivers that are not
-    // linked here.
+    // Do not pass `--static`. With it, pkg-config would require the packages of drivers that are not linked
+    // here.
     let flags = pkg_config(&["--cflags", "libdpdk"]);
     flags.split_whitespace().map(str::to_owned).collect()
 }
@@ -130,7 +131,7 @@ fn inline_functions(flags: &[String]) {
         .flag("-std=gnu11")
         // Turn off strict aliasing, because `burst.c` writes a packet's length and port by one 64-bit store.
         .flag("-fno-strict-aliasing")
-        // Without this flag, GCC may merge stores into a vector store. Loads of single words would then
+        // Without this flag, GCC may merge stores into a vector store. A later load of a single word would
         // stall, because a CPU cannot forward part of a vector store.
         .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
@@ -143,7 +144,7 @@ fn inline_functions(flags: &[String]) {
     }
 }
 
-/// Compiles `xdp.c` into a library of its own. [`link`] lists this library next to the AF_XDP driver, which
+/// Compiles `xdp.c` into a separate library. [`link`] lists it next to the AF_XDP driver, because that driver
 /// calls its functions.
 fn xdp_functions() {
     let mut build = cc::Build::new();
@@ -178,14 +179,14 @@ fn renamed_af_xdp_driver(directory: &Path) -> String {
     name.to_owned()
 }
 
-/// Prints the libraries to link, in DPDK's own order. The modifier `-bundle` keeps them out of this crate's
-/// rlib, so they are read only at the program's final link.
+/// Prints the libraries to link, in DPDK's own order. The modifier `-bundle` keeps the libraries out of this
+/// crate's rlib, so only the final link of the program reads them.
 fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());
     println!("cargo:rustc-link-search=native={}", env::var("OUT_DIR").expect("cargo sets it"));
-    // Take only the order of the libraries from DPDK's list, without its flags, which would link every
-    // library as a whole.
+    // Take only the order of the libraries from DPDK's list. Leave out the flags of the list, because they
+    // would link every library as a whole.
     let list = pkg_config(&["--static", "--libs-only-l", "--libs-only-other", "libdpdk"]);
     let archives: Vec<&str> = list
         .split_whitespace()

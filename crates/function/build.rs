@@ -1,5 +1,5 @@
-//! Compiles the built-in packet functions in `functions/` for every CPU of the target, and on x86-64 also for
-//! CPUs with AVX2. The program selects a build at run time.
+//! Compiles the built-in packet functions in `functions/`. One build runs on every CPU of the target. On
+//! x86-64, a second build needs AVX2. The program selects a build at run time.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -58,8 +58,8 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
         .expect("writing to a string cannot fail");
     for source in sources {
-        // The path within the crate. `include_str!` puts CARGO_MANIFEST_DIR in front of it when the crate is
-        // compiled, because the crate's directory may be moved after this script ran.
+        // The path of the source within the crate. `include_str!` puts CARGO_MANIFEST_DIR in front of the
+        // path when the crate is compiled. The crate's directory may have been moved since this script ran.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

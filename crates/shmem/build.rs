@@ -12,7 +12,7 @@ fn main() {
     std::fs::write(out.join("exports.rs"), table::exports(&table::read(&table)))
         .expect("OUT_DIR is writable");
     cc::Build::new().file("src/longdouble.c").warnings(true).compile("inlane_shmem_longdouble");
-    // The library's soname, which programs record when they are linked. It changes with each incompatible
+    // Set the library's soname. Programs record it when they are linked. It changes with each incompatible
     // release.
     let major = std::env::var("CARGO_PKG_VERSION_MAJOR").expect("cargo sets the version");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libinlane_shmem.so.{major}");

@@ -1,7 +1,8 @@
-//! Reads `functions.txt` and makes from it the exported functions, the headers and the list of names.
+//! Reads `functions.txt`, and generates the exported functions, the headers and the list of names.
 //!
-//! The build script and the test `header` share this file. [`exports`] makes Rust code for the build script;
-//! [`prototypes`] and [`generics`] make the headers, which are checked in because programs include them.
+//! The build script and the test `header` share this file. [`exports`] generates Rust code for the build
+//! script. [`prototypes`] and [`generics`] generate the headers, which are checked in because programs
+//! include them.
 
 use std::fmt::Write;
 
@@ -10,10 +11,10 @@ use std::fmt::Write;
 pub struct Type {
     /// OpenSHMEM's TYPENAME: how function names spell the type, such as `uint` in `shmem_uint_put`.
     pub name: &'static str,
-    /// The type as the C header writes it, such as `unsigned int`.
+    /// The name of the type in the C header, such as `unsigned int`.
     pub c: &'static str,
-    /// The type behind a typedef such as `int8_t`, else the same as `c`. Type-generic macros select functions
-    /// by this type.
+    /// The C type behind a typedef such as `int8_t`. Equal to `c` if the type is no typedef. Type-generic
+    /// macros select functions by this type.
     pub canonical: &'static str,
     /// The Rust type.
     pub rust: &'static str,
@@ -72,7 +73,7 @@ const AMO: &str = "int long longlong uint ulong ulonglong int32 int64 uint32 uin
 const FIXED: &str = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 ";
 const UNSIGNED: &str = "uchar ushort uint ulong ulonglong ";
 
-/// Returns the types of one of the sets that `functions.txt` names, such as `logic`.
+/// Returns the types of a set. `set` is a name from `functions.txt`, such as `logic`.
 fn types(set: &str) -> Vec<Type> {
     let bits = |widths: &[(&'static str, usize)]| -> Vec<Type> {
         widths.iter().map(|(name, size)| of(name, "void", "c_void", *size)).collect()
@@ -88,8 +89,8 @@ fn types(set: &str) -> Vec<Type> {
         "ext" => ["float double ", AMO].concat(),
         "bitwise" => "uint ulong ulonglong int32 int64 uint32 uint64".to_string(),
         "sync" => ["short ushort ", AMO].concat(),
-        // For reductions over teams, the specification lists only the unsigned types and those of fixed
-        // width. The signed ones are added because reductions over active sets have them.
+        // For reductions over teams, the specification lists only the unsigned and the fixed-width types. The
+        // table adds the signed types because reductions over active sets have them.
         "logic" => [SHORT_TO_LONGLONG, UNSIGNED, FIXED, "size"].concat(),
         "order" => [REALS, CHARS, SHORT_TO_LONGLONG, UNSIGNED, FIXED, "size ptrdiff"].concat(),
         "sum" => {
@@ -106,7 +107,8 @@ fn types(set: &str) -> Vec<Type> {
     names.split_whitespace().map(|name| find(name).expect("a set has types of TYPES")).collect()
 }
 
-/// A parameter: its name, and its C type, in which the function's type has replaced TYPE.
+/// A parameter of a function: its name, and its C type. If the type was the placeholder TYPE, the function's
+/// type has replaced it.
 #[derive(Clone)]
 pub struct Parameter {
     pub c: String,
@@ -123,7 +125,7 @@ pub struct Function {
     /// The Rust expression that implements the function; empty if the function is implemented in C.
     pub body: String,
     /// The name of the type-generic macro, and the index of the argument whose type selects the function. The
-    /// context is not counted as an argument.
+    /// index does not count the context.
     pub generic: Option<(String, usize)>,
     pub has_context: bool,
 }
@@ -247,8 +249,8 @@ pub fn exports(sections: &[Section]) -> String {
                 "void" => String::new(),
                 other => format!(" -> {}", rust(other, &function.kind)),
             };
-            // SAFETY of the emitted block: the called functions demand only what the OpenSHMEM specification
-            // demands of the C caller.
+            // SAFETY of the emitted block: the called functions require only what the OpenSHMEM specification
+            // requires of the C caller.
             writeln!(
                 out,
                 "#[unsafe(no_mangle)] pub unsafe extern \"C\" fn {name}({}){result} {{ unsafe {{ {} }} }}",
@@ -296,8 +298,8 @@ pub fn prototypes(sections: &[Section], profiling: bool) -> String {
 }
 
 /// Returns the pointer types for which a type-generic macro (C11) selects the function for elements of type
-/// `kind`. If the parameter is const or volatile, a pointer with that qualifier is added to the plain
-/// pointer.
+/// `kind`. This is the plain pointer. For a const or volatile parameter, it is also the pointer with that
+/// qualifier.
 fn selectors(parameter: &Parameter, kind: &Type) -> Vec<String> {
     let mut pointers = vec![format!("{} *", kind.canonical)];
     for qualifier in ["const", "volatile"] {
@@ -332,8 +334,8 @@ pub fn generics(sections: &[Section]) -> String {
             for pointer in selectors(&function.parameters[index + context], &function.kind) {
                 entries[context].push(format!("{pointer}: {}", function.name));
             }
-            // C already has a function of this name for `long`: a deprecated one with the same parameters. It
-            // serves as the overload, so no second one is written.
+            // For `long`, C may already have a deprecated function of this name and with the same parameters.
+            // That function serves as the overload, so write no second one.
             let exists = all.iter().any(|one| one.name == *name) && function.kind.name == "long";
             if !exists {
                 let arguments: Vec<&str> = function.parameters.iter().map(|one| one.name.as_str()).collect();

@@ -1,7 +1,8 @@
-// Computes the power of each symbol of a slot that oran-reorder assembled: the sum of I * I + Q * Q over its
-// 16-bit samples. This is a kernel, or a C function on the CPU, that reads oran-reorder's output region.
+// Computes the power of each symbol of a slot that oran-reorder assembled. The power is the sum of
+// I * I + Q * Q over the symbol's 16-bit samples. This is a kernel, or a C function on the CPU. It reads
+// oran-reorder's output region.
 //
-// On a GPU, launch it with one block on a stream of its own. Arguments:
+// On a GPU, launch it with one block on a separate stream. Arguments:
 //   power   GPU memory for 14 numbers per stream
 //   n       the number of the slot, in the order of oran-reorder's output, from 0
 //   found   receives the slot's record; its sequence is 0 if the slot is not among the last 64
@@ -27,8 +28,8 @@ INLANE void power_of_slot(const uint8_t *output, const oran_record &record, uint
 #if INLANE_GPU
 extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_t streams, uint64_t *power,
                                       oran_record *found) {
-    // Only one thread looks for the record. It may appear at any moment, so several threads could see
-    // different results.
+    // Only one thread looks for the record, because the record may appear at any moment. Several threads
+    // could see different results.
     __shared__ const oran_record *record;
     if (threadIdx.x == 0) record = inlane::oran_slot(output, n);
     __syncthreads();
@@ -41,9 +42,9 @@ extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_
     }
 }
 #else
-// Computes the power of each symbol of a radio slot on the CPU, and stores it in `power`, which is host
-// memory. `n` is the slot's number in the order in which oran-reorder outputs slots, from 0. Returns false if
-// oran-reorder has not yet output the slot, or has since output 64 others.
+// Computes the power of each symbol of a radio slot on the CPU. Stores it in `power`, which is host memory.
+// `n` is the number of the slot, counted from 0 in the order in which oran-reorder outputs slots. Returns
+// false if oran-reorder has not yet output the slot, or has since output 64 others.
 extern "C" __attribute__((visibility("default"))) bool oran_power(const uint8_t *output, uint64_t n, uint32_t streams,
                                                                   uint64_t *power) {
     const oran_record *record = inlane::oran_slot(output, n);

@@ -1,5 +1,6 @@
 // A histogram of packet lengths in steps of 64 bytes. This is a burst function: the threads of a block first
-// count in shared memory, and then add each step's sum to the state once, because all blocks share the state.
+// count in their shared memory. Then they add the sum of each step to the state once, because all blocks
+// share the state.
 //
 //     inlane forward --rx gen:imix --tx null --function examples/functions/sizes.cu:sizes
 #include <inlane.h>

@@ -1,5 +1,5 @@
-// Forwards the packets of one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops
-// packets that are not VXLAN:
+// Forwards the packets of one VXLAN network (RFC 7348). Sends packets of other VXLAN networks to port 1.
+// Drops packets that are not VXLAN:
 //
 //     inlane forward --rx ... --tx ... --function examples/functions/vxlan.cu:only_network:42
 #include <inlane.h>

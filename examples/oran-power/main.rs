@@ -1,9 +1,9 @@
 //! Signal processing with `oran-reorder`. A simulated radio sends packets out of order and with losses. The
-//! packet function `oran-reorder` assembles them in GPU memory. A kernel of this example computes the power
-//! of each symbol there while more packets arrive. The CPU checks every result.
+//! packet function `oran-reorder` assembles the packets in GPU memory. Meanwhile, a kernel of this example
+//! computes the power of each symbol in that memory. The CPU checks every result.
 //!
-//! `cargo run --release -p inlane-forward --example oran-power` needs a GPU. Without one, the example prints
-//! what is missing.
+//! `cargo run --release -p inlane-forward --example oran-power` needs a GPU. Without a GPU, the example
+//! prints what is missing.
 
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 2;
 const SYMBOLS: usize = 14;
 const SLOTS: u64 = 400;
-/// The port of a simulated radio, which sends each symbol at its time. A slot takes 0.5 ms. `REORDER` has 16
-/// windows, so the sixteenth slot after a slot reuses its memory.
+/// The port of a simulated radio, which sends each symbol at its time. A radio slot takes 0.5 ms. `REORDER`
+/// has 16 windows of memory, so slot n + 16 reuses the memory of slot n.
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 
@@ -72,16 +72,16 @@ fn run() -> Result<(), Box<dyn Error>> {
         unsafe {
             kernel.launch(&stream, shape, arguments)?;
             stream.copy(&sums, &answer[0])?;
-            // Copy the records after the kernel has read the slot's data. A check below then finds out from
-            // the records whether the data may have been overwritten while the kernel read it.
+            // Copy the records after the kernel has read the slot's data. From these records, a check below
+            // finds out whether the data may have been overwritten while the kernel read it.
             stream.copy(&records, &answer[1])?;
         }
         stream.synchronize()?;
         // SAFETY: both are pinned memory of 4096 bytes, and the copies into them have ended.
         Ok(answer.each_ref().map(|page| unsafe { std::slice::from_raw_parts(page.as_ptr(), 4096) }))
     };
-    // The first use of a stream takes milliseconds, in which the radio would overwrite slots that were not
-    // read yet. So use the stream once before the radio starts.
+    // Use the stream once before the radio starts, because its first use takes milliseconds. Meanwhile the
+    // radio would overwrite slots that were not read yet.
     take(0)?;
     radio.start()?;
 
@@ -98,8 +98,9 @@ fn run() -> Result<(), Box<dyn Error>> {
             if word(2048) != slots + 1 {
                 continue;
             }
-            // The slot's record has the number of received PRBs at offset 32, the frame, subframe and slot at
-            // 56, and the reason for the delivery at 59, where 0 means that the slot is complete.
+            // The slot's record contains the number of received PRBs at offset 32, and the frame, subframe
+            // and slot from offset 56 on. At offset 59 is the reason for the delivery; 0 means that the slot
+            // is complete.
             let record = &answer[2048..2048 + 64];
             let number = |record: &[u8]| {
                 let [frame, subframe, slot] = [56, 57, 58].map(|at| record[at] as u64);
@@ -107,8 +108,9 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // Count the result as late if oran-reorder has already output the eighth slot after this one, or
-            // a later one. The sixteenth slot reuses this slot's memory, so eight slots remain as a margin.
+            // Count the result as late if oran-reorder has already output the eighth slot after this slot, or
+            // a later one. The sixteenth slot after this one reuses its memory, so a margin of eight slots
+            // remains.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {
@@ -141,8 +143,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Returns how many PRBs of a slot arrive, and the power of each symbol, from the radio's plan. Lost PRBs
-/// count as zeros.
+/// Returns the expected result for a slot: the number of PRBs that arrive, and the power of each symbol.
+/// Computes both from the radio's plan. Lost PRBs count as zeros.
 fn expected(plan: &Plan, slot: u64) -> (u32, Vec<u64>) {
     let (mut prbs, mut power) = (0, vec![0; STREAMS * SYMBOLS]);
     let packets = plan.packets_per_symbol() * SYMBOLS as u64;

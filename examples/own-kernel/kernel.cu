@@ -1,8 +1,8 @@
-// A kernel that takes items from the burst ring. One block adds up the bytes of their packets.
+// A kernel that takes items from the burst ring. One block adds up the bytes of the items' packets.
 #include <inlane.h>
 
-// How long the kernel waits for an item. Without a limit it would occupy the GPU for ever after the host was
-// stopped.
+// How long the kernel waits for an item. Without this limit, the kernel would occupy the GPU forever if the
+// host was stopped.
 constexpr unsigned long long TIMEOUT_NS = 2000000000;
 
 static __device__ unsigned long long now_ns() {

@@ -1,8 +1,8 @@
-//! A program with its own kernel at the burst ring. The program submits bursts from a port and takes them
-//! back; the kernel adds up the bytes of their packets.
+//! A program with a GPU kernel of its own that serves the burst ring. The program submits bursts from a port
+//! and takes them back. The kernel adds up the bytes of the packets in these bursts.
 //!
-//! `cargo run --release -p inlane-forward --example own-kernel` needs a GPU. Without one, the example prints
-//! what is missing.
+//! `cargo run --release -p inlane-forward --example own-kernel` needs a GPU. Without a GPU, the example
+//! prints what is missing.
 
 use inlane_core::clock::Clock;
 use inlane_core::ring::{Ring, layout};
@@ -34,8 +34,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("add_up")?;
 
-    // Memory that the CPU and the GPU access: packets, the two halves of the ring, the kernel's sum. All of
-    // it is allocated before the kernel runs, because an allocation may wait for the kernel's end.
+    // Memory that the CPU and the GPU access: packets, the two halves of the ring, and the kernel's sum.
+    // Allocate all of it before the kernel runs, because an allocation may wait until the kernel ends.
     let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("the pool is too large")?;
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, 2048)?);
     let submit = gpu.pinned(layout::submit_bytes(SLOTS, BURST))?;
@@ -86,7 +86,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         } else if kernel_ended {
             return Err("the kernel ended early: it got no item for two seconds".into());
         } else {
-            // Poll once more after the kernel's end, for the items that it completed last.
+            // After the end of the kernel, poll once more to find the items that it completed last.
             kernel_ended = !in_flight.is_empty() && stream.is_idle()?;
         }
     }

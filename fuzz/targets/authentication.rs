@@ -1,5 +1,5 @@
-//! Hostile peers of DH-HMAC-CHAP, and files of secrets. Arbitrary messages reach both sides of an
-//! authentication. Without the secret, no message may authenticate the peer.
+//! Tests the DH-HMAC-CHAP authentication against hostile peers, and the reader of secrets files. Arbitrary
+//! messages reach both sides of an authentication. A peer without the secret must never be authenticated.
 
 #![no_main]
 

@@ -1,5 +1,6 @@
-//! Feeds arbitrary bytes to the capture reader, split in different ways. The reader must return the same
-//! packets and the same error for each split, and never more bytes than the input has.
+//! Feeds arbitrary bytes to the capture reader, split into pieces in different ways. For each split, the
+//! reader must return the same packets and the same error. It must never return more bytes than the input
+//! has.
 
 #![no_main]
 
@@ -8,7 +9,8 @@ use inlane_ports::pcap::reader::CaptureReader;
 use libfuzzer_sys::fuzz_target;
 use std::io::{ErrorKind, Read};
 
-/// An input that returns a few bytes at a time. Before each piece, it reports once that no bytes are ready.
+/// An input that returns a few bytes with each successful read. Every other read reports that no bytes are
+/// ready.
 struct Pieces {
     bytes: Vec<u8>,
     position: usize,

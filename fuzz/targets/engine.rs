@@ -1,12 +1,12 @@
-//! Drives a whole offload engine from both sides: hostile frames of every kind on its port, and a hostile
-//! program on its control socket and its pairs.
+//! Drives a whole offload engine from both sides. Sends hostile frames of every kind to its port, and acts as
+//! a hostile program on its control socket and its socket pairs.
 //!
-//! The engine must not panic or loop. An honest connection that was opened before must still carry data, and
-//! an honest program must still be served afterwards. The engine must hold no state once every program has
-//! closed its sockets.
+//! The engine must not panic or loop. A connection that was opened before the attack must still carry data,
+//! and an honest program must still be served afterwards. The engine must hold no state once every program
+//! has closed its sockets.
 //!
-//! The input is a list of operations. Their frames go to existing flows of the engine, with valid checksums
-//! and with numbers near those of the engine's last segments, because the engine drops other frames early.
+//! The input is a list of operations. Frames go to existing flows of the engine. They have valid checksums,
+//! and numbers near those of the engine's last segments, because the engine drops other frames early.
 
 #![no_main]
 
@@ -35,15 +35,15 @@ pub(crate) const OURS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1))];
 pub(crate) const PEER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2))];
-/// The most sockets that the engine allows a process. To the engine, the hostile and the honest program are
-/// one process, because the fuzzer opens both control connections.
+/// The most sockets that the engine allows a process. The fuzzer opens the control connections of both the
+/// hostile and the honest program, so the engine counts both programs as one process.
 pub(crate) const SOCKETS: usize = 256;
 /// The most sockets that the hostile program keeps open.
 pub(crate) const MOST_ENDS: usize = 24;
 /// The most operations that are carried out for one input. More would take too long on a loaded machine.
 pub(crate) const MOST_OPERATIONS: usize = 200;
-/// The most timer deadlines for which the engine is run while one step advances the simulated clock. After
-/// that many, the clock jumps to the end of the step.
+/// While one step advances the simulated clock, the engine runs at each timer deadline. This is the most
+/// deadlines of one step. After that many, the clock jumps to the end of the step.
 pub(crate) const MOST_DEADLINES: usize = 200;
 pub(crate) const MILLISECOND: u64 = 1_000_000;
 pub(crate) const HONEST: &[u8] = b"data of an honest program";
@@ -102,8 +102,8 @@ fuzz_target!(|bytes: &[u8]| {
     let other = world.connect_honest();
     world.exchange(other);
     world.honest.ends.clear();
-    // Move the clock forward by 40 minutes. Every connection ends within this time: it gives up its
-    // retransmissions, and TIME-WAIT lasts a minute.
+    // Move the clock forward by 40 minutes. Every connection must end within this time, because
+    // retransmissions are given up and TIME-WAIT lasts one minute.
     for _ in 0..40 {
         world.advance(60_000 * MILLISECOND);
     }

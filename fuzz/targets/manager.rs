@@ -6,7 +6,7 @@ use inlane_pgas::launch::manager::{ProcessManager, pmi::Pmi};
 use libfuzzer_sys::fuzz_target;
 use std::io::{Cursor, Read, Write};
 
-/// A connection to a process manager that answers with the fuzzer's bytes and ignores what it receives.
+/// A connection to a process manager. The manager answers with the fuzzer's bytes and ignores all requests.
 struct Manager<'a>(Cursor<&'a [u8]>);
 
 impl Read for Manager<'_> {

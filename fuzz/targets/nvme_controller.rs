@@ -31,8 +31,8 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> bool {
     true
 }
 
-/// Takes everything that the connection sends. Returns the command identifier in the first PDU, or 0 if too
-/// few bytes were sent to contain one.
+/// Takes all output of the connection. Returns the command identifier in the first PDU. Returns 0 if the
+/// output is too short to contain one.
 fn drain(connection: &mut Connection) -> u16 {
     let mut all = Vec::new();
     while connection.has_output() {
@@ -68,20 +68,20 @@ fuzz_target!(|input: &[u8]| {
     let mut connection = Connection::new(digests, 9, 4096);
     drain(&mut connection);
     if mode & 4 != 0 && !feed(&mut connection, rest, part) {
-        // The connection refused arbitrary bytes that arrived before ICResp, so this run ends.
+        // Arbitrary bytes arrived before ICResp, and the connection refused them. So this run ends.
         return;
     }
     if !feed(&mut connection, &encode(&IcResp::new(digests, 4096), &[], Digests::default()), part) {
         return;
     }
     if !connection.is_ready() {
-        // The arbitrary bytes ended within a PDU, so ICResp was taken for the rest of that PDU. The
-        // connection is therefore not ready.
+        // The connection is not ready if the arbitrary bytes end within a PDU. The host then reads the
+        // controller's ICResp as the rest of that PDU.
         return;
     }
     let mut cids = Vec::new();
-    // True if the controller sends arbitrary bytes. They can form PDUs with any data, so the data that reads
-    // return is then not compared.
+    // True if the controller sends arbitrary bytes. These can form PDUs with any data, so the data returned
+    // by reads is then not compared.
     let mut arbitrary = mode & 8 != 0;
     for opcode in [io::READ, io::WRITE, io::READ, io::WRITE] {
         let mut buffer = Buffer::new(BYTES).expect("memory");

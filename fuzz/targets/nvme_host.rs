@@ -1,6 +1,6 @@
-//! A hostile host. It completes the handshake of an admin queue and of an I/O queue, then sends arbitrary
+//! A hostile host. It completes the handshakes of an admin queue and an I/O queue. Then it sends arbitrary
 //! bytes, or well-formed command capsules with arbitrary fields. The target must answer with well-formed
-//! PDUs, and must neither stop nor touch a byte outside the namespace.
+//! PDUs. It must not stop, and must not access a byte outside the namespace.
 
 #![no_main]
 
@@ -156,8 +156,8 @@ fuzz_target!(|data: &[u8]| {
     if mode & 8 != 0 {
         target.send(data);
     } else {
-        // Each 64 bytes are a command. Half of the commands get small numbers in the fields that are compared
-        // with limits, so that some commands are valid.
+        // Each 64 bytes are a command. In half of the commands, the fields that the target compares with
+        // limits get small numbers, so that some commands are valid.
         for chunk in data.chunks_exact(64) {
             let Ok(mut command) = Command::read_from_bytes(chunk) else { return };
             let choice = command.flags;

@@ -1,6 +1,6 @@
-//! Decodes arbitrary bytes as the data that the offload engine and its preloaded library send each other:
-//! messages, records, headers of datagrams, addresses, rules and words of shared memory. Encoding a decoded
-//! value and decoding it again must not change it.
+//! Decodes arbitrary bytes as the formats that the offload engine and its preloaded library exchange:
+//! messages, records, headers of datagrams, addresses, rules and words of shared memory. If a value is
+//! decoded, encoding it and decoding it again must return the same value.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! A hostile peer. It completes the handshake over the twin. It then writes arbitrary requests and arbitrary
-//! words into its inbox at the honest side. The honest side must answer or refuse each request.
+//! A hostile peer. It completes the handshake over the twin. Then it writes arbitrary requests and words into
+//! its inbox in the memory of the honest side. The honest side must answer or refuse each request.
 
 #![no_main]
 
@@ -56,7 +56,8 @@ fuzz_target!(|data: &[u8]| {
     let pair = PAIR.get_or_init(connect);
     let mut words = data.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
 
-    // Decode arbitrary values as the row of scratchpads that a peer writes, and let a handshake read them.
+    // Decode arbitrary bytes as the row of scratchpads that a peer writes. Also let a handshake read this
+    // row.
     let row: [u32; ROW] =
         std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
     let mut side = Handshake::new(1, 512, 512, true);
@@ -81,11 +82,12 @@ fuzz_target!(|data: &[u8]| {
         pair.window.store_word(at + 56, sequence).expect("inside");
         pair.window.store_word(at, sequence).expect("inside");
         pair.honest.progress();
-        // Wait for the answer. Either `progress` on this thread writes it, or the service thread, which the
-        // doorbell wakes.
+        // Wait for the answer. Either `progress` on this thread writes the answer, or the service thread
+        // does, after the doorbell has woken it.
         let answer = pair.hostile.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
         let mut polls = 0;
-        // SAFETY: `answer` is the address of an aligned word of this peer's own inbound memory.
+        // SAFETY: `answer` is the address of an aligned word in this peer's own inbound memory, which stays
+        // mapped.
         while unsafe { (answer as *const u64).read_volatile() } != sequence {
             pair.hostile.peer_doorbell_set(0, 1).expect("a peer");
             pair.honest.progress();

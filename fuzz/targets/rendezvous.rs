@@ -1,6 +1,6 @@
-//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX: frames, cards of PEs,
-//! and addresses. Each decoder must return a value or refuse the bytes. Encoding a decoded frame or card must
-//! return the same bytes. An address must not change if it is encoded and decoded again.
+//! Decodes arbitrary bytes as the data by which PEs and the launcher connect over UCX: frames, PEs' cards,
+//! and addresses. Each decoder must return a value or refuse the bytes. If a decoded frame or card is
+//! encoded, the result must be the same bytes. An address must not change if it is encoded and decoded again.
 
 #![no_main]
 

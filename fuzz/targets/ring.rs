@@ -1,8 +1,9 @@
-//! Drives the burst ring's dispatcher against a hostile consumer. At any time, the consumer may write any
-//! value to the completion half, the part of the ring's memory that consumers write.
+//! Drives the burst ring's dispatcher against a hostile consumer. The consumer may write any value to the
+//! completion half at any time. This is the half of the ring's memory that consumers write.
 //!
 //! Each submitted packet must come back at most once, with its own address and a length that fits its buffer.
-//! An item that the consumer completes by the protocol must come back, whatever the consumer wrote before.
+//! If the consumer completes an item by the protocol, the item must come back. This holds whatever the
+//! consumer wrote before.
 
 #![no_main]
 
@@ -48,8 +49,8 @@ fuzz_target!(|bytes: &[u8]| {
                 }
             }
             Some((kind @ (1 | 2), argument)) => {
-                // Overwrite one of the first 8 words of a slot. `kind` 1 writes two small 32-bit halves, and
-                // `kind` 2 arbitrary bits.
+                // Overwrite one of the first 8 words of a slot. If `kind` is 1, write two small 32-bit
+                // halves. If `kind` is 2, write arbitrary bits.
                 let word = input.next().unwrap_or(0) as usize % 8;
                 let mut value = input.next().unwrap_or(0) as u64 | (input.next().unwrap_or(0) as u64) << 32;
                 if kind == 2 {

@@ -9,8 +9,8 @@ use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
-/// A receive ring of [`CAPACITY`] bytes that stores nothing. It checks that each write lies within the
-/// `CAPACITY` bytes that follow the bytes which the application has consumed.
+/// A receive ring of [`CAPACITY`] bytes that stores nothing. It checks that each write starts after the bytes
+/// that the application has consumed, and ends at most `CAPACITY` bytes after them.
 struct Ring {
     consumed: u64,
 }
@@ -22,8 +22,8 @@ impl ReceiveBuffer for Ring {
     }
 }
 
-/// The rest of the fuzzer's input, from which numbers are taken one after the other. After its end, all
-/// numbers are 0.
+/// The unread rest of the fuzzer's input. Numbers are taken from it one after the other. Once the rest is
+/// empty, all numbers are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {

@@ -1,5 +1,5 @@
-//! Parses arbitrary text as a quantity. Each text must be refused or parsed. A size that was printed as a
-//! number must parse to the same size.
+//! Parses arbitrary text as a quantity. Each text must be refused or parsed. If a parsed size is printed as a
+//! number, that number must parse to the same size.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Reads arbitrary bytes as each kind of header. Nothing may panic, payloads must stay inside the buffer, and
-//! fields must read back as written.
+//! Reads arbitrary bytes as each kind of header. Nothing may panic. Payloads must stay inside the buffer. A
+//! field that was written must read back as written.
 
 #![no_main]
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// The most frames in flight in one direction.
 const WINDOW: u32 = 16;
 
-/// The number of received frames after which both cards are surely set up. Before that, frames may be lost:
-/// QEMU drops the frames of a card that is being reset.
+/// The number of received frames after which the set-up of both cards is certainly complete. Frames before
+/// that may be lost, because QEMU drops the frames of a card during its reset.
 const SET_UP: u64 = 100;
 
 /// The sockets of a card. The card receives the frames that the test sends to `into`. The frames that the
@@ -95,8 +95,7 @@ fn frame(number: u32) -> Vec<u8> {
     frame
 }
 
-/// Sends and receives frames in both directions through each pair of cards, until the virtual machine has
-/// ended.
+/// Sends and receives frames in both directions through each pair of cards, until the virtual machine ends.
 fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
     let sender = UnixDatagram::unbound().unwrap();
     sender.set_nonblocking(true).unwrap();
@@ -121,7 +120,8 @@ fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
 #[test]
 fn packets_go_from_card_to_card() {
     const TEST: &str = "packets_go_from_card_to_card";
-    // Look for `inlane` beside this package's programs, because cargo builds both into the same directory.
+    // Look for `inlane` in the directory of this package's programs, because cargo builds both into the same
+    // directory.
     let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !inlane.exists() {
         eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());
@@ -131,8 +131,8 @@ fn packets_go_from_card_to_card() {
     let cards = ["a", "b", "c", "d", "e"].map(|name| Card::new(folder.path(), name));
     let [a, b, c, d, held] = &cards;
     let run = |number: u32, function: &str, first: &str, second: &str| {
-        // Each pool is small enough for one huge page. QEMU's e1000e drops a frame if its buffer crosses into
-        // a page that is not adjacent in the machine's memory.
+        // Each pool is so small that it fits into one huge page. A buffer may otherwise cross into a page
+        // that is not adjacent in the machine's memory. QEMU's e1000e then drops the frame.
         format!(
             "inlane forward --between pci:0000:00:{first}.0,descriptors=128 pci:0000:00:{second}.0,descriptors=128 \
              --buffers 800 --function {function} --duration 4s --json /tmp/{number} >&2; echo status $?; "
@@ -188,7 +188,7 @@ fn packets_go_from_card_to_card() {
         assert!(hops.contains(&format!("DPDK {driver} on 0000:00:0")), "{hops}");
         assert!(directions.iter().all(|direction| direction.received > 200), "{directions:?}");
         assert!(directions.iter().all(|direction| direction.lost.is_empty()), "{directions:?} {result}");
-        // The cards delivered and sent every frame, so inlane's counters must equal the number of frames that
+        // The cards delivered and sent every frame. So inlane's counters must equal the number of frames that
         // the test received.
         let received: u64 = directions.iter().map(|direction| direction.received).sum();
         assert_eq!(result["tx"]["packets"], received, "{directions:?} {result}");

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 const TEST: &str = "linux_uses_the_target";
 
-/// Returns the path of a program that is installed on this machine, or `None` if it is not.
+/// Returns the path of a program on this machine. Returns `None` if the program is not installed.
 fn program(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"];
     folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
@@ -37,8 +37,8 @@ fn linux_uses_the_target() {
     let command = command.args(["--", "sh", "/bin/nvme-host.sh"]).stdin(Stdio::null());
     let output = command.output().expect("run.py starts");
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // run.py exits with status 3 if it cannot start the machine. The guest's script may end with 3 too, so
-    // check the message as well.
+    // run.py exits with status 3 if it cannot start the virtual machine. The guest's script may also exit
+    // with status 3, so check the message as well.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {TEST}: {}", errors.trim().replace('\n', "; "));
         return;

@@ -8,8 +8,9 @@ use std::thread::JoinHandle;
 
 const TEST: &str = "openshmem_runs_by_rdma_between_two_machines";
 
-/// Files besides programs that the machines need at the same paths, because UCX and libibverbs load them at
-/// run time. Each entry has a path, with `*` for the architecture, and the package with the file.
+/// Files that the machines need at the same paths as on this machine, in addition to programs. UCX and
+/// libibverbs load them at run time. Each entry has a path, with `*` for the architecture, and the package of
+/// the file.
 const LOADED: [(&str, &str); 4] = [
     ("/usr/lib/*/libucp.so.0", "libucx0"),
     ("/usr/lib/*/ucx/libuct_ib.so.0", "libucx0"),
@@ -17,8 +18,8 @@ const LOADED: [(&str, &str); 4] = [
     ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
 ];
 
-/// Returns the first file whose path matches the pattern. A `*` stands for any part of one component of the
-/// path.
+/// Returns the first file whose path matches the pattern. A component of the pattern may contain one `*`,
+/// which stands for any text within that component.
 fn find(pattern: &str) -> Option<PathBuf> {
     let mut found = vec![PathBuf::from("/")];
     for part in pattern.split('/').skip(1) {
@@ -49,8 +50,8 @@ fn compile(folder: &Path, name: &str, library: &Path) -> Option<PathBuf> {
         .arg(shmem.join("include"))
         .arg(library)
         .arg("-pthread")
-        // run.py asks this machine's loader for the libraries that each program needs, so give the loader the
-        // folder of inlane's library.
+        // Give the loader the folder of inlane's library, because run.py asks this machine's loader for the
+        // libraries of each program.
         .arg(format!("-Wl,-rpath,{}", folder.display()))
         .output()
         .ok()?;
@@ -58,7 +59,7 @@ fn compile(folder: &Path, name: &str, library: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Reads a pipe to its end in a thread of its own.
+/// Starts a thread that reads a pipe to its end and returns the bytes.
 fn drain(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -117,7 +118,8 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     while !cable.exists() && first.try_wait().unwrap().is_none() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // Start the second machine only if the first still runs. Otherwise the second would wait for it in vain.
+    // Start the second machine only if the first machine still runs. Otherwise the second would wait for the
+    // first forever.
     let second = first.try_wait().unwrap().is_none().then(|| {
         let mut second = start("second", &["10.0.0.2/24", "sh", "/bin/openshmem.sh", "serve"]);
         // Read the output at once, because a full pipe would stop the machine.
@@ -128,7 +130,7 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     let first = first.wait_with_output().unwrap();
     let (text, errors) = (String::from_utf8_lossy(&first.stdout), String::from_utf8_lossy(&first.stderr));
     let second = second.map(|(mut second, [_, errors])| {
-        // If the first machine failed, stop the second one, because it may still run and wait for the first.
+        // If the first machine failed, stop the second one, because it may still wait for the first.
         if !first.status.success() {
             let id = second.id().to_string();
             Command::new("kill").args(["-TERM", &id]).status().unwrap();

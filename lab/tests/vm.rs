@@ -18,8 +18,8 @@ fn machine(options: &[&str]) -> Command {
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // run.py exits with status 3 if it cannot start the machine. The guest's command may end with 3 too, so
-    // check the message as well.
+    // run.py exits with status 3 if it cannot start the virtual machine. The guest's command may also exit
+    // with status 3, so check the message as well.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;
@@ -76,8 +76,8 @@ fn bars_are_accessed_only_as_the_rule_permits() {
     let Some(text) = outcome("bars_are_accessed_only_as_the_rule_permits", output) else { return };
     assert!(text.contains("memory: ok"), "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
-    // The guest may write to 0x4000..0xc000 only, and its pattern has no zero bytes. So exactly these bytes
-    // must be non-zero.
+    // The guest may write only to 0x4000..0xc000, and its pattern has no zero bytes. So exactly the bytes in
+    // this range must be non-zero.
     let bytes = fs::read(memory).unwrap();
     assert_eq!(bytes.len(), 1 << 20);
     let written: Vec<usize> = (0..bytes.len()).filter(|&n| bytes[n] != 0).collect();
@@ -94,8 +94,8 @@ fn a_drive_in_use_is_not_accessed() {
 
 #[test]
 fn errors_name_what_prevents_vfio() {
-    // Bind the chipset's AHCI controller to VFIO, and leave its SMBus to the kernel driver. The IOMMU group
-    // of the two cannot be used then, because one device of it has another driver.
+    // Bind the chipset's AHCI controller to VFIO, but leave the SMBus to the kernel driver. Both are in one
+    // IOMMU group. A group cannot be used if one of its devices has another driver.
     let options = [
         "--iommu",
         "--device",
@@ -174,7 +174,7 @@ fn ntb_check_between_two_machines() {
     assert!(second.contains("ivshmem, PE 1 of 2, 3 rounds"), "{second}");
 }
 
-/// Returns the path of `inlane`, which cargo builds beside this package's programs.
+/// Returns the path of the `inlane` program. Cargo builds it into the same folder as this package's programs.
 fn inlane(test: &str) -> Option<String> {
     let program = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !program.exists() {
@@ -216,9 +216,9 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // Collect the exit statuses of the six runs that must fail, in order: no permission to write, no range, a
-    // device bound to a kernel driver, a range beyond the BAR, overlapping ranges, and a range too small for
-    // both directions.
+    // Collect the exit statuses of the six runs that must fail. Their faults, in order: no permission to
+    // write, no range, a device bound to a kernel driver, a range beyond the BAR, overlapping ranges, and a
+    // range too small for both directions.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
@@ -232,8 +232,8 @@ fn copies_to_and_from_bars() {
     ] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // `memory` is the file behind the BAR. The guest wrote only to the BAR's second and fourth MiB, so only
-    // these may contain non-zero bytes.
+    // `memory` is the file behind the BAR. The guest wrote only to the second and the fourth MiB of the BAR,
+    // so only these two may contain non-zero bytes.
     let bytes = fs::read(memory).unwrap();
     let written = |range: std::ops::Range<usize>| bytes[range].iter().any(|&byte| byte != 0);
     let found = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..3 << 20, 3 << 20..4 << 20].map(written);

@@ -1,5 +1,5 @@
-//! The program that `turns.py` runs: a target with 1 GiB of memory, or the bench, by the library's functions. To
-//! build it, copy it to `crates/nvme/examples`.
+//! The program that `turns.py` runs: a target with 1 GiB of memory, or the bench. Both use the functions of
+//! the library. To build the program, copy it to `crates/nvme/examples`.
 //!
 //!     reads target ADDRESS THREADS
 //!     reads bench ADDRESS PATTERN BLOCK_BYTES DEPTH JOBS none|both SECONDS

@@ -1,5 +1,5 @@
-//! The program that `files.py` and `memory.py` run: a target with one namespace, or the bench, by the library's functions. To
-//! build it, copy it to `crates/nvme/examples`.
+//! The program that `files.py` and `memory.py` run. It is either a target with one namespace, or the bench,
+//! and uses the library's functions. To build it, copy it to `crates/nvme/examples`.
 //!
 //!     reads target ADDRESS THREADS NAMESPACE SPIN_US
 //!     reads bench ADDRESS PATTERN BLOCK_BYTES DEPTH JOBS none|both SECONDS SPIN_US

@@ -282,13 +282,13 @@ const NOT_PUBLISHED: [&str; 29] = [
     "no_ceiling",
 ];
 
-/// Parses the number of threads of a block, a multiple of 32.
+/// Parses the number of threads in a block. It must be a multiple of 32.
 fn threads(text: &str) -> Result<u32, Error> {
     let threads = text.parse().ok().filter(|threads| (32..=1024).contains(threads) && threads % 32 == 0);
     threads.ok_or_else(|| Error::invalid(format!("'{text}'"), "give a multiple of 32 from 32 to 1024"))
 }
 
-/// Parses the size of a chunk that SMs copy, a multiple of 16 bytes.
+/// Parses the size of a chunk that SMs copy. The size must be a multiple of 16 bytes.
 fn sm_chunk(text: &str) -> Result<usize, Error> {
     match size::<usize>(16, LARGEST_CHUNK)(text)? {
         bytes if bytes % 16 == 0 => Ok(bytes),

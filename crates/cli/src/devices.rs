@@ -6,7 +6,7 @@ pub use absent::*;
 #[cfg(feature = "cuda")]
 pub use cuda::*;
 
-/// Returns the release of DPDK that is linked into this program. `None` in a build without DPDK.
+/// Returns the version of DPDK that is linked into this program. Returns `None` in a build without DPDK.
 pub fn dpdk_version() -> Option<String> {
     #[cfg(feature = "dpdk")]
     return Some(inlane_dpdk::eal::version());
@@ -59,11 +59,11 @@ mod cuda {
         Ok(devices.iter().map(describe).collect())
     }
 
-    /// Returns the version and the file of NVRTC. Searches for it in the same places as a run that compiles
-    /// packet functions.
+    /// Returns the version and the file of NVRTC. Searches the same places as a run that compiles packet
+    /// functions.
     ///
     /// # Errors
-    /// If NVRTC cannot be used: the reason.
+    /// The reason why NVRTC cannot be used.
     pub fn nvrtc() -> Result<(String, PathBuf), String> {
         inlane_cuda::compiler_version().map_err(cause)
     }
@@ -75,13 +75,13 @@ mod cuda {
     }
 }
 
-/// Takes the place of the module `cuda` in a build without GPUs.
+/// Replaces the module `cuda` in a build without GPU support.
 #[cfg(not(feature = "cuda"))]
 mod absent {
     use std::any::Any;
     use std::path::PathBuf;
 
-    /// The error text of every request to describe GPUs or NVRTC in a build without GPU support.
+    /// The error text in a build without GPU support. All requests to describe GPUs or NVRTC fail with it.
     const WHY: &str = "this program was built without the cargo feature cuda";
 
     pub fn any_abandoned() -> bool {

@@ -1,4 +1,4 @@
-//! `inlane doctor`: checks which parts of inlane this machine can run, and for each part that it cannot run
+//! `inlane doctor`: checks which parts of inlane can run on this machine. For each part that cannot run,
 //! names the command that fixes this.
 //!
 //! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]). They
@@ -60,7 +60,7 @@ pub struct Args {
     json: Option<String>,
 }
 
-/// The inputs of the checks: files of the kernel, and the outcomes of system calls. Tests replace both.
+/// The inputs of the checks: kernel files, and the outcomes of system calls. Tests replace both.
 struct Machine {
     files: Files,
     trials: Trials,
@@ -97,7 +97,7 @@ fn fail_if_missing(checks: &[Check], required: &[Name]) -> Result<(), NotReady> 
     Err(NotReady(format!("missing: {listed}; run 'inlane doctor {typed}' to see how to fix it")))
 }
 
-/// A function that checks one part.
+/// A function that checks one part of the machine.
 type CheckFunction = fn(&Machine) -> Check;
 
 /// All checks, in the order of [`Name`].
@@ -123,7 +123,8 @@ const CHECKS: [(Name, CheckFunction); 19] = [
     (Name::Lab, lab::lab),
 ];
 
-/// Prints one line per check. For each check that is not ok, also prints the part's purpose and the fixes.
+/// Prints one line for each check. If a check is not ok, also prints the purpose of the checked part, and the
+/// fixes.
 fn show(out: &mut dyn Write, report: &DoctorReport, colour: bool) -> io::Result<()> {
     let host = &report.host;
     let memory = units::bytes(host.memory_bytes);

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// Returns the error and its causes in one line, the outermost first. Shows each text once, because an error
-/// often repeats the text of its cause, or a cause begins with the text of its error.
+/// Returns the error and its causes in one line, the outermost error first. Shows each text only once: an
+/// error often contains the text of its cause, or a cause begins with the text of its error.
 pub fn text(error: &anyhow::Error) -> String {
     let texts = error.chain().map(ToString::to_string);
     let whole = texts.reduce(|text, cause| match text.contains(&cause) {
@@ -28,9 +28,9 @@ pub fn text(error: &anyhow::Error) -> String {
 
 /// Prints the error to standard error. Returns the exit status for the error's class.
 ///
-/// `origins` lists the flags that were set by a settings file or an environment variable. `arguments` is the
-/// command line, into which these flags were inserted. If the message names such a flag, or the port that is
-/// the flag's value, a second line says which file or variable set the flag.
+/// `origins` lists the flags that a settings file or an environment variable has set. `arguments` is the
+/// command line, including these flags. If the message names such a flag, or the port in its value, a second
+/// line names the file or variable that has set the flag.
 pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
     let text = text(error);
     let names_port_of = |flag: &str| {
@@ -113,8 +113,9 @@ fn without_secrets(text: &str, arguments: &[OsString]) -> String {
     })
 }
 
-/// Prints the requested help, or why the command line could not be parsed. Returns the exit status. `origins`
-/// lists the flags that a settings file or a variable set, so that the message can name the file or variable.
+/// Prints the requested help, or the reason why the command line is invalid. Returns the exit status.
+/// `origins` lists the flags that a settings file or a variable has set. The message names the file or
+/// variable.
 pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
     if !error.use_stderr() {
         return match error.print() {
@@ -128,8 +129,8 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
         };
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Print the command's help, which is the text of this error. Ignore a closed standard error, because
-        // the status is 2 in any case.
+        // Print the command's help, which is the text of this error. Ignore a failure, such as a closed
+        // standard error, because the status is 2 in any case.
         let _ = error.print();
         return 2;
     }
@@ -153,10 +154,10 @@ fn names(text: &str, flag: &str) -> bool {
     })
 }
 
-/// Returns what `main` returns to end the process with a status. Call this after all outputs are written.
+/// Converts `status` to the value that `main` returns. Call this after all outputs are written.
 ///
-/// If a GPU was abandoned, ends the process here, because the CUDA library's exit handlers would wait for a
-/// kernel that never ends. The driver ends the kernel with the process.
+/// If a GPU was abandoned, ends the process here. The CUDA library's exit handlers would wait for a kernel
+/// that never ends. The driver ends the kernel together with the process.
 pub fn with(status: u8) -> ExitCode {
     if crate::devices::any_abandoned() {
         // SAFETY: `_exit` runs no code of this process.

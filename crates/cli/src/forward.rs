@@ -84,8 +84,8 @@ impl Forward {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Measures one set of flags: by one run, or for `--zero-loss` and `--load` by several runs at different
-    /// offered rates.
+    /// Measures with one set of flags. This takes one run, or several runs at different offered rates for
+    /// `--zero-loss` and `--load`.
     fn measure(
         &self,
         control: &Arc<Control>,
@@ -141,8 +141,8 @@ impl Forward {
             outcome.result.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
-        // Do not count a closed pipe as a failure, because standard output is often a pipe to a program that
-        // takes only the first packets.
+        // Do not count a closed pipe as a failure. Standard output is often a pipe to a program that reads
+        // only the first packets.
         if sends_to_stdout(config) && failure.as_ref().is_some_and(closed_by_reader) {
             document.notes.push("the reader of standard output closed the pipe, which ended the run".into());
             failure = None;
@@ -164,8 +164,8 @@ impl Forward {
     }
 }
 
-/// Returns the note for a run that received no packets because its source may have been empty. Only a
-/// capture, or a ring without `prime=`, can be empty. Returns `None` for other sources.
+/// Returns a note for a run that received no packets, if its source may have been empty. Only a capture, or a
+/// ring without `prime=`, can be empty. Returns `None` for all other sources.
 fn why_no_packets(config: &Config) -> Option<String> {
     let Route::OneWay { rx, .. } = &config.route else { return None };
     match rx.split_once(':')? {

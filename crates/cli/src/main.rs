@@ -118,8 +118,8 @@ fn main() -> ExitCode {
 /// Sends warnings to standard error. `INLANE_LOG=debug` shows more, such as DPDK's own messages.
 fn show_warnings() {
     let given = std::env::var("INLANE_LOG").unwrap_or_default();
-    // Ignore a single word that is not a level, and print a warning. The logging library would take the word
-    // as the name of a module, and hide the warnings of all other modules.
+    // If the value is a single word that is not a level, ignore it and print a warning. The logging library
+    // would treat the word as the name of a module, and hide the warnings of all other modules.
     let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&given.to_lowercase().as_str());
     let filter = tracing_subscriber::EnvFilter::builder();
     let parsed = match given.as_str() {
@@ -140,8 +140,8 @@ fn show_warnings() {
         .init();
 }
 
-/// The format of log lines. They look like the command's own messages, such as `inlane: warning: the link is
-/// down`.
+/// The format of log lines. They have the form of the command's own messages, such as `inlane: warning: the
+/// link is down`.
 struct LogLine;
 
 impl<S, N> FormatEvent<S, N> for LogLine

@@ -1,4 +1,5 @@
-//! Writes the messages for a command line that cannot be parsed, in the form of inlane's other messages.
+//! Writes the error messages for command lines that cannot be parsed. They have the form of inlane's other
+//! messages.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
@@ -7,8 +8,8 @@ use std::ffi::OsString;
 /// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
 /// its definition.
 pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
-    // Let clap complete the definitions. The error names an argument with its placeholder, such as
-    // `--burst <N>`, and an incomplete definition lacks the placeholder.
+    // Let clap complete its definitions. The error names an argument with its placeholder, such as `--burst
+    // <N>`, and incomplete definitions lack placeholders.
     command.build();
     let (subcommand, name) = subcommand(&command, arguments);
     let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
@@ -99,9 +100,9 @@ pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]
     }
 }
 
-/// Returns the flag on the command line that requires the `missing` flags, because clap does not name it.
-/// Finds the flag by trial: parses the command line without each flag, alone or with the next argument.
-/// Without the right flag, clap no longer reports the missing flags.
+/// Returns the flag on the command line that requires the `missing` flags. The function exists because clap
+/// does not name this flag. It parses the command line again without each flag, alone or with the next
+/// argument. If clap then no longer reports the missing flags, the flag is found.
 fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String> {
     let complains = |arguments: Vec<&OsString>| {
         let Err(error) = <crate::Cli as clap::CommandFactory>::command().try_get_matches_from(arguments)
@@ -161,8 +162,9 @@ pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Opti
     asks.then(|| arguments.iter().filter(|argument| **argument != *found).cloned().collect())
 }
 
-/// Returns up to three names that `name` may be a misspelling of, the most similar first. A name is similar
-/// if one letter or at most a third of the letters differ, or if one of the two names begins with the other.
+/// Returns up to three names that the user may have meant by `name`, the most similar first. A name is
+/// similar if one letter differs, or at most a third of the letters. It is also similar if one name begins
+/// with the other.
 pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let is_near = |other: &&str| {
         let most = name.chars().count().max(other.chars().count()) / 3;
@@ -214,7 +216,7 @@ pub fn did_you_mean(names: &[String]) -> String {
     }
 }
 
-/// Returns the innermost subcommand that the arguments name, and its full name, such as `inlane ntb run`.
+/// Returns the innermost subcommand in `arguments` and its full name, such as `inlane ntb run`.
 fn subcommand<'a>(command: &'a Command, arguments: &[OsString]) -> (&'a Command, String) {
     let (mut found, mut name) = (command, command.get_name().to_string());
     let texts = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
@@ -241,8 +243,8 @@ fn usage(error: &clap::Error) -> String {
     }
 }
 
-/// Returns the name of a flag without its placeholder, or an argument's placeholder without brackets:
-/// `--burst` for `--burst <N>`, and `CHECK` for `[CHECK]...`.
+/// Returns the name of a flag or an argument, without the rest: `--burst` for `--burst <N>`, and `CHECK` for
+/// `[CHECK]...`.
 fn bare(argument: &str) -> String {
     let name = argument.split([' ', '=']).next().unwrap_or_default();
     match name.starts_with('-') {
@@ -254,9 +256,9 @@ fn bare(argument: &str) -> String {
     }
 }
 
-/// Returns the values that are similar to the refused value. If there is none, returns the values whose help
-/// names a command that has the refused value as a word. The help of the schema `transfers` names `inlane
-/// copy`, so `transfers` is suggested for `--schema copy`.
+/// Returns values that are similar to the refused value. If no value is similar, returns the values whose
+/// help contains the refused value as the name of a command. For example, `--schema copy` suggests
+/// `transfers`, because the help of that value names `inlane copy`.
 fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     let choices = definition.map(Arg::get_possible_values).unwrap_or_default();
     let near = similar(value, choices.iter().map(|choice| choice.get_name()));
@@ -271,7 +273,7 @@ fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
     named.map(|choice| choice.get_name().to_string()).collect()
 }
 
-/// Returns a message that contains the flag, the refused value and the reason `why`, without repetition. The
+/// Returns a message that contains the flag, the refused value and the reason `why`, but nothing twice. The
 /// reason often contains the flag or the value already, or begins with a word for the value, such as "path".
 fn without_repeats(flag: &str, value: &str, why: &str) -> String {
     let shown = if value.is_empty() { "''" } else { value };
@@ -286,8 +288,8 @@ fn without_repeats(flag: &str, value: &str, why: &str) -> String {
         // "endpoint: 'pci:x' is not a PCI BAR" becomes "--to: 'pci:x' is not a PCI BAR".
         Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
         Some(_) => format!("{flag}: {why}"),
-        // The reason quotes only a part of the value pci:x/bar0: "endpoint: 'x' is not the address of a PCI
-        // device" becomes "--to pci:x/bar0: 'x' is not the address of a PCI device".
+        // If the reason quotes only a part of the value pci:x/bar0, show the whole value: "endpoint: 'x' is
+        // not the address of a PCI device" becomes "--to pci:x/bar0: 'x' is not the address of a PCI device".
         None => match why.split_once(": '") {
             Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
             _ => format!("{given}: {why}"),

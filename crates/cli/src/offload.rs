@@ -1,5 +1,5 @@
-//! `inlane offload`: runs the engine, which has its own network stack. Starts programs whose sockets the
-//! engine runs, and shows the engine's state.
+//! `inlane offload`: runs the engine, which has its own network stack. Starts programs that use the engine's
+//! sockets, and shows the state of the engine.
 
 pub mod program;
 mod run;

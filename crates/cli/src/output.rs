@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The outputs of a command, opened before its run and written after it.
+/// The outputs of a command. They are opened before the command runs, and written after it.
 pub struct Output {
     json: Option<OutputTarget>,
     csv: Option<OutputTarget>,
@@ -17,12 +17,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the output files. Call this before the run, so that a run does not start if its result cannot be
-    /// written. The command's duration starts here. If `json` or `csv` is `-`, that output goes to standard
-    /// output and replaces the text.
+    /// Opens the output files. Call this before the run: an output that cannot be written then fails before
+    /// the measurement. Also starts the clock for the command's duration. If `json` or `csv` is `-`, that
+    /// output goes to standard output and replaces the text.
     ///
     /// # Errors
-    /// If a file cannot be opened for writing, or two outputs go to one file.
+    /// If a file cannot be opened for writing, or two outputs name the same file.
     pub fn open(json: Option<&str>, csv: Option<&Path>, svg: Option<&Path>) -> anyhow::Result<Self> {
         let is_stdout = |file: &Path| file.as_os_str() == "-";
         let (json_to_stdout, csv_to_stdout) = (json == Some("-"), csv.is_some_and(is_stdout));
@@ -49,11 +49,11 @@ impl Output {
         })
     }
 
-    /// Stores the start and the duration of the command in `document`, then writes the outputs. The text is
-    /// written first, so it is shown even if a file cannot be written.
+    /// Stores the start and the duration of the command in `document`, then writes the outputs. Writes the
+    /// text first, so the user sees it even if a file cannot be written.
     ///
     /// # Errors
-    /// If an output cannot be written, or no row has a value that the figure shows.
+    /// If an output cannot be written. If no row has a value that the figure shows.
     pub fn write<T: Serialize>(
         self,
         document: &mut Document<T>,

@@ -3,9 +3,9 @@
 //!
 //! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
 //! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. A flag
-//! on the command line wins over a variable, and a variable wins over the file. A flag on the command line also
-//! wins over the flags that it excludes, except over [`SECRETS_FILE`]. An unknown key in the file is an error.
-//! An unknown variable is a warning, because another program may use it.
+//! on the command line overrides a variable, and a variable overrides the file. If a flag on the command line
+//! excludes other flags, it overrides those flags too, except [`SECRETS_FILE`]. An unknown key in the file is
+//! an error. An unknown variable causes only a warning, because another program may use it.
 
 mod lines;
 
@@ -18,7 +18,8 @@ use std::ffi::OsString;
 /// The variable that names the settings file. The flag `--config` wins over the variable.
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
-/// Variables named `INLANE_*` that set no flag of the command. Other parts of inlane read these variables.
+/// Variables named `INLANE_*` that correspond to no flag of the command. Other parts of inlane read these
+/// variables.
 const OTHER_VARIABLES: [&str; 20] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
@@ -42,11 +43,11 @@ const OTHER_VARIABLES: [&str; 20] = [
     "INLANE_SHMEM_ANSWER_TIMEOUT",
 ];
 
-/// The flag of `nvme target` with the secrets of hosts. No other flag overrides it, because the target would
-/// then run without the authentication that its settings file demands.
+/// The flag of `nvme target` that names the file with the hosts' secrets. No other flag overrides it.
+/// Otherwise, the target could run without the authentication that its settings file demands.
 const SECRETS_FILE: &str = "secrets-file";
 
-/// Returns a warning for each `INLANE_*` variable that no part of inlane reads. Such a name is probably
+/// Returns a warning for each variable named `INLANE_*` that no part of inlane reads. The name is probably
 /// misspelt, so the warning suggests similar names.
 pub fn unknown_variables(command: &Command, environment: &[(String, String)]) -> Vec<String> {
     let mut known: Vec<String> = OTHER_VARIABLES.map(String::from).into();
@@ -75,19 +76,20 @@ fn variable_of(table: &str, long: &str) -> String {
     format!("INLANE_{table}_{long}").to_uppercase().replace(['-', '.'], "_")
 }
 
-/// A command line into which the flags of the file and of the environment were inserted.
+/// A command line with the inserted flags of the settings file and of environment variables.
 #[derive(Default)]
 pub struct Expanded {
     /// The command line.
     pub arguments: Vec<OsString>,
     /// The inserted flags, each with the variable or the file that set it.
     pub origins: Vec<(String, String)>,
-    /// Messages for the user: one for each flag of the file or of the environment that was not inserted,
-    /// because a flag on the command line excludes it.
+    /// Messages for the user: one for each flag of the settings file or the environment that was left out.
+    /// Such a flag is left out if a flag on the command line excludes it.
     pub left_out: Vec<String>,
 }
 
-/// Returns the command line with the flags of the file and of the environment inserted behind the subcommand.
+/// Returns the command line with the flags of the settings file and of the environment. These flags are
+/// inserted after the subcommand.
 ///
 /// # Errors
 /// If the file cannot be read or parsed, or has a key that is not a flag.
@@ -161,8 +163,9 @@ pub fn expand(
     Ok(Expanded { arguments: all, ..inserted })
 }
 
-/// Appends the flag for the setting `key`, which `origin` (a variable or the settings file) contains. Leaves
-/// it out if its value is off, or if a flag `given` on the command line excludes it.
+/// Appends the flag that the setting `key` sets. `origin` is the place of the setting: a variable or the
+/// settings file. Leaves the flag out if its value is off, or if a flag in `given` (the command line)
+/// excludes it.
 fn insert(
     inserted: &mut Expanded,
     subcommand: &Command,
@@ -197,7 +200,7 @@ fn excluder<'a>(subcommand: &Command, argument: &Arg, given: &[&'a Arg]) -> Opti
     by.and_then(|flag| flag.get_long())
 }
 
-/// The parts of a command line that decide which settings apply.
+/// The parts of a command line that decide which settings apply to it.
 struct Line<'a> {
     /// The innermost subcommand.
     subcommand: &'a Command,
@@ -205,10 +208,10 @@ struct Line<'a> {
     table: String,
     /// The index of the argument that names the subcommand. 0 if there is none, or if help is requested.
     at: usize,
-    /// The number of arguments that are inlane's own: all, or those before `--` or before the program that the
-    /// subcommand starts. The program's arguments may look like flags of inlane.
+    /// The number of arguments that belong to inlane. These are all arguments, or those before `--`, or those
+    /// before the program that the subcommand starts. The program's arguments may look like flags of inlane.
     own: usize,
-    /// The flags that the command line gives, also by an alias or in their short form.
+    /// The flags on the command line. A flag may be given by its name, by an alias or in its short form.
     flags: Vec<&'a Arg>,
 }
 
@@ -216,7 +219,7 @@ struct Line<'a> {
 fn read_line<'a>(command: &'a Command, texts: &[&str]) -> Line<'a> {
     let mut line =
         Line { subcommand: command, table: String::new(), at: 0, own: texts.len(), flags: Vec::new() };
-    // The number of following arguments that are values of the last flag.
+    // The number of following arguments that belong to the last flag as its values.
     let mut values = 0;
     for (index, &text) in texts.iter().enumerate().skip(1) {
         if text == "--" {
@@ -252,7 +255,8 @@ fn read_line<'a>(command: &'a Command, texts: &[&str]) -> Line<'a> {
     line
 }
 
-/// Returns the first flag of the subcommand, or else of all subcommands, that `matches` accepts.
+/// Returns the first flag that `matches` accepts. Searches the flags of `subcommand` first, then those of
+/// `command`.
 fn known<'a>(
     command: &'a Command,
     subcommand: &'a Command,
@@ -266,7 +270,8 @@ fn has_long(argument: &Arg, name: &str) -> bool {
     argument.get_long() == Some(name) || argument.get_all_aliases().is_some_and(|all| all.contains(&name))
 }
 
-/// Returns the least number of values that the flag takes from the arguments behind it.
+/// Returns the least number of separate arguments that the flag takes as values. They follow the flag on the
+/// command line.
 fn values_behind(argument: &Arg) -> usize {
     match argument.get_num_args() {
         _ if !argument.get_action().takes_values() || argument.is_require_equals_set() => 0,
@@ -288,7 +293,8 @@ struct Refused {
     why: String,
 }
 
-/// A key of the settings file or a variable: its table, the flag that it sets, and its value.
+/// A setting from the settings file or from a variable: its table, the flag that it sets, its key, and its
+/// value.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,
@@ -296,7 +302,7 @@ struct Setting<'a> {
     value: toml::Value,
 }
 
-/// Collects the keys of the table `name` and of its subtables.
+/// Appends the settings of the table `name` and of its subtables to `settings`.
 fn read<'a>(
     command: &'a Command,
     name: &str,
@@ -361,8 +367,8 @@ fn read<'a>(
     Ok(())
 }
 
-/// Returns the arguments that give the flag `name` its value: none for a flag that is off. If the value has a
-/// wrong type, the error says which type is expected.
+/// Returns the arguments that set the flag `name` to `value`. Returns no arguments for a flag that is off. If
+/// the value has a wrong type, the error says which type is expected.
 fn arguments_of(argument: &Arg, name: &str, value: &toml::Value) -> Result<Vec<OsString>, &'static str> {
     let text = |value: &toml::Value| match value {
         toml::Value::String(text) => Ok(text.clone()),
@@ -501,8 +507,8 @@ mod tests {
         let line =
             "--tx of the environment variable INLANE_FORWARD_TX is left out, because --between excludes it";
         assert_eq!(left_out("", &variable, &["--between", "c", "d"]), [line]);
-        // No flag is left out in these two cases, so there is no line. `stages = false` conflicts with no
-        // flag. `--tx=c` replaces the file's value of the same flag.
+        // In the next two cases, no flag is left out, so there is no line about it. `stages = false`
+        // conflicts with no flag. `--tx=c` replaces the value of the same flag in the file.
         assert!(left_out("[forward]\nstages = false\n", &[], &["--in-flight=4"]).is_empty());
         assert!(left_out(file, &[], &["--tx=c"]).is_empty());
     }

@@ -1,4 +1,4 @@
-//! Handles SIGINT, SIGTERM and SIGHUP: the first signal ends a run in order, and further signals end it
+//! Handles SIGINT, SIGTERM and SIGHUP. After the first signal, a run ends in order. Further signals end it
 //! sooner.
 
 use inlane_forward::control::Control;
@@ -7,9 +7,9 @@ use signal_hook::iterator::Signals;
 use std::sync::Arc;
 
 /// Starts a thread that calls `act` for each SIGINT, SIGTERM and SIGHUP until the process ends. `act`
-/// receives the signal and the number of signals before it.
+/// receives the signal and the number of earlier signals.
 ///
-/// SIGHUP is included, so that a run shuts down cleanly when its terminal closes. A process started by nohup
+/// SIGHUP is included so that a run shuts down cleanly when its terminal closes. A process started by nohup
 /// still ignores SIGHUP.
 ///
 /// # Errors
@@ -26,7 +26,7 @@ pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Res
     Ok(())
 }
 
-/// Returns true if the process ignores a signal, as it does for SIGHUP under nohup.
+/// Returns true if this process ignores `signal`. For example, a process under nohup ignores SIGHUP.
 fn is_ignored(signal: i32) -> bool {
     // SAFETY: all-zero bytes are a valid sigaction. The call only reads the current action into `action`.
     unsafe {
@@ -35,9 +35,9 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// Installs the signal handling of a packet run. The first signal stops receiving and sends the packets in
-/// flight. The second signal gives up the packets in flight. The third ends the process at once, even if a
-/// write to a file or pipe blocks.
+/// Installs the signal handling of a packet run. At the first signal, the run receives no more packets and
+/// sends the packets in flight. At the second signal, it gives up the packets in flight. At the third signal,
+/// the process ends at once, even if a write to a file or pipe blocks.
 ///
 /// # Errors
 /// As for [`on_signal`].
@@ -53,8 +53,8 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     })
 }
 
-/// Removes output files that are still empty. Then ends the process with the status that this signal causes
-/// by default.
+/// Removes output files that are still empty. Then ends the process in the way in which `signal` ends a
+/// process by default.
 pub fn end_by(signal: i32) {
     inlane_report::remove_fresh();
     let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -2,11 +2,11 @@
 
 use inlane_core::{Error, units};
 
-/// Parses `1M`, `4K,1M`, `4K..256M` (each size four times the previous one) or `4K..256M,x2`. The last size
-/// of a range is always included, even if the step would skip it.
+/// Parses sizes: `1M`, `4K,1M`, `4K..256M` (each size is four times the previous one) or `4K..256M,x2`. A
+/// range always includes its last size, even if the step would skip it.
 ///
 /// # Errors
-/// If the text is no size, list or range, or a size is zero or above `largest`.
+/// If the text is not a size, list or range. If a size is zero or above `largest`.
 pub fn parse(text: &str, largest: u64) -> Result<Vec<u64>, Error> {
     let invalid = |why: &str| {
         let example = "give one size (1M), a list (4K,1M) or a range (4K..256M, or 4K..256M,x2)";

@@ -26,8 +26,8 @@ pub fn size<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T
     move |text| {
         let bytes = Some(units::parse_size(text)?).filter(|bytes| (least..=most).contains(bytes));
         bytes.and_then(|bytes| T::try_from(bytes).ok()).ok_or_else(|| {
-            // Show a limit in bytes if it is no multiple of 1 KiB, because `units::bytes` would round 65535
-            // up to 64.0 KiB, which is above the limit.
+            // Show a limit in bytes unless it is a multiple of 1 KiB. `units::bytes` would round 65535 up to
+            // 64.0 KiB, which is above the limit.
             let shown = |bytes: u64| {
                 if bytes.is_multiple_of(1024) { units::bytes(bytes) } else { format!("{bytes} B") }
             };

@@ -67,8 +67,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let (forward, backward) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forward, "--sizes 4K");
     let kept = calibrated_ms(&run(forward, "--sizes 64K,16M"));
-    // The result must be the calibrated time for 16 MiB, which is at least 6.5 ms in the twin's model. A busy
-    // machine may extrapolate half of that from smaller sizes. The time for 64 KiB would be 0.03 ms.
+    // The result must be the calibrated time for 16 MiB. In the twin's model this is at least 6.5 ms, but a
+    // busy machine may extrapolate half of it from smaller sizes. The time for 64 KiB would be 0.03 ms.
     assert!(kept >= 3.0, "{kept} ms");
     run(backward, "--sizes 4K");
     run("--from host --to host", "--sizes 4K --access 4");
@@ -81,8 +81,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
         let points = entry["costs"]["paths"][path]["points"].as_array().unwrap();
         assert!(points.last().unwrap()[0].as_u64().unwrap() > 4096, "{key}: {points:?}");
     }
-    // The next run must use the stored calibration, so the time is the same and the file is not written
-    // again.
+    // The next run must use the stored calibration. So the calibration must have the same time, and the file
+    // must not be written again.
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     assert_eq!(calibrated_ms(&run(forward, "--sizes 16M")), kept);
     assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before);
@@ -108,7 +108,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
             let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
             until_thread_runs(&child, "inlane-signals", Duration::ZERO);
             std::thread::sleep(Duration::from_millis(wait));
-            // SAFETY: the child was not yet waited for, so the id is still its own.
+            // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.
             assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
             let interrupted = Instant::now();
             while child.try_wait().unwrap().is_none() {
@@ -141,7 +141,7 @@ fn a_second_signal_leaves_no_empty_files() {
     }
     until_thread_runs(&child, "inlane-signals", Duration::ZERO);
     while child.try_wait().unwrap().is_none() {
-        // SAFETY: the child was not yet waited for, so the id is still its own.
+        // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -152,8 +152,8 @@ fn a_second_signal_leaves_no_empty_files() {
 fn measurements_before_an_interruption_are_kept() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
-    // Measure 4 KiB, then 64 MiB, and interrupt the run during 64 MiB. The option `--path p2p` makes the run
-    // print, before its first transfer, that p2p is not available. The test waits for that line.
+    // Measure 4 KiB and then 64 MiB, and interrupt the run during the 64 MiB. With `--path p2p` the run
+    // prints, before its first transfer, that p2p is not available. The test waits for that line.
     let arguments = "--from host --to twin:0 --path p2p --sizes 4K,64M --without dma --repeats 1 --duration 1ms \
                      --warm-up 1ms --no-ceiling";
     let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
@@ -161,10 +161,10 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("inlane takes bar instead"), "{line}");
-    // Wait 3 s. By then, the measurement of 4 KiB is complete and that of 64 MiB is not: a transfer of 4 KiB
-    // takes less than 1 ms, and one of 64 MiB takes 9 s.
+    // Wait 3 s. By then, the measurement of 4 KiB is complete, because a transfer takes less than 1 ms. The
+    // measurement of 64 MiB is not, because a transfer takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
     let output = child.wait_with_output().unwrap();
     let mut errors = String::new();
@@ -201,9 +201,9 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
         assert_eq!(row["latency_percentiles"]["p999_ns"].is_number(), !failed, "{row}");
     }
     assert!(figure.exists());
-    // Remove the first run's output files, because a run does not remove files that existed before. In the
-    // second run, every measurement fails. Its exit status is that of the first error, and it leaves no
-    // output files.
+    // Remove the first run's output files, because a run removes only files that it created. In the second
+    // run every measurement fails. It must exit with the status of the first error, and must leave no output
+    // files.
     std::fs::remove_file(&result).unwrap();
     std::fs::remove_file(&figure).unwrap();
     let output = run("interrupt");
@@ -215,8 +215,8 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
 fn outputs_are_opened_before_anything_is_measured() {
     let cache = tempfile::tempdir().unwrap();
     for flag in ["--json", "--svg"] {
-        // An output file that cannot be created must be refused before the measurement, which would take an
-        // hour.
+        // The measurement would take an hour. If an output file cannot be created, the command must fail
+        // before the measurement starts.
         let arguments = format!("--from host --to twin:0 --duration 3600s {flag} /nonexistent/file");
         let output = copy(cache.path(), &arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{}", text(&output));

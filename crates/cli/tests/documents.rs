@@ -79,8 +79,8 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// Returns the start of a command line that runs a program in new network and PID namespaces. Without root,
-/// the program also gets a new user namespace. Returns `None` if the system does not allow this.
+/// Returns the first words of a command line that runs a program in new network and PID namespaces. Without
+/// root, the program also gets a new user namespace. Returns `None` if the system does not allow this.
 fn isolated() -> Option<Vec<&'static str>> {
     let plain = ["unshare", "--net", "--pid", "--fork", "--kill-child"];
     let user = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
@@ -92,8 +92,8 @@ fn isolated() -> Option<Vec<&'static str>> {
     [plain.to_vec(), user.to_vec()].into_iter().find(|line| works(line))
 }
 
-/// Returns a script that runs the commands of a block. A background command (`&`) may need time to get ready.
-/// So the script repeats the command after it until that succeeds, for about a minute.
+/// Returns a script that runs the commands of a block. A background command (`&`) may need time until it is
+/// ready. The script therefore repeats the command after it until it succeeds, for about a minute.
 fn script(commands: &[&Shown]) -> String {
     let mut script = String::from("ip link set lo up; pids=; trap 'kill $pids; wait' EXIT\n");
     let mut may_be_early = false;
@@ -113,8 +113,8 @@ fn script(commands: &[&Shown]) -> String {
     script + "for pid in $pids; do kill -0 $pid || exit 1; done\n"
 }
 
-/// Runs a shell script with `inlane` in PATH. `before` is empty, or a program with its arguments that starts
-/// the shell, such as unshare. Returns the script's exit status and its output.
+/// Runs a shell script with `inlane` in PATH. `before` is a program that starts the shell, such as unshare,
+/// and its arguments. It may be empty. Returns the script's exit status and its output.
 fn run(before: &[&str], line: &str, folder: &Path) -> (Option<i32>, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());

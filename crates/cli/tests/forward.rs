@@ -81,8 +81,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         let path = &document["results"][0]["path"];
         assert_eq!(path["name"], method);
         assert!(path["reason"].as_str().unwrap().contains(method), "{path}");
-        // Compare the file header and the first packet without inlane's own reader, because an error of the
-        // reader could hide a difference.
+        // Compare the file header and the first packet directly. If inlane's own reader did it, an error of
+        // the reader could hide a difference.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
@@ -94,8 +94,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
     }
 }
 
-/// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic
-/// number. `fraction` is the first frame's time within its second, in the unit that the magic number means.
+/// Returns a classic capture with frames of extreme lengths. `magic` is its magic number. `fraction` is the
+/// time of the first frame within its second, in the unit that the magic number defines.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
@@ -144,15 +144,15 @@ fn pcapng() -> Vec<u8> {
                 6,
                 &[&word(number % 3)[..], &high, &low, &length, &length, &data].concat(),
             ));
-            // A block of an unknown type, which the reader must skip.
+            // Add a block of an unknown type. The reader must skip it.
             file.extend(block(big_endian, 0x8000_0bad, &[number as u8; 13]));
         }
     }
     file
 }
 
-/// packaging/check-macswap has its own capture reader and shares no code with inlane, so it can confirm
-/// inlane's copies.
+/// Copies captures of every kind with inlane and checks the copies with packaging/check-macswap. That script
+/// has its own capture reader and shares no code with inlane.
 #[test]
 fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
     if Command::new("python3").arg("--version").output().is_err() {
@@ -271,8 +271,8 @@ fn a_rate_is_kept() {
             continue;
         }
         let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
-        // Packets are never sent faster than the requested rate. They may be sent slower if other jobs use
-        // the machine, so the lower limit is low.
+        // The source never sends faster than the requested rate. It may send slower if other jobs use the
+        // machine, so the lower limit is low.
         assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
     }
 }
@@ -366,8 +366,8 @@ fn a_full_disk_is_an_error() {
     assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
 }
 
-/// The prefix of the names of threads that move packets. These threads exist while a run receives, and also
-/// during the trials of a search.
+/// The name prefix of threads that move packets. These threads exist while a run receives packets, and during
+/// the trials of a search.
 const MOVING: &str = "inlane-0";
 const SIGNALS: &str = "inlane-signals";
 
@@ -378,7 +378,7 @@ fn signalled(thread: &str, signal: i32, arguments: &[&str]) -> (Output, Duration
     let least = if thread == MOVING { Duration::from_millis(5) } else { Duration::ZERO };
     until_thread_runs(&child, thread, least);
     let start = Instant::now();
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.
     unsafe { libc::kill(child.id() as i32, signal) };
     (child.wait_with_output().unwrap(), start.elapsed())
 }
@@ -467,15 +467,15 @@ fn a_third_signal_kills_the_process() {
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // No process reads the named pipe, so inlane blocks when it writes the result. The first two signals
-    // therefore cannot end it.
+    // No process reads the named pipe, so inlane blocks while it writes the result. The first two signals
+    // therefore cannot end inlane.
     let arguments = ["--rx", "null", "--tx", "null", "--no-baseline", "--duration", "10ms", "--json", &pipe];
     let mut child = inlane(&arguments).spawn().unwrap();
     until_thread_runs(&child, SIGNALS, Duration::ZERO);
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(700));
         assert!(child.try_wait().unwrap().is_none());
-        // SAFETY: the child was not yet waited for, so the id is still its own.
+        // SAFETY: nobody has waited for the child yet, so its id still belongs to it.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     }
     use std::os::unix::process::ExitStatusExt;
@@ -513,8 +513,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Wait until the pipe is full. The run then cannot write its packets in flight before the reader
-        // reads.
+        // Wait until the pipe is full. From then on, the run cannot write packets until the reader reads.
         support::until("the pipe is full", || {
             let mut bytes = 0i32;
             // SAFETY: FIONREAD writes one i32, to `bytes`.
@@ -547,7 +546,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
 fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // The search for a method takes more than 20 trials of 0.15 s each, so a signal in the first trial
+    // The search for a method takes more than 20 trials of 0.15 s each. A signal in the first trial therefore
     // arrives during the search.
     let (output, took) = signalled(MOVING, libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -652,7 +651,8 @@ fn a_capture_on_standard_output_is_a_capture() {
     assert!(stderr(&output).contains("rx        3 packets"), "{}", stderr(&output));
 }
 
-/// The compiler of a user's packet function must run without privileges, even if no port needed privileges.
+/// The compiler of a user's packet function must run without privileges. This must hold even if no port needs
+/// privileges.
 #[test]
 fn user_code_runs_without_privileges() {
     use std::os::unix::fs::PermissionsExt;

@@ -130,8 +130,8 @@ impl Hosts {
             let report = self.iperf(&format!("-u -b 20M -l 1200 -t 2 {way}"));
             let sum = &report["end"]["sum"];
             let (lost, all) = (sum["lost_packets"].as_f64().unwrap(), sum["packets"].as_f64().unwrap());
-            // On a busy machine, a queue may overflow while inlane is not scheduled, so half of the packets
-            // may be lost. If inlane corrupted packets, nearly all of them would be lost.
+            // On a busy machine, a queue may overflow while inlane is not scheduled, so allow a loss of half
+            // of the packets. If inlane corrupted packets, nearly all of them would be lost.
             assert!(all > 100.0 && lost / all < 0.5, "UDP {way}: {lost} of {all} lost");
         }
 
@@ -180,11 +180,11 @@ impl Hosts {
         }
     }
 
-    /// Starts inlane between two ports, calls `ready` with its process to complete the set-up, and runs the
-    /// traffic. Then interrupts inlane and checks its result.
+    /// Starts inlane between two ports. Calls `ready` with the inlane process to complete the set-up, and
+    /// runs the traffic. Then interrupts inlane and checks its result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce(&Child)) {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's worker does not run as root, so it needs this permission to read the directory.
+        // nginx's worker does not run as root. It needs this permission to read the directory.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
         let json = folder.path().join("result.json");
         let mut inlane = self.start(
@@ -233,12 +233,12 @@ impl Running {
     fn interrupt(&mut self) -> Output {
         let child = self.child.take().unwrap();
         let status = Path::new("/proc").join(child.id().to_string());
-        // SAFETY: the child was not yet waited for, so the id is still its own.
+        // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         let start = Instant::now();
         while std::fs::read_to_string(status.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             if start.elapsed() > Duration::from_secs(60) {
-                // SAFETY: the child was not yet waited for, so the id is still its own.
+                // SAFETY: nobody has waited for the child yet, so its id still belongs to it.
                 unsafe { libc::kill(child.id() as i32, libc::SIGKILL) };
                 panic!("{} did not end on SIGINT", self.name);
             }

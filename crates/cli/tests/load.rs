@@ -1,12 +1,12 @@
-//! Tests `inlane forward --load`, which measures the latency at shares of the highest rate without loss. This
-//! test has its own file, because its trials need two idle processors and cargo runs test files one after the
-//! other.
+//! Tests `inlane forward --load`, which measures the latency at shares of the highest rate without loss. The
+//! test has its own file, because cargo runs test files one after the other. Its trials need two idle
+//! processors.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The number of threads of a trial that need a free processor: one forwards packets, the other ends the
-/// trial on time.
+/// The number of threads in a trial that need a processor of their own: one thread forwards packets, the
+/// other ends the trial on time.
 const THREADS: usize = 2;
 
 /// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one thread

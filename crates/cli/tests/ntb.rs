@@ -1,4 +1,4 @@
-//! Tests `inlane ntb` as a process: jobs and their exit statuses, PEs that die at every step, and restarts.
+//! Tests the command `inlane ntb`: jobs and their exit statuses, PEs that die at every step, and restarts.
 
 use inlane_ntb::device::Ntb;
 use inlane_ntb::error::Error as Bridge;
@@ -31,7 +31,7 @@ fn a_job_ends_as_its_first_failure() {
     let seven = run("exit 7");
     assert_eq!(seven.status.code(), Some(7));
     assert!(stderr(&seven).contains("ended with status 7"), "{}", stderr(&seven));
-    // PE 1 is killed. The launcher must then end the other PEs, which would otherwise run for a minute.
+    // PE 1 is killed. The launcher must then end the other PEs. Otherwise they would run for a minute.
     let start = Instant::now();
     let killed = inlane(&[
         "ntb",
@@ -131,8 +131,8 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
     let word = row("one_way", 8);
     assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
     assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
-    // These cases make many transfers of 4096 bytes but compare the bytes of only one, so 4096 bytes are
-    // verified.
+    // These cases make many transfers of 4096 bytes, but compare the bytes of only one transfer. So exactly
+    // 4096 bytes are verified.
     for operation in ["put", "plain_copy", "put_delivered"] {
         let row = row(operation, 4096);
         assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");
@@ -180,7 +180,7 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
         assert!(start.elapsed() < Duration::from_secs(60), "the bench has not opened its output");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
     assert!(!result.exists());
@@ -194,7 +194,7 @@ fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     command.args(["ntb", "check", "--rounds", "3"]).env("INLANE_NTB_FD", fd.to_string());
     command.env("INLANE_NTB_FAULTS", faults).env("INLANE_NTB_YIELD", "1");
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    // SAFETY: between fork and exec, the closure only calls fcntl, which is allowed there.
+    // SAFETY: the closure runs between fork and exec. It only calls fcntl, which is allowed there.
     unsafe {
         command.pre_exec(move || {
             libc::fcntl(fd, libc::F_SETFD, 0);
@@ -208,8 +208,8 @@ fn bytes() -> usize {
     Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, 1 << 20)
 }
 
-/// Returns settings with which each PE carries out the atomics on its own memory and replies to the PE that
-/// requested them. Some PEs of this test must die before they reply.
+/// Returns settings that make each PE execute the atomics on its own memory, and reply to the requesting PE.
+/// This test needs them because some PEs must die before they reply.
 fn settings() -> Settings {
     let connect_timeout = Duration::from_secs(5);
     Settings { connect_timeout, yields: true, atomics_by_owner: true, ..Settings::default() }
@@ -250,8 +250,8 @@ fn a_peer_that_restarts_can_be_connected_again() {
     let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
-    // Check that the handshake with the dead peer fails, because the old values in its scratchpads must not
-    // count as a connection.
+    // Check that a handshake with the dead peer fails. The old values in its scratchpads must not count as a
+    // connection.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
     assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");

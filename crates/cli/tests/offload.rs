@@ -6,9 +6,9 @@
 //!   engine 10.79.0.1, fd79::1 on e0 ====veth==== k0  10.79.0.2, fd79::2: the kernel's stack
 //! ```
 //!
-//! Programs whose sockets the engine runs are started outside both namespaces. They can reach the engine only
-//! through its control socket, and a socket that stayed with the kernel would find no peer. Without root, or
-//! without one of the programs, a test prints why and is skipped.
+//! Programs whose sockets the engine runs are started outside both network namespaces. They reach the engine
+//! only through its control socket. If such a socket stayed with the kernel, it would find no peer. Without
+//! root, or without one of the programs, a test prints why and is skipped.
 
 mod calls;
 mod datagrams;
@@ -43,7 +43,8 @@ impl Lab {
         Self::with_queues(test, programs, 1)
     }
 
-    /// As [`Lab::new`], with `queues` receive queues and as many transmit queues at both ends of the veth.
+    /// Does the same as [`Lab::new`]. Both ends of the veth have `queues` receive queues and `queues`
+    /// transmit queues.
     fn with_queues(test: &str, programs: &[(&str, &str)], queues: u32) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -196,7 +197,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: the child was not yet waited for, so the id is still its own.
+        // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
         unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
         let _ = self.0.wait();
     }
@@ -235,8 +236,8 @@ fn page(len: u32) -> Vec<u8> {
     (0..len).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3..].to_vec()).collect()
 }
 
-/// Starts Python's HTTP server on the kernel's stack, and waits until it listens. It serves the lab's
-/// directory.
+/// Starts Python's HTTP server on the kernel's network stack, and waits until it listens. The server serves
+/// the directory of `lab`.
 fn kernel_web_server(lab: &Lab) -> Running {
     let server = Running::start(
         lab.on_kernel("python3").args(["-m", "http.server", "--bind", "::", "8000"]).stderr(Stdio::null()),
@@ -254,8 +255,8 @@ fn kernel_web_server(lab: &Lab) -> Running {
 fn curl_fetches_from_a_kernel_server_over_ipv4_and_ipv6_with_faults() {
     let programs = [("curl", "curl"), ("python3", "python3"), ("ethtool", "ethtool")];
     let Some(mut lab) = Lab::new("curl", &programs) else { return };
-    // Turn off checksum offload, because the kernel would otherwise send frames without complete checksums
-    // over the veth, and the receiver could not detect a corrupted frame.
+    // Turn off checksum offload. Otherwise the kernel would send frames without complete checksums over the
+    // veth, and the receiver could not detect a corrupted frame.
     shell(&format!("ip netns exec {} ethtool -K k0 tx off", lab.name("k"))).unwrap();
     lab.serve(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,corrupt=0.5%,seed=3"]);
     let page = page(1_000_000);
@@ -325,8 +326,8 @@ fn nginx_serves_files_with_forked_workers() {
     let mut nginx = lab.offloaded("nginx");
     let _nginx = Running::start(nginx.arg("-c").arg(&configuration).arg("-p").arg(folder));
     lab.wait_for_listener(81);
-    // Fetch the page from nginx directly (port 80), and through nginx as a proxy (port 81), because only the
-    // proxy's sockets are registered with epoll before they are connected.
+    // Fetch the page from nginx directly (port 80), and through nginx as a proxy (port 81). Only the proxy's
+    // sockets are registered with epoll before they are connected.
     for port in [80, 81] {
         for _ in 0..5 {
             let address = format!("http://{ENGINE}:{port}/page");
@@ -347,12 +348,13 @@ fn iperf_moves_bulk_data_in_both_directions() {
         let mut client = lab.on_kernel("iperf3");
         must(client.args(["-c", ENGINE, "-p", port]).args(more).arg("20M"));
     }
-    // Require only half of the 20 MiB, because the client ends a test by a reset. Its last segments may then
-    // never be acknowledged, and the counters may stay below 20 MiB.
+    // Require only half of the 20 MiB, because the client ends a test with a reset. The last segments may
+    // then never be acknowledged, so the counters may stay below 20 MiB.
     assert!(lab.count("received_bytes") > 10_000_000 && lab.count("sent_bytes") > 10_000_000);
 }
 
-/// Runs a Python script of this project, which tests the built `inlane`. Prints what the script has skipped.
+/// Runs a Python script of this project. The script tests the built `inlane`. Prints which tests the script
+/// has skipped.
 fn project_script(test: &str, script: &str, arguments: &[&str]) {
     build_library();
     let folder = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
@@ -374,8 +376,8 @@ fn other_unmodified_programs_give_right_results() {
     let test = "other_unmodified_programs_give_right_results";
     let programs = ["memcached", "openssh", "socat", "--side", "both", "--quick"];
     project_script(test, "packaging/test-programs", &programs);
-    // With `--spin`, the engine polls, and programs poll and share memory with it. This must also work in
-    // sshd's sandbox, which allows few system calls.
+    // With `--spin`, the engine polls. Programs then poll, too, and share memory with the engine. This must
+    // also work in sshd's sandbox, which allows few system calls.
     let polls = ["openssh", "--side", "server", "--quick", "--spin", "300us"];
     project_script(test, "packaging/test-programs", &polls);
 }
@@ -512,7 +514,7 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
         assert_eq!(fetched, b"text");
         assert_eq!(lab.count("connected"), 1);
         let mut engine = lab.engine.take().unwrap();
-        // SAFETY: the child was not yet waited for, so the id is still its own.
+        // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
         unsafe { libc::kill(id as i32, libc::SIGTERM) };
         assert!(engine.wait().unwrap().success());
     }
@@ -560,7 +562,7 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
         command.args([LIMIT, env!("CARGO_BIN_EXE_inlane"), "offload", "run", "--socket"]);
         command.arg(lab.socket()).args(flags).arg("--").args(program).output().unwrap()
     };
-    // Ignore the exit status of curl, because it depends on the machine whether the kernel can connect.
+    // Ignore curl's exit status. Whether the kernel can connect depends on the machine.
     run(&["--rules", rules.to_str().unwrap()], &["curl", "-sS", "-m", "2", &address]);
     assert_eq!(lab.count("connected"), 0);
     let kernel = &lab.status()["kernel"][0];
@@ -574,9 +576,9 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
     assert!(lab.count("connected") == 1);
 }
 
-/// `inlane nvme` works over the engine, although io_uring bypasses the preloaded library: `inlane nvme`
-/// connects and accepts through the C library, where the preloaded library replaces the socket by the
-/// program's end of a pair. io_uring then works on that end.
+/// `inlane nvme` works over the engine, although io_uring bypasses the preloaded library. It connects and
+/// accepts by functions of the C library. There, the preloaded library replaces the socket by the program's
+/// end of a socket pair. io_uring then works on the program's end.
 #[test]
 fn nvme_target_and_initiator_run_over_the_engine() {
     let Some(mut lab) = Lab::new("nvme", &[]) else { return };

@@ -1,5 +1,5 @@
-//! Tests the outputs of `inlane forward`: an input is never overwritten, a refused run leaves files
-//! unchanged, and a run that is ended by a signal leaves no empty file.
+//! Tests the outputs of `inlane forward`. An input must never be overwritten. A refused run must leave files
+//! unchanged. A run that a signal ends must leave no empty file.
 
 mod support;
 
@@ -131,7 +131,7 @@ fn a_setting_that_is_out_of_range_is_traced_to_its_variable() {
 }
 
 /// Reads three progress lines of a long run. The display rounds times to seconds and may be up to 100 ms
-/// early. So lines of a 2 s interval are at least a second apart, even on a busy machine.
+/// early. With an interval of 2 s, lines must therefore be at least one second apart, even on a busy machine.
 #[test]
 fn progress_lines_come_at_the_interval() {
     let mut child = inlane(&[
@@ -154,7 +154,7 @@ fn progress_lines_come_at_the_interval() {
         .map_while(Result::ok)
         .filter_map(|line| line.split_once(" s  rx ")?.0.trim().parse::<u64>().ok());
     let seconds: Vec<u64> = seconds.take(3).collect();
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!(seconds.len(), 3);
@@ -174,7 +174,7 @@ fn a_hang_up_ends_a_run_in_order() {
             .unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(5));
     assert!(json.exists());
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGHUP) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();

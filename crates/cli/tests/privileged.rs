@@ -1,5 +1,5 @@
-//! Tests that only root can set up: with reserved hugepages, and with a copy of the command that holds
-//! capabilities. Without root, each test prints why it is skipped.
+//! Tests that need root for their setup: they reserve hugepages, or give capabilities to a copy of the
+//! command. Without root, each test prints why it is skipped.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -21,8 +21,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A reservation of hugepages of 2 MiB each. Dropping the value restores the number of pages that was
-/// reserved before.
+/// A reservation of hugepages of 2 MiB each. Dropping this value restores the earlier number of reserved
+/// pages.
 struct Hugepages {
     before: String,
 }
@@ -54,7 +54,7 @@ impl Drop for Hugepages {
     }
 }
 
-/// Checks that DPDK's ports and its DMA device work with reserved hugepages, which DPDK allocates in another
+/// Checks that DPDK's ports and its DMA device work with reserved hugepages. DPDK allocates these in another
 /// way than ordinary memory.
 #[test]
 fn dpdk_works_with_reserved_hugepages() {
@@ -73,8 +73,8 @@ fn dpdk_works_with_reserved_hugepages() {
     }
 }
 
-/// Runs a copy of the command as an ordinary user. The copy's file holds capabilities, as `inlane doctor`
-/// advises. No code that the user chooses may run with these capabilities.
+/// Runs a copy of the command as an ordinary user. The copy's file has the capabilities that `inlane doctor`
+/// advises. Checks that no code of the user's choice runs with these capabilities.
 #[test]
 fn a_file_with_capabilities_gives_none_to_user_code() {
     let test = "a_file_with_capabilities_gives_none_to_user_code";
@@ -116,8 +116,8 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
             .output()
             .unwrap()
     };
-    // CXX is a compiler that the user chooses. Check that it runs without capabilities, even if the run uses
-    // DPDK's ports.
+    // CXX names a compiler that the user chooses. Check that this compiler runs without capabilities, even if
+    // the run uses DPDK's ports.
     for ports in ["--rx null --tx null", "--rx net_null --tx net_null"] {
         let _ = std::fs::remove_dir_all(at("cache"));
         let output = as_user(&format!("forward {ports} --packets 100 --function mine.cu --no-baseline"));
@@ -126,7 +126,7 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
     let rights = std::fs::read_to_string(at("rights")).unwrap();
     assert!(rights.lines().count() >= 2, "{rights}");
     assert!(rights.lines().all(|line| line.ends_with("0000000000000000")), "{rights}");
-    // The run-time compiler is a library that the environment names, so a process with capabilities must not
+    // The run-time compiler is a library that the environment names. A process with capabilities must not
     // load it.
     let output = as_user("doctor nvrtc");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

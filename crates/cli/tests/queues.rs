@@ -1,9 +1,9 @@
 //! Tests several pipelines, each with its own receive queue. A generator in one process sends to a checker in
-//! another, over ports that spread flows over queues. Every packet must be verified or counted as missed, and
-//! the packets of a flow must arrive in order.
+//! another process. The ports spread flows over queues. Every packet must be verified or counted as missed,
+//! and the packets of a flow must arrive in order.
 //!
 //! ```text
-//!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
+//! namespace A  gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check  namespace B
 //! ```
 
 mod support;
@@ -30,8 +30,8 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // Disable IPv6, because the kernel would otherwise send packets of its own on a new link, which would
-        // disturb the counts.
+        // Disable IPv6. Otherwise the kernel sends packets of its own on a new link, and these would disturb
+        // the counts.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");
@@ -79,11 +79,11 @@ fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
     list.unwrap_or_default().split(", ").filter_map(|count| count.parse().ok()).collect()
 }
 
-/// Sends packets through the port `sender` to a checker, which receives them on the port `receiver` with two
-/// pipelines. `ready` waits until the receiver is up.
+/// Sends packets through the port `sender` to a checker. The checker receives them on the port `receiver`
+/// with two pipelines. `ready` waits until the receiver is up.
 ///
-/// Pauses the receiving process for half a second, so that the kernel drops packets. Each packet must be
-/// verified or counted as missed.
+/// Pauses the receiving process for half a second, which makes the kernel drop packets. The checker must
+/// count each packet as either verified or missed.
 fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce(&Child)) {
     let check = format!("check:{TRAFFIC}");
     let mut to =
@@ -103,7 +103,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     // Wait before the interrupt, because a busy receiver needs time for the packets that the kernel still
     // holds.
     std::thread::sleep(Duration::from_millis(1500));
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
     let begun = Instant::now();
     while to.try_wait().unwrap().is_none() {
@@ -118,8 +118,8 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
         assert_eq!(verification[wrong], 0, "{wrong}, {said}");
     }
     let missed = result["rx"]["missed"].as_u64().unwrap();
-    // The sender must be fast enough that the kernel drops packets, or the test would not check that `missed`
-    // counts them. An AF_XDP sender is exempt, because it waits for free buffers.
+    // The sender must be so fast that the kernel drops packets. Otherwise the test would not check that
+    // `missed` counts them. An AF_XDP sender is exempt, because it waits for free buffers.
     assert!(missed > 0 || sender.contains(&"af_xdp:v0"), "{said}");
     assert_eq!(verification["verified_packets"].as_u64().unwrap() + missed, PACKETS, "{said}");
     assert_eq!(result["leaked_buffers"], 0, "{said}");
@@ -137,7 +137,7 @@ fn joined(test: &str) -> Option<[Namespace; 2]> {
     Some([a, b])
 }
 
-/// Waits until the first pipeline of `receiver` runs. Then waits 2.5 s, because the veth link needs time
+/// Waits until the first pipeline of `receiver` runs, and then for 2.5 s. A new veth link needs this time
 /// before it carries frames.
 fn wait_until_up(receiver: &Child) {
     until_thread_runs(receiver, "inlane-0", Duration::from_millis(1));
@@ -152,8 +152,8 @@ fn over_veth(test: &str, receiver: &str) {
     if receiver.starts_with("af_packet") {
         return accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
     }
-    // A veth delivers the packets of transmit queue n to receive queue n of its peer. So send on two transmit
-    // queues, one per pipeline, to reach both receive queues.
+    // A veth delivers the packets of transmit queue n to receive queue n of the other end. To reach both
+    // receive queues, send on two transmit queues, one for each pipeline.
     let sender = ["--tx", "af_xdp:v0", "--pipelines", "2", "--packets", "20000"];
     accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
 }

@@ -178,14 +178,14 @@ fn a_signal_keeps_the_points_that_are_done() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Wait for the line that reports the first point as done, so that the signal below interrupts the second
+    // Wait for the line that reports the first point as done. The signal below then interrupts the second
     // point.
     let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
     assert!(line.starts_with("[1/11] burst=1:"), "{line}");
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     drop(said);
     assert_eq!(child.wait().unwrap().code(), Some(0));

@@ -1,5 +1,5 @@
-//! Tests jobs over UCX as users start them: the choice of the transport, its errors, and PEs on two machines.
-//! A network namespace stands for each machine.
+//! Tests jobs over UCX in the way that users start them: the choice of the transport, its errors, and PEs on
+//! two machines. Network namespaces replace the machines.
 
 mod support;
 
@@ -110,7 +110,7 @@ impl Machines {
             assert!(ip(&format!("-n {name} link set lo up")), "loopback");
         }
         // Wait until both interfaces are in state UP, because UCX ignores other interfaces. The kernel sets
-        // this state shortly after both ends of the pair are up.
+        // the state shortly after both ends of the veth pair are up.
         for (number, name) in machines.0.iter().enumerate() {
             let show = format!("-n {name} link show v{number}");
             support::until("the link", || {
@@ -130,12 +130,12 @@ impl Machines {
         command.env("UCX_TLS", "tcp,self").env("INLANE", INLANE).output().unwrap()
     }
 
-    /// Runs a command by Open MPI's mpirun as two PEs, one on each machine. A machine is a network namespace.
-    /// mpirun starts processes there by a script that this function writes to `folder`. Returns `None` if
-    /// mpirun is missing.
+    /// Runs a command with Open MPI's mpirun as two PEs, one on each machine. A machine is a network
+    /// namespace. mpirun starts processes there with a script that this function writes to `folder`. Returns
+    /// `None` if mpirun is missing.
     fn mpirun(&self, folder: &Path, command: &[&str]) -> Option<Output> {
         let agent = folder.join("agent");
-        // Give each machine a directory of its own for temporary files. Otherwise mpirun's processes on both
+        // Give each machine its own directory for temporary files. Otherwise mpirun's processes on both
         // machines would create the same directory at the same time.
         let script = "#!/bin/sh\nname=$1; shift; export TMPDIR=$TMPDIR/$name; mkdir -p $TMPDIR\n\
                       exec ip netns exec $name sh -c \"$*\"\n";

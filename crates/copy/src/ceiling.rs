@@ -1,8 +1,7 @@
-//! The ceiling of a path through the host: the most bytes per second that copy engines reach on the path's
-//! links.
+//! The ceiling of a path through the host: the highest rate that copy engines reach on the links of the path.
 //!
 //! A *shape* is a way to drive a link: the size of a transfer, the number of streams, and the memory used. A
-//! *way* is one direction of the path. It crosses one link for each GPU at its ends.
+//! *way* is one direction of the path. A way crosses one link for each of its ends that is a GPU.
 //!
 //! ```text
 //!  one way alone    drives each link alone, in every shape.
@@ -12,8 +11,8 @@
 //!                   but at most the best rate of the slower link alone.
 //! ```
 //!
-//! The mean is taken because links that run at once compete for host memory. Their measured rates then
-//! differ, but a path has the same rate on each of its links.
+//! Links that run at once compete for host memory, so their measured rates differ. A path, however, has the
+//! same rate on each of its links. Therefore the mean is taken.
 //!
 //! [`of_cpu`] measures the ceiling between host memory and BARs, where the CPU copies.
 
@@ -35,10 +34,10 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a measurement drives a link: the bytes of each transfer (`piece`), the number of streams, and the
-/// bytes of memory that transfers rotate over (`rotate`). All shapes are tried, because none is the fastest
-/// on every machine. Large pieces have the least overhead, a small memory fits the CPU's caches, and two
-/// streams fill each other's gaps.
+/// How a measurement drives a link: the size of each transfer in bytes (`piece`), the number of streams, and
+/// the bytes of memory that transfers rotate over (`rotate`). All shapes are tried, because no shape is the
+/// fastest on every machine. Large pieces have the least overhead, and a small memory fits the CPU's caches.
+/// With two streams, one uses the link while the other pauses.
 struct Shape {
     piece: usize,
     streams: usize,
@@ -51,12 +50,12 @@ const SHAPES: [Shape; 3] = [
     Shape { piece: 4 << 20, streams: 2, rotate: 8 << 20 },
 ];
 
-/// A link in one direction: the device at the link, and true for transfers out of that device, false for
-/// transfers into it.
+/// One direction of a link: the device at the link's end, and the direction of the transfers. True means out
+/// of this device, false means into it.
 type Link<'a> = (&'a Arc<Device>, bool);
 
 /// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of
-/// endpoints of a run: a link that several pairs share is then measured once.
+/// endpoints in a run. If several pairs share a link, the link is then measured only once.
 #[derive(Debug, Default)]
 pub struct LinkCeilings {
     alone: BTreeMap<(String, bool), f64>,
@@ -77,12 +76,12 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
 }
 
 impl LinkCeilings {
-    /// Measures the ceilings from `from` to `to` and from `to` to `from`, with transfers through `host`
+    /// Measures two ceilings: from `from` to `to`, and from `to` to `from`. The transfers go through `host`
     /// memory.
     ///
-    /// If `both` is set, both directions run at the same time. Otherwise only `from` to `to` is measured, and
-    /// both results are equal. The ceiling of a twin is the link rate of its model. Returns `None` if neither
-    /// end is a GPU or a twin.
+    /// If `both` is set, both directions run at the same time. Otherwise, this measures only `from` to `to`,
+    /// and returns its result twice. The ceiling of a twin is the link rate of its model. Returns `None` if
+    /// neither end is a GPU or a twin.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.
@@ -160,16 +159,17 @@ impl LinkCeilings {
     }
 }
 
-/// Returns the ceiling of one direction, in bytes per second: the rate of its slowest link alone, or the mean
-/// rate with both directions at once if that is less. `alone` has the rate of each link of the direction.
-/// `at_once` has the links' rates for each way in which the links were driven; the best mean counts.
+/// Returns the ceiling of one direction in bytes per second, the lower of two rates. One is the rate of the
+/// direction's slowest link alone. `alone` has these rates. The other is the links' mean rate with both
+/// directions at once. `at_once` has the rates for each way of driving the links; the way with the highest
+/// mean counts.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Measures the bytes per second of each of `links` while all of them run at once. `shape` says how each link
-/// is driven.
+/// Runs all `links` at the same time, and returns the bytes per second of each. `shape` says how each link is
+/// driven.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
@@ -189,8 +189,8 @@ fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Resu
     Ok(measured.chunks(shape.streams).map(sum).collect())
 }
 
-/// Returns the link rate of the slower twin's model as the ceiling of both directions. `None` if neither
-/// device is a twin.
+/// Returns the ceilings of both directions if a device is a twin. Both are the link rate of the twin's model.
+/// With two twins, the slower model counts. Returns `None` if neither device is a twin.
 fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
     let rate = |device: &Device| match device.kind() {
         Kind::Twin(twin) => Some((twin.costs().link, device.endpoint().clone())),
@@ -207,14 +207,15 @@ mod tests {
 
     #[test]
     fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
-        // Two links that compete. While both run, the first shape of load reaches 55 and 45, a mean of 50,
-        // and the second one 48 and 46, a mean of 47. The ceiling is the higher mean.
+        // Two links that compete. While both run, the first shape of load reaches rates of 55 and 45, so the
+        // mean is 50. The second shape reaches 48 and 46, so the mean is 47. The ceiling is the higher mean.
         assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
-        // Independent links: their mean of 41 exceeds the 27 that the slower one reaches alone. So the
-        // ceiling is 27.
+        // Independent links: their mean is 41, but the slower link reaches only 27 alone. So the ceiling is
+        // 27.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link, which reaches 55 in one direction alone. While both directions run, it reaches 50 with
-        // the first shape of load and 51 with the second. The ceiling is the higher of these two.
+        // One link, which reaches a rate of 55 in one direction alone. With both directions at once, it
+        // reaches 50 with the first shape of load and 51 with the second shape. The ceiling is 51, the higher
+        // of these two.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 

@@ -1,5 +1,5 @@
-//! The cost of each path: the time of single transfers by size, measured once per machine and kept in a file
-//! ([`Cache`]).
+//! The cost of each path: the time of one transfer, by size. It is measured once per machine and kept in a
+//! file ([`Cache`]).
 //!
 //! Each path is measured from end to end. The stages of `staged` and `hybrid` are also measured alone, to
 //! predict the path's time:
@@ -7,7 +7,7 @@
 //! | path | predicted time |
 //! | --- | --- |
 //! | `hybrid` | the sum of its stages' times |
-//! | `staged` | the time of the slower stage, plus that of one chunk in the faster stage |
+//! | `staged` | the time of the slower stage, plus the time of one chunk in the faster stage |
 
 mod cache;
 
@@ -29,16 +29,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// The transfer sizes, in bytes, whose time is measured. The time of a size between two of these is
-/// interpolated linearly.
+/// The transfer sizes that are measured, in bytes. For a size between two of them, the time is interpolated
+/// linearly.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
-/// The largest transfer size, in bytes, that is measured in both directions at once.
+/// The largest transfer that is measured in both directions at once, in bytes.
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// Sizes whose transfers are expected to take longer are not measured in both directions at once, because
-/// such a measurement has many transfers in flight. The times of these sizes are extrapolated.
+/// If a transfer is expected to take longer than this, its size is not measured in both directions at once.
+/// Such a measurement would have many transfers in flight. Its times are extrapolated instead.
 const SLOW: Duration = Duration::from_millis(5);
 /// The largest chunk, in bytes, that the prediction of a staged path assumes.
 const CHUNK: u64 = 1 << 20;
@@ -67,8 +67,8 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // Beyond the last point, assume at least half of that point's time per byte, because noise in the
-            // last two points could otherwise predict a time of zero.
+            // Beyond the last point, assume at least half of the last point's time per byte. Otherwise noise
+            // in the last two points could predict a time of zero.
             count => {
                 let extrapolated = line(&self.points[count - 2], last);
                 Some(extrapolated.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
@@ -114,8 +114,8 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures a path in both directions at once, and returns the slower direction's time per transfer.
-    /// `forward` and `backward` each hold the source and the destination of one direction.
+    /// Measures a path while transfers run in both directions at once. Returns the slower direction's time
+    /// per transfer. `forward` and `backward` each hold the source and the destination of one direction.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
@@ -159,8 +159,8 @@ fn sizes_within(bytes: usize) -> Vec<usize> {
 /// is true, allocates another pair for the opposite direction.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
-    // Divide the device's memory between the two directions, and between source and destination if they are
-    // the same device, because all of these allocate from it.
+    // Divide the device's memory between the two directions. If source and destination are the same device,
+    // divide it between them, too. All of these allocate from the same memory.
     let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
     let room = from.capacity().min(to.capacity()) / shares;
     let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
@@ -225,13 +225,12 @@ impl PathCosts {
                 _ => open_path(path, from, to, options)
                     .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
-            // End here if the user interrupted the run, because an interrupted path must not be recorded as
-            // refused.
+            // End here if the user interrupted the run. An interrupted path must not be recorded as refused.
             check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
-                // Wrong bytes end the calibration even if other paths work, because the user must know that
-                // this path alters data.
+                // If a path copies wrong bytes, end the calibration, even if other paths work. The user must
+                // know that this path alters data.
                 Err(Error::Altered { what, wrong, bytes }) => {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
@@ -263,14 +262,14 @@ impl PathCosts {
         Ok(costs)
     }
 
-    /// Returns the nanoseconds that a transfer of `bytes` over this path takes, as measured from end to end.
-    /// `None` if the path was not measured.
+    /// Returns the nanoseconds that a transfer of `bytes` bytes over this path takes, measured from end to
+    /// end. Returns `None` if the path was not measured.
     pub fn time(&self, path: Path, bytes: u64) -> Option<f64> {
         self.paths.get(&path)?.time(bytes)
     }
 
-    /// Predicts the time of a path for `bytes` in nanoseconds from the times of its stages. For a path
-    /// without stages, this is the measured time.
+    /// Predicts the time of a path for `bytes` bytes, in nanoseconds. Computes it from the times of the
+    /// path's stages. If the path has no stages, returns the measured time.
     pub fn predict(&self, path: Path, bytes: u64) -> Option<f64> {
         let stage = |name: &str, bytes: u64| self.stages.get(name)?.time(bytes);
         match path {

@@ -1,5 +1,5 @@
-//! Opened endpoints. Each one allocates memory for transfers, fills it with patterns, poisons it and checks
-//! it.
+//! Opened endpoints of transfers. An endpoint allocates memory, fills it with patterns, poisons it, and
+//! checks it.
 
 use crate::endpoint::Endpoint;
 use crate::gpu::{self, Gpu, GpuMemory};
@@ -12,8 +12,7 @@ use inlane_twin::{Accelerator, Costs};
 use std::fmt;
 use std::sync::Arc;
 
-/// The byte that destinations are filled with before a measurement, so that bytes that never arrive are
-/// found.
+/// The byte with which destinations are filled before a measurement. It reveals bytes that never arrived.
 pub const POISON: u8 = 0xDB;
 
 /// An opened endpoint. It allocates memory for transfers, and fills and checks that memory.
@@ -56,7 +55,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             ));
         }
     }
-    // Open the GPUs first, because host memory is pinned through one of them.
+    // Open the GPUs first, because host memory is pinned through a GPU.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
     order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
     for endpoint in order {
@@ -88,8 +87,8 @@ fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
     Error::Device { device, class: error.class(), why }
 }
 
-/// Returns true if two different endpoints are overlapping ranges of one BAR. Compares the ranges and not the
-/// mapped addresses, because each range is mapped at an address of its own.
+/// Returns true if two different endpoints are overlapping ranges of one BAR. Each range is mapped at its own
+/// address, so this compares the ranges instead of the mapped addresses.
 fn overlap(a: &Endpoint, b: &Endpoint) -> bool {
     let (Endpoint::Bar(a), Endpoint::Bar(b)) = (a, b) else { return false };
     let all = 0..u64::MAX;
@@ -108,7 +107,7 @@ impl Device {
     pub(crate) fn bar(text: &str, memory: Region, permission: Permission) -> Arc<Self> {
         let place = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
         let (address, bytes) = (memory.address(), memory.len());
-        // SAFETY: the new region keeps `memory`, which these bytes belong to.
+        // SAFETY: the bytes belong to `memory`, and the new region keeps `memory` alive.
         let region = unsafe { Region::from_raw(address, bytes, place, Arc::new(memory)) };
         let kind = Kind::Bar { memory: Suballocator::new(region), permission };
         Arc::new(Self { endpoint: text.parse().expect("an endpoint"), kind })
@@ -123,7 +122,8 @@ impl Device {
         &self.kind
     }
 
-    /// Returns this GPU, or the GPU that pins this host memory. `None` for other devices.
+    /// If this device is a GPU, returns it. If it is pinned host memory, returns the GPU that pins it.
+    /// Otherwise returns `None`.
     pub fn gpu(&self) -> Option<&Arc<Gpu>> {
         match &self.kind {
             Kind::Gpu(memory) => Some(memory.gpu()),
@@ -168,9 +168,9 @@ impl Device {
         }
     }
 
-    /// Returns the device's link as text, and the highest bit rate of the link's lanes together. The text
-    /// shows the current rate, which an idle GPU lowers. `None` if the device has no link or does not report
-    /// it.
+    /// Returns the state of the device's link as text, and the highest bit rate of all lanes together. The
+    /// text shows the current rate, which an idle GPU lowers. Returns `None` if the device has no link or
+    /// does not report it.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),
@@ -182,8 +182,8 @@ impl Device {
         }
     }
 
-    /// Returns how many bytes one allocation may have. For host memory, this is half of the available memory,
-    /// so that the rest of the machine keeps room.
+    /// Returns the most bytes of one allocation. For host memory, this is half of the available memory,
+    /// because the rest of the machine needs memory too.
     pub fn capacity(&self) -> usize {
         match &self.kind {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
@@ -249,8 +249,8 @@ impl Device {
         }
     }
 
-    /// Overwrites a region of this device with [`POISON`], so that bytes that never arrive are found. No
-    /// transfer from or to the region may be in flight.
+    /// Overwrites a region of this device with [`POISON`]. A later check then finds bytes that never arrived.
+    /// No transfer from or to the region may be in flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -266,7 +266,7 @@ impl Device {
         }
     }
 
-    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer from
+    /// Returns how many bytes of a region of this device differ from the pattern of `seed`. No transfer from
     /// or to the region may be in flight.
     ///
     /// # Errors
@@ -308,7 +308,7 @@ impl Device {
 }
 
 /// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not
-/// tell.
+/// report them.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -12,8 +12,9 @@ pub enum Endpoint {
     Host,
     /// The memory of a GPU.
     Gpu(u32),
-    /// The memory of an accelerator's twin. An even index models the accelerator in slot 0 of the published
-    /// experiment ([`crate::published`]), an odd index the one in slot 1.
+    /// The memory of an accelerator's twin. Twins model the accelerators of the published experiment
+    /// ([`crate::published`]). A twin with an even index models the one in slot 0, a twin with an odd index
+    /// the one in slot 1.
     Twin(u32),
     /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),

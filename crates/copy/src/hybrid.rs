@@ -1,5 +1,5 @@
-//! The hybrid path of the published experiment ([`crate::published`]): DMA from one device to a host buffer,
-//! a CPU copy to another buffer, and DMA to the other device, one after the other.
+//! The hybrid path of the published experiment ([`crate::published`]). Its three stages run one after the
+//! other: DMA from one device to a host buffer, a CPU copy to another buffer, and DMA to the other device.
 
 use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
@@ -8,8 +8,8 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Two DMA stages with a CPU copy between them, one after the other. `submit` returns when the bytes are in
-/// place.
+/// A mover with three stages, one after the other: DMA, a copy by the CPU, and DMA. `submit` returns only
+/// when the transfer is complete.
 pub struct Hybrid {
     out: Box<dyn Mover>,
     cpu: CpuMover,

@@ -1,5 +1,5 @@
-//! Transfers between accelerators, host memory and PCI BARs: every path between two endpoints, its cost and
-//! its measurement.
+//! Transfers between accelerators, host memory and PCI BARs. For two endpoints, the crate knows every path,
+//! its cost and its measurement.
 //!
 //! ```text
 //!  Endpoint       host | gpu:N | twin:N | pci:ADDRESS/barN[:wc]         an endpoint as the user writes it
@@ -8,9 +8,9 @@
 //!  PathSelector   a mover between two devices that picks the cheapest path for each transfer
 //! ```
 //!
-//! Applications use a [`PathSelector`]. [`measure`] measures any mover, and is what `inlane copy` uses. The
-//! cost of each path is measured once per machine and kept in a file ([`cost`]). Twins are models;
-//! [`Mover::is_twin`] tells whether one takes part.
+//! Applications use a [`PathSelector`]. [`measure`] measures any mover; `inlane copy` uses it. The cost of
+//! each path is measured once per machine and kept in a file ([`cost`]). Twins are models. [`Mover::is_twin`]
+//! returns true if a mover uses one.
 //!
 //! Cargo features, both on by default: `cuda` for GPUs, `dpdk` for DPDK's software DMA device. Without them
 //! the crate offers host memory, BARs and twins.

@@ -7,8 +7,8 @@ use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::result::ListedPath;
 
-/// Opens every path between two devices and closes it again, and returns one row per path. Available paths
-/// come first. Rows have calibrated times if `costs` is given. Nothing is transferred.
+/// Checks which paths between two devices can be opened, without transferring bytes. Opens and closes each
+/// path. Returns one row per path, available paths first. Rows have calibrated times if `costs` is given.
 pub fn list_paths(
     from: &Device,
     to: &Device,
@@ -16,8 +16,8 @@ pub fn list_paths(
     costs: Option<&PathCosts>,
 ) -> Vec<ListedPath> {
     let candidates = Path::candidates(from.endpoint(), to.endpoint());
-    // Open `p2p` last, because opening it enables peer access for the rest of the process. Path `cuda`
-    // cannot be opened after that.
+    // Open `p2p` last, because it enables peer access until the process ends. Path `cuda` cannot be opened
+    // after that.
     let mut paths = Path::ALL;
     paths.sort_by_key(|path| *path == Path::P2p);
     let mut rows: Vec<(Path, ListedPath)> = paths

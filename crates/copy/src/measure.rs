@@ -1,8 +1,8 @@
 //! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
 //! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and
-//! checks what arrived. The check covers all bytes of the newest transfer into each slot. If the CPU reaches
-//! the destination, the check also covers a sample of the other transfers.
+//! checks the bytes that arrived. The check covers all bytes of the newest transfer into each slot of the
+//! destination. If the CPU reaches the destination, the check also covers a sample of the other transfers.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
@@ -54,8 +54,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns how many transfers of `size` bytes are in flight: [`Plan::in_flight`] if set. The default is
-    /// as many as have 64 MiB in total, but at least 2 and at most 32.
+    /// Returns the number of transfers of `size` bytes to keep in flight: [`Plan::in_flight`] if set.
+    /// Otherwise, as many transfers as have 64 MiB in total, but at least 2 and at most 32.
     pub fn in_flight_for(&self, size: usize) -> usize {
         self.in_flight.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }
@@ -72,7 +72,7 @@ pub struct Measurement {
     pub bytes_per_second: Summary,
     /// CPU seconds of the submitting and waiting thread per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: f64,
-    /// The CPU time of the submitting and waiting thread as a share of the elapsed time.
+    /// The CPU time of the thread that submits and waits, divided by the elapsed time.
     pub cpu_share: f64,
     /// The most transfers that were in flight at the same time; 1 for a synchronous mover.
     pub in_flight: usize,
@@ -118,7 +118,7 @@ impl Totals {
     }
 }
 
-/// Measures one transfer at a time, from `submit` until its end is detected.
+/// Measures one transfer at a time: the time from `submit` until the transfer's end is detected.
 ///
 /// # Errors
 /// Errors of the mover; [`Error::Altered`] if bytes arrived wrong; [`Error::Device`] if `plan.stop` was set.
@@ -168,14 +168,14 @@ pub fn latency(
     })
 }
 
-/// The number of transfers that one call of [`stream_once`] measured, and the time that they took.
+/// The result of one call of [`stream_once`]: the number of measured transfers and their total duration.
 struct Streamed {
     transfers: usize,
     wall_ns: f64,
 }
 
-/// Submits transfers until `budget` has passed, and at least twice as many as may be in flight. After 20
-/// times `budget`, stops even if that minimum is not reached.
+/// Submits transfers until `budget` has passed, but at least twice as many transfers as may be in flight.
+/// After 20 times `budget`, stops even without this minimum.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -220,8 +220,7 @@ pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &
     stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
 
-/// Measures a stream of transfers. The threads that share `barrier` start each repeat together, and end it
-/// together.
+/// Measures a stream of transfers. All threads with the same `barrier` start and end each repeat together.
 fn stream_with(
     mover: &mut dyn Mover,
     buffers: &mut Buffers,
@@ -235,7 +234,7 @@ fn stream_with(
     let mut totals = Totals::new(buffers);
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
-        // A thread that failed still waits at the barrier, so that the other threads can finish their
+        // After a failure, this thread still waits at the barrier, so that the other threads can finish their
         // repeats.
         if failed.is_none() {
             failed = buffers.prepare(rotation, &plan.stop).err();
@@ -248,8 +247,8 @@ fn stream_with(
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // Quiesce even after a failure, because the other direction continues to fill and check
-                // memory of the same GPUs.
+                // Quiesce even after a failure, because the other direction continues to use the same GPUs:
+                // it fills and checks their memory.
                 let quiesced = mover.quiesce();
                 Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
             }
@@ -273,17 +272,17 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // Ask `mover` only after the transfers. If it is a path selector, its answer holds for the path of
-        // its newest transfer.
+        // Ask `mover` only after the transfers. If the mover is a path selector, its answer depends on the
+        // path of its newest transfer.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { in_flight }),
     }
 }
 
-/// Measures several streams at once, each on its own thread: both directions, or all links of a path. Results
-/// are in the order of `runs`.
+/// Measures several streams of transfers at the same time, each on its own thread. These are both directions,
+/// or all links of a path. The results are in the order of `runs`.
 ///
 /// # Errors
-/// As for [`latency`]: the error of the first failed stream in the order of `runs`.
+/// The same as [`latency`]. If several streams fail, the error of the first of them in the order of `runs`.
 pub fn together(
     runs: Vec<(&mut dyn Mover, &mut Buffers)>,
     size: usize,

@@ -1,6 +1,7 @@
-//! Takes the place of the module `gpu` in a build without the feature `cuda`: no GPU can be opened.
+//! Replaces the module `gpu` in builds without the feature `cuda`. No GPU can be opened in such a build.
 //!
-//! The types here have no values. They let the rest of the crate name GPUs without conditional compilation.
+//! The types here have no values. Because they exist, the rest of the crate can name GPUs without conditional
+//! compilation.
 
 use crate::device::Device;
 use crate::path::Path;
@@ -9,7 +10,7 @@ use inlane_core::mover::Mover;
 use inlane_core::{Error, Region, Result};
 use std::sync::Arc;
 
-/// A GPU of this machine. This build cannot open one.
+/// A GPU of this machine. No value of this type exists, because this build cannot open a GPU.
 #[derive(Debug)]
 pub enum Gpu {}
 

@@ -13,7 +13,8 @@ use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
-/// The length in bytes and the number of slots of the staging ring, for path `staged` if the CPU drives it.
+/// The length in bytes and the number of slots of the staging ring. Applies to path `staged` if the CPU
+/// drives it.
 const RING: (usize, usize) = (8 << 20, 8);
 /// The advice of errors of unavailable paths, before the command.
 pub(crate) const SEE_PATHS: &str = "; see the available paths";
@@ -81,11 +82,11 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
     Err(Error::device_environment(path, why))
 }
 
-/// Builds the error for a pair of devices without any usable path:
-/// - If only one path was refused: its error.
-/// - If several were refused: one error with all reasons in `refused`. Its class is the gravest among
+/// Creates the error for a pair of devices without any usable path:
+/// - If one path was refused: the error of this path.
+/// - If several were refused: one error with all reasons in `refused`. Its class is the gravest class among
 ///   `errors`: failure, then usage, then environment.
-/// - If none was refused: a usage error, because the user has left out all paths.
+/// - If none was refused: a usage error, because the user has excluded all paths.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,
@@ -123,8 +124,8 @@ pub(crate) fn no_path_error(
     }
 }
 
-/// Opens a mover that copies with CPU loads and stores through the BARs of twins. If `from` or `to` is
-/// `None`, that end is host memory.
+/// Opens a mover that copies with CPU loads and stores through the BARs of twins. `from` and `to` are the
+/// twins of the two ends. `None` means host memory.
 fn twin_bars(
     from: Option<&Accelerator>,
     to: Option<&Accelerator>,
@@ -133,8 +134,8 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Returns the access that suits a device: 8 bytes for an uncached BAR, because every device that we know
-/// accepts it, and the widest ordinary access for other memory.
+/// Returns the access that suits a device: 8 bytes for an uncached BAR, the widest ordinary access for other
+/// memory. All devices that we know accept 8 bytes.
 pub(crate) fn suitable_access(device: &Device) -> Access {
     match device.kind() {
         Kind::Bar { memory, .. } => match memory.whole().location() {
@@ -177,12 +178,13 @@ pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result
     })
 }
 
-/// Sets the completion mode of both stages. Returns `mode` if at least one stage supports it, else `Poll`.
+/// Sets the completion mode of both stages. Returns `mode` if at least one stage supports it. Otherwise
+/// returns `Poll`.
 pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,
 ) -> CompletionMode {
-    // Return `mode` if one stage supports it, because the waits for this stage then use it.
+    // Return `mode` if at least one stage supports it. The waits for that stage then use it.
     let modes = stages.map(|stage| stage.set_completion_mode(mode));
     if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }

@@ -1,4 +1,4 @@
-//! The kinds of paths, and which of them can exist between two endpoints.
+//! The kinds of paths, and which kinds can exist between two endpoints.
 
 use crate::endpoint::Endpoint;
 use inlane_core::{Error, Result};
@@ -15,12 +15,12 @@ pub enum Path {
     Dma,
     /// A GPU's SMs copy to or from pinned host memory.
     Sm,
-    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. The published
-    /// experiment ([`crate::published`]) uses this path.
+    /// Three steps, one after the other: DMA to a host buffer, a CPU copy to another host buffer, and DMA to
+    /// the destination. The published experiment ([`crate::published`]) uses this path.
     Hybrid,
     /// DMA out and DMA in at the same time, through a ring of chunks in host memory.
     Staged,
-    /// Like `staged`, but the SMs of both GPUs copy the chunks and hand them over without the CPU.
+    /// Like `staged`, but the SMs of both GPUs copy the chunks. The SMs signal each other without the CPU.
     StagedSm,
     /// Directly from GPU to GPU, over NVLink or PCIe.
     P2p,
@@ -49,8 +49,8 @@ impl Path {
         }
     }
 
-    /// Returns why this path cannot exist between two endpoints. Call it only for paths that
-    /// [`Path::candidates`] does not return.
+    /// Returns the reason why this path cannot exist between two endpoints. Call it only for paths that are
+    /// not in the result of [`Path::candidates`].
     pub fn why_not(self, from: &Endpoint, to: &Endpoint) -> &'static str {
         let gpus = matches!((from, to), (Endpoint::Gpu(a), Endpoint::Gpu(b)) if a != b);
         match self {

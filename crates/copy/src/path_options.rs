@@ -1,4 +1,4 @@
-//! The options with which paths are opened ([`PathOptions`]), and how the path of a transfer is chosen
+//! The options for opening paths ([`PathOptions`]), and the rule that chooses the path of a transfer
 //! ([`PathChoice`]).
 
 use crate::path::Path;
@@ -13,17 +13,17 @@ use std::sync::atomic::AtomicBool;
 pub struct PathOptions {
     /// The largest transfer, in bytes. Bounds the host buffers of the hybrid path.
     pub largest: usize,
-    /// The width of the CPU's loads and stores; `None` selects it by the kind of memory.
+    /// The width of the CPU's loads and stores. `None` selects the width by the kind of memory.
     pub access: Option<Access>,
-    /// If set, a CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when
-    /// it is issued.
+    /// Determines when a CPU store to a BAR completes. If true, it completes when it is delivered, which a
+    /// read from the BAR shows. If false, it completes when it is issued.
     pub delivered: bool,
     /// How the CPU waits for the stages of paths `staged` and `hybrid`. On these paths the CPU hands the
     /// chunks from stage to stage. A later
     /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides this mode.
     pub stages: CompletionMode,
-    /// Tuning of staging by copy engines; `None` selects the tuning that suits one direction, or both if
-    /// `both_ways` is set.
+    /// Tuning of staging by copy engines. `None` selects the tuning for one direction, or for both directions
+    /// if `both_ways` is set.
     pub engines: Option<EngineTuning>,
     /// Tuning of staging by SMs.
     pub sms: SmTuning,
@@ -32,8 +32,8 @@ pub struct PathOptions {
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
-    /// True if transfers in the opposite direction run at the same time. Paths are then chosen by their cost
-    /// with both directions at once, otherwise by their cost with one direction alone.
+    /// True if transfers in the opposite direction run at the same time. The choice of a path then uses its
+    /// cost with both directions at once. Otherwise it uses the cost with one direction alone.
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,
@@ -65,8 +65,9 @@ pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.
     #[default]
     Auto,
-    /// This path if it can be opened. Otherwise the cheapest other path, and the result says why.
+    /// This path if it can be opened, otherwise the cheapest other path. The result then says why this path
+    /// was not used.
     Prefer(Path),
-    /// Only this path. Opening fails if this path cannot be opened.
+    /// Only this path. If it cannot be opened, opening fails.
     Require(Path),
 }

@@ -28,21 +28,21 @@ pub struct PathSelector {
     /// The index of the mover that took the newest transfer.
     current: usize,
     tickets: TicketCounter,
-    /// Add this to a ticket of the current path's mover to get this selector's ticket, because tickets must
-    /// go on counting when the path changes.
+    /// The number to add to a ticket of the current mover to get this selector's ticket. Each mover counts
+    /// from its own start, but the selector's tickets must go on counting when the path changes.
     offset: u64,
 }
 
 impl PathSelector {
-    /// Opens the path, or for [`PathChoice::Auto`] every path that is the cheapest for some size. Calibrates
-    /// the paths of this pair if their costs are needed and `costs` is `None`.
+    /// Opens the chosen path. For [`PathChoice::Auto`], opens every path that is the cheapest for some size.
+    /// If the costs of the paths are needed and `costs` is `None`, measures them.
     ///
     /// Allocate the memory for transfers before this call: with [`PathOptions::resident`], a later allocation
     /// waits for running kernels.
     ///
     /// # Errors
-    /// [`Error::Device`](inlane_core::Error::Device) if no path can be opened, or the required path cannot;
-    /// errors of calibration.
+    /// [`Error::Device`](inlane_core::Error::Device) if the chosen path or all paths cannot be opened; errors
+    /// of the measurement of costs.
     pub fn open(
         from: &Arc<Device>,
         to: &Arc<Device>,
@@ -112,8 +112,8 @@ impl PathSelector {
         self.movers[self.pick(bytes)].0
     }
 
-    /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the
-    /// selector of the opposite direction so that both take the same paths.
+    /// Returns the costs by which paths are chosen. Returns `None` if they were neither given nor calibrated.
+    /// Pass them to the opposite direction's selector so that both directions take the same paths.
     pub fn costs(&self) -> Option<&PathCosts> {
         self.costs.as_ref()
     }
@@ -124,25 +124,27 @@ impl PathSelector {
         self.fallback.as_deref()
     }
 
-    /// Sets the completion mode of the path that transfers of `bytes` take, and of its stages. Returns the
-    /// mode in effect, which is `Poll` where the CPU copies.
+    /// Sets the completion mode of the path for transfers of `bytes` bytes, and of that path's stages.
+    /// Returns the mode in effect, which is `Poll` if the CPU copies.
     pub fn set_completion_mode_for(&mut self, bytes: u64, completion: CompletionMode) -> CompletionMode {
         let index = self.pick(bytes);
         self.movers[index].1.set_completion_mode(completion)
     }
 
-    /// Returns true if transfers of `bytes` are synchronous: [`Mover::submit`] returns when the bytes are in
-    /// place, so one transfer is in flight at a time.
+    /// Returns true if transfers of `bytes` bytes are synchronous. [`Mover::submit`] then returns only after
+    /// the copy, so one transfer is in flight at a time.
     pub fn is_synchronous_for(&self, bytes: u64) -> bool {
         self.movers[self.pick(bytes)].1.is_synchronous()
     }
 
-    /// Predicts the nanoseconds of a transfer of `bytes` from the costs of its stages; `None` without costs.
+    /// Predicts the time of a transfer of `bytes` bytes in nanoseconds, from the costs of its stages. Returns
+    /// `None` if the costs are unknown.
     pub fn predicted_ns(&self, bytes: u64) -> Option<f64> {
         self.costs.as_ref()?.predict(self.path_for(bytes), bytes)
     }
 
-    /// Returns the path of transfers of `bytes`, why it was chosen, and why each other path was not.
+    /// Returns the path for transfers of `bytes` bytes and why it was chosen. Also returns why each other
+    /// path was not chosen.
     pub fn explain(&self, bytes: u64) -> PathExplanation {
         let (path, mover) = &self.movers[self.pick(bytes)];
         let mut not_taken: Vec<NotTaken> = self
@@ -173,9 +175,9 @@ impl PathSelector {
         PathExplanation { name: path.to_string(), hops, reason, not_taken }
     }
 
-    /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps
-    /// through most of a long transfer, then polls. The stages of a path wait as [`PathOptions::stages`]
-    /// says.
+    /// Copies `source` to `destination` and blocks until all bytes have arrived. Waits adaptively: sleeps
+    /// through most of a long transfer, then polls. [`PathOptions::stages`] sets how the stages of a staged
+    /// path wait.
     ///
     /// # Errors
     /// As for [`Mover::submit`] and [`Mover::wait`].
@@ -256,7 +258,7 @@ impl Mover for PathSelector {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.tickets.check(ticket)?;
         match ticket.0.checked_sub(self.offset) {
-            // Return at once if the ticket belongs to an earlier path's mover, because that mover was drained
+            // Return at once if the ticket belongs to the mover of an earlier path. That mover was drained
             // when the path changed.
             None | Some(0) => Ok(()),
             Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),

@@ -1,5 +1,5 @@
-//! The pattern that transfers are checked with. Its 8-byte words differ from each other, so missing, stale
-//! and misplaced bytes are found.
+//! The byte pattern by which transfers are checked. Its 8-byte words differ from each other, so the check
+//! finds missing, stale and misplaced bytes.
 
 use inlane_core::Region;
 

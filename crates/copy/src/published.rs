@@ -1,8 +1,8 @@
 //! The experiment of Oh, Kwon and Lee ("PCIe-Based Multi-NPU Data Transmission Optimization"), run on models
-//! of its accelerator: BAR and DMA in each direction at two link speeds, and device to device by BAR and by
-//! the hybrid path.
+//! of its accelerator. It covers BAR and DMA in each direction at two link speeds. It also covers transfers
+//! from device to device by BAR and by the hybrid path.
 //!
-//! The models have the published rates of single stages, so transfers between the host and a device measure
+//! The models have the published rates of single stages. So transfers between the host and a device measure
 //! nothing new. Transfers between two devices show what these rates predict. The published device-to-device
 //! rates differ from these predictions.
 
@@ -24,7 +24,7 @@ pub struct PublishedLine {
     pub to: Endpoint,
     /// The path.
     pub path: Path,
-    /// The name of the mover, or of the chain of movers.
+    /// The name of the mover or chain of movers that was measured.
     pub name: String,
     /// The length of each transfer, in bytes.
     pub size: usize,
@@ -32,12 +32,12 @@ pub struct PublishedLine {
     pub published_mib: Option<f64>,
     /// The predicted rate in bytes per second. It is computed from the rates of the single stages.
     pub predicted: Option<f64>,
-    /// The measurement on this machine, in which twins take the place of the published devices.
+    /// The measurement on this machine. Twins replace the devices of the publication.
     pub measured: Measurement,
 }
 
-/// Source, destination, path and published MiB/s. The publication does not say which PCIe slots its
-/// device-to-device transfers used; we assume slot 0 (`twin:0`) to slot 1 (`twin:1`).
+/// One row for each published result: source, destination, path and MiB/s. The publication does not name the
+/// PCIe slots of its device-to-device transfers. We assume slot 0 (`twin:0`) to slot 1 (`twin:1`).
 const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("host", "twin:0", Path::Bar, Some(6.76)),
     ("twin:0", "host", Path::Bar, Some(28.11)),
@@ -53,8 +53,8 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("twin:1", "twin:0", Path::Staged, None),
 ];
 
-/// Runs the experiment, one transfer at a time: `large` bytes by DMA, 64 KiB by BAR. Calls `keep` with each
-/// line of the result.
+/// Runs the experiment, one transfer at a time. Transfers by DMA have `large` bytes, transfers by BAR 64 KiB.
+/// Calls `keep` with each line of the result.
 ///
 /// # Errors
 /// The error of the first transfer that fails, which ends the experiment.
@@ -82,8 +82,8 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(PublishedLine)) -> Re
     Ok(())
 }
 
-/// Predicts the bytes per second of transfers of `size` bytes over a path, from the times of the path's
-/// stages. For paths `bar` and `dma`, these times come from the twin's model, for other paths from
+/// Predicts the bytes per second of transfers of `size` bytes over a path. Uses the times of the path's
+/// stages. For paths `bar` and `dma`, the times come from the twin's model. For other paths, they come from
 /// calibration.
 fn predict(
     path: Path,

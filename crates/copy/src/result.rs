@@ -38,9 +38,9 @@ pub struct TransferResult {
     pub size_bytes: u64,
     /// True if transfers in the opposite direction ran at the same time.
     pub both_directions: bool,
-    /// The path, why it was chosen, and why each other path was not.
+    /// The path, with the reason why it was chosen and the reasons why the other paths were not.
     pub path: PathExplanation,
-    /// True if a twin took part. The figures are then those of a model.
+    /// True if a twin took part. The measured values then come from a model.
     pub twin: bool,
     /// How the end of a transfer was detected.
     pub completion: CompletionMode,
@@ -50,9 +50,10 @@ pub struct TransferResult {
     pub in_flight: Option<usize>,
     /// The time of a transfer while no other one is in flight.
     pub latency_ns: Option<Summary>,
-    /// Percentiles of the times of single transfers, which `latency_ns` summarises.
+    /// The percentiles of the times of single transfers. `latency_ns` is the summary of the same times.
     pub latency_percentiles: Option<Percentiles>,
-    /// The time that the calibration predicts for one transfer, from the times of the path's stages.
+    /// The time of one transfer that the calibration predicts from the times of the path's stages, in
+    /// nanoseconds.
     pub predicted_ns: Option<f64>,
     /// The rate while streaming, over the repeats.
     pub bytes_per_second: Option<Summary>,
@@ -60,7 +61,7 @@ pub struct TransferResult {
     pub ceiling: Option<Ceiling>,
     /// The median rate as a share of the ceiling.
     pub share_of_ceiling: Option<f64>,
-    /// The CPU seconds per 10^9 bytes of the thread that submits transfers and waits for them.
+    /// The CPU seconds per 10^9 copied bytes. Counts the thread that submits transfers and waits for them.
     pub cpu_seconds_per_gigabyte: Option<f64>,
     /// The CPU time of the thread that submits transfers and waits for them, as a share of the elapsed time.
     pub cpu_share: Option<f64>,
@@ -74,7 +75,7 @@ pub struct TransferResult {
     pub error: Option<String>,
 }
 
-/// The rates of one transfer of the experiment that `--published` repeats.
+/// The rates of one transfer in the experiment that `--published` repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PublishedRates {
     /// The rate that the published experiment measured. Null if its paper gives none.
@@ -135,7 +136,7 @@ impl TransferResult {
         self
     }
 
-    /// Sets the ceiling, and the measured rate as a share of it.
+    /// Sets the ceiling, and the share of the ceiling that the measured rate reaches.
     pub fn set_ceiling(&mut self, ceiling: Ceiling) {
         let rate = self.bytes_per_second.map(|rate| rate.median);
         self.share_of_ceiling = rate.zip(ceiling.bytes_per_second).map(|(rate, most)| rate / most);
@@ -190,8 +191,9 @@ impl Row for TransferResult {
         ]
     }
 
-    /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths
-    /// are in the JSON only, because their reasons contain figures that differ for each size.
+    /// Returns cells for the path and its reason, the paths that are not possible, and the ceiling. Paths
+    /// that are only slower appear only in the JSON, because their reasons contain values that differ for
+    /// each size.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
         let path = PathExplanation {
@@ -211,7 +213,8 @@ impl Row for TransferResult {
     }
 }
 
-/// One path of `inlane copy --list`: whether it is available between two endpoints, and why.
+/// One path in the output of `inlane copy --list`: whether the path is available between two endpoints, and
+/// why.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ListedPath {
     /// The source endpoint.
@@ -226,7 +229,8 @@ pub struct ListedPath {
     pub hops: Vec<String>,
     /// Why the path is not available. Null if it is.
     pub why_not: Option<String>,
-    /// The time of a 1 MiB transfer by the stored calibration of this machine. Null if none is stored.
+    /// The time of a 1 MiB transfer in nanoseconds, from this machine's stored calibration. Null if no
+    /// calibration is stored.
     pub calibrated_1_mib_ns: Option<f64>,
 }
 

@@ -14,8 +14,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Copies with two movers at the same time: one fills a ring of chunks, the other empties it. `submit`
-/// returns when the bytes are in place.
+/// Copies with two movers at the same time. One mover fills a ring of chunks, the other mover empties the
+/// ring. `submit` returns when the bytes are in place.
 pub struct Staged {
     out: Box<dyn Mover>,
     into: Box<dyn Mover>,

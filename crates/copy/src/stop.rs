@@ -8,8 +8,8 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of bytes that are copied, filled or checked between two checks of the flag. At 3 MB/s, the
-/// slowest rate we measured (4-byte loads and stores through two BARs), this takes a third of a second.
+/// The number of bytes to copy, fill or check between two checks of the flag. With 4-byte loads and stores
+/// through two BARs, the slowest measured rate was 3 MB/s. At that rate, this takes a third of a second.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// Checks the flag that ends a run.
@@ -29,8 +29,8 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
 pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// Flushes the destination after a transfer's last piece, so that the transfer is complete only when its
-    /// data is delivered. If `None`, a transfer is complete after its last piece without a flush.
+    /// Flushes the destination after the last piece of a transfer. The transfer is then complete only when
+    /// its data is delivered. If `None`, transfers complete without a flush.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,
@@ -125,7 +125,7 @@ mod tests {
     fn all_bytes_are_copied_and_none_after_the_stop() {
         let bytes = 5 * PIECE + 1234;
         let [source, destination] = [(); 2].map(|()| Region::host(bytes).unwrap());
-        // SAFETY: only this test uses the regions, and no transfer is in flight when it accesses the slices.
+        // SAFETY: only this test uses the regions. When it accesses the slices, no transfer is in flight.
         let [sent, arrived] = [&source, &destination].map(|region| unsafe { pattern::bytes_of(region) });
         pattern::fill(sent, 3);
         let mut whole = Interruptible::new(Box::new(CpuMover::widest()), None, &Arc::default());

@@ -1,19 +1,19 @@
-//! Allocates disjoint parts of one region, such as a BAR's range.
+//! Allocates disjoint parts of one memory region, such as the range of a BAR.
 
 use inlane_core::{Error, Region, Result};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The alignment of parts within the region: one cache line, which suits the widest accesses.
+/// The alignment of allocated parts within the region: one cache line, which suits the widest accesses.
 const ALIGNMENT: usize = 64;
 
-/// A region and the parts of it that are in use.
+/// A region that is divided into parts. `used` has the ranges of the region that are in use.
 pub(crate) struct Suballocator {
     whole: Region,
     used: Arc<Mutex<Vec<Range<usize>>>>,
 }
 
-/// A part in use. Dropping this value makes the part free again.
+/// A part of the region that is in use. Dropping this value frees the part.
 struct Part {
     range: Range<usize>,
     used: Arc<Mutex<Vec<Range<usize>>>>,
@@ -48,8 +48,8 @@ impl Suballocator {
             return Err(Error::invalid(format!("0 bytes of {}", name()), "ask for at least one byte"));
         }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        // Search for the first gap that is large enough. `used` is sorted by start, so the gaps lie before
-        // each part in use and after the last one.
+        // Search for the first gap that is large enough. `used` is sorted by start. A gap can lie before each
+        // range in use, and after the last range.
         let (mut start, mut largest, mut at) = (0, 0, used.len());
         for (index, end) in used.iter().map(|range| range.start).chain([self.whole.len()]).enumerate() {
             let gap = end.saturating_sub(start);

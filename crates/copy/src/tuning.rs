@@ -14,9 +14,10 @@ pub struct EngineTuning {
 }
 
 impl EngineTuning {
-    /// Returns the tuning for one direction alone, or for both at once.
+    /// Returns the tuning for transfers in one direction only, or in both directions at once if `both_ways`
+    /// is true.
     ///
-    /// For both directions, 4 MiB chunks in a ring of 16 MiB did best on two H200: 45 GB/s each way of a
+    /// For both directions, 4 MiB chunks in a ring of 16 MiB did best on two H200: 45 GB/s each way, with a
     /// ceiling of 49. The tuning for one direction reached 37 there. We suspect the host's caches, but did
     /// not measure them.
     pub fn suited(both_ways: bool) -> Self {
@@ -27,16 +28,16 @@ impl EngineTuning {
 
 /// The smallest chunk, in bytes. The events of a smaller chunk would take too long compared with its copy.
 const SMALLEST: usize = 128 << 10;
-/// The cost of a chunk's events, as a number of bytes. The events take 3 us, in which a link of 55 GB/s could
-/// move this many bytes.
+/// The cost of a chunk's events, expressed as a number of bytes. The events take 3 us. A link of 55 GB/s
+/// could move this many bytes in that time.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
-/// Set `idle` if no other transfer is in flight. Fewer chunks then cost fewer events, but smaller chunks let
-/// the second stage start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The first
-/// and last chunks are smaller, because only one stage works on them. If `idle` is not set, other transfers
-/// keep both stages busy. The chunks are then as large as allowed.
+/// Set `idle` if no other transfer is in flight. In this case, fewer chunks cost fewer events, but smaller
+/// chunks let the second stage start earlier. The best size is the square root of `bytes` times `CHUNK_COST`.
+/// The first and last chunks are smaller, because only one stage works on them. If `idle` is not set, other
+/// transfers keep both stages busy, so the chunks are as large as allowed.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;
@@ -51,9 +52,9 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
     let mut tail = Vec::new();
     let mut size = (best / 4).max(smallest);
-    // The first chunks grow and the last chunks shrink by a factor of two each. Small chunks at both ends
-    // save time, because the second stage is idle during the first chunk and the first stage during the last
-    // one.
+    // From chunk to chunk, the first chunks double in size and the last chunks halve. Small chunks at both
+    // ends save time. The second stage is idle during the first chunk, and the first stage during the last
+    // chunk.
     while size < best && left >= 4 * size {
         sizes.push(size);
         tail.push(size);
@@ -68,13 +69,14 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     sizes
 }
 
-/// Tuning of staging by SMs.
+/// The tuning of staged copies by SMs.
 ///
-/// A *channel* (NCCL's word) is one block on each GPU and the staging ring that the two share. A *line* is 16
-/// bytes that are stored at once: 12 of data and a 4-byte lap.
+/// A *channel* (NCCL's word) is one thread block on each GPU and the staging ring that the two blocks share.
+/// A *line* is 16 bytes that are stored at once: 12 bytes of data and a 4-byte lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmTuning {
-    /// Thread blocks on each of the two GPUs, each with a staging ring of its own.
+    /// The number of channels. Each channel has one thread block on each of the two GPUs, and its own staging
+    /// ring.
     pub channels: u32,
     /// Threads in a block, a multiple of 32.
     pub threads: u32,
@@ -82,13 +84,13 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// The number of chunks into which each channel aims to split its part of a transfer. More chunks overlap
-    /// better, but each costs a fence. A part of less than 8 KiB is one chunk. While other transfers are in
-    /// flight, the aim is at most two chunks. The limit of `chunk` bytes comes first: a part that is too
-    /// large for this many chunks is split into more.
+    /// The number of chunks into which each channel splits its part of a transfer, if possible. More chunks
+    /// overlap better, but each chunk costs a fence. A part of less than 8 KiB is one chunk. While other
+    /// transfers are in flight, a channel aims at no more than two chunks. No chunk exceeds `chunk` bytes, so
+    /// a large part is split into more chunks.
     pub turns: usize,
-    /// The size in bytes of the largest transfer that is sent as lines instead of chunks. A line's lap shows
-    /// that the line has arrived, whereas a chunk needs a fence. 0 turns lines off.
+    /// The largest transfer that is sent as lines instead of chunks, in bytes. A line contains its lap, which
+    /// shows that the line has arrived. A chunk needs a fence instead. 0 turns lines off.
     pub lines: usize,
 }
 
@@ -99,23 +101,23 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns how many bytes of data each channel carries if a transfer of `bytes` bytes is sent as lines
-    /// (see [`SmTuning`]). The laps that lines also contain are not counted. Rounded up to a multiple of
+    /// Returns the number of data bytes of each channel if a transfer of `bytes` bytes is sent as lines (see
+    /// [`SmTuning`]). The laps in the lines are not counted. The number is rounded up to a multiple of
     /// [`ROW`].
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
 
-    /// Returns the size in bytes of one slot of a channel's ring of lines (see [`SmTuning`]). A slot holds
-    /// the channel's share of the largest transfer that is sent as lines.
+    /// Returns the size in bytes of one slot in a channel's ring of lines (see [`SmTuning`]). A slot holds
+    /// one channel's share of the largest transfer that is sent as lines.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs have rings of lines"))]
     pub(crate) fn line_bytes(&self) -> usize {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command. For a transfer that is sent as lines (see [`SmTuning`]), it is
-    /// each channel's share in bytes with the bit [`LINES`]. For other transfers, it is the size of a chunk
-    /// in bytes. `alone` is true if no other transfer is in flight.
+    /// Returns the `chunk` field of a command. For a transfer that is sent as lines (see [`SmTuning`]), the
+    /// field is each channel's share in bytes, plus the bit [`LINES`]. For other transfers, the field is the
+    /// chunk size in bytes. `alone` is true if no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {
@@ -124,9 +126,9 @@ impl SmTuning {
         self.chunk_for(bytes, alone) as u64
     }
 
-    /// Returns the chunk size in bytes of a transfer of `bytes` bytes, at most `self.chunk`. Each channel
-    /// gets one chunk of a small transfer. For a larger one, the aim is several chunks for each channel. The
-    /// aim is at most two unless `alone`, which is true if no other transfer is in flight.
+    /// Returns the chunk size in bytes for a transfer of `bytes` bytes, at most `self.chunk`. In a small
+    /// transfer, each channel gets one chunk. In a larger one, each channel gets several chunks, but at most
+    /// two unless `alone` is true. `alone` means that no other transfer is in flight.
     fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
         let channels = self.channels as usize;
         let turns = match bytes >= channels * 8192 {
@@ -140,8 +142,8 @@ impl SmTuning {
 
 /// The bytes of data that a warp stores at once: 32 lines with 12 bytes each.
 const ROW: usize = 32 * 12;
-/// The bit of a command's `chunk` field for transfers that are sent as lines. A line is 16 bytes: 12 of data
-/// and 4 of the command's number. `staging.h` defines the same bit.
+/// The bit in a command's `chunk` field that is set if the transfer is sent as lines. A line is 16 bytes: 12
+/// of data and 4 of the command's number. `staging.h` defines the same bit.
 pub(crate) const LINES: u64 = 1 << 63;
 
 #[cfg(test)]

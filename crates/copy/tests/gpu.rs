@@ -1,6 +1,6 @@
-//! Transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses, both
-//! directions at once, kernels that trap, and a GPU that does not answer. On a machine with one GPU, that GPU
-//! is both endpoints. Without a GPU, each test prints that it is skipped.
+//! Tests of transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses,
+//! both directions at once, kernels that trap, and a GPU that does not answer. On a machine with one GPU,
+//! that GPU is both endpoints. Without a GPU, each test prints that it is skipped.
 
 use inlane_copy::open_path;
 use inlane_copy::{Device, Path, PathOptions, open};
@@ -63,7 +63,7 @@ fn every_size_and_alignment_arrives_and_nothing_else_changes() {
             to.poison(&destination).unwrap();
             let mut expected = vec![inlane_copy::device::POISON; SPAN];
             let mut ticket = Ticket(0);
-            // Each transfer in flight writes its own quarter of the span.
+            // Each of the four transfers in flight writes to its own quarter of the destination.
             for part in 0..4 {
                 let bound = [40, 5_000, 300_000, SPAN / 4 - 64][numbers.below(4)];
                 let (length, at) = (1 + numbers.below(bound), part * SPAN / 4 + numbers.below(17));
@@ -125,8 +125,8 @@ fn a_resident_path_works_after_a_long_pause() {
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         if !pause.is_zero() {
             std::thread::sleep(pause);
-            // An allocation waits for running kernels. If it is quick, the timer has ended the kernels.
-            // Otherwise they run for 30 s, so they would delay the allocation for another 18 s.
+            // An allocation waits for running kernels. A quick allocation shows that the timer has ended the
+            // kernels. Without the timer they run for 30 s, so the allocation would take another 18 s.
             let began = Instant::now();
             drop(to.allocate(64 << 20).unwrap());
             assert!(began.elapsed() < Duration::from_secs(15), "kernels still run: {:?}", began.elapsed());
@@ -156,8 +156,8 @@ fn both_directions_end_every_time() {
                 scope.spawn(move || {
                     let mut last = Ticket(0);
                     for turn in 0..200 {
-                        // Small sizes are sent as lines, large ones as chunks. The 200 transfers use each
-                        // slot of the ring of lines and of the ring of chunks several times.
+                        // Small transfers are sent as lines, large ones as chunks. The 200 transfers use each
+                        // slot of both rings, for lines and for chunks, several times.
                         let length = [4096, 65_536, 300_000, size][turn % 4];
                         let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
                         last = mover.submit(&pair[0], &pair[1]).unwrap();
@@ -175,7 +175,8 @@ fn both_directions_end_every_time() {
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
 }
 
-/// Runs one of the ignored tests below in its own process. Returns its output and duration.
+/// Runs the ignored test `name` of this file in a process of its own. Returns the process's output and its
+/// duration.
 fn child(name: &str) -> (std::process::Output, Duration) {
     let began = Instant::now();
     let output = Command::new(std::env::current_exe().unwrap())
@@ -186,8 +187,8 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Runs, in a process of its own, a test that makes a GPU fail. That test must succeed within `most`, and the
-/// next process must be able to use the GPU.
+/// Runs test `name`, which makes a GPU fail, in its own process. That test must succeed within `most`, and
+/// the next process must be able to use the GPU.
 fn child_that_breaks_something(name: &str, most: Duration) {
     let (output, took) = child(name);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -232,15 +233,15 @@ fn a_gpu_that_does_not_answer_is_given_up() {
     }
 }
 
-/// Returns a region without memory. A kernel that accesses it traps.
+/// Returns a region with an address at which there is no memory. A kernel that accesses the region traps.
 fn nowhere(device: &Device, size: usize) -> Region {
     let index = device.gpu().unwrap().index();
     // SAFETY: only GPU kernels access the address, and the test expects their trap.
     unsafe { Region::from_raw(0x1000, size, Location::Gpu(index), Arc::new(())) }
 }
 
-/// Ends the process as `inlane` does, without the exit handlers of the CUDA library. Those handlers would
-/// wait for a GPU that was abandoned.
+/// Ends the process as `inlane` does: skips the CUDA library's exit handlers if a GPU was abandoned. Those
+/// handlers would wait for that GPU.
 fn leave() {
     if inlane_cuda::any_abandoned() {
         // SAFETY: `_exit` ends the process at once and runs no exit handler.
@@ -319,8 +320,8 @@ impl Trap {
     }
 }
 
-/// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover
-/// does not block forever. Copies in flight may still complete.
+/// Checks copies on a GPU on which another kernel traps. The copies must fail soon with the GPU's error, and
+/// dropping their mover must not block forever. Copies already in flight may still complete.
 fn expect_failure(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,
@@ -361,7 +362,7 @@ fn trap_beside_dma() {
     let (source, destination) = (pinned(device.gpu().unwrap(), size), device.allocate(size).unwrap());
     let mut trap = Trap::on(&device);
     let mut engine = CopyEngine::new(device.gpu().unwrap()).unwrap();
-    // These copies take tens of milliseconds, so some are in flight when the kernel traps.
+    // These copies take tens of milliseconds in all. So some of them are in flight when the kernel traps.
     let tickets: Vec<_> = (0..64).map(|_| engine.submit(&source, &destination)).collect();
     let _ = trap.spring();
     expect_failure(
@@ -405,9 +406,9 @@ fn trap_beside_staged_while_waiting_for_an_interrupt() {
     trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
-/// Queues a copy behind a wait for a word that is never written, so the copy never completes. Waits for the
-/// copy in the mode `completion` and then drops the mover; with `None`, only drops the mover. In both cases,
-/// the GPU must be marked as abandoned, and nothing may hang.
+/// Queues a copy behind a wait for a word that nobody writes, so the copy never completes. Waits for the copy
+/// in the mode `completion`, then drops the mover. With `None`, only drops the mover. In both cases, the GPU
+/// must be marked as abandoned, and nothing may hang.
 fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();
@@ -415,7 +416,8 @@ fn stuck(completion: Option<CompletionMode>) {
     let (source, destination, word) = (pinned(gpu, size), device.allocate(size).unwrap(), pinned(gpu, 8));
     let mut engine = CopyEngine::new(gpu).unwrap();
     let never = MemoryOperation::Wait { address: word.address(), value: 1, until: WaitUntil::Equal };
-    // SAFETY: the memory of a GPU that was abandoned is never freed, so the word stays allocated.
+    // SAFETY: the GPU will be abandoned, and the memory of an abandoned GPU is never freed. So the word stays
+    // allocated.
     unsafe { engine.stream().memory_operations(&[never]).unwrap() };
     let ticket = engine.submit(&source, &destination).unwrap();
     if let Some(completion) = completion {

@@ -1,8 +1,10 @@
-//! Time for hot paths: the CPU's time stamp counter if it is invariant, else the system's monotonic clock.
+//! A clock for hot paths. Reads the CPU's time stamp counter if it is invariant, else the system's monotonic
+//! clock.
 
 use quanta::Clock as Quanta;
 
-/// A clock that takes about 10 ns to read. Clones have the same zero, so their times can be compared.
+/// A clock that takes about 10 ns to read. Clones of a clock have the same zero, so their times can be
+/// compared.
 #[derive(Clone)]
 pub struct Clock {
     inner: Quanta,

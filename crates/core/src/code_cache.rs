@@ -1,5 +1,5 @@
-//! A cache of compiled code on disk: packet functions for the CPU and kernels for the GPU, one file per
-//! entry.
+//! A cache of compiled code on disk: packet functions for the CPU and kernels for the GPU. Each entry is a
+//! file.
 //!
 //! ```text
 //! $INLANE_CACHE/NAME, or $XDG_CACHE_HOME/inlane/NAME, or ~/.cache/inlane/NAME
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! The code comes first, because the dynamic loader ignores what follows a shared object. The key holds
-//! everything that the code depends on. It is compared as a whole, so two keys with the same file name are
-//! told apart.
+//! everything that the code depends on. Keys are compared completely, so two keys with the same file name are
+//! not confused.
 //!
-//! Cached code runs with the rights of the process. So directories and files that another user can write are
-//! refused. An entry is written under a temporary name and renamed once it is complete.
+//! Cached code runs with the rights of the process. So the cache refuses directories and files that another
+//! user can write. An entry is written under a temporary name and renamed once it is complete.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -21,10 +21,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const MAGIC: &[u8] = b"inlane code 1\n";
 
-/// Counts temporary names, so that each is unique within this process.
+/// Counts the temporary names of this process, so that each name is unique.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A directory of compiled code that only the current user can write.
+/// A directory of compiled code. Only the current user can write to it.
 #[derive(Debug)]
 pub struct CodeCache {
     directory: PathBuf,
@@ -32,8 +32,9 @@ pub struct CodeCache {
 }
 
 impl CodeCache {
-    /// Opens the current user's cache called `name` and creates its directory if needed. Returns `None` if
-    /// `INLANE_CACHE` is empty, which disables caching, or the user has no home directory.
+    /// Opens the current user's cache `name`, and creates its directory if needed. Returns `None` if
+    /// `INLANE_CACHE` is empty, which disables caching. Also returns `None` if the user has no home
+    /// directory.
     ///
     /// # Errors
     /// If the directory cannot be created, or if another user owns it or can write it.
@@ -135,8 +136,8 @@ impl NewEntry {
         &self.path
     }
 
-    /// Adds the key to the file, renames it to its final name, and returns that name. Replaces an existing
-    /// entry.
+    /// Appends the key to the file, renames the file to its final name, and returns this name. Replaces an
+    /// existing entry.
     ///
     /// # Errors
     /// If the file does not exist or cannot be written or renamed.
@@ -156,8 +157,8 @@ impl Drop for NewEntry {
     }
 }
 
-/// Builds a key from everything that the code depends on. Each part is preceded by its length, so different
-/// lists of parts give different keys.
+/// Builds a cache key from the texts that the code depends on. The key contains the length of each part
+/// before the part, so different lists of parts have different keys.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let mut key = Vec::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! The errors of `core`, and the classes of errors that decide the exit status.
+//! The errors of `core`, and the classes of errors. The class of an error decides the exit status.
 
 use crate::port::spec::without_secret;
 
@@ -50,14 +50,14 @@ pub enum Error {
     /// A device could not be opened, or failed while open: a GPU, DMA engine, BAR or twin.
     #[error("{device}: {why}")]
     Device {
-        /// The device's name, as the user wrote it or as results show it.
+        /// The device's name, either as the user wrote it or as results show it.
         device: String,
         /// What failed, what was found and what to do.
         why: String,
         /// The class of the error.
         class: Class,
     },
-    /// A verification found bytes that differ from those that were sent.
+    /// A verification found bytes that differ from the bytes that were sent.
     #[error(
         "{what}: verification failed: {wrong} of {bytes} bytes differ from what was sent; do not use the figures of this run"
     )]

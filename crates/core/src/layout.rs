@@ -1,7 +1,7 @@
-//! Generates C++ assertions that structs shared with C++ have Rust's layout.
+//! Generates C++ assertions. They check that structs shared with C++ have the same layout as in Rust.
 
-/// C++ text that defines `INLANE_OFFSETOF`, which the assertions of [`struct_layout`](crate::struct_layout)
-/// use. NVRTC has neither `offsetof` nor `__builtin_offsetof`.
+/// C++ text that defines `INLANE_OFFSETOF`. The assertions of [`struct_layout`](crate::struct_layout) need
+/// it, because NVRTC has neither `offsetof` nor `__builtin_offsetof`.
 pub const OFFSETOF: &str = "\
 #ifndef INLANE_OFFSETOF
 #if defined(__CUDACC_RTC__)
@@ -18,11 +18,11 @@ pub const fn size_of_field<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Returns C++ text that asserts the size of a shared struct, and each field's offset and size.
+/// Returns C++ text with assertions about a shared struct: its size, and the offset and size of each field.
 ///
-/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`, with every field. If
-/// you write `as beginning of "c_struct"`, the Rust struct may hold only the first fields, and the size is
-/// not asserted.
+/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`, with every field. With
+/// `as beginning of "c_struct"`, the Rust struct may have only the first fields of the C struct. The size is
+/// then not asserted.
 #[macro_export]
 macro_rules! struct_layout {
     ($rust:ident as $c:literal $fields:tt) => {{

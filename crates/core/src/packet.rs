@@ -1,12 +1,12 @@
 //! Packets as ports and executors pass them, and the pools that own their buffers.
 //!
 //! A [`Packet`] is a plain value that works like a raw pointer: it can be copied, but following its address
-//! or freeing its buffer is unsafe. At any time exactly one part of the program **holds** a packet: from
-//! receiving it by an [`Rx`](crate::port::Rx), or allocating it from a [`Pool`], until sending it by a
-//! [`Tx`](crate::port::Tx) or freeing it.
+//! or freeing its buffer is unsafe. At any time exactly one part of the program **holds** a packet. It begins
+//! to hold the packet by receiving it from an [`Rx`](crate::port::Rx) or allocating it from a [`Pool`]. It
+//! ends by sending the packet to a [`Tx`](crate::port::Tx) or freeing it.
 //!
 //! Dropping a `Packet` does not free its buffer, because packets travel in arrays. Pools count their
-//! allocated buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
+//! allocated buffers. A leak is therefore visible at the end of a run ([`Pool::outstanding`]).
 
 mod heap;
 
@@ -15,12 +15,12 @@ use crate::region::Region;
 pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
 /// One packet: the address and length of its first segment, and a cookie that identifies the buffer in its
-/// pool. Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so a packet
-/// function runs on both.
+/// pool. Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that
+/// packet functions can process packets and descriptors alike.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The address of the first byte, which lies in the pool's region.
+    /// The address of the packet's first byte. It is in the region of the packet's pool.
     pub address: u64,
     /// The number of bytes at `address`. A packet of several segments has more bytes; see
     /// [`Pool::for_each_segment`].
@@ -38,10 +38,10 @@ impl Packet {
     /// Returns the bytes of the packet's first segment.
     ///
     /// # Safety
-    /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory,
-    /// and nothing writes it while the slice lives.
+    /// The caller holds the packet. The packet's address and length lie in its buffer. The CPU can access
+    /// that memory, and nobody writes it while the slice lives.
     pub unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the caller promises that these bytes are mapped and not written.
+        // SAFETY: the caller guarantees that the packet's bytes are mapped and that nobody writes them.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }
     }
 
@@ -51,7 +51,7 @@ impl Packet {
     /// As for [`Packet::bytes`], and nothing else reads the bytes while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "the bytes are behind the address, not in the value")]
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: the caller promises that these bytes are mapped and accessed by nothing else.
+        // SAFETY: the caller guarantees that these bytes are mapped and that nothing else accesses them.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length as usize) }
     }
 }
@@ -66,16 +66,16 @@ pub struct PacketMeta {
     /// The packet's length on the wire in bytes, if the capture cut the packet (snap length). 0 if it is
     /// complete.
     pub wire_length: u32,
-    /// The number of the interface that captured the packet, in the order of the source's capture. The sink
-    /// writes this number into its own capture.
+    /// The number of the interface that captured the packet, counted in the source's capture file. The sink
+    /// writes this number into its own capture file.
     pub interface: u32,
 }
 
-/// A source of packet buffers, which threads may share. Allocate and free whole bursts, because a call may
-/// take a lock.
+/// A source of packet buffers. Threads may share it. Allocate and free whole bursts, because a call may take
+/// a lock.
 ///
-/// A device that needs its own type of pool checks the type by upcasting to [`std::any::Any`]. Following or
-/// releasing a packet is unsafe, because nothing checks who holds it:
+/// A device that needs its own type of pool checks the type by upcasting to [`std::any::Any`]. Accessing or
+/// freeing a packet is unsafe, because nothing checks who holds the packet:
 ///
 /// ```compile_fail,E0133
 /// # use inlane_core::{HeapPool, Packet, Pool};
@@ -87,8 +87,8 @@ pub struct PacketMeta {
 ///
 /// # Safety
 /// Callers follow the addresses that a pool returns. An implementer promises for each packet that
-/// [`Pool::allocate`] returns: its buffer is held by nobody else until it is freed, lies in [`Pool::region`],
-/// and has [`Pool::room`] bytes from `address`.
+/// [`Pool::allocate`] returns: nobody else holds its buffer until it is freed. The buffer lies in
+/// [`Pool::region`], and has [`Pool::room`] bytes from `address`.
 pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// Allocates up to `packets.len()` buffers, and returns how many. Each packet has length 0 and the
     /// address of its data room.
@@ -106,7 +106,7 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
         None
     }
 
-    /// Returns the data room: the bytes that a packet of one segment can hold from its address.
+    /// Returns the data room in bytes: the most data that one buffer can hold from the packet's address.
     fn room(&self) -> usize;
 
     /// Returns the number of buffers, free and allocated.
@@ -130,8 +130,8 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// The caller holds the packet, and it is from this pool.
     unsafe fn set_meta(&self, packet: &Packet, meta: PacketMeta);
 
-    /// Calls `visit` with the address and length of each segment of a packet. The first segment is that of
-    /// [`Packet::address`].
+    /// Calls `visit` with the address and the length of each segment of a packet. The first segment is the
+    /// one at [`Packet::address`].
     ///
     /// # Safety
     /// The caller holds the packet, and it is from this pool.

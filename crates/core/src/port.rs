@@ -53,7 +53,7 @@ pub struct PortInfo {
     pub twin: bool,
 }
 
-/// An open port, which sets up and controls its queues. Call in this order: open, [`Port::configure`], take
+/// An open port. It sets up its queues and controls them. Call in this order: open, [`Port::configure`], take
 /// the queues, [`Port::start`], drive the queues, [`Port::stop`], drop.
 pub trait Port: Send {
     /// Returns the port's properties.
@@ -72,11 +72,11 @@ pub trait Port: Send {
     /// If the port only sends, or the queue was taken.
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
 
-    /// Returns transmit queue `queue`. Each can be taken once. A queue sends packets of one pool: that of
-    /// receive queue `queue`, or `pool` if the port only sends.
+    /// Returns transmit queue `queue`. Each queue can be taken once. It sends packets of one pool: the pool
+    /// of receive queue `queue`, or `pool` if the port only sends.
     ///
     /// # Errors
-    /// If the port only receives, or the queue was taken.
+    /// If the port only receives, or the queue was already taken.
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>>;
 
     /// Starts receiving and sending.
@@ -90,8 +90,9 @@ pub trait Port: Send {
     /// Stops receiving and sending, and frees the buffers that the device holds.
     fn stop(&mut self) {}
 
-    /// Returns file descriptors that become readable when packets arrive, for threads that sleep without
-    /// work. Call it after the port was started. Empty if packets can arrive without a readable descriptor.
+    /// Returns file descriptors that become readable when packets arrive. Threads without work sleep on them.
+    /// Call this after the port was started. Empty if packets can arrive without making a descriptor
+    /// readable.
     fn wait_descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }
@@ -101,13 +102,14 @@ pub trait Port: Send {
         None
     }
 
-    /// Returns the latencies from each packet's due time until its arrival, if the port measures them. Call
-    /// it after the queues are dropped.
+    /// Returns the histogram of latencies, if the port measures them. A packet's latency is the time from its
+    /// due time to its arrival. Call this after the queues are dropped.
     fn latency(&self) -> Option<LatencyHistogram> {
         None
     }
 
-    /// Returns the numbers of packets that the device lost or refused and that no queue has counted.
+    /// Returns counters of packets that the device lost or refused. Packets that a queue has counted are not
+    /// included.
     fn device_counters(&self) -> Counters {
         Counters::default()
     }
@@ -116,9 +118,9 @@ pub trait Port: Send {
 /// The receiving end of one queue.
 ///
 /// # Safety
-/// Callers follow the addresses of received packets. An implementer promises for each packet that
-/// [`Rx::receive`] returns: it is from the queue's pool, its address and length lie in its buffer, and nobody
-/// else holds it.
+/// Callers follow the addresses of received packets. An implementer guarantees three facts for each packet
+/// that [`Rx::receive`] returns. The packet is from the queue's pool. Its address and length lie in its
+/// buffer. Nobody else holds the packet.
 pub unsafe trait Rx: Send {
     /// Receives packets into the front of `packets`, and returns how many. The caller then holds them.
     ///
@@ -126,8 +128,8 @@ pub unsafe trait Rx: Send {
     /// If the port is gone or its input is broken. Earlier packets are not affected.
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize>;
 
-    /// Returns true if no packet will ever follow, as at the end of a capture. Call it only after `receive`
-    /// returned 0.
+    /// Returns true if no packet will ever follow, as at the end of a capture. Call this only after `receive`
+    /// has returned 0.
     fn exhausted(&self) -> bool {
         false
     }
@@ -139,34 +141,37 @@ pub unsafe trait Rx: Send {
 /// The sending end of one queue.
 ///
 /// # Safety
-/// Callers go on using unsent packets. An implementer keeps and frees only as many packets as [`Tx::send`]
-/// returned, and none if the call fails.
+/// Callers continue to use unsent packets. So an implementer keeps and frees only as many packets as
+/// [`Tx::send`] returns. It keeps and frees none if the call fails.
 pub unsafe trait Tx: Send {
-    /// Sends packets from the front of `packets` and returns how many. The port then holds the sent packets.
-    /// If the queue is full, sends fewer; try the others again later.
+    /// Sends packets from the front of `packets`. Returns the number of packets sent. The port then holds
+    /// these packets. If the queue is full, sends only some of them. Send the remaining ones later.
     ///
     /// # Errors
     /// If the port is gone or the disk is full. The caller then still holds every packet of this call.
     ///
     /// # Safety
-    /// The caller holds each packet, and uses no sent packet afterwards. Each is in `packets` once, is from
-    /// the pool of this queue (see [`Port::take_tx`]), and has its address and length in its buffer.
+    /// The caller holds each packet, and does not use a packet after it was sent. Each packet is in `packets`
+    /// once, is from the pool of this queue (see [`Port::take_tx`]), and has its address and length in its
+    /// buffer.
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
-    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them, with fewer checks.
+    /// Sends packets with fewer checks than [`Tx::send`]. Their addresses and lengths must be those that
+    /// [`Rx::receive`] returned.
     ///
     /// # Errors
     /// As for [`Tx::send`].
     ///
     /// # Safety
-    /// As for [`Tx::send`], and no packet's address or length has changed since it was received.
+    /// The same as for [`Tx::send`]. Also, no packet's address or length has changed since the packet was
+    /// received.
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
         // SAFETY: the caller promises all that `send` requires.
         unsafe { self.send(packets) }
     }
 
-    /// Flushes buffered packets. Call it when there is nothing to send. At the end of a run, call
-    /// [`Tx::finish`].
+    /// Sends the packets that the queue has buffered. Call it when there are no more packets to send for now.
+    /// At the end of a run, call [`Tx::finish`] instead.
     ///
     /// # Errors
     /// As for [`Tx::send`].
@@ -174,8 +179,8 @@ pub unsafe trait Tx: Send {
         Ok(())
     }
 
-    /// Flushes buffered packets at the end of a run. Tries again while `keep_waiting` returns true, if a slow
-    /// reader does not take them. Packets that remain are lost, and [`Tx::counters`] counts them as errors.
+    /// Flushes buffered packets at the end of a run. If a slow reader does not take them, tries again while
+    /// `keep_waiting` returns true. Packets that remain are lost, and [`Tx::counters`] counts them as errors.
     ///
     /// # Errors
     /// As for [`Tx::send`], and if packets were lost.

@@ -19,7 +19,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The user and group of the process after it gave up its privileges.
+/// The user and group IDs of the process after it gave up its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
     /// The user id of the process.
@@ -28,7 +28,7 @@ pub struct Dropped {
     pub group: u32,
 }
 
-/// The capabilities that the ports on network interfaces need, as `setcap` takes them.
+/// The capabilities that ports on network interfaces need, in the notation of `setcap`.
 const OF_PORTS: &str = "cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep";
 
 /// Returns the `setcap` command that gives a program's file all capabilities that ports on network interfaces
@@ -37,13 +37,13 @@ pub fn setcap(program: &Path) -> String {
     format!("sudo setcap {OF_PORTS} {}", program.display())
 }
 
-/// The number of the user `nobody` and of its group, the same in every distribution.
+/// The ID of the user `nobody` and of its group. It is the same in every distribution.
 const NOBODY: u32 = 65534;
 
 /// The longest wait for other threads to give up their capabilities.
 const OTHER_THREADS: Duration = Duration::from_secs(1);
 
-/// The user that root becomes when it gives up its privileges.
+/// The user as which a root process continues after it has given up its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
     /// The user who called sudo. The user `nobody` if sudo did not start the process.
@@ -100,7 +100,7 @@ pub fn user_name(user: u32) -> String {
     }
 }
 
-/// Gives up all privileges of the process permanently. A process that runs as root goes on as the user who
+/// Gives up all privileges of the process permanently. A process that runs as root continues as the user who
 /// called sudo, or as `nobody`. See [`drop_privileges_to`].
 ///
 /// # Errors
@@ -109,14 +109,15 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     drop_privileges_to(Successor::Caller)
 }
 
-/// Drops all privileges of the process and its threads permanently. If the process runs as root, its user
-/// becomes `successor`. Returns `None` if there was nothing to drop.
+/// Permanently drops all privileges of the process and its threads. If the process runs as root, its user
+/// becomes `successor`. Returns `None` if the process had no privileges.
 ///
 /// Other threads drop their capabilities in a signal handler, unless the change of user has removed them. A
 /// thread that blocks signals keeps its capabilities, and a warning names it.
 ///
 /// # Errors
-/// [`Error::Os`] that names the step that failed. End the process then, because it may still have privileges.
+/// [`Error::Os`] with the name of the failed step. End the process then, because it may still have
+/// privileges.
 pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     // SAFETY: reads numbers.
     let (root, user, group) = unsafe { (libc::geteuid() == 0, libc::geteuid(), libc::getegid()) };
@@ -145,13 +146,13 @@ pub fn drop_privileges_to(successor: Successor) -> Result<Option<Dropped>> {
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
     drop_capabilities_of_other_threads()?;
-    // Forbid new privileges, because programs that this process starts could otherwise regain privileges from
-    // set-uid bits or file capabilities.
-    // SAFETY: the call sets a flag of this thread, which later threads inherit.
+    // Forbid new privileges. Otherwise, programs that this process starts could regain privileges from
+    // set-uid bits or file capabilities. SAFETY: the call sets a flag of this thread, which later threads
+    // inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     // Make the process dumpable again, because the change of user has cleared this flag. Without the flag,
-    // root would own the process's files in /proc.
-    // SAFETY: the call sets a flag of the process.
+    // the files of the process in /proc would belong to root.
+    // SAFETY: the call only sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
     })?;
@@ -201,8 +202,8 @@ fn drop_capabilities_of_this_thread() -> i32 {
     unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }
 }
 
-/// Makes every other thread drop its capabilities in a signal handler, because capset(2) affects only the
-/// calling thread.
+/// Makes every other thread drop its capabilities in a signal handler. capset(2) affects only the calling
+/// thread.
 fn drop_capabilities_of_other_threads() -> Result<()> {
     extern "C" fn handler(_: libc::c_int) {
         drop_capabilities_of_this_thread();
@@ -226,7 +227,8 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
         }
         for thread in threads.into_iter().filter(|(id, _)| !signalled.contains(id)).collect::<Vec<_>>() {
             signalled.push(thread.0);
-            // SAFETY: the target is a thread of this process. If it has ended, the call fails.
+            // SAFETY: the call names a thread of this process by its id. If the thread has ended, the call
+            // fails.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.0, signal) };
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -237,8 +239,8 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // Keep the signal handler. A thread may not have handled the signal yet, and the signal would end the
-        // process if there were no handler.
+        // Keep the signal handler. Some thread may not have handled the signal yet, and without a handler the
+        // signal would end the process.
         return Ok(());
     }
     // SAFETY: as above.

@@ -1,5 +1,5 @@
-//! Regions: spans of memory with their location. A region keeps its memory valid through a handle, such as a
-//! mapping. The ring, mover or window that uses a region controls the access to it.
+//! Regions: spans of memory with their location. A region holds a handle, such as a mapping, which keeps its
+//! memory valid. The ring, mover or window that uses a region controls the access to the memory.
 
 use crate::error::{Error, Result};
 use std::alloc::Layout;
@@ -67,10 +67,10 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates a region of memory that `keeper` keeps valid.
+    /// Creates a region of `length` bytes from `address`. `keeper` keeps this memory valid.
     ///
     /// # Safety
-    /// `length` bytes from `address` are valid memory of this location for as long as `keeper` lives.
+    /// While `keeper` lives, the `length` bytes from `address` are valid memory of `location`.
     pub unsafe fn from_raw(
         address: u64,
         length: usize,
@@ -97,8 +97,8 @@ impl Region {
         self.address
     }
 
-    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`], or by volatile
-    /// accesses to a mapped BAR or window.
+    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`] returns true. In
+    /// a mapped BAR or window, use only volatile accesses.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }
@@ -118,7 +118,8 @@ impl Region {
         &self.location
     }
 
-    /// Returns the part of `length` bytes at `offset`, which shares the region's memory.
+    /// Returns the part of the region that has `length` bytes and starts at `offset`. It shares the region's
+    /// memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the part is not inside the region.
@@ -136,7 +137,8 @@ impl Region {
 
     /// Returns true if the two regions share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
-        // Host, pinned and twin memory share one address space. Each other location has its own.
+        // Host, pinned and twin memory share one address space. Each other location has its own address
+        // space.
         let same_space = self.location == other.location
             || (self.location.is_cpu_memory() && other.location.is_cpu_memory());
         same_space

@@ -2,8 +2,8 @@
 //! Each kind of document has its own type of row, which implements [`Row`].
 //!
 //! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN.
-//! [`schema`] gives the JSON schema, which is published in `docs/schema`. A change that a reader of the JSON
-//! must handle raises [`SCHEMA_VERSION`].
+//! [`schema`] returns the JSON schema, which is published in `docs/schema`. Some changes affect programs that
+//! read the JSON. Each of these raises [`SCHEMA_VERSION`].
 
 mod explanation;
 mod row;
@@ -30,7 +30,7 @@ pub struct Document<T> {
     pub command: Command,
     /// When the command started, in UTC (RFC 3339).
     pub started_at: String,
-    /// The time from the start of the command until this document was written.
+    /// The time from the start of the command until this document was written, in nanoseconds.
     pub duration_ns: u64,
     /// The machine on which the command ran.
     pub host: Host,
@@ -45,8 +45,8 @@ pub struct Document<T> {
 }
 
 impl<T> Document<T> {
-    /// Creates a document for this process on this host, without rows. Call [`Document::finish`] before
-    /// writing it.
+    /// Creates a document without rows. It describes this process and this host. Call [`Document::finish`]
+    /// before writing the document.
     pub fn new(name: &str) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
@@ -61,7 +61,7 @@ impl<T> Document<T> {
         }
     }
 
-    /// Returns one line with machine, devices, version and date, which a plot shows as its source.
+    /// Returns one line with machine, devices, version and date. A plot shows this line as its source.
     pub fn source(&self) -> String {
         let Host { cpu, cores, kernel, .. } = &self.host;
         let cpu = if cpu.is_empty() { "unknown processor" } else { cpu };
@@ -138,7 +138,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Reads the description of this machine. A field that cannot be read is empty or zero.
+    /// Reads the description of this machine. If a field cannot be read, it is empty or zero.
     pub fn this() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {

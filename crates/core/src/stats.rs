@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Median and range of repeated measurements, in the unit that the field's name says.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Summary {
-    /// The median; of an even number of values, the mean of the two middle ones.
+    /// The median. For an even number of values, the mean of the two middle values.
     pub median: f64,
     /// The smallest value.
     pub min: f64,
@@ -32,7 +32,7 @@ impl Summary {
         Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], repeats: sorted.len() })
     }
 
-    /// Returns the largest distance of a value from the median, as a fraction of the median.
+    /// Returns the distance from the median to the value farthest from it, as a fraction of the median.
     pub fn spread(&self) -> f64 {
         if self.median == 0.0 {
             0.0

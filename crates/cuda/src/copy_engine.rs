@@ -9,14 +9,14 @@ use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mover that copies with a GPU's DMA engines, on one stream with an event per copy.
+/// A mover that copies with a GPU's DMA engines. It uses one stream with an event after each copy.
 ///
 /// ```text
 /// stream: | copy | event | copy | event | ...
 /// ```
 ///
-/// The driver decides which engine runs a stream's copies. Use two movers for two directions at the same
-/// time, because they then use two engines.
+/// The driver chooses the DMA engine for a stream's copies. To copy in two directions at the same time, use
+/// two movers, because they use two engines.
 pub struct CopyEngine {
     stream: Stream,
     pending: PendingCopies,
@@ -36,8 +36,8 @@ impl CopyEngine {
         &self.stream
     }
 
-    /// Sets the timeout of waits. If no copy completes for this long, a wait abandons all GPUs of this
-    /// process. The default is 10 s.
+    /// Sets the timeout of waits. If no copy completes during the timeout, a wait fails and abandons all GPUs
+    /// of this process. The default is 10 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.pending.set_timeout(timeout);
     }
@@ -74,8 +74,8 @@ impl Mover for CopyEngine {
             )
             .into());
         }
-        // SAFETY: `pending` keeps the regions alive until the copy has run. The trait's contract forbids
-        // access to them until then.
+        // SAFETY: `pending` keeps the regions alive until the copy has ended. Until then, the trait's
+        // contract forbids access to the regions.
         unsafe { self.stream.copy(source, destination)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }

@@ -34,7 +34,7 @@ pub struct GpuDirect {
     pub flush_writes_options: i32,
 }
 
-/// A GPU's properties, which are known without opening the GPU.
+/// The properties of a GPU that are known without opening the GPU.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct DeviceInfo {
     /// The number N in `gpu:N`.
@@ -47,13 +47,13 @@ pub struct DeviceInfo {
     pub compute_capability: (u32, u32),
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The most threads that one multiprocessor holds at the same time.
+    /// The most threads that one multiprocessor can hold at the same time.
     pub threads_per_multiprocessor: u32,
     /// The size of the memory in bytes.
     pub memory_bytes: u64,
     /// The size of the L2 cache in bytes.
     pub l2_bytes: u64,
-    /// The number of DMA engines, which copy memory beside running kernels.
+    /// The number of DMA engines. They copy memory while kernels run.
     pub copy_engines: u32,
     /// True if CUDA streams can wait for and write 64-bit values in memory.
     pub wide_stream_memory_operations: bool,
@@ -183,14 +183,14 @@ static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
 
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then,
-/// because exit handlers would wait for the GPU.
+/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). The process must then end with
+/// `_exit`, because exit handlers would wait for the GPU.
 pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
 
 /// Abandons every GPU that this process has opened. Call it even if only one GPU hangs, because freeing
-/// pinned memory waits for all GPUs.
+/// pinned memory waits for all GPUs of the process.
 pub fn abandon_all() {
     let opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     opened.iter().for_each(|gpu| gpu.abandon());
@@ -212,8 +212,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`. The GPU stays open until the process ends, because creating a context takes tenths
-    /// of a second.
+    /// Opens `gpu:index`. The GPU stays open until the process ends, because creating a CUDA context takes
+    /// tenths of a second.
     ///
     /// # Errors
     /// If there is no driver, no such device, or no context, or if a GPU was abandoned in this process.
@@ -246,7 +246,7 @@ impl Gpu {
         &self.info
     }
 
-    /// Returns the GPU's CUDA index, which is the number N in its name `gpu:N`.
+    /// Returns the CUDA index of the GPU, the number N in its name `gpu:N`.
     pub fn index(&self) -> u32 {
         self.info.index
     }
@@ -261,7 +261,7 @@ impl Gpu {
     }
 
     /// Makes the GPU's context current for the calling thread. Call it before you call the driver directly.
-    /// The functions of this crate do it themselves.
+    /// The functions of this crate call it themselves.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -295,9 +295,9 @@ impl Gpu {
         Ok(most as u32)
     }
 
-    /// Abandons the GPU because a kernel on it will never end. None of its memory and handles are freed from
-    /// now on, because freeing would wait for that kernel. The system frees everything when the process ends.
-    /// End the process soon, with `_exit`, which skips exit handlers.
+    /// Abandons the GPU because a kernel on it will never end. From now on, none of the GPU's memory and
+    /// handles are freed, because freeing would wait for that kernel. The system frees everything when the
+    /// process ends. End the process soon, with `_exit`, which skips exit handlers.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         ANY_ABANDONED.store(true, Ordering::Relaxed);
@@ -308,9 +308,9 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free`, which releases a stream, memory or another object of this GPU. Makes the GPU's context
-    /// current before the call. Does nothing if the GPU was abandoned. Logs errors, because `drop` calls this
-    /// function and cannot return them.
+    /// Makes the GPU's context current and calls `free`, which must release a stream, memory or another
+    /// object of this GPU. Does nothing if the GPU was abandoned. Logs errors instead of returning them,
+    /// because `drop` calls this function.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;
@@ -328,8 +328,8 @@ impl Gpu {
         Stream::new(self, false)
     }
 
-    /// Creates a stream of the highest priority. When a multiprocessor becomes free, blocks of such a stream
-    /// start before waiting blocks of other streams.
+    /// Creates a stream of the highest priority. When a multiprocessor becomes free, the waiting blocks of
+    /// this stream start before those of other streams.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -348,7 +348,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         self.release("a context", || {
             // SAFETY: `open` retained the context once. Every object of the context holds an `Arc` of this
-            // value, so none is left when it is dropped.
+            // value. So no object is left when this value is dropped.
             unsafe { call!(self, cuDevicePrimaryCtxRelease_v2(self.device)) }
         });
     }

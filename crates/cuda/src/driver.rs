@@ -19,8 +19,8 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Loads and initializes the driver if that has not happened yet. Returns the CUDA version that it supports,
-/// as 13000 for 13.0.
+/// Loads and initializes the driver, unless this has already happened. Returns the CUDA version that the
+/// driver supports, as 13000 for 13.0.
 pub(crate) fn load() -> Result<i32> {
     // A failure is stored as a function that makes the error, because errors cannot be cloned.
     static STATE: OnceLock<std::result::Result<i32, fn() -> Error>> = OnceLock::new();
@@ -57,15 +57,17 @@ pub(crate) fn load() -> Result<i32> {
     }
 }
 
-/// Sets the environment variables that the driver reads when it starts, unless the user has set them.
+/// Sets environment variables for the driver, which reads them when it starts. Keeps variables that the user
+/// has set.
 fn prepare_environment() {
-    // Load kernels eagerly, because a kernel that is loaded at its first launch waits for persistent kernels
-    // to end. Use 32 hardware queues ("connections") for streams, because a stream that waits for a value
-    // must not share a queue with the stream that writes this value.
+    // Load kernels eagerly. A kernel that is loaded at its first launch would wait for persistent kernels to
+    // end. Use 32 hardware queues ("connections") for streams. A stream that waits for a value must not share
+    // a queue with the stream that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: this code runs once, before the driver is initialized. `std::env` locks out other Rust
-            // code. Nothing locks out C code in other threads, which must not read the environment now.
+            // SAFETY: this code runs once, before the driver is initialized. `std::env` holds a lock against
+            // other Rust code. C code in other threads takes no such lock, so it must not read the
+            // environment now.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 /// A result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the CUDA driver, of NVRTC, or of an argument for them.
+/// An error that the CUDA driver or NVRTC returned, or an invalid argument for one of them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -105,7 +105,7 @@ impl Error {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 
-    /// Returns the class of this error, which decides the exit status.
+    /// Returns the class of this error. The class determines the exit status of the command.
     pub fn class(&self) -> Class {
         match self {
             Error::NoDriver
@@ -121,7 +121,7 @@ impl Error {
 }
 
 fn is_environment(code: u32) -> bool {
-    // The codes that mean that the machine is not ready: out of memory, stub library, device unavailable, no
+    // These codes mean that the machine is not ready: out of memory, stub library, device unavailable, no
     // device, invalid device, not permitted, not supported, driver mismatch, compatibility mode unsupported.
     matches!(code, 2 | 34 | 46 | 100 | 101 | 800 | 801 | 803 | 804)
 }

@@ -1,8 +1,8 @@
 //! Sleeps until an event completes, with a timeout.
 //!
-//! The driver's call that sleeps until an interrupt has no timeout, and it never returns if the GPU hangs. So
-//! a separate thread makes the call, and the caller waits for that thread with a timeout. The cost is one
-//! more wake-up per wait.
+//! One function of the driver sleeps until an interrupt. It has no timeout, and never returns if the GPU
+//! hangs. So a separate thread calls it, and the waiting thread waits for that thread with a timeout. This
+//! costs one more wake-up per wait.
 
 use crate::error::Result;
 use crate::stream::Event;
@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// A thread that sleeps until a requested event completes. It serves one event after another. If this value
-/// is dropped while the thread sleeps, the thread ends when the driver's call returns.
+/// is dropped while the thread sleeps in a call of the driver, the thread ends when the call returns.
 pub(crate) struct EventWaiter {
     events: Sender<Arc<Event>>,
     outcomes: Receiver<Result<()>>,
@@ -38,8 +38,8 @@ impl EventWaiter {
 
     /// Tells the waiter's thread to sleep until `event` completes. Then call `outcome` for the result.
     pub(crate) fn request(&self, event: &Arc<Event>) {
-        // Sending fails only if the thread panicked. Then `outcome` returns `None`, which the caller treats
-        // as a timeout.
+        // Ignore the error, because sending fails only if the thread panicked. `outcome` then returns `None`,
+        // and the caller treats `None` as a timeout.
         let _ = self.events.send(event.clone());
     }
 

@@ -8,7 +8,8 @@ use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 
-/// The number of staging slots in GPU memory. While one slot is filled, others are emptied.
+/// The number of staging slots in GPU memory. While one copy engine fills a slot, the other empties another
+/// slot.
 const SLOTS: usize = 4;
 /// The size of a staging slot in bytes.
 const SLOT: usize = 4 << 20;
@@ -16,7 +17,7 @@ const SLOT: usize = 4 << 20;
 /// chunks of half a slot, because with too few chunks, one of the two copy engines is idle.
 const LARGE: usize = 32 << 20;
 
-/// A mover that copies between pinned host memory regions with a GPU's DMA engines.
+/// A mover that copies between regions of pinned host memory with a GPU's DMA engines.
 ///
 /// ```text
 /// source --- copy engine 1 ---> slot n % 4 of GPU memory --- copy engine 2 ---> destination
@@ -24,7 +25,7 @@ const LARGE: usize = 32 << 20;
 /// stream outward: wait full[n] | copy | record free[n] | ... | the ticket's event after the last chunk
 /// ```
 ///
-/// Use it to copy without the CPU, because the driver would execute a plain host-to-host copy on the CPU.
+/// Use it to copy without the CPU. The driver would execute a plain host-to-host copy on the CPU.
 pub struct GpuStagedCopy {
     inward: Stream,
     outward: Stream,
@@ -33,7 +34,8 @@ pub struct GpuStagedCopy {
     pending: PendingCopies,
 }
 
-/// A staging slot. Its event `full` completes when the slot is filled, and `free` when it is emptied.
+/// A staging slot. The event `full` completes when the slot has been filled. The event `free` completes when
+/// the slot has been emptied.
 struct Slot {
     memory: Region,
     full: Event,
@@ -101,7 +103,7 @@ impl Mover for GpuStagedCopy {
             drain(&[&self.inward, &self.outward]);
             return Err(error);
         }
-        // The last copy of a transfer runs on the outward stream, so the ticket completes with this stream.
+        // Return a ticket of the outward stream, because the last copy of each transfer runs on this stream.
         self.pending.push(&self.outward, [source.clone(), destination.clone()])
     }
 

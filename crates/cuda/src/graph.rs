@@ -33,10 +33,11 @@ impl Graph {
         Ok(Self { gpu: gpu.clone(), raw, functions: Vec::new() })
     }
 
-    /// Adds a kernel that runs after the nodes in `after`.
+    /// Adds a kernel node that runs after the nodes in `after`.
     ///
     /// # Safety
-    /// As for [`Kernel::launch`], for every launch of the graph. `after` are nodes of this graph.
+    /// The conditions of [`Kernel::launch`] hold for every launch of the graph. `after` are nodes of this
+    /// graph.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -77,7 +78,7 @@ impl Graph {
         Ok(Node(node))
     }
 
-    /// Adds memory operations, which execute in order after the nodes in `after`.
+    /// Adds memory operations to the graph. They execute in order, and only after the nodes in `after`.
     ///
     /// # Safety
     /// As for [`Stream::memory_operations`], for every launch of the graph. `after` are nodes of this graph.
@@ -135,7 +136,7 @@ impl Drop for Graph {
     }
 }
 
-/// A graph that is ready to launch. Launches of the same graph run one after the other.
+/// A graph that is ready to launch. If it is launched several times, its launches run one after the other.
 pub struct GraphExec {
     gpu: Arc<Gpu>,
     raw: sys::CUgraphExec,

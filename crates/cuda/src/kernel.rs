@@ -40,8 +40,8 @@ impl Module {
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
 
-    /// Returns the kernel `name`, which the source declares `extern "C"`. Loads it, so that its first launch
-    /// is not delayed.
+    /// Returns the kernel `name`, which the module's source declares `extern "C"`. Loads the kernel now, so
+    /// that its first launch is not delayed.
     ///
     /// # Errors
     /// If the module has no kernel of that name.
@@ -62,7 +62,7 @@ impl Module {
         Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
 
-    /// Returns the memory of the variable `name`, which the source declares `extern "C"`.
+    /// Returns the GPU memory of the variable `name`. The module's source must declare it `extern "C"`.
     ///
     /// # Errors
     /// If the module has no variable of that name.
@@ -119,8 +119,8 @@ pub struct LaunchConfig {
     pub threads: u32,
     /// The bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// If true, the launch fails unless all blocks are resident at once. Set it if blocks wait for each other
-    /// or the host.
+    /// If true, the launch fails unless all blocks are resident at once. Set it if blocks wait for other
+    /// blocks or for the host.
     pub cooperative: bool,
 }
 
@@ -142,8 +142,8 @@ impl<const N: usize> KernelArguments<N> for Arguments<N> {
     }
 }
 
-/// Returns the address of a kernel argument, which is a number or a `repr(C)` struct that the kernel takes by
-/// value.
+/// Returns the address of `value`, an argument of a kernel: a number or a `repr(C)` struct. The kernel takes
+/// the argument by value.
 pub fn argument<T: Copy>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
@@ -203,7 +203,8 @@ impl Kernel {
         Ok(blocks as u32 * gpu.info().multiprocessors)
     }
 
-    /// Returns the bytes of shared memory per block that the kernel declares, without the dynamic part.
+    /// Returns the size in bytes of the static shared memory of a block, which the kernel declares. Dynamic
+    /// shared memory is not counted.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -212,10 +213,11 @@ impl Kernel {
     }
 
     /// Allows launches with up to `bytes` bytes of dynamic shared memory, at most
-    /// [`Gpu::max_shared_bytes_per_block`]. Without this call, the limit of all shared memory is 48 KiB.
+    /// [`Gpu::max_shared_bytes_per_block`]. Without this call, a launch can use 48 KiB of shared memory in
+    /// all.
     ///
     /// # Errors
-    /// If `bytes` is too much, or the driver call fails.
+    /// If `bytes` is too large, or the driver call fails.
     pub fn set_max_dynamic_shared_bytes(&self, bytes: u32) -> Result<()> {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
@@ -226,11 +228,11 @@ impl Kernel {
         }
     }
 
-    /// Queues a launch on `stream`.
+    /// Queues a launch of the kernel on `stream`.
     ///
     /// # Safety
     /// The arguments have the number, types and order that the kernel declares. Memory that they refer to
-    /// stays valid until the kernel has run, and the kernel's accesses to it do not race with others.
+    /// stays valid until the kernel has run. No other access races with the kernel's accesses to this memory.
     ///
     /// # Errors
     /// If the GPU cannot run this shape, or an earlier kernel failed.
@@ -243,7 +245,7 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
-        // SAFETY: the driver copies the arguments before it returns. The caller promises that they fit the
+        // SAFETY: the driver copies the arguments before it returns. The caller guarantees that they fit the
         // kernel.
         unsafe {
             if shape.cooperative {

@@ -46,6 +46,6 @@ pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{PendingCopies, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 
-/// The name and the text of a header for device code. It declares the words that GPUs and the CPU share, and
-/// loads that bypass the L1 cache.
+/// The name and the text of a header for device code. The header declares the words that GPUs and the CPU
+/// share, and loads that bypass the L1 cache.
 pub const SYSTEM_HEADER: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

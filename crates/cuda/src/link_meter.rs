@@ -43,8 +43,7 @@ impl LinkMeter {
         let stopped = stop.clone();
         let sample = move || {
             let mut samples = LinkSamples::default();
-            // Look up the device again, because the handle above borrows from `nvml`, which has moved to this
-            // thread.
+            // Look up the device again. The handle above borrows from `nvml`, which has moved to this thread.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
                 // Each call blocks for one interval and returns kB per second.
@@ -62,8 +61,8 @@ impl LinkMeter {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops sampling. Returns the samples without the first and the last one, because these two may include
-    /// time outside the run.
+    /// Stops sampling. Returns all samples except the first and the last one, because the time of these two
+    /// may extend beyond the run.
     pub fn stop(mut self) -> LinkSamples {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("only this method and drop take it");

@@ -91,8 +91,8 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Registers host memory that was allocated elsewhere, such as a packet pool in hugepages, so that every
-    /// GPU can access it. The returned region keeps `memory` alive.
+    /// Registers host memory that was allocated elsewhere, such as a packet pool in hugepages. Every GPU can
+    /// then access it. The returned region keeps `memory` alive.
     ///
     /// # Errors
     /// If `memory` is not ordinary host memory, is already registered, or cannot be locked.
@@ -126,7 +126,7 @@ impl Gpu {
         self.must_own(region)?;
         let mut bytes = vec![0u8; region.len()];
         let stream = self.stream()?;
-        // SAFETY: both sides have this length. They live until the wait below has returned.
+        // SAFETY: both memories have `bytes.len()` bytes. They live until `synchronize` below has returned.
         unsafe {
             call!(
                 self,
@@ -150,7 +150,7 @@ impl Gpu {
             ));
         }
         let stream = self.stream()?;
-        // SAFETY: both sides have this length. They live until the wait below has returned.
+        // SAFETY: both memories have `bytes.len()` bytes. They live until `synchronize` below has returned.
         unsafe {
             call!(
                 self,
@@ -167,8 +167,8 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU and the CPU use the same address for the host memory at `host`, because a region
-    /// has only one address. CUDA's unified addressing guarantees this on 64-bit systems.
+    /// Checks that the GPU and the CPU use the same address for the host memory at `host`. A region has only
+    /// one address. On 64-bit systems, CUDA's unified addressing guarantees the same address.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.

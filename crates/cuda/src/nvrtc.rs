@@ -1,4 +1,4 @@
-//! NVRTC, CUDA's run-time compiler: finding and loading the library, compiling, caching the results.
+//! NVRTC, CUDA's run-time compiler: finds and loads the library, compiles, and caches the results.
 //!
 //! The library is searched in this order:
 //! 1. the file named by `INLANE_NVRTC`, and no other if it is set
@@ -10,9 +10,9 @@
 //!
 //! # Privileges
 //!
-//! The library is code that the user chooses. Only [`compile`] and [`compiler_version`] load it, so a process
+//! The library is code that the user chooses. Only [`compile`] and [`compiler_version`] load it. So a process
 //! with privileges drops them before these calls. If the library's files may be unreadable afterwards, call
-//! [`locate_compiler`] before dropping: it opens the files and runs none of their code.
+//! [`locate_compiler`] before dropping privileges. It opens the files but runs none of their code.
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
@@ -31,7 +31,7 @@ pub struct Source<'a> {
     pub name: &'a str,
     /// The CUDA C++ text.
     pub source: &'a str,
-    /// Each header's name, as it is included, and its text.
+    /// The headers. For each header: the name by which sources include it, and its text.
     pub headers: &'a [(&'a str, &'a str)],
     /// Compiler options other than the architecture, for example `-DBURST=16` or `-lineinfo`.
     pub options: &'a [&'a str],
@@ -77,15 +77,16 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's library files so that they can be loaded later, even if their directory is unreadable
-/// by then. Runs none of their code. Call it before dropping privileges. Libraries that only the dynamic
-/// loader can find are not opened.
+/// Opens the compiler's library files. They can then be loaded later, even if their directory has become
+/// unreadable. Does not run their code. Call this before dropping privileges. Does not open libraries that
+/// only the dynamic loader can find.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
 
-/// Compiles `source` for `arch`, an architecture as [`crate::DeviceInfo::arch`] returns it. Uses the cache,
-/// unless an option asks the assembler for output (`--ptxas-options=-v`), because that output is not cached.
+/// Compiles `source` for `arch`, an architecture in the form of [`crate::DeviceInfo::arch`]. Uses the cache.
+/// If an option asks the assembler for output (`--ptxas-options=-v`), compiles without the cache, because
+/// that output is not cached.
 ///
 /// # Errors
 /// [`Error::DoesNotCompile`] with the compiler's messages. [`Error::NoCompiler`] if there is no compiler.
@@ -135,19 +136,19 @@ fn compiler() -> Result<&'static Compiler> {
     }
 }
 
-/// A library file that was found, and what is needed to load it later.
+/// A library file that the search has found, with the open files for loading it later.
 struct Located {
     path: PathBuf,
-    /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
-    /// be opened.
+    /// The open file of the library. `None` if `path` is a bare name, for which the dynamic loader searches,
+    /// or if the file cannot be opened.
     file: Option<File>,
     /// The open files `libnvrtc-builtins.so.*` in the library's directory. They must be loaded before the
     /// library.
     builtins: Vec<File>,
 }
 
-/// The NVRTC libraries to try, in order. The search runs once per process, and keeps open each file that it
-/// can open.
+/// The NVRTC libraries to try, in order. They are searched once per process. The files that could be opened
+/// stay open.
 static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
 
 fn locate() -> Vec<Located> {
@@ -171,7 +172,7 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library's functions. cudarc's own loader is not used, because it cannot load a library by its
+/// The functions of the loaded library. They replace cudarc's own loader, which cannot load a library by its
 /// path.
 struct Compiler {
     path: PathBuf,
@@ -190,8 +191,8 @@ impl Compiler {
     /// Loads the first NVRTC library that can be loaded. If there is none, returns what was tried, as text.
     fn load() -> std::result::Result<Self, String> {
         // Environment variables select the library. If the program's file has capabilities (setcap), any user
-        // could name a library and thereby run their own code with these capabilities. So a process that has
-        // capabilities loads no library, unless it runs as root.
+        // could name a library, and run code with these capabilities. So a process with capabilities loads no
+        // library, unless it runs as root.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =
@@ -219,8 +220,8 @@ impl Compiler {
 
     fn open(located: &Located) -> std::result::Result<Self, String> {
         let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        // Load NVRTC's built-ins first, because NVRTC loads them by their bare name, and the loader finds
-        // them only if they are already loaded.
+        // Load NVRTC's built-ins first. NVRTC loads them by their bare name, and the loader finds that name
+        // only if the built-ins are already loaded.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
             // SAFETY: this is NVRTC's built-ins library, whose initializers have no requirements.
@@ -300,7 +301,7 @@ impl Compiler {
     }
 
     /// Reads one result of an NVRTC program, such as its log or its machine code. `size` is the NVRTC
-    /// function that returns the result's length, and `get` the one that copies the result.
+    /// function that returns the length of this result. `get` is the NVRTC function that copies it.
     ///
     /// # Safety
     /// `raw` is a live program, and `size` and `get` are a matching pair of NVRTC functions.
@@ -368,8 +369,8 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // List the bare names first, which the dynamic loader searches for. Then add the files in Python's
-    // packages and those of the CUDA toolkit.
+    // List the bare names first. The dynamic loader searches for these. Then add the files in Python's
+    // packages and in the CUDA toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {
@@ -385,8 +386,8 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Returns Python's package directories: those of `PYTHONPATH`, of the active virtual environment, of the
-/// user and of the system.
+/// Returns Python's package directories. They come from `PYTHONPATH`, the active virtual environment, the
+/// user and the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {
@@ -396,8 +397,8 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // Python's packages may include NVRTC. The python3 in ROOT/bin has its packages in ROOT/lib, so find
-        // each ROOT by the directories of `PATH`.
+        // Python packages may include NVRTC. If a directory ROOT/bin contains python3, its packages are in
+        // ROOT/lib. So search `PATH` for such directories.
         let pythons = std::env::split_paths(&paths).filter(|directory| directory.join("python3").exists());
         roots.extend(pythons.filter_map(|directory| directory.parent().map(Path::to_path_buf)));
     }

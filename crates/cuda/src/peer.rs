@@ -39,8 +39,8 @@ pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
     })
 }
 
-/// Allows `from` to access all memory of `to` until the process ends. Copies between the two are direct from
-/// then on. This cannot be undone.
+/// Allows GPU `from` to access all memory of GPU `to`. Copies between the two GPUs are then direct. The
+/// permission cannot be withdrawn: it lasts until the process ends.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the GPUs cannot access each other's memory.

@@ -1,8 +1,8 @@
-//! Copies in flight on streams. Each has a ticket, an event that completes with it, and the regions that it
-//! uses.
+//! Copies in flight on streams. Each copy has a ticket, the regions that it uses, and an event that completes
+//! with the copy.
 //!
-//! Every wait has a timeout. If nothing completes within it, all GPUs of this process are abandoned
-//! ([`abandon_all`](crate::abandon_all)), and their resources are not freed before the process ends.
+//! Every wait has a timeout. If nothing completes before the timeout, all GPUs of this process are abandoned
+//! ([`abandon_all`](crate::abandon_all)). Their resources are then not freed before the process ends.
 
 use crate::device::abandon_all;
 use crate::event_waiter::EventWaiter;
@@ -13,10 +13,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The default timeout: if nothing completes for this long, the GPUs of this process are abandoned.
+/// The default timeout. If no copy completes for this long, this process abandons its GPUs.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a wait polls a copy's event before it checks again whether a stream that the copy depends on has
-/// failed. That many polls take about 10 ms.
+/// The number of polls of a copy's event after which a wait checks the streams on which the copy depends. The
+/// check finds out whether a stream has failed. This number of polls takes about 10 ms.
 const POLLS: u32 = 1 << 13;
 /// The longest sleep of a wait for a copy. After each sleep, the wait checks whether a stream that the copy
 /// depends on has failed.
@@ -47,7 +47,7 @@ impl PendingCopies {
         Self { flight: InFlight::new(), entries: VecDeque::new(), free: Vec::new(), waiter: None }
     }
 
-    /// Sets the timeout of waits. If nothing completes for this long, a wait abandons all GPUs of this
+    /// Sets the timeout of waits. If no copy completes for this long, a wait abandons all GPUs of this
     /// process. The default is 10 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.flight.timeout = timeout;
@@ -69,8 +69,8 @@ impl PendingCopies {
         Ok(())
     }
 
-    /// Returns a ticket that completes when the work queued on `stream` so far has run. Keeps `regions`, the
-    /// copy's source and destination, alive until then.
+    /// Returns a ticket for the work queued on `stream` so far. It completes when this work has run. Until
+    /// then, keeps `regions` alive, the source and the destination of the copy.
     ///
     /// # Errors
     /// If the driver call fails. The stream's work has run by then, or its GPU was abandoned.
@@ -79,8 +79,8 @@ impl PendingCopies {
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // No event was recorded that would show when the copy has run, and the caller may free the
-            // regions after this error. So wait until the stream is idle.
+            // Without a recorded event, nothing shows the end of the copy. The caller may free the regions
+            // after this error. So wait until the stream is idle.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();
@@ -105,11 +105,11 @@ impl PendingCopies {
         Ok(done)
     }
 
-    /// Waits until `ticket` completes. `others` are further streams that the ticket depends on. They are
-    /// checked for failures while waiting, because a ticket whose dependency failed never completes.
+    /// Waits until `ticket` completes. `others` are further streams on which the ticket depends. Meanwhile,
+    /// checks them for failures, because a ticket never completes if a stream that it depends on failed.
     ///
     /// # Errors
-    /// If a copy failed, or nothing completes within the timeout. In both cases the GPUs of this process are
+    /// If a copy failed, or nothing completes within the timeout. In both cases, the GPUs of this process are
     /// abandoned if the ticket is still in flight.
     pub fn wait(
         &mut self,
@@ -127,8 +127,8 @@ impl PendingCopies {
         }
         let mut polls = 0u32;
         let poll = || {
-            // Pause before each poll, because a poll takes the driver's lock, of which there is one per
-            // context. Other threads can take the lock during the pause.
+            // Pause before each poll. A poll takes the driver's lock, of which each context has one. During
+            // the pause, other threads can take the lock.
             (0..8).for_each(|_| std::hint::spin_loop());
             if event.has_completed()? {
                 return Ok(ticket);
@@ -156,9 +156,9 @@ impl PendingCopies {
 
     /// Sleeps until the ticket's event completes.
     ///
-    /// This is not a core [`Wait`](inlane_core::completion::Wait), because there is nothing to poll: the
-    /// driver blocks another thread until the event completes, and that thread answers once. The timeout also
-    /// restarts when an earlier ticket completes.
+    /// This is not a core [`Wait`](inlane_core::completion::Wait), because this thread has nothing to poll.
+    /// The driver blocks another thread until the event completes, and that thread then answers once. The
+    /// timeout also restarts when an earlier ticket completes.
     fn sleep(
         &mut self,
         device: &dyn Fn() -> String,
@@ -167,8 +167,8 @@ impl PendingCopies {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // Take the waiter out of `self`, and put it back after it has answered. If this function returns
-            // an error earlier, the waiter may still sleep and must not be used again.
+            // Take the waiter out of `self`. Put it back only after it has answered. If this function returns
+            // an error earlier, the waiter may still sleep, so it must not be used again.
             let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
             waiter.request(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());
@@ -218,7 +218,7 @@ fn abandoned(device: &str) -> Error {
 /// abandons the GPUs of this process.
 ///
 /// # Errors
-/// If some of the work failed or did not end in time, or if the stream's GPU was already abandoned.
+/// If some of the work failed or did not end in time. Also if the stream's GPU was already abandoned.
 pub fn finish(stream: &Stream) -> Result<()> {
     finish_within(stream, TIMEOUT)
 }
@@ -239,12 +239,12 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     ))
 }
 
-/// Waits until the streams' work has run, so that the memory it uses may be freed. Logs errors and does not
-/// return them, so it can be called in `drop`. Skips streams of abandoned GPUs, because their memory is never
-/// freed. Takes at most 10 s per stream.
+/// Waits until the work of the streams has run. The memory that the work uses may then be freed. Logs errors
+/// instead of returning them, so it can be called in `drop`. Skips streams of abandoned GPUs, because their
+/// memory is never freed. Takes at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // If a stream failed, other streams that wait for it may never end, so wait for 6 s only. A staging
-    // kernel that waits for the failed stream gives up after 5 s, so it still ends within this time.
+    // If a stream failed, other streams that wait for it may never end. So wait for 6 s only. This is enough
+    // for a staging kernel that waits for the failed stream, because it gives up after 5 s.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

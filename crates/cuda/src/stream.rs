@@ -19,7 +19,7 @@ unsafe impl Send for Stream {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Stream {}
 
-/// The condition of a wait, which compares the word at an address with a value.
+/// The condition for which a stream waits. It compares the word at an address with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitUntil {
     /// `(i32)(*address - value) >= 0`: a counter, which may wrap, has reached the value.
@@ -122,15 +122,17 @@ impl Stream {
     /// Queues memory operations, which execute in order.
     ///
     /// # Safety
-    /// Until the operations have run, the addresses stay valid for the GPU, and writes do not race with other
-    /// accesses. A wait that is never satisfied blocks this stream, and everything that synchronizes with it.
+    /// Until the operations have run, the addresses stay valid for the GPU, and no other access races with
+    /// the writes. A wait that is never satisfied blocks this stream and everything that synchronizes with
+    /// the stream.
     ///
     /// # Errors
     /// If the driver call fails.
     pub unsafe fn memory_operations(&self, operations: &[MemoryOperation]) -> Result<()> {
         self.gpu.make_current()?;
         if let [one] = operations {
-            // SAFETY: the pointer is to one operation. The caller promises that its address is valid.
+            // SAFETY: the pointer is to one operation. The caller guarantees that the operation's address is
+            // valid.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
         }
         // The driver accepts fewer than 256 operations per call, so longer lists are queued in parts of 128.
@@ -185,17 +187,18 @@ impl Stream {
     /// Queues an operation that sets every byte of a region of GPU or pinned memory to `byte`.
     ///
     /// # Safety
-    /// The region stays alive and is not accessed until the operation has run.
+    /// Until the operation has run, the region stays alive and nothing else accesses it.
     ///
     /// # Errors
     /// If the driver call fails.
     pub unsafe fn fill(&self, region: &Region, byte: u8) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: a region is valid for its length, and the caller keeps it alive and untouched.
+        // SAFETY: a region is valid for its length. The caller guarantees that the region stays alive and
+        // that nobody accesses it.
         unsafe { call!(self.gpu, cuMemsetD8Async(region.address(), byte, region.len(), self.raw)) }
     }
 
-    /// Records `event`: it completes when all work that is queued so far has run.
+    /// Records `event` in the stream. The event completes when all work that is queued so far has run.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -277,11 +280,11 @@ impl Drop for Stream {
 pub enum EventKind {
     /// For waiting: a wait for the event sleeps until an interrupt. The event records no time.
     Completion,
-    /// For timing: the event records the time at which it completes.
+    /// An event for timing: it records the time at which it completes.
     Timing,
 }
 
-/// A marker in a stream, which completes when the work before it has run.
+/// A marker in a stream. It completes when all work before it in the stream has run.
 pub struct Event {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
@@ -341,8 +344,8 @@ impl Event {
         unsafe { call!(self.gpu, cuEventSynchronize(self.raw)) }
     }
 
-    /// Returns the nanoseconds from `start` to this event, by the GPU's clock. Both must be of
-    /// [`EventKind::Timing`] and complete.
+    /// Returns the nanoseconds from `start` to this event, by the GPU's clock. Both events must be of
+    /// [`EventKind::Timing`], and both must be complete.
     ///
     /// # Errors
     /// If one of the two events is not complete, or records no time.

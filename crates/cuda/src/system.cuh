@@ -1,5 +1,5 @@
-// Device functions for memory that a GPU shares with the CPU and with other GPUs. Rust has this header as
-// inlane_cuda::SYSTEM_HEADER.
+// Device functions for memory that a GPU shares with the CPU and with other GPUs. In Rust, the text of this
+// header is inlane_cuda::SYSTEM_HEADER.
 #pragma once
 
 namespace inlane_system {
@@ -38,8 +38,8 @@ __device__ __forceinline__ unsigned long long now_ns() {
     return time;
 }
 
-// Loads sixteen bytes without keeping them in the L1 cache, because they are read once and the host may
-// change them.
+// Loads sixteen bytes without keeping them in the L1 cache. Each byte is read only once, and the host may
+// change it later.
 __device__ __forceinline__ uint4 load16(const void *from) {
     uint4 value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -4,7 +4,7 @@ use super::*;
 use inlane_core::error::Class;
 use std::process::Command;
 
-/// Runs one of the ignored tests below in a child process with the given environment, and asserts that it
+/// Runs one of the ignored tests below in a child process with the given environment. Asserts that the test
 /// passes.
 fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
@@ -88,8 +88,8 @@ fn driver_errors_have_the_class_of_their_cause() {
     }
 }
 
-/// The C source of a library with NVRTC's symbols. Its initializer creates the file that the variable
-/// `LOADED_MARKER` names, so a test can tell whether the library was loaded.
+/// The C source of a library that exports NVRTC's symbols. Its initializer creates the file that the variable
+/// `LOADED_MARKER` names. The file tells a test whether the library was loaded.
 const FAKE_COMPILER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,7 +100,8 @@ SYMBOL(nvrtcCreateProgram) SYMBOL(nvrtcDestroyProgram) SYMBOL(nvrtcCompileProgra
 SYMBOL(nvrtcGetProgramLog) SYMBOL(nvrtcGetCUBINSize) SYMBOL(nvrtcGetCUBIN) SYMBOL(nvrtcGetErrorString)
 "#;
 
-/// The library that INLANE_NVRTC names is loaded only when needed, so that callers can drop privileges first.
+/// The library in the variable INLANE_NVRTC must be loaded only when it is needed. Callers can then drop
+/// privileges first.
 #[test]
 fn the_compiler_is_not_loaded_before_it_is_used() {
     let folder = tempfile::tempdir().unwrap();
@@ -124,7 +125,8 @@ fn locating_the_compiler_runs_none_of_its_code() {
     let _ = (devices(), Gpu::open(0).map(drop));
     locate_compiler();
     assert!(!marker.exists(), "nothing of the library has run");
-    // Move the library's directory away, as if it had become unreadable when privileges were dropped.
+    // Move the library's directory away. This simulates a directory that became unreadable when privileges
+    // were dropped.
     std::fs::rename(library.parent().unwrap(), library.parent().unwrap().with_extension("hidden")).unwrap();
     let (version, found) = compiler_version().unwrap();
     assert!(marker.exists() && version == "13.0" && found == library, "{version} {found:?}");

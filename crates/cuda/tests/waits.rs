@@ -1,6 +1,6 @@
-//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the driver, and hangs where
-//! the driver would. Each test runs in a process of its own, because an abandoned GPU stays abandoned for the
-//! whole process.
+//! Tests waits for copies on GPUs that are slow, hang or fail. A stub replaces the CUDA driver, and hangs
+//! where the driver would hang. Each test runs in its own process, because a process cannot use a GPU again
+//! after it has abandoned it.
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};
@@ -31,8 +31,8 @@ fn stub() -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-/// Runs one of the ignored tests below in a child process, which loads the stub instead of the CUDA driver.
-/// Fails unless the test passes within `most`.
+/// Runs one of the ignored tests below in a child process. The child loads the stub instead of the CUDA
+/// driver. Fails unless the test passes within `most`.
 fn runs(folder: &Path, name: &str, most: Duration) {
     let began = Instant::now();
     let output = folder.join("output");
@@ -74,7 +74,7 @@ fn every_wait_ends() {
     }
 }
 
-/// A stream of the stub driver. The test decides which of its copies complete or fail, and when.
+/// A stream of the stub driver. The test decides which copies of the stream complete or fail, and when.
 #[derive(Clone, Copy)]
 struct ScriptedStream(usize);
 
@@ -84,8 +84,8 @@ impl ScriptedStream {
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the stub is already loaded, so opening it again does not run its initializers. Each of its
-        // functions takes a stream and a number, or only a stream; the latter ignore the number.
+        // SAFETY: the stub is already loaded, so opening it again does not run its initializers. Each
+        // function takes a stream and a number, or only a stream. A function without the number ignores it.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -137,8 +137,8 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // Wait for this round's call of `allow`, which sets the number of copies that may complete. A late
-        // call would lower the number that the next round sets.
+        // Wait until this round's call of `allow` has set the number of copies that may complete. A late call
+        // would lower the number that the next round sets.
         allowing.join().unwrap();
     }
     // The wait takes 4 s, longer than the timeout. It succeeds, because a copy completes every second.
@@ -154,8 +154,8 @@ fn slow() {
     assert!(!any_abandoned());
 }
 
-/// Checks that waits, drops and frees return at once after a GPU was abandoned. If one of them called the
-/// stub driver, that call would never return.
+/// Checks that waits, drops and frees return at once after a GPU was abandoned. A call of the stub driver
+/// would never return.
 fn nothing_waits_any_more(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     let mut engine = engine;
     assert!(any_abandoned());
@@ -253,8 +253,8 @@ fn another_fails(completion: CompletionMode) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
-    // The copy's stream never ends, because it waits for the failed stream. The drop below would therefore
-    // block unless both GPUs are abandoned.
+    // The copy's stream never ends, because it waits for the failed stream. If the GPUs were not both
+    // abandoned, the drop below would block.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());

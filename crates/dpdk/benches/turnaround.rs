@@ -33,7 +33,7 @@ fn main() {
                     // SAFETY: the packets were just received, lie in host memory, and have at least 16 bytes.
                     unsafe { swap(&packets[..count]) };
                 }
-                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
+                // SAFETY: the test owns these packets of this queue's pool, and does not use sent packets
                 // again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
                 // SAFETY: the packets are of this pool, and are not used again.

@@ -20,7 +20,7 @@ pub(crate) use memif::buffer as memif_buffer;
 /// Bytes of an Ethernet header with a VLAN tag.
 pub(crate) const LINK_HEADERS: u32 = 18;
 
-/// The number of devices attached so far, which makes their names unique.
+/// The number of devices that DPDK has attached so far. Device names contain it, so that each name is unique.
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 
 /// A device that DPDK attached.
@@ -31,18 +31,19 @@ pub(crate) struct Device {
     bus: &'static CStr,
     /// The name of the device on its bus.
     name: CString,
-    /// The driver and its kernel interface, if there is one, for results: `DPDK net_af_packet on eth0`.
+    /// The driver and its kernel interface, if it has one, as text for results. Example: `DPDK net_af_packet
+    /// on eth0`.
     pub(crate) path: String,
-    /// The kernel interface that the device sends and receives on, if there is one.
+    /// The kernel interface that the device uses to send and receive. `None` if it uses none.
     pub(crate) interface: Option<Interface>,
-    /// The data room in bytes that the driver demands of each buffer, if it demands any.
+    /// The smallest data room in bytes that the driver accepts. `None` if the driver has no such limit.
     pub(crate) required_room: Option<u32>,
     /// The packet sockets that the driver opened. The port counts the packets that these sockets drop.
     pub(crate) packet_sockets: Vec<RawFd>,
     /// Counts the frames that the packet sockets refuse. `None` for ports without packet sockets.
     pub(crate) refused: Option<RefusedFrames>,
-    /// A socket that keeps an existing kernel interface promiscuous until the socket is closed. `None`
-    /// without such an interface.
+    /// A socket that keeps the port's existing kernel interface promiscuous until the socket is closed.
+    /// `None` if the port has no such interface.
     promiscuous: Option<OwnedFd>,
     /// The XDP program of an AF_XDP port. The ports of an interface share it. Dropping the last reference
     /// detaches it.
@@ -95,7 +96,7 @@ impl Plan {
 }
 
 /// Locks the configuration of devices, because DPDK's drivers keep lists of devices without a lock. Hold this
-/// lock while you set a device up or close one.
+/// lock while you set up or close a device.
 pub(crate) fn control() -> MutexGuard<'static, ()> {
     static CONTROL: Mutex<()> = Mutex::new(());
     CONTROL.lock().unwrap_or_else(PoisonError::into_inner)
@@ -143,9 +144,9 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
 }
 
 impl Device {
-    /// Finds what the driver created: its port, and a tap's interface or packet sockets. Makes an existing
-    /// interface promiscuous. Installs the filter by which packet sockets refuse frames that exceed their
-    /// slots.
+    /// Finds what the driver has created: its port, and the interface of a tap or the packet sockets. Makes
+    /// an existing interface promiscuous. Installs the filter of packet sockets, which refuses frames that
+    /// exceed the sockets' slots.
     fn find(
         &mut self,
         spec: &EthSpec,
@@ -185,8 +186,8 @@ impl Device {
     }
 
     /// Makes the driver receive frames for every MAC address. Drivers without such a mode receive them
-    /// anyway. Does nothing for an existing kernel interface: [`Interface::make_promiscuous`] was used there,
-    /// because the driver's function would set the administrator's promiscuous flag and never clear it.
+    /// anyway. Does nothing for an existing kernel interface, because [`Interface::make_promiscuous`] has
+    /// done it. The driver's function would set the administrator's promiscuous flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: the port is valid.

@@ -1,15 +1,16 @@
 //! Makes pool memory accessible to network cards.
 //!
-//! DPDK does not allocate the memory of pools. So a pool's memory is registered with DPDK, and mapped in the
-//! IOMMU while a card uses the pool. Cards under vfio-pci share one set of mappings. A pool is unmapped when
-//! no card uses it.
+//! DPDK does not allocate the memory of pools. So this module registers the memory with DPDK, and maps it in
+//! the IOMMU while a card uses the pool. Cards under vfio-pci share one set of mappings. A pool is unmapped
+//! when no card uses it.
 
 use crate::error::{Error, Result};
 use crate::{MbufPool, eal, log, sys};
 use inlane_core::Pool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The mapped pools. For each pool: its address, and the number of cards that use it.
+/// The pools whose memory is mapped for cards. Each entry is the address of a pool, and the number of cards
+/// that use it.
 static MAPPED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
 /// The mapping of a pool's memory for a card. Drop it after the card has been closed and before the card is
@@ -44,8 +45,8 @@ impl DmaMapping {
         } else if eal::start()?.virtual_addresses {
             let mark = log::LogPosition::new();
             if !pool.is_external() {
-                // SAFETY: the span consists of whole pages of the pool's memory. This value holds the pool
-                // until it has unregistered them.
+                // SAFETY: the span consists of whole pages of the pool's memory. This value keeps the pool
+                // until it has unregistered the pages.
                 let code = unsafe {
                     let (start, length) = span(&pool);
                     sys::rte_extmem_register(start, length, std::ptr::null_mut(), 0, PAGE)
@@ -98,8 +99,8 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
     (pool.region().as_ptr().cast(), pool.region().len())
 }
 
-/// Unregisters the memory of a pool. Skips a region that was given to [`MbufPool::over`], because the pool
-/// has registered it and unregisters it when dropped.
+/// Unregisters the memory of a pool. Does nothing if the memory is a region that was given to
+/// [`MbufPool::over`]. The pool itself has registered such a region and unregisters it when dropped.
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);

@@ -1,5 +1,6 @@
-//! A mover that copies with the DMA device of DPDK's skeleton driver: a software device that copies on a
-//! thread. Hardware devices (ioat, idxd, DPAA2) are unsupported, because they need memory registered for DMA.
+//! A mover that uses the DMA device of DPDK's skeleton driver. This is a software device that copies on a
+//! thread. Hardware devices (ioat, idxd, DPAA2) are unsupported, because they need memory that is registered
+//! for DMA.
 
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 const PIECE: usize = 1 << 20;
 /// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
-/// The largest number of pieces of a transfer. Two transfers of this size fit into the queue.
+/// The most pieces of one transfer. Two transfers with this number of pieces fit into the queue.
 const MOST_PIECES: usize = DESCRIPTORS as usize / 2 - 1;
 
 /// The number of devices opened so far. Each device's name contains this number, so names are unique.
@@ -34,7 +35,8 @@ pub struct DmaDev {
     lost: bool,
 }
 
-/// A transfer in flight: the number of its incomplete pieces, and its two regions, which must stay alive.
+/// A transfer in flight: the number of its incomplete pieces, and its two memory regions. Holding the regions
+/// keeps them allocated.
 type Entry = (usize, [Region; 2]);
 
 impl DmaDev {
@@ -182,8 +184,8 @@ impl Mover for DmaDev {
         while self.queued + pieces > usize::from(DESCRIPTORS) - 2 {
             self.advance()?;
         }
-        // Add the entry before the first piece is queued, because it keeps the memory alive. The device
-        // copies earlier pieces even if a later one is refused.
+        // Add the entry before queueing the first piece, because the entry keeps the memory alive. If the
+        // device refuses a later piece, it still copies the earlier ones.
         self.entries.push_back((pieces, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         for index in 0..pieces {
@@ -260,8 +262,8 @@ mod tests {
 
     #[test]
     fn copies_in_every_mode_but_interrupt() {
-        // Skip the test if the machine has given a card to user space without an IOMMU: DPDK then uses
-        // physical addresses, which the skeleton driver cannot use.
+        // Skip the test if the machine has given a card to user space without an IOMMU. DPDK then uses
+        // physical addresses, and the skeleton driver cannot use them.
         if !crate::eal::start().unwrap().virtual_addresses {
             eprintln!(
                 "SKIPPED copies_in_every_mode_but_interrupt: the skeleton driver takes virtual addresses only"

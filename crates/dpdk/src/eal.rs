@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 
 static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
 
-/// Hugepages are used only if this many bytes of them are free, because some pools would not fit into less.
+/// The number of bytes of hugepages that must be free for DPDK to use hugepages. Some pools would not fit
+/// into less.
 const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 
 /// The memory that DPDK's environment abstraction layer (EAL) uses.
@@ -46,7 +47,7 @@ pub fn version() -> String {
 }
 
 fn start_once() -> Result<Environment, String> {
-    // `rte_eal_init` binds the calling thread to a core, so call it on a thread of its own.
+    // Call `rte_eal_init` on a new thread, because it binds the calling thread to a core.
     std::thread::Builder::new()
         .name("dpdk-start".into())
         .spawn(initialise)
@@ -69,13 +70,14 @@ fn initialise() -> Result<Environment, String> {
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());
     let pointers: &'static mut [*mut c_char] = pointers.leak();
-    // SAFETY: the log stream that the call makes lives as long as the process, and calls `inlane_dpdk_log`.
+    // SAFETY: the call creates a log stream that exists until the process ends. The stream calls
+    // `inlane_dpdk_log`.
     if unsafe { sys::inlane_log_route() } != 0 {
         tracing::warn!("DPDK's messages go to stderr, because no stream could be made for them");
     }
     // SAFETY: the list of strings is null-terminated and lives for the process. The function is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // `rte_eal_init` has replaced inlane's log stream by its own, so set inlane's again.
+    // `rte_eal_init` has replaced inlane's log stream by its own. So set inlane's stream again.
     // SAFETY: the stream lives as long as the process and calls `inlane_dpdk_log`.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {
@@ -95,10 +97,11 @@ fn initialise() -> Result<Environment, String> {
 
 fn arguments(hugepages: bool) -> Vec<String> {
     let mut arguments: Vec<String> = ["inlane", "--no-telemetry"].map(str::to_owned).into();
-    // Define one lcore for all CPUs of this process. Other threads get an lcore id when they first use a
+    // Define one lcore for all CPUs of this process. Other threads get an lcore id at their first use of a
     // queue or a pool.
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
-    // No network card has this address. With an allow list, DPDK probes only devices that a port asks for.
+    // Allow only an address that no network card has. With such an allow list, DPDK probes only devices that
+    // a port asks for.
     arguments.push("--allow=0000:00:00.0".into());
     // Request virtual addresses, because software DMA devices refuse physical addresses. By default DPDK
     // chooses physical addresses if hugepages are reserved and root runs it.
@@ -124,8 +127,8 @@ fn allowed_cpus() -> String {
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// Returns the size limit in MiB of DPDK's heap without hugepages. The heap is only reserved address space,
-/// until a card under vfio-pci locks all of it in memory.
+/// Returns the size limit in MiB of DPDK's heap without hugepages. The heap only reserves address space. But
+/// if a card is bound to vfio-pci, all of the heap is locked in memory.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information
@@ -143,8 +146,8 @@ fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {
         let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // The folder has a link for each bound device, named by its PCI address (0000:01:00.0), and files
-        // such as `bind`. Only a PCI address has two colons.
+        // The folder contains a link for each bound device, and files such as `bind`. A link's name is the
+        // device's PCI address (0000:01:00.0). Only these names have two colons.
         entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
     };
     let no_iommu = || {

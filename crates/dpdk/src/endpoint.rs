@@ -1,4 +1,5 @@
-//! The receive and transmit queues of a port. Each burst is one call of `burst.c`, which calls the driver.
+//! The receive and transmit queues of a port. Each burst is one call of a function in `burst.c`, which calls
+//! the driver.
 
 use crate::error::Error;
 use crate::gate::{Gate, Mark};
@@ -12,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The length of an Ethernet header in bytes.
 const ETHERNET_HEADER: usize = 14;
-/// The number of calls without a packet between two checks that the device still exists.
+/// The number of calls without a packet after which the next check is due whether the device still exists.
 const CHECK_EVERY: u32 = 4096;
 
 type Receive = unsafe extern "C" fn(u16, u16, *mut sys::inlane_packet, u16, *mut u64) -> u16;
 type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
 
-/// The functions of `burst.c` that receive and send bursts with one kind of driver.
+/// The functions of `burst.c` for one kind of driver. They receive and send bursts.
 #[derive(Clone, Copy)]
 pub(crate) struct BurstFunctions {
     receive: Receive,
@@ -27,19 +28,19 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// The functions for most drivers, which write an mbuf right before they pass it to the program. These
-    /// functions load each field by itself, because a wider load would stall on store forwarding.
+    /// The functions for most drivers, which write to an mbuf shortly before they return it to the program.
+    /// These functions load each field by itself, because a wider load would stall on store forwarding.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that return mbufs without writing to them. They read several fields of an
-    /// mbuf by one load. This does not stall on store forwarding, because no store to the mbuf precedes the
-    /// load.
+    /// The functions for drivers that return mbufs without writing to them. These functions read several
+    /// fields of an mbuf by one load. This does not stall on store forwarding, because no store to the mbuf
+    /// precedes the load.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
-    /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
-    /// a program or a device holds it.
+    /// The functions for drivers that lose buffers when they close. The functions mark each mbuf: the mark
+    /// shows whether a program or a device holds the mbuf.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,
@@ -53,7 +54,7 @@ pub(crate) struct PortContext {
     pub(crate) name: String,
     /// DPDK's port number.
     pub(crate) port: u16,
-    /// The kernel interface of the port, if it has one.
+    /// The kernel interface of the port. `None` if the port has no kernel interface.
     pub(crate) interface: Option<Interface>,
     /// True if the port ends when its peer disconnects, as a memif port does.
     pub(crate) has_peer: bool,
@@ -64,7 +65,7 @@ pub(crate) struct PortContext {
     gate: Arc<Gate>,
     /// True once the port was stopped. It cannot be started again.
     stopped: AtomicBool,
-    /// The number of packets sent by transmit queues that no longer exist. An [`EthTx`] adds its count when
+    /// The number of packets sent by transmit queues that have been dropped. An [`EthTx`] adds its count when
     /// it is dropped.
     sent: AtomicU64,
 }
@@ -103,7 +104,7 @@ impl PortContext {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets were sent by those transmit queues of the port that no longer exist.
+    /// Returns the number of packets sent by the port's transmit queues that have been dropped.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
@@ -144,7 +145,7 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
 struct End {
     port: u16,
     queue: u16,
-    /// The number of calls without a packet since the last check that the device still exists.
+    /// The number of calls without a packet since the last check whether the device still exists.
     idle: u32,
     gate: Arc<Gate>,
     mark: Arc<Mark>,
@@ -167,7 +168,7 @@ impl End {
         }
     }
 
-    /// Counts a burst that moved no packet. Every [`CHECK_EVERY`] calls it checks that the device still
+    /// Counts a burst that moved no packet. At every [`CHECK_EVERY`]th call, checks that the device still
     /// exists.
     #[inline]
     fn count_idle(&mut self) -> Result<()> {
@@ -232,16 +233,16 @@ impl EthTx {
     /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
     /// # Safety
-    /// The caller keeps the promises of [`Tx::send`]. If `send` is a function for packets that are sent as
-    /// received, the caller also keeps those of [`Tx::send_as_received`].
+    /// The caller keeps the promises of [`Tx::send`]. If `send` is a function for [`Tx::send_as_received`],
+    /// the caller also keeps the promises of that method.
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let errors_before = counters.errors;
         let sent = gate.pass(mark, || {
-            // SAFETY: the caller promises to hold the packets, which are mbufs of the port's pools. The gate
-            // is open, so the device is started with this queue. Only this value sends to the queue.
+            // SAFETY: the caller guarantees that it holds the packets, which are mbufs of the port's pools.
+            // The gate is open, so the device is started with this queue. Only this value sends to the queue.
             unsafe {
                 let packets = packets.as_ptr().cast();
                 send(*port, *queue, packets, count, &mut counters.bytes, &mut counters.errors) as usize
@@ -251,8 +252,8 @@ impl EthTx {
             let why = "it is not started, or was stopped".to_owned();
             return Err(Error::Usage { port: self.0.context.name.clone(), why }.into());
         };
-        // `sent` includes packets whose length or address lies outside their buffer. Those were dropped and
-        // counted as errors, so they are subtracted.
+        // `sent` includes packets with a length or address outside their buffer. The call above dropped these
+        // packets and counted them as errors, so subtract them.
         counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
             // SAFETY: the caller promises what this call requires. The driver accepted no packet.
@@ -261,12 +262,13 @@ impl EthTx {
         Ok(sent)
     }
 
-    /// Handles a burst of which the driver accepted no packet. On a kernel interface, drops `first`, the
-    /// burst's first packet, if it is shorter than an Ethernet header: it would never be accepted. Returns
-    /// the number of dropped packets.
+    /// Handles a burst of which the driver accepted no packet. `first` is the burst's first packet. On a
+    /// kernel interface, drops `first` if it is shorter than an Ethernet header, because the interface would
+    /// never accept it. Returns the number of dropped packets.
     ///
     /// # Safety
-    /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.
+    /// The caller holds `first`, which is an mbuf. If this function returns 1, the caller does not use
+    /// `first` again.
     #[cold]
     unsafe fn nothing_sent(&mut self, first: &Packet) -> Result<usize> {
         if self.0.context.interface.is_some() && (first.length as usize) < ETHERNET_HEADER {

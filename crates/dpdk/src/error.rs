@@ -6,7 +6,7 @@ use inlane_core::error::Class;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// DPDK's environment did not start, so nothing of DPDK works in this process.
+    /// DPDK's environment did not start. This process then cannot use any part of DPDK.
     #[error("DPDK did not start: {why}")]
     Environment {
         /// The reason, DPDK's last messages, and what to do.
@@ -114,7 +114,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns the class of this error, which decides the exit status.
+    /// Returns the class of this error. The class determines the exit status of the command.
     pub fn class(&self) -> Class {
         match self {
             Error::Spec { .. } | Error::Usage { .. } => Class::Usage,

@@ -1,9 +1,9 @@
-//! Gates: locks that keep threads out of some code. A port's gate keeps threads out of its driver until the
-//! port is started and while it closes. [`Pause`] pauses every gate while a port takes back the buffers that
-//! its driver lost.
+//! Gates: locks that keep threads out of a section of code. The gate of a port keeps threads out of its
+//! driver until the port is started, and while it closes. [`Pause`] makes threads wait at every gate. A port
+//! uses it to take back the buffers that its driver lost.
 //!
-//! A thread sets a flag, by a plain store, while it is inside. The closing thread runs a memory barrier on
-//! all threads (membarrier(2)), so a burst needs no fence.
+//! A thread sets a flag with a plain store while it is inside. The closing thread runs a memory barrier on
+//! all threads (membarrier(2)), so passing a gate needs no fence.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -17,15 +17,16 @@ const PAUSED: u8 = 2;
 static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
 
 /// Guards code that threads run by [`Gate::pass`], such as the calls of a port's driver. A closed gate
-/// refuses threads; a paused gate makes them wait. Closing or pausing waits until all threads have left.
+/// refuses threads. A paused gate makes them wait. Closing or pausing blocks until all threads have left the
+/// code.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: AtomicU8,
     marks: Mutex<Vec<Weak<Mark>>>,
 }
 
-/// A thread's flag at a gate: set while the thread is inside. It has its own cache lines, because each burst
-/// writes it twice.
+/// A thread's flag at a gate. It is set while the thread is inside the gate. It has its own cache lines,
+/// because each burst writes it twice.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Mark {
@@ -83,7 +84,7 @@ impl Gate {
 
     /// Opens the gate.
     pub(crate) fn open(&self) {
-        // [`Pause`] holds this lock, so the gate opens only after a pause has ended.
+        // Take the lock that [`Pause`] also holds. The gate then opens only after a pause has ended.
         let _gates = lock(&GATES);
         self.state.store(OPEN, Ordering::SeqCst);
     }
@@ -95,9 +96,9 @@ impl Gate {
         self.wait_until_empty();
     }
 
-    /// Waits until no thread is inside the gate. The caller first changes the state and calls
-    /// [`barrier_on_all_threads`]. Flags set before this barrier are seen here. A thread that sets its flag
-    /// later reads the new state, and stays out.
+    /// Waits until no thread is inside the gate. Before the call, the caller changes the state and calls
+    /// [`barrier_on_all_threads`]. This function sees all flags that were set before this barrier. A thread
+    /// that sets its flag later reads the new state, and stays out.
     fn wait_until_empty(&self) {
         for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
             while mark.inside.load(Ordering::Acquire) {
@@ -183,8 +184,8 @@ mod tests {
     fn nobody_is_inside_during_a_pause() {
         let gate = Gate::new();
         gate.open();
-        // A counter for each thread. A counter is odd while its thread is inside, so all counters must be
-        // even while the gate is paused.
+        // One counter for each thread. A counter is odd while its thread is inside the gate. While the gate
+        // is paused, all counters must be even.
         let inside: Arc<[AtomicU64; 3]> = Arc::default();
         let threads: Vec<_> = (0..3)
             .map(|index| {

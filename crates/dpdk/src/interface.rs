@@ -8,22 +8,23 @@ use std::path::Path;
 /// The numbers of queues of an interface; 1 if the driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueCounts {
-    /// The number of receive queues: the larger of two numbers that the driver reports, receive-only queues
-    /// and pairs. Most drivers report 0 for one of them.
+    /// The number of receive queues. The driver reports two numbers: receive-only queues, and pairs of
+    /// queues. Most drivers report 0 for one of them. This is the larger number.
     pub(crate) receive: u16,
     /// The number of pairs of a receive and a transmit queue. DPDK's AF_XDP driver counts only pairs.
     pub(crate) pairs: u16,
 }
 
-/// A kernel interface that a port uses, in the network namespace in which the port was opened.
+/// A kernel interface that a port uses. It lies in the network namespace in which the port was opened.
 #[derive(Debug)]
 pub(crate) struct Interface {
     name: String,
     index: u32,
-    /// The socket for ioctl(2) calls, which refer to the namespace in which it was opened.
+    /// The socket for ioctl(2) calls. The calls refer to the network namespace in which this socket was
+    /// opened.
     socket: OwnedFd,
-    /// DPDK's descriptor of a tap interface, used to find the interface if it was moved to another namespace.
-    /// `None` for other interfaces.
+    /// DPDK's descriptor of a tap interface, or `None` for other interfaces. It is used to find an interface
+    /// that was moved to another namespace.
     tap: Option<RawFd>,
 }
 
@@ -55,13 +56,13 @@ impl Interface {
         Ok(Self { tap, ..Self::find(name)? })
     }
 
-    /// Returns true if the interface still exists, even if it was renamed. Finds the interface of a tap even
+    /// Returns true if the interface still exists, even if it was renamed. A tap interface is found even
     /// after a move to another network namespace, because this process holds the tap's descriptor.
     pub(crate) fn exists(&self) -> bool {
         // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = self.index as i32;
-        // SAFETY: the request outlives the call, which fills in a name.
+        // SAFETY: `request` outlives the call, which writes a name into it.
         let here = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) == 0 };
         here || self.tap.is_some_and(|descriptor| tap_name(descriptor).is_some())
     }
@@ -137,7 +138,8 @@ impl Interface {
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 
-    /// Returns the numbers of queues of the interface, as the kernel's ethtool interface reports them.
+    /// Returns how many receive and transmit queues the interface has, as the kernel's ethtool interface
+    /// reports them.
     pub(crate) fn queues(&self) -> QueueCounts {
         /// `struct ethtool_channels` of `linux/ethtool.h`.
         #[repr(C)]
@@ -186,7 +188,8 @@ fn tap_name(descriptor: RawFd) -> Option<String> {
     const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
     // SAFETY: an all-zero ifreq is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: the request outlives the call, which fills in a name, and fails on other descriptors.
+    // SAFETY: `request` outlives the call. The call writes a name into it, or fails if the descriptor has
+    // another type.
     if unsafe { libc::ioctl(descriptor, TUNGETIFF as _, &mut request) } != 0 {
         return None;
     }

@@ -1,5 +1,5 @@
-//! Counters of packets that the kernel dropped because a port's sockets were not read in time. DPDK's drivers
-//! do not report them.
+//! Counters of packets that the kernel dropped because nobody read a port's sockets in time. DPDK's drivers
+//! do not report these packets.
 
 use crate::interface::Interface;
 use crate::xdp;
@@ -12,14 +12,15 @@ pub(crate) fn dropped_by_packet_sockets(sockets: &[RawFd]) -> u64 {
     statistics.map(|[_, dropped]| u64::from(dropped)).sum()
 }
 
-/// Returns the numbers of received and of dropped packets of a packet socket since the last call (`struct
-/// tpacket_stats`). Received packets include dropped ones.
+/// Returns two counts of a packet socket since the last call (`struct tpacket_stats`): received packets and
+/// dropped packets. The received packets include the dropped ones.
 pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
     let mut statistics = [0u32; 2];
     read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)
 }
 
-/// Returns this process's packet sockets on `interface` with rings of version 2, which DPDK's driver creates.
+/// Returns the packet sockets on `interface` that DPDK's driver has created in this process. These sockets
+/// have rings of version 2.
 pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
     const TPACKET_V2: i32 = 1;
     let has_ring = |&descriptor: &RawFd| {
@@ -31,8 +32,9 @@ pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
     open_descriptors().filter(has_ring).collect()
 }
 
-/// Returns how many packets the AF_XDP sockets dropped because their receive rings were full. DPDK's driver
-/// counts only packets dropped for other reasons, such as the lack of a buffer.
+/// Returns the number of packets that the AF_XDP sockets dropped because their receive rings were full.
+/// DPDK's driver does not count these packets. It counts packets dropped for other reasons, such as the lack
+/// of a buffer.
 pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
     const XDP_STATISTICS: i32 = 7;
     let dropped = |socket: &xdp::Socket| {

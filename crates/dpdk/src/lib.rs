@@ -1,6 +1,6 @@
-//! DPDK behind a safe interface: its environment ([`eal`]), mbuf pools in host or any other memory
-//! ([`MbufPool`]), every ethdev as a [`Port`](inlane_core::Port) ([`open`]), a dmadev as a
-//! [`Mover`](inlane_core::mover::Mover) ([`DmaDev`]).
+//! DPDK behind a safe interface. [`eal`] is its environment. [`MbufPool`] is a pool of mbufs in host or any
+//! other memory. [`open`] returns any ethdev as a [`Port`](inlane_core::Port). [`DmaDev`] is a dmadev as a
+//! [`Mover`](inlane_core::mover::Mover).
 //!
 //! | port | is |
 //! | --- | --- |
@@ -46,8 +46,8 @@ pub use thread::ThreadGuard;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Stops the waits of starting ports for a peer or a link, now and later. Call it when the program is about
-/// to end.
+/// Ends the waits of starting ports for a peer or a link. Ports that start later do not wait either. Call it
+/// when the program is about to end.
 pub fn stop_waiting() {
     STOPPING.store(true, Ordering::Relaxed);
 }

@@ -4,22 +4,22 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// The number of warnings of DPDK's log that are kept for error messages.
+/// The number of warnings from DPDK's log that are kept in memory, to be shown in error messages.
 const RECENT: usize = 16;
 
 /// DPDK's last messages of level warning or worse.
 struct RecentWarnings {
     /// Oldest first.
     messages: VecDeque<String>,
-    /// The number of warnings so far, including those that are no longer kept.
+    /// The number of warnings so far. It includes warnings that `messages` no longer holds.
     count: u64,
 }
 
 static RECENT_WARNINGS: Mutex<RecentWarnings> =
     Mutex::new(RecentWarnings { messages: VecDeque::new(), count: 0 });
 
-/// A position in the log. Take it before a call that may fail. [`LogPosition::explain`] then adds the warnings of
-/// that call to the error message.
+/// A position in DPDK's log. Take it before a call that may fail. If the call fails, [`LogPosition::explain`]
+/// adds the call's warnings to the error message.
 pub(crate) struct LogPosition(u64);
 
 impl LogPosition {
@@ -28,8 +28,8 @@ impl LogPosition {
         LogPosition(lock().count)
     }
 
-    /// Returns the warnings that DPDK has logged since this position, joined by semicolons. If there are too
-    /// many to keep, returns only the newest.
+    /// Returns the warnings that DPDK has logged since this position, separated by semicolons. If there were
+    /// too many to keep, returns only the newest ones.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
@@ -48,7 +48,7 @@ impl LogPosition {
 }
 
 fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
-    // If a thread panicked while it held the lock, at most one message is lost.
+    // Ignore a panic of a thread that held the lock. At most one message is lost.
     RECENT_WARNINGS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

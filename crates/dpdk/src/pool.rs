@@ -1,13 +1,13 @@
-//! Pools of mbufs. Packet data lies in the pool's own host memory, or in a given region of pinned or GPU
-//! memory.
+//! Pools of mbufs. The packet data of a pool is in the pool's own host memory, or in a given region of pinned
+//! or GPU memory.
 //!
 //! ```text
 //! own memory:   | mempool header | mbuf | private: PacketMeta | headroom | data ... | next object ...
-//! any region:   objects as above without data, in host memory; data at  region + n * stride:  | headroom | data ... |
+//! any region:   such objects without data, in host memory; at  region + n * stride:  | headroom | data ... |
 //! ```
 //!
 //! A packet's cookie is the address of its mbuf, with a flag in bit 0 (`READ_MBUF` in `sys/mbuf.h`). A thread
-//! that first uses a queue or a pool gets an lcore id, and thereby a cache in every pool.
+//! gets an lcore id when it first uses a queue or a pool. With this id, it has a cache in every pool.
 
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Mark, Pause};
@@ -24,11 +24,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 /// caches.
 const CACHE: u32 = 256;
 
-/// The addresses of all mempools. The lock keeps threads from flushing their caches while a port takes its
-/// lost buffers back.
+/// The addresses of all mempools. While a port takes its lost buffers back, it holds this lock so that
+/// threads do not flush their caches.
 static POOLS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// The number of pools created so far, which makes each pool's name unique, as DPDK demands.
+/// The number of pools created so far. It makes the name of each pool unique, as DPDK demands.
 static NAMES: AtomicU32 = AtomicU32::new(0);
 
 /// The gate that threads pass to allocate and free. While [`reclaim`] reads the caches of all threads, the
@@ -40,7 +40,8 @@ static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// The gate of all pools, and this thread's flag at the gate, which is set while the thread uses a pool.
+    /// The gate of all pools, and this thread's mark at the gate. The mark is set while the thread uses a
+    /// pool.
     static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
 }
 
@@ -55,7 +56,7 @@ fn pass<T>(work: impl FnOnce() -> T) -> T {
     outcome.expect("the gate of pools is never closed")
 }
 
-/// A pool of packet buffers that are DPDK mbufs. Ports of this crate use only such pools.
+/// A pool of packet buffers. The buffers are DPDK mbufs. Ports of this crate accept only such pools.
 pub struct MbufPool {
     raw: NonNull<sys::rte_mempool>,
     capacity: usize,
@@ -82,7 +83,7 @@ impl MbufPool {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
         // A device with virtual addresses sees the whole pool as contiguous, so objects may cross pages
-        // (`page` is 0). With physical addresses, only the bytes of one hugepage are contiguous.
+        // (`page` is 0). A device with physical addresses sees only the bytes of one hugepage as contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -92,7 +93,7 @@ impl MbufPool {
             .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
-        // SAFETY: the pool owns memory of that length. The region keeps it until the pool has been freed.
+        // SAFETY: the pool owns memory of this length. The region keeps the memory until the pool is freed.
         let raw = unsafe {
             sys::inlane_pool_create(
                 name.as_ptr(),
@@ -112,8 +113,9 @@ impl MbufPool {
         Ok(Self::registered(raw, count, room, region, false, hugepages))
     }
 
-    /// Creates a pool whose packet data lies in `region`, with as many buffers of `room` bytes as fit. The
-    /// mbufs lie in host memory. The CPU must map the region if a port accesses packet bytes with the CPU.
+    /// Creates a pool with packet data in `region`. The pool has as many buffers of `room` bytes as the
+    /// region can hold. The mbufs lie in host memory. If a port reads or writes packet bytes with the CPU,
+    /// map the region for the CPU first.
     ///
     /// # Errors
     /// [`Error::Pool`] if the region is too small for one buffer, is not aligned to 4 KiB, or is refused by
@@ -203,7 +205,7 @@ impl MbufPool {
     }
 
     /// Returns the length of the longest frame that an AF_XDP socket could receive with buffers of `room`
-    /// bytes. `None` if the kernel does not accept such buffers.
+    /// bytes. Returns `None` if the kernel does not accept such buffers.
     pub(crate) fn longest_xdp_frame(&self, room: u32) -> Option<u32> {
         /// The sizes of memory chunks that the kernel accepts for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a
         /// page.
@@ -251,8 +253,8 @@ impl Drop for MbufPool {
         let out = self.outstanding();
         pools().retain(|&raw| raw != self.raw() as usize);
         if out > 0 {
-            // The holders of these packets may still write to them, so keep the memory until the process
-            // ends.
+            // Keep the memory until the process ends, because other code still holds these packets and may
+            // write to them.
             tracing::warn!(
                 "a pool was dropped while {out} of its packets were in use; its memory is not freed"
             );
@@ -269,8 +271,8 @@ impl Drop for MbufPool {
     }
 }
 
-// SAFETY: DPDK gives an mbuf to one caller until it is freed. Its data lies in the region, with `room` bytes
-// from the packet's address.
+// SAFETY: DPDK gives an mbuf to only one caller until it is freed. The mbuf's data lies in the region, and
+// `room` bytes from the packet's address on belong to it.
 unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
@@ -279,7 +281,8 @@ unsafe impl Pool for MbufPool {
     }
 
     unsafe fn free(&self, packets: &[Packet]) {
-        // SAFETY: the caller holds these packets of this pool, and does not use them afterwards.
+        // SAFETY: the caller guarantees that it holds these packets of this pool and does not use them
+        // afterwards.
         unsafe { free(packets) }
     }
 
@@ -301,8 +304,8 @@ unsafe impl Pool for MbufPool {
     }
 
     unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
-        // SAFETY: the caller holds this packet of this pool. Its private area contains a `PacketMeta`,
-        // initially zero.
+        // SAFETY: the caller guarantees that it holds this packet of this pool. The packet's private area
+        // contains a `PacketMeta`, initially zero.
         unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() }
     }
 
@@ -331,8 +334,8 @@ fn pools() -> MutexGuard<'static, Vec<usize>> {
 /// Returns the buffers in the calling thread's caches to their pools. `lcore` is the thread's lcore id.
 pub(crate) fn flush_caches(lcore: u32) {
     for &raw in pools().iter() {
-        // SAFETY: a mempool is in the list until it is freed. The cache is this thread's, and the lock keeps
-        // [`reclaim`] out.
+        // SAFETY: a mempool stays in the list until it is freed. The cache belongs to this thread. The lock
+        // prevents [`reclaim`] from running now.
         unsafe { sys::inlane_flush_cache(raw as *mut _, lcore) }
     }
 }
@@ -340,7 +343,7 @@ pub(crate) fn flush_caches(lcore: u32) {
 /// Frees packets of any pool.
 ///
 /// # Safety
-/// The caller holds the packets, which are mbufs, and does not use them afterwards.
+/// The caller holds the packets and does not use them afterwards. The packets are mbufs.
 pub(crate) unsafe fn free(packets: &[Packet]) {
     for packets in packets.chunks(u32::MAX as usize) {
         // SAFETY: the caller promises what this call requires.
@@ -360,7 +363,8 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
 /// Frees the mbufs that the closed device `port` still held, and returns their number. `filled` are the pools
 /// that the device received into.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Keep other threads from setting up or closing devices, because drivers use mempools while they do that.
+    // Keep other threads from setting up or closing devices, because drivers use mempools during these
+    // operations.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();
@@ -371,9 +375,9 @@ pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
         if unsafe { sys::rte_mempool_in_use_count(raw) } > 0 {
             let receives_into = filled.iter().any(|pool| std::ptr::eq(pool.raw(), raw)).into();
             // SAFETY: a mempool is in the list until it is freed. The device is closed, so nobody else holds
-            // its mbufs. No other thread uses a mempool: threads that allocate, free, or drive queues wait at
-            // their gates, threads that set devices up wait for `_control`, and ending threads wait for
-            // `pools`.
+            // its mbufs. No other thread uses a mempool now. Threads that allocate, free, or drive queues
+            // wait at their gates. Threads that set up devices wait for `_control`, and ending threads wait
+            // for `pools`.
             reclaimed += unsafe { sys::inlane_reclaim(raw, port, receives_into) };
         }
     }

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The number of buffers in the pool that is created for a port that only sends. Such a port may need receive
-/// buffers, because some drivers create each transmit queue with a receive queue.
+/// The number of buffers in the pool of a port that only sends. The port may need receive buffers, because
+/// some drivers create a receive queue with each transmit queue.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call
@@ -41,7 +41,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>> {
 /// Opens a port for a run that will use `queues` of its queues. Some drivers need this number in advance.
 ///
 /// # Errors
-/// As for [`open`].
+/// The same as [`open`].
 pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
     let mut spec = EthSpec::parse(spec)?;
     if let PortKind::AfPacket { queues: requested @ None, .. } = &mut spec.kind
@@ -63,9 +63,10 @@ pub struct EthPort {
     device: Device,
     limits: sys::rte_eth_dev_info,
     context: Arc<PortContext>,
-    /// The pools that the receive queues get buffers from. The device holds such buffers until it is closed.
+    /// The pools from which the receive queues allocate buffers. The device holds buffers of these pools
+    /// until it is closed.
     filled: Vec<Arc<MbufPool>>,
-    /// The pools of the sent packets. The device holds their buffers until it is closed.
+    /// The pools of the sent packets. The device may hold buffers of these pools until it is closed.
     sent: Vec<Arc<dyn Pool>>,
     /// The pools whose memory is mapped for the port's network card.
     mapped: Vec<dma::DmaMapping>,
@@ -178,9 +179,10 @@ impl EthPort {
         }
     }
 
-    /// Returns how many queues the port can have, counted from its first queue, if each queue needs its own
-    /// DPDK device. Returns `None` if one device serves all queues. Only AF_XDP ports need separate devices,
-    /// on interfaces with more receive queues than pairs of a receive and a transmit queue.
+    /// Returns the largest number of queues of the port, counted from its first queue, if each queue needs a
+    /// DPDK device of its own. Returns `None` if one device serves all queues. Only AF_XDP ports can need
+    /// separate devices: on interfaces that have more receive queues than pairs of a receive and a transmit
+    /// queue.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let PortKind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
@@ -202,7 +204,8 @@ impl EthPort {
         }
     }
 
-    /// Returns `pool` as a pool of mbufs. Returns an error if this port cannot use it.
+    /// Converts `pool` to a pool of mbufs. Returns an error if it is not such a pool, or if this port cannot
+    /// use its memory.
     fn mbuf_pool(&self, pool: &Arc<dyn Pool>) -> Result<Arc<MbufPool>> {
         let any: Arc<dyn Any + Send + Sync> = pool.clone();
         let pool = any
@@ -223,7 +226,8 @@ impl EthPort {
         !self.rx_taken.is_empty()
     }
 
-    /// Puts `count` packets of `size` bytes into a queue of a ring port, where they circulate.
+    /// Puts `count` packets of `size` bytes into a queue of a ring port. The packets then circulate in this
+    /// queue.
     fn prime(&self, queue: u16, count: u32, size: u16) -> Result<()> {
         let pool = &self.filled[queue as usize % self.filled.len()];
         let mut packets = vec![Packet::EMPTY; count as usize];
@@ -241,7 +245,8 @@ impl EthPort {
             }
         }
         let mut tx = EthTx::new(self.context.clone(), queue);
-        // SAFETY: the packets are from a pool of this port. The unsent ones are freed here.
+        // SAFETY: the packets are from a pool of this port. Packets that are not sent are freed here, and
+        // none is used afterwards.
         let sent = unsafe {
             let sent = tx.send(&packets[..allocated]).unwrap_or(0);
             pool.free(&packets[sent..allocated]);
@@ -261,11 +266,12 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Count only the errors of cards. Software drivers count a packet that they did not accept as a send
-        // error, but the caller sends that packet again, so it is not lost.
+        // Count only the errors of cards. If a software driver does not accept a packet, it counts a send
+        // error. The caller sends that packet again, so the packet is not lost.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
-            // Nobody reads the receive queues of a send-only port, so leave out what they dropped.
+            // Leave out the packets that receive queues dropped. Nobody reads the receive queues of a
+            // send-only port.
             return Counters { errors: unsent, ..Counters::default() };
         }
         let dropped = match (&self.spec.kind, &self.context.interface) {
@@ -318,7 +324,8 @@ impl EthPort {
         self.sent.clear();
     }
 
-    /// Marks a queue as taken, so that it is handed out once. `direction` names the kind of queue in errors.
+    /// Marks a queue as taken. Each queue can be taken only once. `direction` is the name of the queue's kind
+    /// in errors.
     ///
     /// # Errors
     /// If the queue was already taken or was not configured.

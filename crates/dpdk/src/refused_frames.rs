@@ -1,12 +1,12 @@
 //! Refuses and counts frames that the ring of a packet socket cannot deliver unchanged:
 //!
-//! * Frames longer than a slot, which the kernel would cut. They come from a peer whose card does
-//!   segmentation (TSO), or from received segments that the kernel joins (GRO).
+//! * Frames longer than a slot of the ring, because the kernel would cut them. They come from a peer whose
+//!   card does segmentation (TSO), or from received segments that the kernel joins (GRO).
 //! * Frames with an 802.1ad tag. The kernel takes the outer VLAN tag out of a frame, and DPDK's driver puts
-//!   it back as 802.1Q.
+//!   it back as an 802.1Q tag.
 //!
-//! A filter on the ring's sockets refuses these frames. One more socket receives only them. No thread reads
-//! it: the kernel counts its frames, and the port reports the count.
+//! A filter on the ring's sockets refuses these frames. Another socket receives only the refused frames. No
+//! thread reads that socket. The kernel counts its frames, and the port reports the count.
 
 use crate::interface::Interface;
 use crate::kernel_counters;
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The EtherType of an 802.1ad tag (service tag).
 const ETHERTYPE_8021AD: u32 = 0x88a8;
 
-/// A filter on a port's packet sockets that refuses frames longer than `longest` bytes, and a socket that
-/// counts them.
+/// A filter on a port's packet sockets, which refuses frames longer than `longest` bytes. A separate socket
+/// counts the refused frames.
 pub(crate) struct RefusedFrames {
     socket: OwnedFd,
     longest: u32,
@@ -55,9 +55,9 @@ impl RefusedFrames {
 
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
-        // Reading the kernel's counter clears it, so keep the sum in `counted`. No thread reads the socket,
-        // so its buffer fills. The counter is complete all the same, because it also counts the frames that
-        // the full buffer drops.
+        // Reading the kernel's counter clears it, so keep the sum in `counted`. No thread reads from the
+        // socket, so the socket's buffer fills up. The counter is complete all the same, because it also
+        // counts frames that the full buffer drops.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new
@@ -103,7 +103,7 @@ const fn if_equal(to: u32, then: u8, otherwise: u8) -> Instruction {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, then, otherwise, to)
 }
 
-/// Returns the filter for the receiving packet sockets, which drops frames that the port refuses.
+/// Returns the filter for the receiving packet sockets. It drops frames that the port refuses.
 fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     [
         LOAD_LENGTH,
@@ -117,8 +117,8 @@ fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     ]
 }
 
-/// Returns the filter for the counting socket. It passes one byte of each frame that the port refuses. It
-/// drops other frames, and all frames that this machine sends.
+/// Returns the filter of the counting socket. It passes one byte of each frame that the port refuses. It
+/// drops all frames that this machine sends, and all frames that the port accepts.
 fn keep_refused(longest: u32) -> [Instruction; 10] {
     const OUTGOING: u32 = libc::PACKET_OUTGOING as u32;
     [

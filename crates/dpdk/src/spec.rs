@@ -21,7 +21,7 @@ use inlane_core::port::spec::{PortSpec, without_secret};
 pub struct EthSpec {
     /// The specification's text, as the user wrote it.
     pub text: String,
-    /// The kind of port, with the options of that kind.
+    /// The kind of port, with the options that this kind has.
     pub kind: PortKind,
     /// The number of descriptors of each receive and transmit queue. `None` for the default number.
     pub descriptors: Option<u16>,
@@ -46,14 +46,14 @@ pub enum PortKind {
         name: String,
         /// The number of packets that each queue of the ring holds at the start.
         prime: u32,
-        /// The length in bytes of the packets that a queue of the ring holds at the start.
+        /// The length in bytes of the packets that each queue of the ring holds at the start.
         size: u16,
     },
     /// AF_XDP sockets on a kernel interface.
     AfXdp {
         /// The interface.
         interface: String,
-        /// The number of the interface's first queue that the port uses, if the user gave it.
+        /// The number of the first interface queue that the port uses. `None` if the user did not choose it.
         queue: Option<u16>,
         /// Busy-poll budget in packets; 0 switches busy polling off.
         busy: u32,
@@ -64,10 +64,11 @@ pub enum PortKind {
     AfPacket {
         /// The interface.
         interface: String,
-        /// The number of sockets over which the kernel spreads flows. If absent, one per pipeline.
+        /// The number of sockets over which the kernel spreads flows. If absent, one socket for each
+        /// pipeline.
         queues: Option<u16>,
-        /// The size of a slot in the sockets' rings, in bytes, rounded up to a multiple of 16. By default,
-        /// chosen from the interface's MTU.
+        /// The size of a slot in the sockets' packet rings, in bytes. It is rounded up to a multiple of 16.
+        /// `None`: chosen from the interface's MTU.
         frame: Option<u32>,
         /// If set, sent packets bypass the interface's queueing discipline. Otherwise they pass through it.
         bypass: bool,
@@ -85,7 +86,7 @@ pub enum PortKind {
         socket: String,
         /// True for the server, which listens at the socket. False for the client, which connects.
         server: bool,
-        /// The number of the connection, the same at both ends.
+        /// The number of the connection. Both ends must use the same number.
         id: u32,
         /// How long the port waits for its peer, in seconds.
         wait_s: f64,
@@ -111,8 +112,8 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
-    /// Returns this AF_XDP specification for the queue that lies `further` queues behind the first one. Use
-    /// it to open one device per queue.
+    /// Returns this AF_XDP specification for another queue: the one at distance `further` behind the first
+    /// queue. Use it to open one device for each queue.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let PortKind::AfXdp { queue, .. } = &mut spec.kind {
@@ -121,9 +122,9 @@ impl EthSpec {
         spec
     }
 
-    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Packets of a
-    /// queue that is not read would go to the kernel, or be lost. Skips the check if the user named the first
-    /// queue, because then the user wants exactly that queue.
+    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Otherwise,
+    /// packets of the other queues would go to the kernel or be lost. Skips the check if the user named the
+    /// first queue, because the user then wants exactly that queue.
     ///
     /// # Errors
     /// [`Error::Usage`], which says what number of queues to give.
@@ -215,7 +216,8 @@ fn kind(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
     })
 }
 
-/// Returns the argument if the kernel would accept it as the name of an interface.
+/// Returns the argument of the port's specification. Fails if the kernel would not accept it as the name of
+/// an interface.
 fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
     let name = spec.argument();
     let valid = (1..16).contains(&name.len())

@@ -1,4 +1,4 @@
-//! DPDK's lcore ids of threads. A thread with an id has a cache in every mempool. Without an id, each
+//! Assigns DPDK's lcore ids to threads. A thread with an id has a cache in every mempool. Without an id, each
 //! allocation uses the mempool's shared ring, which is slower. A thread gets an id at its first use of a
 //! queue or a pool.
 
@@ -9,11 +9,11 @@ thread_local! {
     static REGISTERED: RefCell<Option<ThreadGuard>> = const { RefCell::new(None) };
 }
 
-/// Holds the lcore id of this thread. Dropping it returns the thread's cached buffers to their pools, and
-/// frees the id. Create it to get the id before the first use of a queue or a pool.
+/// Holds the lcore id of this thread. Create it before the first use of a queue or a pool. Dropping it
+/// returns the thread's cached buffers to their pools, and frees the id.
 #[derive(Debug)]
 pub struct ThreadGuard {
-    // A raw pointer is not `Send`, which keeps the guard on the thread that created it.
+    // A raw pointer is not `Send`, so the guard stays on the thread that created it.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 

@@ -1,14 +1,14 @@
 //! The XDP program and the sockets of AF_XDP ports. DPDK's driver opens the sockets. inlane's own XDP program
-//! (`sys/xdp.c`) gives the frames of a queue to the queue's socket:
+//! (`sys/xdp.c`) gives the frames of each receive queue to the queue's socket:
 //!
-//! * A BPF link attaches the program, unless the interface has another one. The kernel detaches the program
-//!   when the link's last descriptor is closed, also when the process is killed.
+//! * A BPF link attaches the program, unless the interface already has another program. The kernel detaches
+//!   the program when the last descriptor of the link is closed, even if the process is killed.
 //! * All ports of an interface share one program. A process opens the link of another inlane process by the
 //!   link's number, which needs CAP_SYS_ADMIN.
 //!
 //! The driver of DPDK 22.11 leaves its sockets open when it closes a device. An open socket keeps its queue
-//! in use and pool memory pinned. So a port records the sockets that are opened while it is configured, and
-//! closes those that are still open after its device was closed.
+//! in use and pool memory pinned. So a port records the sockets that are opened while it is configured. After
+//! the device was closed, the port closes those sockets that are still open.
 
 use crate::interface::Interface;
 use crate::sys;
@@ -19,14 +19,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The number of queues that an XDP program can serve, which is more than any interface has.
+/// The most queues that an XDP program can serve. No network interface has as many.
 const QUEUES: u32 = 1024;
 
-/// The number of attempts to attach or share an XDP program. Sharing fails if the program's last user closes
-/// it at that moment.
+/// The number of attempts to attach or share an XDP program. Sharing can fail, because the last user of the
+/// program may close it at the same time.
 const ATTEMPTS: usize = 5;
 
-/// Identifies an interface: the inode of its network namespace, and its number in that namespace.
+/// Identifies an interface by two numbers: the inode of its network namespace, and its number in that
+/// namespace.
 type Key = (u64, u32);
 
 /// The XDP programs that ports of this process use.
@@ -39,8 +40,8 @@ thread_local! {
     static FAILURE: Cell<i32> = const { Cell::new(0) };
 }
 
-/// inlane's XDP program on an interface. It stays attached while a value of this type exists for the
-/// interface, in any process.
+/// inlane's XDP program on an interface. It stays attached while any process has a value of this type for the
+/// interface.
 #[derive(Debug)]
 pub(crate) struct Program {
     _link: OwnedFd,
@@ -54,8 +55,8 @@ pub(crate) enum Refusal {
     /// The interface has an XDP program that is not inlane's. `name` is empty if this process may not read
     /// it.
     Taken { program: u32, name: String },
-    /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share that
-    /// process's XDP program.
+    /// Another inlane process uses the interface. This process cannot share the other process's XDP program,
+    /// because it lacks CAP_SYS_ADMIN.
     NotShared,
     /// The kernel refused to load or attach inlane's XDP program, for this reason.
     Failed(io::Error),
@@ -92,7 +93,7 @@ impl Program {
             }
             match -code {
                 0 => {
-                    // SAFETY: both descriptors were just opened, and no other code owns them.
+                    // SAFETY: the call has just opened both descriptors. No other code owns them.
                     let [link, map] =
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });
@@ -124,7 +125,7 @@ fn refusal(interface: i32, error: i32) -> Refusal {
     }
 }
 
-/// An AF_XDP socket of this process. The inode tells it from a later socket with the same descriptor.
+/// An AF_XDP socket of this process. A later socket may have the same descriptor, but it has another inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     descriptor: RawFd,
@@ -145,8 +146,8 @@ impl Socket {
     }
 }
 
-/// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread meanwhile.
-/// [`close_leftovers`] later closes those that the driver leaves open.
+/// Runs `configure`. Returns its result, and the sockets that the driver has opened on this thread during the
+/// call. Pass these sockets to [`close_leftovers`] later, which closes those that the driver has left open.
 pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket>) {
     OPENED.take();
     FAILURE.set(0);
@@ -154,7 +155,8 @@ pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket
     (outcome, OPENED.take())
 }
 
-/// Returns the kernel's error of this thread's last attempt to open an AF_XDP socket; 0 if it succeeded.
+/// Returns the kernel's errno of this thread's last attempt to open an AF_XDP socket. 0 if the attempt
+/// succeeded.
 pub(crate) fn last_failure() -> i32 {
     FAILURE.get()
 }
@@ -173,8 +175,9 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     closed
 }
 
-/// Enters a socket that the driver opened for a queue into the interface's XDP program, or records why the
-/// driver could not open one. `xdp.c` calls this function on the thread that configures a port.
+/// Adds a socket to the XDP program of the interface. The driver has opened the socket for a queue. If the
+/// driver could not open one, records the reason. `xdp.c` calls this function on the thread that configures a
+/// port.
 unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result: c_int) -> c_int {
     if result < 0 {
         FAILURE.set(-result);
@@ -187,8 +190,8 @@ unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result:
         programs().iter().find(|(other, _)| *other == key).and_then(|(_, program)| program.upgrade());
     let (Some(program), Some(socket)) = (program, Socket::of(result)) else { return -libc::ENODEV };
     OPENED.with_borrow_mut(|opened| opened.push(socket));
-    // SAFETY: the call gets no pointer. With FD_CLOEXEC, started programs do not inherit the socket, which
-    // would keep its queue in use.
+    // SAFETY: the calls get no pointers to memory of this program. FD_CLOEXEC keeps started programs from
+    // inheriting the socket. They would keep its queue in use.
     unsafe {
         libc::fcntl(result, libc::F_SETFD, libc::FD_CLOEXEC);
         sys::inlane_xdp_set_socket(program.map.as_raw_fd(), queue, result)

@@ -1,5 +1,6 @@
-//! AF_XDP on interfaces that count receive and transmit queues separately, as veth does. DPDK's driver counts
-//! only pairs, so it sees a single queue there. This module combines one device per queue into one port.
+//! Ports over AF_XDP for interfaces that count receive and transmit queues separately, as veth does. DPDK's
+//! driver counts only pairs of queues, so it finds one queue there. This module opens one device for each
+//! queue and combines the devices into one port.
 
 use crate::error::{Error, Result};
 use crate::port::EthPort;
@@ -9,12 +10,12 @@ use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// An AF_XDP port that consists of several devices with one queue each.
+/// An AF_XDP port of several queues. Each queue is a separate device.
 pub(crate) struct XdpQueues {
     spec: EthSpec,
     info: PortInfo,
-    /// One device for each queue. The first is opened with the port, the others once the number of queues is
-    /// known.
+    /// One device for each queue. The first device is opened with the port. The others are opened once the
+    /// number of queues is known.
     devices: Vec<EthPort>,
 }
 

@@ -26,8 +26,8 @@ fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn P
 
 /// Creates the interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
 fn veth(queues: u16) {
-    // A veth runs XDP programs only if it has at least as many receive queues as the other end has transmit
-    // queues. So both ends get equal numbers.
+    // A veth runs XDP programs only if it has at least as many receive queues as its other end has transmit
+    // queues. So both ends get equal numbers of queues.
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
     ip("link set v0 up");
@@ -203,8 +203,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     if !private_network("a_program_attached_after_ours_is_not_removed") {
         return;
     }
-    // The interface is replaced while the port is open. Closing the port must not remove the program on the
-    // new interface, which has the same name and number.
+    // Replace the interface while the port is open. Closing the port must not remove the program on the new
+    // interface, although that interface has the same name and number.
     ip("link add v0 index 77 type veth peer name v1");
     ip("link set v0 up");
     let pool = MbufPool::new(8192, 2048).unwrap();
@@ -236,8 +236,8 @@ fn every_frame_of_an_accepted_mtu_arrives() {
     }
 }
 
-/// Returns true if a port with buffers of `room` bytes opens on an interface with this MTU. If so, checks
-/// that the largest frame arrives.
+/// Opens a port with buffers of `room` bytes on an interface with this MTU. Returns false if the port does
+/// not open. Otherwise, checks that the largest frame arrives and returns true.
 fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
     veth(1);
     for end in ["v0", "v1"] {
@@ -291,9 +291,9 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // From the other end of the link, send the port 100 frames that do not fit its receive buffers, and then
-    // more frames than its receive ring can hold. The kernel drops the first 100 and the excess. The port
-    // must not count them as missed, because it only sends.
+    // From the other end of the link, send the port 100 frames that do not fit into its receive buffers. Then
+    // send more frames than its receive ring can hold. The kernel drops the 100 frames and the excess. The
+    // port must not count them as missed, because it only sends.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }
@@ -302,8 +302,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     assert_eq!(port.device_counters(), Default::default());
 }
 
-/// Threads write their number into their packets, while ports over the same pool are opened and closed.
-/// Checks that no packet is allocated twice or lost.
+/// Threads write their number into their packets. Meanwhile, ports over the same pool are opened and closed.
+/// No packet may be allocated twice or lost.
 #[test]
 fn ports_close_while_other_threads_use_their_pool() {
     if !private_network("ports_close_while_other_threads_use_their_pool") {

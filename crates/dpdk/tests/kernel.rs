@@ -42,12 +42,12 @@ fn bytes(packets: &[Packet]) -> Vec<Vec<u8>> {
 
 /// Frees received packets.
 fn free(pool: &MbufPool, packets: &[Packet]) {
-    // SAFETY: the packets are of this pool, and the caller does not use them again.
+    // SAFETY: the packets are from this pool. The caller does not use them again.
     unsafe { pool.free(packets) }
 }
 
-/// Checks the port `spec` with the interface `peer` at the other end. Frames of `sizes` bytes from `peer`
-/// must be received whole and in order, and arrive back at `peer` whole and in order.
+/// Checks the port `spec`. `peer` is the interface at its other end. The port must receive frames of `sizes`
+/// bytes from `peer` whole and in order. They must also arrive back at `peer` whole and in order.
 fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     let pool = MbufPool::new(8192, room).unwrap();
     let (mut port, mut rx, mut tx) = one_queue(spec, &pool);
@@ -118,8 +118,8 @@ fn af_packet() {
     notices_a_deleted_interface("af_packet:v0", "v0");
 }
 
-/// Passes frames through a port at each listed MTU and slot size. There are more frames than a block of the
-/// ring holds, because the slots at the ends of blocks must work too.
+/// Passes frames through a port at each listed MTU and slot size. Sends more frames than a block of the ring
+/// holds, because the slots at the ends of blocks must work too.
 #[test]
 fn af_packet_works_with_every_mtu_and_every_slot_size() {
     if !private_network("af_packet_works_with_every_mtu_and_every_slot_size") {
@@ -212,7 +212,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     ip("link set v1 up");
     let raw = RawSocket::open("v1");
     std::thread::sleep(Duration::from_millis(300));
-    // 958 bytes are the longest frame that fits into a slot of 1024, so longer frames must be refused.
+    // A slot of 1024 bytes holds frames of at most 958 bytes. Longer frames must be refused.
     let sizes = [60, 958, 959, 1000, 64, 1514, 958];
     let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, 7)).collect();
     frames.iter().for_each(|frame| raw.send(frame));
@@ -275,8 +275,8 @@ fn af_xdp() {
     }
     veth();
     exchanges("af_xdp:v0", "v1", 2048, &[60, 64, 1000, 1514]);
-    // A second port on the same interface must open, because closing the first one released the queue and the
-    // XDP program.
+    // Open a second port on the same interface. This must succeed, because closing the first port has
+    // released the queue and the XDP program.
     exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", 2048, &[60, 1514]);
     notices_a_deleted_interface("af_xdp:v0", "v0");
 }

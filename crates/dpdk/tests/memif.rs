@@ -14,8 +14,8 @@ struct Testpmd(Child);
 impl Testpmd {
     fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
         let output = tempfile::NamedTempFile::new().unwrap();
-        // Let each thread of testpmd run on all cores that the test may use. A thread that is bound to a
-        // single core would not answer in time if that core is busy.
+        // Let each thread of testpmd run on all cores that the test may use. If a thread were bound to a
+        // single core and that core were busy, the thread would not answer in time.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
         let child = Command::new("dpdk-testpmd")
@@ -38,7 +38,7 @@ impl Testpmd {
             eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
             return None;
         };
-        // Before its device is started, testpmd as server disconnects every client. In DPDK 22.11,
+        // As a server, testpmd disconnects every client until its own device is started. In DPDK 22.11,
         // disconnecting may use freed memory. So wait until testpmd accepts commands.
         let start = Instant::now();
         while device.contains("role=server")
@@ -68,8 +68,8 @@ fn configured(spec: &str, pool: &Arc<MbufPool>) -> Box<dyn Port> {
     port
 }
 
-/// Checks that testpmd returns packets with swapped MAC addresses, and that the receiver gets an error after
-/// testpmd's end.
+/// Checks that testpmd returns packets with swapped MAC addresses. Then ends testpmd and checks that the
+/// receiver gets an error.
 fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let Some(peer) = peer else { return };
     let pool = MbufPool::new(4096, 2048).unwrap();
@@ -141,7 +141,7 @@ fn as_client_of_testpmd() {
 fn as_server_of_testpmd() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("b.sock").display().to_string();
-    // Leave a socket file without a listener, as a dead server does. The port must replace it.
+    // Create a socket file without a listener, as a dead server leaves it. The port must replace the file.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let device = format!("net_memif0,role=client,id=0,socket={socket},socket-abstract=no");
     let peer = Testpmd::start("as_server_of_testpmd", &device, "macswap");
@@ -168,7 +168,7 @@ fn without_a_peer() {
     assert!(error.contains("is no socket"), "{error}");
 }
 
-/// Runs in a process of its own, because a process has only one current directory.
+/// Runs in its own process, because it changes the current directory, which all threads of a process share.
 #[test]
 fn a_relative_path_names_a_socket_in_the_current_folder() {
     const CASE: &str = "INLANE_TEST_RELATIVE_PATH";

@@ -1,5 +1,5 @@
-//! Checks that open ports still work, and close without a leak, after the process has dropped its privileges.
-//! Privileges do not come back, so each case runs in a process of its own.
+//! Checks that open ports still work after the process has dropped its privileges, and that they close
+//! without a leak. A process cannot regain privileges, so each case runs in its own process.
 
 mod network;
 
@@ -62,7 +62,8 @@ impl Opened {
         Self { pool, port, rx, tx }
     }
 
-    /// Receives frames from `raw`, the other end, and sends them back.
+    /// Sends frames through `raw`, the other end of the link. Receives them from the port and sends them
+    /// back.
     fn exchange(&mut self, raw: &RawSocket) {
         for round in 0..10 {
             let sent = frame(200, round);
@@ -130,8 +131,8 @@ fn as_root(spec: &str) {
     }
 }
 
-/// Runs a copy of this program with file capabilities as an ordinary user. After the copy has dropped them,
-/// none of its threads may hold a capability.
+/// An ordinary user runs a copy of this program with file capabilities. After the copy has dropped the
+/// capabilities, none of its threads may hold one.
 #[test]
 fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
     const TEST: &str = "capabilities_of_the_programs_file_are_dropped_in_every_thread";

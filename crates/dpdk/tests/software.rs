@@ -139,16 +139,16 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
-    // The first call sends an odd number of packets: `burst.c` handles packets in pairs, and the last packet
+    // The first call sends an odd number of packets. `burst.c` handles packets in pairs, and the last packet
     // of an odd number separately.
-    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent packets again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Add a packet of two segments, and a packet that was allocated instead of received. The mbuf of such a
-    // packet does not contain its length, so the sender must write it there.
+    // Add a received packet of two segments, and a packet that was allocated instead of received. The mbuf of
+    // an allocated packet does not contain the length yet, so the sender must write it there.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.
@@ -214,8 +214,8 @@ fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
 fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
-    // `burst.c` counts the allocated packets of a chunk in 6 bits. If the count overflowed to 0, it would
-    // send them like received packets, without storing their lengths.
+    // `burst.c` counts the allocated packets of a chunk in a field of 6 bits. If the field overflowed to 0,
+    // it would send the packets like received packets, without storing their lengths.
     for count in [1, 2, 3, 31, 32, 33, 63, 64] {
         let mut packets = vec![Packet::EMPTY; count];
         assert_eq!(pool.allocate(&mut packets), count);
@@ -264,7 +264,7 @@ fn a_port_stops_while_another_thread_uses_its_queues() {
                 if count == 0 && rx.exhausted() {
                     return;
                 }
-                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
+                // SAFETY: the test holds these packets of this queue's pool. It does not use sent packets
                 // again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap_or(0);
                 // SAFETY: the packets are of this pool, and are not used again.

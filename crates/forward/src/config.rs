@@ -16,18 +16,18 @@ use std::time::Duration;
 
 pub use executor::{CpuMethod, Device, Executor, Method};
 
-/// The largest data room in bytes. It is the least power of two that holds an Ethernet frame with two VLAN
-/// tags and 64 KiB of IP.
+/// The largest data room in bytes. It is the smallest power of two that can hold an Ethernet frame with two
+/// VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
-/// The largest value of `--work`, the extra time to spend on each packet. It is limited because a signal ends
-/// a run only after the current burst, which may have 1024 packets.
+/// The largest value of `--work`, the extra time to spend on each packet. It is limited because a run handles
+/// a signal only after the current burst, which may have 1024 packets.
 const MAX_WORK: Duration = Duration::from_millis(1);
 
 /// The ports that packets come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Packets flow from one port to one or several others.
+    /// Packets flow in one direction, from one port to one or several other ports.
     OneWay {
         /// The port to receive from.
         rx: String,
@@ -48,7 +48,7 @@ impl Route {
         }
     }
 
-    /// Returns the number of directions in which packets flow. Each direction has pipelines of its own.
+    /// Returns the number of directions in which packets flow. Each direction has its own pipelines.
     pub(crate) fn directions(&self) -> usize {
         match self {
             Route::OneWay { .. } => 1,
@@ -92,12 +92,12 @@ pub struct Config {
     pub pipelines: u16,
     /// The settings of each pipeline.
     pub per_pipeline: PipelineSettings,
-    /// The rate at which packets are offered; `None` for as fast as possible. If the pipeline is too slow, a
-    /// generator delivers packets late, and other sources lose packets.
+    /// The rate at which packets are offered. `None` means as fast as possible. If the pipeline is too slow,
+    /// a generator delivers packets late, and other sources lose packets.
     pub rate: Option<Rate>,
     /// True to drop privileges once the ports are open, if a port needed them or user code is to be loaded.
     pub drop_privileges: bool,
-    /// The pace at which the packets of a capture file are played, and whether they repeat.
+    /// How a capture file is played: the pace of its packets, and whether they repeat.
     pub playback: Playback,
     /// The time after which the run ends; `None` for no limit.
     pub duration: Option<Duration>,
@@ -107,7 +107,7 @@ pub struct Config {
     pub buffers: usize,
     /// The data room: how many bytes a packet buffer can hold, from 64 B to 128 KiB.
     pub room: usize,
-    /// A capture file to which the sent packets are also written.
+    /// A capture file. The sent packets are also written to this file.
     pub capture: Option<PathBuf>,
     /// Faults to inject into received packets: see [`inlane_ports::wrap::fault`].
     pub faults: Option<String>,
@@ -137,9 +137,9 @@ impl Config {
         }
     }
 
-    /// Returns the number of buffers of each pipeline's pool. The default is more than the burst ring holds,
-    /// but at most 131,072. So under load, the ring is usually full before the pool is empty, which is better
-    /// because a full ring is cheaper to detect.
+    /// Returns the number of buffers in the pool of each pipeline. The default is the capacity of the burst
+    /// ring and some more, but at most 131,072. Under load, the ring is then usually full before the pool is
+    /// empty. This is better because a full ring is cheaper to detect.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
@@ -149,10 +149,10 @@ impl Config {
         (slots * burst + 4 * burst + 64).clamp(4096, 1 << 17)
     }
 
-    /// Returns these settings with a source that makes packets of `size` bytes.
+    /// Returns a copy of these settings in which the source generates packets of `size` bytes.
     ///
     /// # Errors
-    /// [`Error::Config`] if the source does not make packets of a chosen size.
+    /// [`Error::Config`] if the source cannot generate packets of a chosen size.
     pub fn with_size(mut self, size: u64) -> Result<Self> {
         let sized = |rx: &str| {
             let (port, options) = rx.split_at(rx.find(',').unwrap_or(rx.len()));
@@ -177,7 +177,7 @@ impl Config {
         self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
     }
 
-    /// Checks that several runs with these settings are possible in one process.
+    /// Checks that this process can run the pipelines several times with these settings.
     ///
     /// # Errors
     /// [`Error::Config`] if the first run drops privileges that later runs need.

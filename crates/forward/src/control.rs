@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// The flags that end a run. All threads of the run and its caller share them, so each of these can stop or
-/// abort the run.
+/// The flags that end a run. The run's threads and the caller of the run share the flags, so each of these
+/// threads can stop or abort the run.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,
@@ -19,15 +19,15 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the control of one of several runs. Stopping or aborting `parent` also ends this run: see
+    /// Creates the control of one run of several. If `parent` is stopped or aborted, this run ends too: see
     /// [`Control::follow_parent`].
     pub fn child_of(parent: &Arc<Control>) -> Self {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
     /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for the run's end
-    /// calls this function several times a second, because the run's other threads read only the run's own
-    /// flags.
+    /// calls this function several times a second. This is necessary because the run's other threads read
+    /// only the run's own flags.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();
@@ -43,8 +43,8 @@ impl Control {
         self.stop.store(true, Relaxed);
     }
 
-    /// Ends the run without waiting for packets in flight. Call it after an error that may keep packets from
-    /// completing.
+    /// Ends the run without waiting for packets in flight. Call it after an error that may have prevented the
+    /// packets from completing.
     pub fn abort(&self) {
         self.abort.store(true, Relaxed);
         self.stop();
@@ -63,8 +63,8 @@ impl Control {
     }
 }
 
-/// The counters of one pipeline. Any thread may read them. Each has one writer, so writes need no atomic
-/// addition.
+/// The counters of one pipeline. Any thread may read them. Each counter has one writer, so writes need no
+/// atomic addition.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Progress {
@@ -79,14 +79,15 @@ pub struct Progress {
     begun: OnceLock<Instant>,
 }
 
-/// How the threads of a pipeline spent a run, as shares of its duration. The rest is polling without work.
+/// The shares of a run's duration that a pipeline's threads spent in different ways. In the remaining time,
+/// they polled without work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeShares {
-    /// The share of the time in which the dispatching thread had work.
+    /// The share of the run's duration in which the dispatching thread had work.
     pub busy: f64,
-    /// The share of the time in which the dispatching thread waited for a full sending port.
+    /// The share of the run's duration in which the dispatching thread waited for a full transmit port.
     pub refused: f64,
-    /// The share of the time in which the feeder had work; 0 without a feeder.
+    /// The fraction of the time in which the feeder had work. 0 if the method has no feeder.
     pub feeding: f64,
 }
 
@@ -116,7 +117,8 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
-    /// Returns the time at which this method was first called. Call it when packets begin to flow.
+    /// Records the current time at its first call. Always returns the time of the first call. Call this when
+    /// packets begin to flow.
     pub fn begin(&self) -> Instant {
         *self.begun.get_or_init(Instant::now)
     }
@@ -145,7 +147,7 @@ impl Progress {
         self.dropped.store(dropped, Relaxed);
     }
 
-    /// Publishes how the calling thread spent its time. Only the feeder calls it, when it ends.
+    /// Publishes how the calling thread has spent its time. Only the feeder calls this, when it ends.
     pub fn set_feeding(&self) {
         self.feeding.store(idle::spent().0, Relaxed);
     }
@@ -161,7 +163,7 @@ impl Progress {
         }
     }
 
-    /// Returns how the threads spent their time, as shares of a run that lasted `nanoseconds`.
+    /// Returns how the threads spent their time. The times are shares of the run, which lasted `nanoseconds`.
     pub fn time_shares(&self, clock: &Clock, nanoseconds: u64) -> TimeShares {
         let share = |ticks: &AtomicU64| {
             let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
@@ -176,8 +178,8 @@ impl Progress {
 pub struct ThreadTime {
     /// Nanoseconds on a processor.
     pub cpu_ns: u64,
-    /// Nanoseconds in which a thread was ready to run but other threads had the processor. 0 if the kernel
-    /// does not report it.
+    /// The nanoseconds in which the thread was ready to run but other threads occupied the processor. 0 if
+    /// the kernel does not report it.
     pub queued_ns: u64,
 }
 

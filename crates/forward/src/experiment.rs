@@ -1,4 +1,4 @@
-//! Experiments explain the result of a run, by further runs or by a competing job.
+//! Experiments explain the result of a run. They use further runs or a competing job.
 //!
 //! | item | answers |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | [`Ceilings`] | the most that the path's resources allow |
 //! | [`limit`] | what limited a run |
 //! | [`against_load`] | the highest rate without loss, and the latency at shares of it |
-//! | `CompetingJob` | how much a job on the same cores or GPU slows the packets, and how much the packets slow the job |
+//! | `CompetingJob` | how much the packets and another job on the same cores or GPU slow each other |
 
 mod auto;
 mod baseline;

@@ -39,13 +39,13 @@ pub use outcome::RunOutcome;
 
 /// The time between two calls of `watch` in [`run`].
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// The longest time until a signal or the end of a pipeline is noticed.
+/// The longest time until the run notices a signal or the end of a pipeline.
 const NOTICE_WITHIN: Duration = Duration::from_millis(100);
 
-/// Executes a run. It ends when the source is exhausted, when the requested number of packets or time is
-/// reached, or when `control` is stopped or aborted.
+/// Executes a run. The run ends when the source is exhausted, or when the requested time or number of packets
+/// is reached. The caller can stop or abort it through `control`.
 ///
-/// Calls `watch` about once a second with the time since the start and the packets so far.
+/// Calls `watch` about once a second with the time since the start and the counters of packets.
 ///
 /// # Errors
 /// When the run cannot start because of its settings, a port, a device or memory. Later errors are in
@@ -60,8 +60,8 @@ pub fn run(
 
 /// A run whose ports are open.
 pub struct Run<'a> {
-    // Keep the order of these fields, because Rust drops them in this order: the pools must go before the GPU
-    // that may hold their memory, and both before the ports.
+    // Keep the order of these fields, because Rust drops them in this order. The pools must be dropped before
+    // the GPU, which may hold their memory. Both must be dropped before the ports.
     pools: Vec<Vec<Arc<dyn Pool>>>,
     gpu: Option<Arc<Gpu>>,
     ports: Vec<Box<dyn Port>>,
@@ -90,7 +90,8 @@ pub struct StartedRun<'a> {
 
 /// A run whose pipelines have ended.
 pub struct Joined<'a> {
-    /// The tally of each pipeline, and its lane's report if it ran on a GPU without errors.
+    /// The tally of each pipeline. Also the report of the pipeline's lane, if the pipeline ran on a GPU
+    /// without errors.
     tallies: Vec<(Tally, Option<gpu::LaneReport>)>,
     /// How long packets flowed.
     elapsed: Duration,
@@ -147,11 +148,12 @@ impl<'a> Run<'a> {
 }
 
 impl<'a> ConnectedRun<'a> {
-    /// Starts the ports and prepares the executors. In between, drops privileges if the settings ask for it.
-    /// Keeps them if no port needed them and no user code will be loaded.
+    /// Starts the ports and prepares the executors. If the settings ask for it, drops privileges between
+    /// these steps. Keeps the privileges if no port needed them and no user code will be loaded.
     ///
     /// # Errors
-    /// When a port does not start, the packet function does not load, or the GPU lacks room for it.
+    /// If a port does not start, if the packet function does not load, or if the GPU has too little memory
+    /// for it.
     pub fn start(self) -> Result<StartedRun<'a>> {
         let ConnectedRun { pipelines, faults, mut run } = self;
         let config = run.config;
@@ -162,9 +164,9 @@ impl<'a> ConnectedRun<'a> {
             run.start_ports()?;
             open::drop_privileges()?;
         }
-        // Create the competing job before the ports start. It takes time, because kernels are compiled for a
-        // GPU and the job is measured alone, and the queues of started ports would overflow meanwhile. Ports
-        // that need privileges are already started, because the privileges were dropped above.
+        // Create the competing job before the ports start. Creating it takes time: it compiles kernels for a
+        // GPU and measures the job alone. The queues of started ports would overflow meanwhile. Ports that
+        // need privileges are already started, because the code above drops the privileges.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
         if !drops {
@@ -260,7 +262,7 @@ fn ready(
 }
 
 impl ReadyPipeline {
-    /// Runs the pipeline on threads of its own until it ends.
+    /// Runs the pipeline on new threads until the pipeline ends.
     fn run(self, config: &Config, context: &PipelineContext<'_>) -> (Tally, Option<gpu::LaneReport>) {
         let settings = &config.per_pipeline;
         match self {
@@ -313,15 +315,15 @@ fn run_threads(
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
                 let ended = pipeline.run(config, &context);
-                // If this pipeline failed, stop all pipelines: they then drain and end.
+                // If this pipeline failed, stop all pipelines. Each pipeline then drains and ends.
                 if !ended.0.errors.is_empty() {
                     control.stop();
                 }
                 let _ = finished.send((index, ended));
             });
         }
-        // Drop this sender, because each pipeline's thread has a sender of its own. The channel then closes
-        // when all these threads have ended, even by a panic.
+        // Drop this sender, because the thread of each pipeline has its own sender. The channel then closes
+        // when all these threads have ended, even if they ended by a panic.
         drop(finished);
         let mut next_watch = WATCH_EVERY;
         while tallies.iter().any(Option::is_none) {

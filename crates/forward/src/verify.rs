@@ -1,4 +1,5 @@
-//! After a run from one capture to another, verifies the written capture against the one that was read.
+//! Verifies a run from one capture to another. After the run, compares the written capture with the capture
+//! that was read.
 
 use crate::config::{Config, Route};
 use crate::error::Result;
@@ -7,8 +8,8 @@ use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
-/// Compares the packets and timestamps of the written capture with the expected ones. The packet function's
-/// reference implementation makes these from the capture that was read.
+/// Compares the packets and timestamps of the written capture with the expected ones. The expected packets
+/// come from the capture that was read and the packet function's reference implementation.
 ///
 /// Returns `None` in these cases:
 ///

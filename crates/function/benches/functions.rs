@@ -28,8 +28,8 @@ fn functions(criterion: &mut Criterion) {
         group.bench_function(builtin.name, |bencher| {
             bencher.iter(|| {
                 if builtin.name == "l3-decrement" {
-                    // Reset the time to live, so that no packet expires. SAFETY: this function owns the
-                    // packets, which are in host memory.
+                    // Reset the time to live, because packets would otherwise expire. SAFETY: this function
+                    // owns the packets, which are in host memory.
                     packets.iter().for_each(|packet| unsafe { packet.bytes_mut()[22] = 255 });
                 }
                 // SAFETY: this function owns the packets, which are in host memory.

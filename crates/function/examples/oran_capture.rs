@@ -1,7 +1,9 @@
-//! Writes a capture of O-RAN U-plane packets, out of order and with losses, as input for `oran-reorder`:
+//! Writes a capture of O-RAN U-plane packets as input for `oran-reorder`. The packets are out of order, and
+//! some are missing. This example writes 40 slots, with 2 % of the packets lost and up to 60 places out of
+//! order:
 //!
 //! ```console
-//! $ cargo run -p inlane-function --example oran_capture -- uplane.pcap 40 2 60     # 40 slots, 2 % lost, up to 60 places out of order
+//! $ cargo run -p inlane-function --example oran_capture -- uplane.pcap 40 2 60
 //! $ inlane forward --rx pcap:uplane.pcap --tx null --function oran-reorder:eaxc=0+1,prbs=106,limit=1s
 //! ```
 

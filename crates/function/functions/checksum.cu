@@ -1,5 +1,5 @@
 // Verifies the checksums (RFC 1071) of IPv4 headers and of TCP, UDP, ICMP and ICMPv6. Drops packets with a
-// wrong checksum and forwards the others unchanged. On a GPU, the 32 threads of a warp sum one packet
+// wrong checksum. Forwards all others unchanged. On a GPU, the 32 threads of a warp add up one packet
 // together.
 #include <inlane.h>
 

@@ -1,8 +1,9 @@
 // Counts packets and bytes per flow (addresses, protocol, ports) in a hash table, and forwards packets
 // unchanged.
 //
-// The table uses open addressing. A packet's flow is searched in `probes` places, starting at its hash. If
-// other flows occupy them all, the packet counts as unplaced. Fragments count with port 0.
+// The table uses open addressing. The function searches a packet's flow in `probes` places, starting at the
+// flow's hash. If other flows occupy all these places, the packet counts as unplaced. Fragments count with
+// port 0.
 #include <inlane.h>
 
 // src/builtins/flows.rs has the same structs for the host.

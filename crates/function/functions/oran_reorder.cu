@@ -1,13 +1,14 @@
 // Assembles O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) in contiguous symbol
-// buffers in the output region. Packets may arrive in any order. inlane_oran.h describes the output region.
+// buffers in the output region. Packets may arrive in any order. The file inlane_oran.h describes the output
+// region.
 //
-// A window is the memory in which one slot is assembled. Slot n uses window n % windows. A slot is delivered
-// when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its window.
-// Packets of a delivered slot are late.
+// A window is the memory in which one slot (of the radio's time) is assembled. Slot n uses window n %
+// windows. A slot is delivered when all of its PRBs have arrived, when its time limit has passed, or when a
+// later slot needs its window. Packets that arrive for a delivered slot are late.
 //
-// Blocks share windows. A block that writes into a window is counted in `writers`, and waits for nothing
-// until it has finished. The block that delivers a window marks the window busy, then waits until no block
-// writes into it. So blocks never wait for each other in a cycle.
+// Blocks of threads share windows. `writers` counts the blocks that write into a window. Such a block waits
+// for nothing until it has finished. The block that delivers a window marks the window busy, then waits until
+// no block writes into it. So blocks never wait for each other in a cycle.
 #include <inlane.h>
 #include <inlane_oran.h>
 
@@ -28,7 +29,7 @@ struct oran_reorder {
         uint32_t prbs[most_streams][symbols][words]; // a bit per PRB that arrived
     };
 
-    // Settings, written by the host (src/builtins/oran.rs), which also reads the counters.
+    // Settings. The host (src/builtins/oran.rs) writes them. It also reads the counters.
     uint32_t streams;
     uint32_t prbs;               // per symbol
     uint32_t prb_bytes;
@@ -51,7 +52,7 @@ struct oran_reorder {
     uint64_t next_record;
     alignas(128) window at[most_windows];
 
-    // A block's next action for the packets of one slot. Thread 0 decides it for all threads.
+    // A block's next action for the packets of one slot. Thread 0 decides on it for all threads of the block.
     struct plan {
         uint32_t window;
         uint32_t step; // one of enum step
@@ -77,8 +78,8 @@ struct oran_reorder {
             if (taken != inlane::forward) burst.set(i, taken);
         }
         inlane::sync();
-        // Handles the packets of each O-RAN slot together, in one round per slot. There are few rounds,
-        // because most bursts have packets of one or two slots.
+        // Process the packets of the burst in rounds, one round for each O-RAN slot. There are few rounds,
+        // because most bursts contain packets of one or two slots.
         for (uint32_t first = 0; first < burst.count(); first++) {
             uint32_t slot = slot_of[first];
             if (slot != none) round(burst, call, slot_of, slot, plan);
@@ -128,7 +129,7 @@ struct oran_reorder {
         return found;
     }
 
-    // Copies a packet's sections to their places. All lanes of a warp call it together.
+    // Copies a packet's sections to their places in `output`. All lanes of a warp call it together.
     INLANE void assemble(const inlane::packet &packet, window &to, uint32_t index, uint8_t *output) {
         header from = header_of(packet);
         uint32_t fresh = 0, all = 0;
@@ -196,10 +197,10 @@ struct oran_reorder {
     // ---- Windows. All threads of a block call these functions, unless a comment says otherwise. ----
 
     static constexpr uint64_t half_cycle_ns = 1280000000; // half of 256 frames of 10 ms
-    // The number of slots after which slot numbers repeat.
+    // The number of slots in a cycle. After it, slot numbers repeat.
     INLANE uint32_t cycle() const { return 2560 * slots_per_subframe; }
 
-    // Handles those packets of the burst that belong to radio slot `slot`.
+    // Processes the packets of the burst that belong to the radio slot `slot`.
     INLANE void round(inlane::burst &burst, const inlane::context &call, uint32_t *slot_of, uint32_t slot, plan &plan) {
         uint32_t index = slot % windows;
         window &window = at[index];
@@ -242,8 +243,8 @@ struct oran_reorder {
     }
 
     // Decides what this block does for a slot, and sets `plan.step`. Called by thread 0. After `go`, this
-    // block counts as a writer of the slot's window. After `open_first` or `deliver_first`, this block has
-    // marked the window busy, so no other block uses it.
+    // block is counted as a writer of the slot's window. After `open_first` or `deliver_first`, this block
+    // has marked the window busy. No other block then uses the window.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);
@@ -272,10 +273,11 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // A packet of the window's last slot is late for half a cycle after that slot's delivery.
-                // After that, its number means a slot of the next cycle, because numbers repeat. A packet of
-                // an older slot is late only for twice the time limit after the delivery. This time is
-                // shorter because after a slot with a wrong number, correct packets may seem older.
+                // Packets may arrive for a window whose last slot is already delivered. A packet of this slot
+                // is late for half a cycle after the delivery. After that, its number means a slot of the
+                // next cycle. A packet of an older slot is late only for twice the time limit after the
+                // delivery. This time is shorter because a wrong slot number can make later correct packets
+                // seem older.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;
@@ -299,8 +301,8 @@ struct oran_reorder {
         return true;
     }
 
-    // Delivers the slot in window `index`: counts its PRBs, zeroes the missing ones, writes its record, and
-    // closes the window.
+    // Delivers the slot in window `index`: counts its PRBs, fills the missing PRBs with zeros, writes its
+    // record, and closes the window.
     INLANE void deliver(uint32_t index, const inlane::context &call, plan &plan) {
         window &window = at[index];
         if (inlane::thread_index() == 0) plan.missing = 0;

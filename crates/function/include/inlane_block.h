@@ -58,7 +58,7 @@ namespace inlane {
 using context = inlane_context;
 using verdict = uint32_t;
 
-// Verdicts: `forward` sends a packet to the first `--tx` port, `drop` drops it, and `to_port(n)` sends it to
+// The verdicts. `forward` sends a packet to the first `--tx` port. `drop` drops it. `to_port(n)` sends it to
 // the nth `--tx` port, counted from 0.
 constexpr verdict forward = INLANE_FORWARD;
 constexpr verdict drop = INLANE_DROP;

@@ -1,14 +1,16 @@
 // The output region of `oran-reorder`, for kernels and host programs that use the assembled data.
 //
-//   offset 0      oran_record[64]   record n, counted from 0, is at index n % 64 and is valid once its sequence is n + 1
+//   offset 0      oran_record[64]   record n, from 0, is at index n % 64; valid once its sequence is n + 1
 //   offset 4096   uint32_t          the number of received PRBs, for each window, stream (eAxC) and symbol
-//   then          data              the PRBs in order, as received (compressed or not), for each window, stream and symbol
+//   then          data              the PRBs in order, for each window, stream and symbol
 //
-// A radio slot is delivered when all of its PRBs have arrived, when its time limit has passed, or when a
-// later slot needs its window, which is the memory in which a slot is assembled.
+// The PRBs are stored as received, compressed or not. PRBs that did not arrive are zero.
 //
-// Slots whose numbers differ by a multiple of the setting `windows` share memory, so the first packet of a
-// later one overwrites the data. PRBs that did not arrive are zero.
+// A window is the memory in which one radio slot is assembled. A radio slot is delivered when all of its PRBs
+// have arrived, when its time limit has passed, or when a later radio slot needs its window.
+//
+// Radio slots whose numbers differ by a multiple of the setting `windows` share a window. The first packet of
+// the later slot overwrites the data of the earlier one.
 #ifndef INLANE_ORAN_H
 #define INLANE_ORAN_H
 
@@ -39,9 +41,9 @@ static_assert(sizeof(oran_record) == 64, "64 records fill the first 4096 bytes")
 
 namespace inlane {
 
-// Returns the record of the nth delivered radio slot, counted from 0, or null if it is not among the last 64
-// delivered slots. Let one thread of a block call this and pass the result on: a slot may be delivered
-// between the calls of two threads.
+// Returns the record of the nth delivered radio slot, counted from 0. Returns null if the slot is not among
+// the last 64 delivered slots. Only one thread of a block may call this. It passes the result to the other
+// threads, because a slot may be delivered between the calls of two threads.
 INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     const oran_record *record = reinterpret_cast<const oran_record *>(output) + n % INLANE_ORAN_RECORDS;
     return load_acquire(record->sequence) == n + 1 ? record : nullptr;

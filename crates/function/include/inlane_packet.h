@@ -58,12 +58,12 @@ template <class Bytes> class reader {
 
 template <uint32_t N> class front_bytes;
 
-// One packet. On a GPU its bytes may be in host memory, so each access may cross PCIe: read many bytes at
-// once, and write few.
+// One packet. On a GPU, the bytes of the packet may be in host memory. Each access may then cross PCIe, so
+// read many bytes at once and write few.
 //
 //   length(), data()             the length in bytes, and the first byte
 //   resize(length)               changes the length; the start stays
-//   set_u8, set_be16, set_be32   write a number in network order; do nothing if it is not all inside the packet
+//   set_u8, set_be16, set_be32   write a number in network order; write nothing if it does not fit
 //   store16(at, bytes)           writes sixteen bytes, except those beyond the end
 //   front<N>()                   a copy of the first N bytes, to read headers from
 class packet : public reader<packet> {
@@ -109,8 +109,8 @@ class packet : public reader<packet> {
         detail::put_some(data_, length_, at, value);
     }
 
-    // Returns a copy of the first N bytes (a multiple of 16), or of the whole packet if that is shorter. On a
-    // GPU all loads are in flight together.
+    // Returns a copy of the first N bytes (a multiple of 16). If the packet is shorter, returns a copy of the
+    // whole packet. On a GPU, all loads are in flight at the same time.
     template <uint32_t N> INLANE front_bytes<N> front() const { return front_bytes<N>(*this); }
 };
 
@@ -178,8 +178,8 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
 //   set(i, verdict)          decides what becomes of packet i
 //   set(i, verdict, length)  the same, and changes its length, which must fit the buffer's room
 //
-// Packets without `set` are forwarded unchanged. Only one thread may call `set` for a packet. Resizing
-// `burst[i]`, a copy, has no effect.
+// Packets without a call of `set` are forwarded unchanged. Only one thread may call `set` for a packet.
+// `burst[i]` is a copy, so resizing it has no effect.
 class burst {
     const uint8_t *packets_;
     uint32_t stride_;

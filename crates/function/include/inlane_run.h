@@ -46,8 +46,8 @@ namespace detail {
 
 template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// INLANE_DETECT defines `name<F>(first())`, which is true if `expression` compiles for F (SFINAE). It finds
-// out which members a function declares.
+// INLANE_DETECT defines `name<F>(first())`. It returns true if `expression` compiles for F (SFINAE). Use it
+// to find out which members a function declares.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \
@@ -138,8 +138,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Writes verdicts for all packets of a burst. Forwards the first `done` packets, copies the verdicts of the
-// next `some` packets from `known`, and runs the function on the others.
+// Writes the verdicts of all packets of a burst. The first `done` packets are forwarded. The next `some`
+// packets get the verdicts in `known`. Runs the function on the remaining packets.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
@@ -213,8 +213,8 @@ INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, 
 
 } // namespace detail
 
-// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it and get the
-// same result.
+// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it. All of them
+// get the same result.
 template <class F>
 INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                          const context &call) {
@@ -225,7 +225,7 @@ INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, i
     }
 }
 
-// Calls the function's `tick` if it has one. All threads of a block call it.
+// Calls the function's `tick`, if the function has one. All threads of a block must call this.
 template <class F> INLANE void run_tick(const context &call) {
     if constexpr (detail::has_tick<F>(detail::first())) static_cast<F *>(call.state)->tick(call);
 }
@@ -239,8 +239,8 @@ template <class F> INLANE void run_tick(const context &call) {
 #define INLANE_VARIANT
 #endif
 
-// Registers the struct `name`, which has `packet` or `burst`, as the packet function of that name. Write it
-// after the struct, outside any namespace.
+// Registers the struct `name` as the packet function `name`. The struct has `packet` or `burst`. Write this
+// macro after the struct, outside any namespace.
 #if INLANE_GPU
 #define INLANE_FUNCTION(name)                                                                                           \
     using inlane_registered_##name = struct ::name;                                                                     \

@@ -10,8 +10,8 @@ use inlane_core::struct_layout;
 /// The version of these structs. A module that was compiled against another version is refused.
 pub const ABI: u32 = 1;
 
-/// The value of [`FunctionInfo::reads`] and [`FunctionInfo::writes`] for a function that may touch every byte
-/// of a packet.
+/// The value of [`FunctionInfo::reads`] and [`FunctionInfo::writes`] if a function may access every byte of a
+/// packet.
 pub const WHOLE_PACKET: u32 = u32::MAX;
 
 /// The unit for which an executor calls a function: a packet or a burst.
@@ -23,7 +23,7 @@ pub enum CallKind {
     Burst,
 }
 
-/// A function's properties, which the compiled module exports as `inlane_info`.
+/// The properties of a packet function. The compiled module exports them as `inlane_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FunctionInfo {
@@ -42,7 +42,8 @@ pub struct FunctionInfo {
     /// Bit 0: the function has a `tick`, see [`FunctionInfo::ticks`]. Bit 1: it reads the time, see
     /// [`FunctionInfo::needs_time`].
     pub time: u32,
-    /// The number of 64-bit parameters. They are set on the command line, and the state begins with them.
+    /// The number of 64-bit parameters of the function. The command line sets them, and the function's state
+    /// begins with them.
     pub parameters: u32,
 }
 
@@ -88,7 +89,7 @@ impl FunctionInfo {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CallContext {
-    /// The address of the function's state, as the executor's processor sees it.
+    /// The address of the function's state, valid on the processor that executes the function.
     pub state: u64,
     /// The address of the output region, or 0 if there is none.
     pub output: u64,
@@ -118,7 +119,7 @@ pub struct FunctionEntry {
     pub tick: unsafe extern "C" fn(*const CallContext),
 }
 
-/// Returns C++ text that asserts the layouts of the structs in this module. Append it after `inlane.h`.
+/// Returns C++ assertions of the layouts of the structs in this module. Append this text after `inlane.h`.
 pub fn layout_assertions() -> String {
     let info = struct_layout!(FunctionInfo as "inlane_info" {
         abi, kind, state_bytes, output_bytes, reads, writes, time, parameters
@@ -144,7 +145,7 @@ mod tests {
             time: 1,
             parameters: 3,
         };
-        // SAFETY: the struct is plain, and its fields add up to its 40 bytes, so it has no padding.
+        // SAFETY: the struct is plain data. Its fields add up to its 40 bytes, so it has no padding.
         let bytes: [u8; 40] = unsafe { std::mem::transmute(info) };
         assert_eq!(FunctionInfo::from_bytes(&bytes), Some(info));
         assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None, "too short");

@@ -40,7 +40,7 @@ pub enum Error {
     Compile {
         /// The file.
         path: PathBuf,
-        /// The compiler's messages, which name lines of the user's file.
+        /// The compiler's messages. They refer to lines of the user's file.
         messages: String,
     },
     /// Something is missing on this machine.
@@ -60,7 +60,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns the class of this error, which decides the exit status.
+    /// Returns the class of this error. The class decides the exit status of the command.
     pub fn class(&self) -> Class {
         match self {
             Error::Unknown { .. } | Error::Settings { .. } | Error::File { .. } | Error::Compile { .. } => {

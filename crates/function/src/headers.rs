@@ -1,7 +1,7 @@
 //! The text of the C++ headers that packet functions include.
 
-/// The name and text of each header, each after the headers that it includes. `inlane_oran.h` is for users of
-/// `oran-reorder`.
+/// The name and the text of each header. A header follows the headers that it includes. `inlane_oran.h` is
+/// for users of `oran-reorder`.
 pub const HEADERS: [(&str, &str); 7] = [
     ("inlane_ring.h", include_str!("../include/inlane_ring.h")),
     ("inlane_block.h", include_str!("../include/inlane_block.h")),

@@ -62,11 +62,11 @@ impl Instance {
         self.context.room = room;
     }
 
-    /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and the next ones follow
-    /// every `stride` bytes.
+    /// Runs the function on `count` packets. `packets` points to the first [`Descriptor`]. Each further
+    /// descriptor is `stride` bytes after the previous one.
     ///
-    /// Returns [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) and does not write `verdicts` if every
-    /// packet is forwarded with its length unchanged. If not, returns
+    /// If every packet is forwarded with its length unchanged, returns
+    /// [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) and does not write `verdicts`. If not, returns
     /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS) and writes a verdict for each packet.
     ///
     /// # Panics
@@ -125,7 +125,7 @@ impl Instance {
     /// If there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
-    /// As for [`Instance::run`], for the memory that the descriptors refer to.
+    /// The conditions of [`Instance::run`] hold for the memory that the descriptors refer to.
     #[inline]
     pub unsafe fn run_descriptors(
         &mut self,
@@ -159,8 +159,8 @@ impl Instance {
         unsafe { ((*self.entry).tick)(&self.context) }
     }
 
-    /// Ends the run: calls `tick` with the greatest time, so that the function delivers all that it has
-    /// assembled.
+    /// Ends the run. Calls `tick` with the greatest time, so that the function delivers everything that it
+    /// has assembled.
     pub fn finish(&mut self) {
         if self.ticks() {
             self.tick(u64::MAX);

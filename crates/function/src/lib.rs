@@ -1,14 +1,14 @@
 //! Packet functions: operations on packets that are written once and run by every executor.
 //!
 //! A packet function is a C++ struct that includes `include/inlane.h`. Its members are the state of a
-//! pipeline, and its `packet` or `burst` is called with the packets. The same source is compiled for the CPU
-//! and for GPUs. For the CPU, built-in functions are compiled when inlane is built, and users' functions when
-//! they first run. GPU executors compile with NVRTC.
+//! pipeline. Executors call its member function `packet` or `burst` with the packets. The same source is
+//! compiled for the CPU and for GPUs. For the CPU, built-in functions are compiled when inlane is built.
+//! Users' functions are compiled when they first run. GPU executors compile with NVRTC.
 //!
 //! * [`builtins`] lists the built-in functions. [`PacketFunction::parse`] finds one by name and reads its
 //!   settings.
 //! * [`Instance`] is one CPU thread's use of a function, with the function's state and output region.
-//! * [`HEADERS`] and [`PacketFunction::gpu_source`] are what a GPU executor compiles.
+//! * A GPU executor compiles [`HEADERS`] and [`PacketFunction::gpu_source`].
 
 pub mod abi;
 mod builtins;

@@ -1,4 +1,5 @@
-//! A packet function: its name, source and settings, and how it becomes an [`Instance`] on the CPU.
+//! A packet function: its name, its source and its settings. [`PacketFunction::instance`] creates an
+//! [`Instance`] that runs it on the CPU.
 
 use crate::abi::{FunctionEntry, FunctionInfo};
 use crate::builtins::{self, Builtin};
@@ -72,12 +73,13 @@ impl PacketFunction {
         matches!(self.code, Code::User(_))
     }
 
-    /// Returns the function `name` of a user's source file. An empty name stands for its only function.
-    /// `parameters`, such as `4789,0x10`, become the first members of the state. Compiles and runs nothing.
+    /// Returns the function `name` of a user's source file. An empty `name` stands for the only function of
+    /// the file. `parameters`, such as `4789,0x10`, become the first members of the function's state.
+    /// Compiles and runs nothing.
     ///
     /// # Errors
-    /// [`Error::File`] if the file cannot be read or has no such function, and [`Error::Settings`] if the
-    /// parameters are wrong.
+    /// [`Error::File`] if the file cannot be read or does not contain the function, and [`Error::Settings`]
+    /// if the parameters are wrong.
     pub fn from_file(path: &Path, name: &str, parameters: &str) -> Result<Self> {
         let user = UserFunction::read(path, name)?;
         let image = user::parameters(parameters).map_err(|why| Error::Settings {
@@ -130,7 +132,7 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the name of the source file, as compilers show it in messages.
+    /// Returns the name of the source file. Compilers show this name in their messages.
     pub fn file(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().file,
@@ -145,7 +147,7 @@ impl PacketFunction {
     /// For users' functions only: [`Error::Compile`] with the compiler's messages. [`Error::Environment`] if
     /// the compiler is missing, or its output cannot be stored or loaded.
     pub fn info(&self) -> Result<FunctionInfo> {
-        // SAFETY: an entry is a constant of loaded code, which lives as long as `self`.
+        // SAFETY: the entry is a constant of loaded code, which stays loaded while `self` lives.
         Ok(unsafe { (*self.entry()?).info })
     }
 
@@ -188,11 +190,11 @@ impl PacketFunction {
         }
     }
 
-    /// Creates an instance for one CPU thread. Compiles and loads a user's function if necessary. Its code
-    /// gets all rights of the process, so drop privileges before.
+    /// Creates an instance for one CPU thread. Compiles and loads a user's function if necessary. The
+    /// function's code has all rights of the process, so drop privileges before this call.
     ///
     /// # Errors
-    /// [`Error::Core`] if there is no memory for the state. For users' functions also as for
+    /// [`Error::Core`] if there is no memory for the state. For users' functions, also the errors of
     /// [`PacketFunction::info`].
     pub fn instance(&self) -> Result<Instance> {
         Instance::new(self.clone(), self.entry()?)

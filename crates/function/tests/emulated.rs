@@ -1,4 +1,4 @@
-//! Tests of the functions' GPU code without a GPU. Blocks of GPU threads are emulated on CPU threads
+//! Tests of the functions' GPU code without a GPU. CPU threads emulate the GPU's thread blocks
 //! (`emulated/cuda.h`). One block alone, and several blocks on one state, must give the same results as the
 //! CPU code.
 
@@ -27,7 +27,7 @@ struct Emulated {
     object: PathBuf,
 }
 
-/// The state and output region of a pipeline, which blocks share.
+/// The state and the output region of one pipeline. All blocks of the pipeline share them.
 struct Memory {
     state: Region,
     output: Region,
@@ -74,9 +74,9 @@ impl Emulated {
                 .output()
                 .expect("the compiler that built this crate")
         };
-        // Compile with -fno-gnu-unique, because each emulated block loads its own copy of the object, and the
-        // copies must not share static variables. Without this flag, GCC gives some of them one instance in
-        // the whole process. A compiler that refuses the flag is called again without it.
+        // Compile with -fno-gnu-unique. Each emulated block loads its own copy of the object, and the copies
+        // must not share static variables. Without this flag, GCC makes some of these variables unique in the
+        // process. If a compiler refuses the flag, call it again without the flag.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -96,7 +96,7 @@ impl Emulated {
     fn block(&self, index: usize) -> Block {
         let copy = self.folder.path().join(format!("block{index}.so"));
         std::fs::copy(&self.object, &copy).expect("copied");
-        // SAFETY: the library was compiled from block.h, which declares the symbol with this type.
+        // SAFETY: the library was compiled from block.h. This header declares the symbol with the type `Run`.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let run = *library.get::<Run>(b"emulated_run\0").expect("block.h defines the symbol");
@@ -310,7 +310,7 @@ fn a_block_assembles_the_same_slots_as_the_cpu() {
 fn blocks_assemble_together() {
     const BLOCKS: usize = 4;
     const SLOTS: u32 = 40;
-    // `windows` is the number of slots that can be assembled at the same time. If it is small, several
+    // `windows` is the number of slots that can be assembled at the same time. With a small number, several
     // emulated blocks need the same window.
     for (windows, lost) in [(8, 0), (8, 3), (1, 0), (2, 0), (2, 3)] {
         let emulated = Emulated::new(&format!("oran-reorder:eaxc=0+1,prbs=24,windows={windows},limit=1s"));
@@ -339,14 +339,14 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // Check that every slot is complete, unless packets were lost or late. Packets become late if a block
-        // runs far ahead, so that a later slot takes over the buffer of the packets' slot. This slot is then
+        // Every slot must be complete, unless packets were lost or late. Packets become late if a block runs
+        // far ahead: a later slot then takes over the buffer of the packets' slot. The packets' slot is
         // delivered incomplete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == DeliveryReason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);
         }
-        // Compare the data of slots that no later slot has begun to overwrite.
+        // Compare the data of a slot only if no later slot has begun to overwrite it.
         let mut checked = 0;
         for (n, slot) in delivered.iter().enumerate() {
             let number = |slot: &inlane_function::OranSlot<'_>| {

@@ -26,7 +26,7 @@ fn decremented(frame: &[u8]) -> Fate {
     }
     frame[life] -= 1;
     if ip.version == 4 {
-        // Update the checksum by the difference of the changed word (RFC 1624), so a wrong checksum stays
+        // Update the checksum by the difference of the changed word (RFC 1624). A wrong checksum then stays
         // wrong. The time to live is the upper byte of the word, so the word decreases by 0x100.
         let sum = ip.start + 10;
         let old = u16::from_be_bytes([frame[sum], frame[sum + 1]]);
@@ -58,8 +58,8 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
         (58, 255, 133, 255),
         (58, 255, 135, 255),
         (58, 255, 137, 255),
-        // These packets are not neighbour discovery, so their hop limit is decremented: an echo, a
-        // solicitation that came over a router, and UDP.
+        // These packets are no neighbour discovery, so their hop limit must be decremented. They are an echo,
+        // a solicitation that was forwarded by a router, and UDP.
         (58, 255, 128, 254),
         (58, 254, 135, 253),
         (17, 255, 135, 254),

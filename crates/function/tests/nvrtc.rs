@@ -3,7 +3,7 @@
 use inlane_cuda::{Error, Source, compile, compiler_version};
 use inlane_function::{HEADERS, PacketFunction, builtins};
 
-/// Kernels like those that a GPU executor appends to the source of a packet function.
+/// Kernels of the kind that a GPU executor appends to the source of a packet function.
 const KERNELS: &str = r#"
 extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_packet_verdict *verdicts,
                                 inlane_context context, uint32_t *info) {

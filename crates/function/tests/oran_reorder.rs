@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
 const PRBS: u16 = 40;
-/// Slot numbers repeat after 256 frames of 10 ms, which is 2.56 s. This is half of that time.
+/// Half of the time after which slot numbers repeat. They repeat after 256 frames of 10 ms, which is 2.56 s.
 const HALF_CYCLE_NS: u64 = 1_280_000_000;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;
@@ -294,8 +294,8 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // Send the packets twice more. Exactly half a cycle after the slot's delivery, they are late. 1 ns later,
-    // they belong to a new slot, because slot numbers repeat after a cycle.
+    // Send the packets twice more. Exactly half a cycle after the delivery of their slot, they are late. 1 ns
+    // later, they belong to a new slot, because slot numbers repeat after a cycle.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);

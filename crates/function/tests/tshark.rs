@@ -30,7 +30,7 @@ fn wireshark_dissects_the_test_packets_as_intended() {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let path = folder.path().join("uplane.pcap");
         std::fs::write(&path, pcap(&frames)).expect("written");
-        // List four fields for the eAxC, because tshark prints it in parts of 2, 6, 4 and 4 bits.
+        // Request four fields for the eAxC ID, because tshark prints it in parts of 2, 6, 4 and 4 bits.
         let fields = [
             "oran_fh_cus.du_port_id",
             "oran_fh_cus.bandsector_id",
@@ -46,8 +46,8 @@ fn wireshark_dissects_the_test_packets_as_intended() {
             "oran_fh_cus.numPrbu",
             "_ws.malformed",
         ];
-        // Give tshark the sample width and the compression method, because it needs them for packets that do
-        // not carry them.
+        // Tell tshark the sample width and the compression method. It needs them to dissect packets that do
+        // not contain them.
         let (bits, method) = if carrier.header.is_some() {
             (9, "Block Floating Point Compression")
         } else {

@@ -1,4 +1,4 @@
-//! Tests of packet functions that users write, of the cache of compiled functions, and of error messages.
+//! Tests of users' packet functions, of the cache of compiled functions, and of error messages.
 
 mod harness;
 
@@ -7,10 +7,11 @@ use inlane_function::{Error, PacketFunction};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Tests hold this lock while they set environment variables, which belong to the whole process.
+/// Tests hold this lock while they set environment variables, because these are shared by the whole process.
 static ENVIRONMENT: Mutex<()> = Mutex::new(());
 
-/// Runs a test with an empty cache of its own, whose directory the test receives.
+/// Runs the test `what` with an empty cache that no other test uses. Passes the cache's directory to the
+/// test.
 fn with_cache<T>(what: impl FnOnce(&Path) -> T) -> T {
     let _turn = ENVIRONMENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let cache = tempfile::tempdir().expect("a temporary directory");
@@ -147,7 +148,7 @@ fn compiled_functions_are_cached() {
         assert_eq!(first.len(), 1, "one object and no temporary file: {first:?}");
         load();
         assert_eq!(stored(), first, "the second load used the cache");
-        // A cached object that is incomplete, or that other users can write, is compiled again.
+        // If a cached object is incomplete, or if other users can write to it, it is compiled again.
         let object = &first[0].0;
         let bytes = std::fs::read(object).expect("readable");
         std::fs::write(object, &bytes[..bytes.len() - 1]).expect("writable");

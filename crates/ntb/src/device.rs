@@ -23,8 +23,8 @@ pub enum Ordering {
     /// The window is memory that is coherent with the peer's. A store is delivered once it has left the store
     /// buffer.
     Coherent,
-    /// Stores are posted and write-combining. They arrive in any order between fences, and are known to be
-    /// delivered only after a read-back.
+    /// Stores are posted and write-combining. Between two fences, they may arrive in any order. Only a
+    /// read-back shows that they are delivered.
     Posted,
 }
 
@@ -42,7 +42,7 @@ pub struct WindowLimits {
 /// The capabilities of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Capabilities {
-    /// Name of the back-end, as results show it.
+    /// The name of the back-end in results.
     pub name: &'static str,
     /// True for a software stand-in. All its figures are those of a model.
     pub is_twin: bool,
@@ -52,12 +52,12 @@ pub struct Capabilities {
     pub window: WindowLimits,
     /// Mask of the doorbell bits that the bridge has.
     pub doorbells: u64,
-    /// Number of interrupt vectors. Each doorbell bit raises one of them.
+    /// Number of interrupt vectors. Each doorbell bit raises one of these vectors.
     pub vectors: u32,
     /// Number of 32-bit scratchpads of each port.
     pub scratchpads: u32,
-    /// True if the windows lead to ordinary host memory: measured bandwidths are then those of a model, even
-    /// if the BAR and its interrupts are real. False if the windows lead over a real link.
+    /// True if the memory windows lead to ordinary host memory. Measured bandwidths are then those of a
+    /// model, even if the BAR and its interrupts are real. False if the windows lead over a real link.
     pub is_memory_modelled: bool,
     /// When a store through a window becomes visible to the peer.
     pub ordering: Ordering,
@@ -92,12 +92,13 @@ pub trait Ntb: Send + Sync {
     /// Returns the number of ports, this side's included.
     fn ports(&self) -> u32;
 
-    /// Enables this side of the links to all peers if `up` is true, and disables it otherwise.
+    /// Enables this side of the links to all peers, or disables it if `up` is false.
     fn link_enable(&self, up: bool);
     /// Returns the state of the link to `peer`. The link to a port that does not exist is down.
     fn link(&self, peer: u32) -> Link;
 
-    /// Returns this side's inbound memory, which [`Ntb::set_translation`] can make accessible to peers.
+    /// Returns the inbound memory of this side. [`Ntb::set_translation`] can make parts of it accessible to
+    /// peers.
     fn inbound(&self) -> &Region;
     /// Makes `peer`'s window `window` lead to `memory`, a part of [`Ntb::inbound`].
     ///
@@ -115,8 +116,8 @@ pub trait Ntb: Send + Sync {
 
     /// Returns the doorbell bits that were rung and not cleared, whether masked or not.
     fn doorbell_read(&self) -> u64;
-    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer rings while
-    /// you look, the bit is set again, so that ring is not missed.
+    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer then rings
+    /// while you look, the bit is set again, and the ring is not missed.
     fn doorbell_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise no event.
     fn doorbell_mask(&self) -> u64;
@@ -127,8 +128,8 @@ pub trait Ntb: Send + Sync {
     fn doorbell_mask_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise the event of vector `vector`.
     fn vector_bits(&self, vector: u32) -> u64;
-    /// Rings doorbell bits at `peer`. If `peer` sees these bits, it also sees every store that was made
-    /// before the last [`Window::fence`].
+    /// Rings doorbell bits at `peer`. Once `peer` sees these bits, it also sees every store made before the
+    /// last [`Window::fence`].
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a peer that does not exist.

@@ -5,8 +5,8 @@ use inlane_pci::{Address, Device, Sysfs};
 /// The kernel's drivers for NTB hardware. Those of `drivers/ntb/hw` drive the bridge itself. `switchtec`
 /// manages the PCIe switch that contains the bridge.
 const DRIVERS: [&str; 5] = ["ntb_hw_intel", "ntb_hw_amd", "ntb_hw_idt", "ntb_hw_epf", "switchtec"];
-/// Class code of "other bridge", which NTBs have. Other chipset devices have this class too, so the class
-/// proves nothing by itself.
+/// Class code of "other bridge". NTBs have this class. Other chipset devices have it too, so the class alone
+/// does not identify an NTB.
 const OTHER_BRIDGE: u32 = 0x06_8000;
 /// The PCI vendor id and device id of QEMU's ivshmem.
 pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
@@ -17,7 +17,7 @@ pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
 pub enum BridgeKind {
     /// An NTB that a driver of the kernel holds. inlane does not support such bridges yet.
     Hardware,
-    /// A device of the class that NTBs have, without an NTB driver. It may be another chipset device.
+    /// A device of the PCI class of NTBs, without an NTB driver. It may be another kind of chipset device.
     OtherBridge,
     /// An ivshmem device, which [`crate::ivshmem`] can use.
     Ivshmem,

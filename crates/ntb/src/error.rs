@@ -59,7 +59,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns the class of the error, which decides the command's exit status.
+    /// Returns the class of the error. The class determines the exit status of the command.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),

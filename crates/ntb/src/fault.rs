@@ -1,9 +1,9 @@
 //! Fault injection: makes shared memory behave like a real link with posted writes, or worse.
 //!
-//! A [`Wire`] carries a port's stores to one peer. It cuts stores into pieces, which can arrive late and in
-//! any order, but not across a fence. Posted write-combining stores have the same guarantees. A doorbell
-//! arrives after the stores before the last fence, unless the chosen [`Faults`] lose it, ring it twice or
-//! advance it.
+//! A [`Wire`] carries a port's stores to one peer. It cuts stores into pieces. The pieces can arrive late and
+//! in any order, but not across a fence. Posted write-combining stores have the same guarantees. A doorbell
+//! arrives after all stores that precede the last fence. The chosen [`Faults`] can lose a doorbell, ring it
+//! twice or ring it too early.
 
 use crate::error::{Error, Result};
 use inlane_core::region::Region;
@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 /// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// The longest time by which a piece of a store arrives late. Stores are cut into pieces of 64 or 8
-    /// bytes.
+    /// The longest delay of a piece of a store. Stores are cut into pieces of 64 or 8 bytes.
     pub delay: Duration,
     /// True if pieces between two fences arrive in random order.
     pub reorder: bool,
@@ -26,11 +25,11 @@ pub struct Faults {
     pub lose: f64,
     /// Probability that a doorbell rings twice: immediately, ahead of all stores, and again in order.
     pub duplicate: f64,
-    /// Probability that a doorbell rings immediately, ahead of the stores that have not arrived.
+    /// Probability that a doorbell rings immediately, before earlier stores have arrived.
     pub early: f64,
     /// Probability that a scratchpad keeps its old value for 3 ms after a write.
     pub stale: f64,
-    /// The mean time between two failures of the link, which each last 2 ms. Zero: the link does not fail.
+    /// The mean time between two failures of the link. Each failure lasts 2 ms. Zero: the link does not fail.
     pub flap: Duration,
     /// The protocol step at which the process is killed (see [`Faults::step`]).
     pub die: Option<String>,
@@ -181,13 +180,13 @@ impl Ord for Piece {
 }
 
 struct State {
-    /// One heap of pieces for each epoch. A fence ends an epoch. Only pieces of the first epoch may be
-    /// delivered; later epochs wait until it is empty.
+    /// One heap of pieces for each epoch. A fence ends an epoch. Pieces are delivered only from the first
+    /// epoch. When its heap is empty, the next epoch becomes the first.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// The time at which the wire was created. It is the first part of [`Piece::rank`] of all pieces whose
-    /// order does not depend on the time at which they are due. Then the second part decides: the piece's
-    /// number, or a random number.
+    /// The time at which the wire was created. Some pieces have an order that does not depend on the time at
+    /// which they are due. All these pieces have this time as the first part of [`Piece::rank`]. The second
+    /// part then decides: the piece's number, or a random number.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -207,8 +206,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Give each wire
-    /// a different `stream`, so that wires with the same seed make different random choices.
+    /// Creates a wire with the faults of `plan` and starts its thread, which delivers the pieces. Give each
+    /// wire a different `stream`. Wires with the same seed then make different random choices.
     pub fn new(plan: Faults, stream: u64) -> Self {
         let state = State {
             epochs: VecDeque::from([BinaryHeap::new()]),
@@ -224,7 +223,7 @@ impl Wire {
         Self { shared, pump }
     }
 
-    /// Keeps `region` mapped for as long as pieces may be on their way to it.
+    /// Keeps `region` mapped while pieces of stores may still be on their way to it.
     pub(crate) fn keep(&self, region: Region) {
         self.shared.lock().mapped.push(region);
     }
@@ -240,7 +239,7 @@ impl Wire {
         let mut done = 0;
         while done < length {
             let address = to as usize + done;
-            // Pieces end at multiples of the granule, so an aligned word of 8 bytes is never split.
+            // Cut at multiples of the granule, so an aligned word of 8 bytes is never split.
             let piece = (granule - address % granule).min(length - done);
             let mut bytes = [0; 64];
             // SAFETY: `done + piece` is at most `length`, and `bytes` has room for a piece.
@@ -253,8 +252,8 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Sends a doorbell. It rings when all stores before the last fence are delivered, unless a fault loses
-    /// it or lets it ring early.
+    /// Sends a doorbell. It rings when all stores before the last fence have been delivered. A fault may lose
+    /// the doorbell or let it ring early.
     pub(crate) fn doorbell(&self, ring: impl Fn() + Send + Sync + 'static) {
         let mut state = self.shared.lock();
         if state.random.happens(self.shared.plan.lose) {
@@ -304,8 +303,8 @@ impl Wire {
         }
     }
 
-    /// Discards all stores, doorbells and register writes that have not arrived, as a link that goes down
-    /// does.
+    /// Discards all stores, doorbells and register writes that have not arrived yet, like a link that goes
+    /// down.
     pub(crate) fn lose_all(&self) {
         self.shared.lock().epochs = VecDeque::from([BinaryHeap::new()]);
         self.shared.changed.notify_all();
@@ -327,7 +326,7 @@ impl State {
         self.sent += 1;
         let rank = match (plan.reorder, plan.delay.is_zero()) {
             (false, _) => (self.start, self.sent),
-            // Without delays all pieces are due at once, so choose a random order.
+            // Without delays, all pieces are due at once, so a random number decides the order.
             (true, true) => (self.start, self.random.next_u64()),
             (true, false) => (due, self.random.next_u64()),
         };
@@ -345,8 +344,8 @@ impl State {
         }
     }
 
-    /// Returns the next piece if it is due. Otherwise returns the time until it is due as the error, or one
-    /// hour if there is no piece.
+    /// Returns the next piece if it is due. If not, returns the time until it is due as the error. That time
+    /// is one hour if there is no piece.
     fn next(&mut self) -> Result<Piece, Duration> {
         while self.epochs.len() > 1 && self.epochs[0].is_empty() {
             self.epochs.pop_front();
@@ -372,8 +371,9 @@ impl WireShared {
             match state.next() {
                 // Deliver under the lock, so that an empty queue means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
-                    // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped.
-                    // Aligned words are stored whole, so a piece of 8 aligned bytes does not tear further.
+                    // SAFETY: the caller of `store` guarantees that the destination is valid, and `mapped`
+                    // keeps it mapped. `store_device` stores aligned words whole, so a piece of 8 aligned
+                    // bytes does not tear further.
                     unsafe { inlane_core::access::store_device(to as *mut u8, bytes.as_ptr(), length) };
                     inlane_core::access::store_fence();
                 }

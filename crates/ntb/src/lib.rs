@@ -1,9 +1,9 @@
-//! Non-transparent bridges (NTB): windows, doorbells, scratchpads, link and handshake. A bridge joins
+//! Non-transparent bridges (NTB): windows, doorbells, scratchpads, link and handshake. A bridge connects
 //! systems that share nothing but a PCIe link.
 //!
-//! [`device`] describes the bridge as Linux's NTB API does. Two back-ends implement it: the [`twin`] joins
-//! processes of one machine, and [`ivshmem`] joins virtual machines. [`fault`] injects faults of a real
-//! link. [`window`] is the path of stores to a peer. [`discover`] finds a machine's bridges.
+//! [`device`] describes the bridge as Linux's NTB API does. Two back-ends implement it: [`twin`] connects
+//! processes of one machine, and [`ivshmem`] connects virtual machines. [`fault`] injects faults of a real
+//! link. [`window`] stores to a peer's memory. [`discover`] finds a machine's bridges.
 
 pub mod device;
 pub mod discover;

@@ -14,7 +14,7 @@ use inlane_core::region::Region;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Translations start and end at multiples of this many bytes.
+/// The memory behind a window starts and ends at multiples of this many bytes.
 const PAGE: u64 = 4096;
 
 /// The most ports of a bridge.
@@ -30,8 +30,8 @@ pub const VECTORS: u32 = 2;
 #[derive(Default)]
 pub(crate) struct PaddedWord<T>(pub T);
 
-/// The part of a port's inbound memory that a peer's window leads to. A length of 0 means that no translation
-/// is set.
+/// The part of a port's inbound memory to which a peer's window leads. If `bytes` is 0, no translation is
+/// set.
 #[repr(C)]
 pub(crate) struct Translation {
     pub offset: AtomicU64,
@@ -45,11 +45,11 @@ pub(crate) struct PortRegisters {
     pub doorbell: PaddedWord<AtomicU64>,
     /// Doorbell bits that raise no event.
     pub mask: PaddedWord<AtomicU64>,
-    /// The number of times that this port has enabled or disabled its links. While the links are enabled, it
-    /// is odd. While they are disabled, it is even.
+    /// The number of times that this port has enabled or disabled its links. An odd number means that the
+    /// links are enabled.
     pub link: PaddedWord<AtomicU32>,
-    /// Number of processes that have attached to this port. The hub uses this number to ignore the end of a
-    /// process that a later process has replaced.
+    /// Number of processes that have attached to this port. It shows the hub whether a later process has
+    /// replaced an ended process. The hub then ignores the end.
     pub attachments: PaddedWord<AtomicU32>,
     /// A counter that grows while the port's process runs. Back-ends without a hub use it to detect the end
     /// of the process.
@@ -67,7 +67,7 @@ pub(crate) fn vector_bits(vector: u32) -> u64 {
     if vector < VECTORS { 0xFFFF_FFFFu64 << (32 * vector) } else { 0 }
 }
 
-/// Returns the alignment that windows need, and `window_bytes` as their largest size.
+/// Returns the limits of windows: the required alignment, and `window_bytes` as the largest size.
 pub(crate) fn limits(window_bytes: u64) -> WindowLimits {
     WindowLimits { address_align: PAGE, size_align: PAGE, size_max_bytes: window_bytes }
 }
@@ -82,8 +82,8 @@ impl PortRegisters {
             .is_ok()
     }
 
-    /// Sets doorbell bits and returns the vectors to interrupt. A bit that was already set or is masked does
-    /// not interrupt, so several doorbells may cause one interrupt.
+    /// Sets the doorbell bits `bits`, and returns the vectors to interrupt. A bit that is masked or was
+    /// already set causes no interrupt. So several doorbells may cause only one interrupt.
     pub(crate) fn ring(&self, bits: u64) -> impl Iterator<Item = u32> {
         let before = self.doorbell.0.fetch_or(bits, Ordering::SeqCst);
         let rings = bits & !before & !self.mask.0.load(Ordering::SeqCst);
@@ -111,12 +111,13 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns the span that port `me` may map of the memory of the port that owns these registers.
-    /// `window_bytes` is that memory's size. `peer` is the owning port's number, for error messages.
+    /// Returns the span of memory that port `me` may map. The memory belongs to the port that owns these
+    /// registers. `window_bytes` is the size of that memory. `peer` is the owning port's number, for error
+    /// messages.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];
-        // Load each value once, so that the caller maps the values that are checked here.
+        // Load each value only once. The caller then maps exactly the values that are checked here.
         let bytes = translation.bytes.load(Ordering::Acquire);
         let offset = translation.offset.load(Ordering::Acquire);
         if bytes == 0 {

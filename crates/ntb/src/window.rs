@@ -29,8 +29,8 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Makes a window over `region`, which is mapped memory. If `wire` is given, stores pass through this
-    /// model of a link, which can inject faults.
+    /// Creates a window over `region`, which is mapped memory. If `wire` is given, stores pass through this
+    /// model of a link. The model can inject faults.
     pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
         if let Some(wire) = &wire {
             wire.keep(region.clone());
@@ -118,7 +118,8 @@ impl Window {
         Ok(())
     }
 
-    /// Stores one aligned word of 8 bytes, which does not tear.
+    /// Stores one aligned word of 8 bytes with a single access. A reader never sees a mix of old and new
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::Window`] if the word is misaligned or outside the window.
@@ -129,8 +130,8 @@ impl Window {
             return Err(self.outside(offset, 8));
         }
         match &self.wire {
-            // SAFETY: the word is aligned and inside the mapping, as checked above. Others access it as an
-            // atomic, too.
+            // SAFETY: the word is aligned and inside the mapping, as checked above. All other accesses to the
+            // word are atomic.
             None => unsafe { AtomicU64::from_ptr(to.cast()).store(value, Memory::Release) },
             // SAFETY: the word lies inside the mapping, and the source is a local variable.
             Some(wire) => unsafe { wire.store(to, value.to_ne_bytes().as_ptr(), 8) },
@@ -148,7 +149,7 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // Deliver the stores that injected faults still delay, because on hardware a read does not pass
+            // Deliver the stores that injected faults have delayed. On hardware, a read does not overtake
             // earlier posted writes.
             wire.drain();
         }
@@ -162,20 +163,20 @@ impl Window {
         Ok(())
     }
 
-    /// Makes all stores before this call arrive before all later stores through this window. Without injected
-    /// faults, this also orders the calling thread's stores through different windows.
+    /// Orders stores: all stores before this call arrive before all later stores through this window. Without
+    /// injected faults, this also orders the calling thread's stores through different windows.
     #[inline(always)]
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
-            // Execute the fence instruction on coherent windows too. Large copies may use non-temporal
-            // stores, which only this instruction orders.
+            // Execute the fence instruction even for coherent windows. Large copies may use non-temporal
+            // stores, and only this instruction orders such stores.
             (None, _) => store_fence(),
             (Some(wire), _) => wire.fence(),
         }
     }
 
-    /// Like [`Window::fence`], but orders only the stores of [`Window::store_word`]. On a coherent window
-    /// without injected faults, this costs no instruction on x86.
+    /// Orders stores like [`Window::fence`], but only those made by [`Window::store_word`]. On a coherent
+    /// window without injected faults, this needs no instruction on x86.
     #[inline(always)]
     pub fn fence_words(&self) {
         match (&self.wire, self.ordering) {
@@ -184,8 +185,8 @@ impl Window {
         }
     }
 
-    /// Blocks until all stores before this call are in the peer's memory. On posted windows this takes a
-    /// read-back.
+    /// Blocks until all stores before this call are in the peer's memory. On posted windows, reads from the
+    /// window for this purpose.
     pub fn flush(&self) {
         fence(Memory::SeqCst);
         store_fence();

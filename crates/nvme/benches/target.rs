@@ -1,11 +1,12 @@
-//! Compares inlane's NVMe target with plain request-response servers over TCP. The servers take turns.
+//! Compares inlane's NVMe target with plain request-response servers over TCP. The target and the servers
+//! take turns.
 //!
-//! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The servers
-//! have one thread each:
+//! One client thread keeps requests of 72 bytes in flight and counts the bytes of the responses. The target
+//! and each server have one thread:
 //!
-//! * **plain** servers receive requests and send responses of the same sizes as the target's. One sends the
-//!   requested block of a large memory, as the target must. Another always sends the same buffer, which
-//!   stays in the cache;
+//! * **plain** servers receive requests and send responses of the same sizes as the target's. One server
+//!   sends the requested block of a large memory, as the target must. Another server always sends the same
+//!   buffer, which stays in the cache;
 //! * **target** is inlane's target with a namespace in memory and random reads.
 //!
 //! Prints the medians of several turns and their ratios. The ratio of the processor times is meaningful on a
@@ -26,7 +27,7 @@ const TURNS: usize = 7;
 const NAMESPACE_BYTES: u64 = 256 << 20;
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
 
-/// A client of one of the compared servers: its connection, and the kind of its requests.
+/// A benchmark client of one of the compared servers: its connection, and the kind of its requests.
 struct Load {
     stream: TcpStream,
     digests: Digests,
@@ -37,7 +38,7 @@ struct Load {
     server: &'static str,
 }
 
-/// Returns the processor time of the threads of this process that are called `name`.
+/// Returns the processor time of all threads of this process with the name `name`.
 fn processor_time(name: &str) -> Duration {
     let mut total = Duration::ZERO;
     for entry in std::fs::read_dir("/proc/self/task").expect("threads").flatten() {
@@ -139,8 +140,8 @@ impl Load {
     }
 }
 
-/// What a server without NVMe sends, with which the target is compared. It sends the same bytes each time, or
-/// the bytes of a large memory at the offset that the request names.
+/// The response data of a server without NVMe, with which the target is compared. It is the same bytes each
+/// time, or the bytes of a large memory at the offset in the request.
 #[derive(Clone, Copy)]
 enum Source {
     Buffer,
@@ -240,7 +241,7 @@ fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
 }
 
 fn bind(core: usize) {
-    // SAFETY: the system call only reads the set, which is on this stack.
+    // SAFETY: the system call only reads `set`, which lives on this stack until the call returns.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -269,14 +270,14 @@ fn main() {
     };
     let target = Target::start(config).expect("the target starts");
     bind(numbers.1);
-    // Write the memory once. Reads of memory that was never written would all return the kernel's one page of
-    // zeros, which stays in the cache. The plain server reads the same memory.
+    // Write the memory once. The kernel uses one page of zeros for all memory that was never written, and
+    // reads would find this page in the cache. The plain server reads the same memory.
     let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };
     let data = vec![7; 1 << 20];
     (0..NAMESPACE_BYTES >> 20).for_each(|n| storage.write(n << 20, &data));
     let address = storage.address(0, NAMESPACE_BYTES as usize);
-    // SAFETY: the target is never stopped, so the memory lives until the process ends. Nothing writes to it
-    // any more.
+    // SAFETY: the target is never stopped, so the memory lives until the process ends. Nothing writes to the
+    // memory from here on.
     let memory: &'static [u8] = unsafe { std::slice::from_raw_parts(address, NAMESPACE_BYTES as usize) };
     println!("medians of {TURNS} turns of {} ms each", TURN.as_millis());
     for (block, depth, digests) in [

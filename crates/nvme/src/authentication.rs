@@ -12,12 +12,12 @@
 //! ```
 //!
 //! [`HostSide`] and [`ControllerSide`] are state machines without I/O: they turn received messages into
-//! messages to send. Each queue is authenticated on its own. C2, R2 and Success2 are left out if the host
-//! does not authenticate the controller. With a [`Group`] other than the null group, the responses also depend
-//! on the shared secret g^xy.
+//! messages to send. Each queue is authenticated separately. If the host does not authenticate the
+//! controller, the messages do not contain C2 and R2, and Success2 is not sent. With a [`Group`] other than
+//! the null group, the responses also depend on the shared secret g^xy.
 //!
 //! Connections stay in plain text: authentication protects neither commands nor data. Secure channel
-//! concatenation, which derives a key for TLS, is not supported.
+//! concatenation derives a key for TLS. It is not supported.
 
 mod controller;
 mod file;
@@ -41,11 +41,11 @@ use crate::{Error, Result};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// The values of SECP, SPSP0 and SPSP1 in Authentication Send and Authentication Receive, as they stand in
-/// command dword 10 (Base section 6.1 and 6.2).
+/// The values of SECP, SPSP0 and SPSP1, at their places in command dword 10 of Authentication Send and
+/// Authentication Receive (Base section 6.1 and 6.2).
 pub const PROTOCOL: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
 
-/// The secrets by which a host and a target prove their identities to each other.
+/// The secrets with which a host and a target prove their identities to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// The host's secret.
@@ -54,7 +54,7 @@ pub struct Credentials {
     pub target: Option<Secret>,
 }
 
-/// The names of both sides of an authentication.
+/// The names of the two sides of an authentication: host and subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     /// The NQN of the host.

@@ -1,8 +1,8 @@
 //! Measures a namespace with fio's workloads.
 //!
-//! Each job is a thread with its own [`Session`] and its own part of the range. With verification, each
-//! written block carries its offset, a sequence number and a checksum. Blocks are checked when they are read.
-//! At the end, all written blocks are read back.
+//! Each job is a thread with its own [`Session`] and its own part of the workload's range. With verification,
+//! each written block carries its offset, a sequence number and a checksum. Blocks are checked when they are
+//! read. At the end, all written blocks are read back.
 
 mod block;
 mod job;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub struct Counters {
     reads: AtomicU64,
     writes: AtomicU64,
-    /// True once a job has completed its operations and reads back the blocks that it wrote.
+    /// True once a job has completed its operations. The job then reads back the blocks that it wrote.
     checking: AtomicBool,
 }
 
@@ -37,7 +37,8 @@ pub struct BenchCounts {
     pub reads: u64,
     /// Completed writes.
     pub writes: u64,
-    /// True once a job has completed its operations and reads back the blocks that it wrote.
+    /// True once a job has completed its operations. It then reads back the blocks that it wrote, to check
+    /// them.
     pub checking: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The commands that a host sends, the completions that a controller returns, and their status codes.
+//! The commands of a host, the completions of a controller, and the status codes in completions.
 
 mod entry;
 mod fabrics_command;

@@ -54,7 +54,7 @@ pub enum Error {
         /// The bad field, and why it is bad.
         fault: Fault,
     },
-    /// The peer ended the connection because it found an error in what this side sent.
+    /// The peer ended the connection because it found an error in the data that this side sent.
     #[error("{peer} ended the connection: {termination}")]
     Terminated {
         /// The peer's address.
@@ -65,7 +65,7 @@ pub enum Error {
     /// A command completed with an error status.
     #[error("{what}: {status}")]
     Status {
-        /// The operation that failed and its object, as text.
+        /// The failed operation and its object, as text.
         what: String,
         /// The status.
         status: Status,
@@ -86,16 +86,16 @@ pub enum Error {
         /// Why the transfer ended early, and how many bytes were copied.
         why: String,
     },
-    /// Several paths to a subsystem failed, and at least one of their targets answered.
+    /// Several paths to a subsystem failed, and the target of at least one path answered.
     #[error("{answered}; {others}")]
     Paths {
         /// The error of the first path whose target answered.
         answered: Box<Error>,
-        /// The errors of all failed paths except that in `answered`.
+        /// The errors of the other failed paths, as one text.
         others: String,
     },
-    /// This host or the target did not prove its identity. Another attempt fails, too, until secrets or settings
-    /// change.
+    /// This host or the target could not prove its identity. Further attempts fail, too, until the secrets or
+    /// the settings are changed.
     #[error("{peer}: {why}")]
     Unauthenticated {
         /// The target's address.
@@ -126,9 +126,9 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Combines the error of one more path, `second`, with that of the paths tried before, `first`. The result
-    /// names the errors of all paths. The error of the first path whose target answered comes first and
-    /// decides the class.
+    /// Adds the error of one more path, `second`, to `first`, the error of the paths tried before. The result
+    /// names the errors of all paths. The error of the first path whose target answered is named first, and
+    /// determines the class.
     pub fn of_paths(first: Option<Self>, second: Self) -> Self {
         match (first, second) {
             (None, error) => error,

@@ -27,7 +27,7 @@ pub mod cns {
 /// The length of the data of Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 4096;
 
-/// Copies `text` into a field of ASCII bytes and fills the rest with spaces. Cuts the text if it is too long.
+/// Copies `text` into an ASCII field of `N` bytes. Pads with spaces, and truncates text that is too long.
 pub fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     let len = text.len().min(N);

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A session starts a thread to reconnect. No other layer starts threads. Requests may complete in any order.
-//! A request moves its [`Buffer`] into the connection. The completion returns it, so nothing else can access
-//! the memory while data is received into it.
+//! A request moves its [`Buffer`] into the connection, and the completion returns the buffer. Nothing else
+//! can therefore access the memory while data is received into it.
 
 mod address;
 mod buffer;

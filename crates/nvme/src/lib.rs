@@ -6,8 +6,8 @@
 //!             <-- completions <--                                              <--
 //! ```
 //!
-//! Both sides share three modules: [`pdu`] encodes and decodes the protocol data units of the TCP transport,
-//! [`command`] defines commands, completions and statuses, and [`identify`] defines the data structures that
+//! Both sides share three modules. [`pdu`] encodes and decodes the protocol data units of the TCP transport.
+//! [`command`] defines commands, completions and statuses. [`identify`] defines the data structures that
 //! commands transfer. [`target`] serves the drives that [`namespace`] opens.
 //!
 //! Sources: NVM Express TCP Transport Specification 1.0 ("TCP"), NVM Express Base Specification 2.0 ("Base")

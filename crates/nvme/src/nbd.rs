@@ -1,13 +1,13 @@
 //! Exports a namespace as a network block device (NBD) to programs such as qemu, fio and nbdcopy.
 //!
 //! ```text
-//!   NBD client ==unix socket or TCP== thread of the client: [ Wire | requests | Session ] ==NVMe/TCP== target
+//! NBD client ==unix socket or TCP== thread of the client: [ Wire | requests | Session ] ==NVMe/TCP== target
 //! ```
 //!
 //! The server offers the fixed newstyle negotiation, simple and structured replies, and the metadata context
-//! `base:allocation`, in which all blocks count as allocated. It offers flush, FUA, trim and write zeroes if
-//! the namespace supports them. An invalid request is answered with an error. A client that violates the
-//! protocol is disconnected.
+//! `base:allocation`. In this context, all blocks count as allocated. The server offers flush, FUA, trim and
+//! write zeroes if the namespace supports them. An invalid request is answered with an error. A client that
+//! violates the protocol is disconnected.
 //!
 //! Source: the NBD protocol, <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 

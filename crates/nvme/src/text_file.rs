@@ -10,12 +10,12 @@ use zeroize::Zeroizing;
 /// The largest accepted file, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Reads a whole text file. `flag` is the flag that names the file, and `check` examines the open file first.
-/// Returns at once for a FIFO without a writer. The text is erased from memory when it is dropped.
+/// Reads a whole text file. `flag` is the flag that names the file. `check` examines the open file before the
+/// read. Returns at once for a FIFO without a writer. Dropping the returned text erases it from memory.
 ///
 /// # Errors
-/// If the file cannot be read, is not a regular file, is larger than 16 MiB or is not UTF-8 text, or `check`
-/// returns a reason to refuse it.
+/// If the file cannot be read, is not a regular file, is larger than 16 MiB, or is not UTF-8 text. Also if
+/// `check` returns a reason to refuse the file.
 pub(crate) fn read(
     flag: &str,
     path: &Path,
@@ -40,8 +40,8 @@ pub(crate) fn read(
         return Err(invalid(why));
     }
     check(&file).map_err(os)?.map_err(invalid)?;
-    // Reserve one byte more than the file has. A text that grows is moved, and would leave its secrets in
-    // freed memory.
+    // Reserve one byte more than the file has. Otherwise the text could grow and move to other memory. Its
+    // secrets would then remain in the freed memory.
     let bytes = metadata.len().min(MAX_BYTES) as usize;
     let mut text = Zeroizing::new(String::with_capacity(bytes + 1));
     match file.take(MAX_BYTES + 1).read_to_string(&mut text) {

@@ -1,5 +1,5 @@
-//! The macro that declares data structures of the specification as Rust types with the same bytes as on the
-//! wire.
+//! A macro that declares the specification's data structures as Rust types. These types have the same bytes
+//! as on the wire.
 
 /// Declares structs whose memory layout is the wire format.
 macro_rules! wire {

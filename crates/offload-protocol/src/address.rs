@@ -48,8 +48,8 @@ pub fn is_possible<T>(start: *const T, len: usize) -> bool {
     start >= FIRST && start.checked_add(len).is_some_and(|end| end <= isize::MAX as usize)
 }
 
-/// Returns the internet address at `address`. Returns `None` for other families, for lengths that are too
-/// short, and for pointers that [`is_possible`] rejects, such as null.
+/// Reads the internet address at `address`. Returns `None` if the family is not AF_INET or AF_INET6, if `len`
+/// is too short, or if [`is_possible`] rejects the pointer. It rejects null, for example.
 ///
 /// # Safety
 /// `len` bytes at `address` are readable, or [`is_possible`] rejects the pointer.

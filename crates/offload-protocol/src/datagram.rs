@@ -1,8 +1,8 @@
-//! The header in front of each datagram in the pair of a UDP socket.
+//! The header in front of each datagram in the socket pair of a UDP socket.
 //!
-//! The pair is of type SOCK_SEQPACKET, so the kernel keeps the datagrams apart. Functions that the library
-//! does not replace, such as those of stdio, send datagrams without this header. Such datagrams go to the
-//! address to which the socket is connected.
+//! The pair is of type SOCK_SEQPACKET, so the kernel preserves the boundaries between datagrams. Functions
+//! that the library does not replace, such as those of stdio, send datagrams without this header. The engine
+//! sends such datagrams to the address to which the socket is connected.
 //!
 //! ```text
 //! 0           8       9      10      11    12      16               36              56
@@ -14,8 +14,8 @@ use std::net::SocketAddr;
 
 /// The length of a header, in bytes.
 pub const LEN: usize = 56;
-/// The least SO_SNDBUF of the program's end. A smaller one could not hold the largest datagram with its
-/// header.
+/// The least SO_SNDBUF of the program's end of the socket pair, in bytes. A smaller buffer could not hold the
+/// largest datagram with its header.
 pub const LEAST_BUFFER: i32 = 72 << 10;
 /// The most bytes of a datagram over IPv4: 65535 less the headers of IPv4 and UDP.
 pub const MOST_V4: usize = 65507;
@@ -51,17 +51,19 @@ pub mod receive {
 /// The header of a datagram in a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The engine's random number. A message in the pair has a header only if it begins with this number.
+    /// The engine's random number. A message in the socket pair has a header only if the message begins with
+    /// this number.
     pub engine: u64,
     /// Flags of [`send`] or [`receive`].
     pub flags: u8,
     /// TTL or hop limit.
     pub hops: u8,
-    /// The traffic class, which IPv4 calls type of service.
+    /// The traffic class. In IPv4, it is called type of service.
     pub class: u8,
     /// If not 0, this is no datagram: the next call on the socket fails with this errno.
     pub error: i32,
-    /// The sender of a received datagram, or the destination of a sent one. `None` is the connected address.
+    /// For a received datagram: its sender. For a sent datagram: its destination. `None` stands for the
+    /// connected address.
     pub remote: Option<SocketAddr>,
     /// The destination of a received datagram. For a sent datagram: its source, if the program has set one.
     pub local: Option<SocketAddr>,

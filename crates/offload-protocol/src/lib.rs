@@ -3,8 +3,8 @@
 //! * [`name`]: the names of the UNIX sockets that stand for offloaded sockets. A name describes its socket,
 //!   so the library needs no table.
 //!
-//! The library runs inside other programs, also in their signal handlers. So nothing in this crate allocates,
-//! locks or panics, unless the documentation of a function says so.
+//! The library runs inside other programs, also in their signal handlers. For this reason, nothing in this
+//! crate allocates, locks or panics, unless the documentation of a function says so.
 
 pub mod address;
 pub mod datagram;
@@ -16,10 +16,10 @@ pub mod rules;
 
 /// The environment variable that names the engine's control socket.
 pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";
-/// The environment variable that holds the rules, one per line: which sockets the engine runs and which stay
-/// with the kernel ([`rules`]).
+/// The environment variable with the rules, one per line. The rules say which sockets the engine runs and
+/// which stay with the kernel ([`rules`]).
 pub const RULES_VARIABLE: &str = "_INLANE_OFFLOAD_RULES";
 /// If this environment variable is set, a socket that would stay with the kernel is an error.
 pub const REQUIRE_VARIABLE: &str = "_INLANE_OFFLOAD_REQUIRE";
-/// The control socket of an engine that was started without `--socket`.
+/// The path of the engine's control socket if the engine was started without `--socket`.
 pub const DEFAULT_SOCKET: &str = "/run/inlane/offload.sock";

@@ -2,9 +2,9 @@
 //!
 //! A process opens a connection when it first needs the engine. Messages have one fixed size. A request may
 //! carry the program's end of an offloaded socket, which proves that the sender has the socket.
-//! [`Operation::Open`] carries both ends of a new pair. The reply to
-//! [`Operation::Bind`] or [`Operation::Connect`] may carry the program's end of a socket that the engine has
-//! just created. Other replies may carry the descriptor of a file.
+//! [`Operation::Open`] carries both ends of a new socket pair. The reply to [`Operation::Bind`] or
+//! [`Operation::Connect`] may carry the program's end of a new socket. Other replies may carry the descriptor
+//! of a file.
 
 use crate::address;
 use std::net::SocketAddr;
@@ -13,13 +13,13 @@ use std::net::SocketAddr;
 pub const LEN: usize = 512;
 /// The largest size of an option's value, in bytes.
 pub const MAX_VALUE: usize = 384;
-/// The version of the messages. It is the first byte of a message in every version, so that both sides can
-/// name the version that they refuse.
+/// The version of the messages. In every version, it is the first byte of a message. A side that refuses a
+/// message can therefore name the message's version.
 pub const VERSION: u8 = 6;
 /// The most requests of one client that the engine processes in one turn. A client sends [`Operation::Open`]
 /// only if it has sent fewer requests since the engine's last reply. So an engine with one thread processes
-/// all of them before it reads the first request of a client that connects later. This order matters because
-/// a forked child may ask about its parent's sockets.
+/// all these requests before the first request of a client that connects later. This order matters because a
+/// forked child may ask about its parent's sockets.
 pub const MOST_AHEAD: u32 = 32;
 /// Where the value begins.
 const VALUE: usize = 96;
@@ -28,16 +28,17 @@ const VALUE: usize = 96;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Creates a socket bound to [`Message::local`]. The request's value holds the socket's options, written
-    /// by [`write_options`]. The reply carries the program's end and the local address. Its `name` is
-    /// how many microseconds a thread should poll for events of the socket before it sleeps.
+    /// Creates a socket bound to [`Message::local`]. The value of the request holds the socket's options,
+    /// written by [`write_options`]. The reply carries the program's end of the socket pair, and the local
+    /// address. The reply's `name` is how long a thread polls for events of the socket before it sleeps, in
+    /// microseconds.
     Bind = 1,
-    /// Connects a socket to [`Message::remote`]. The request carries the program's end. If it carries no end,
-    /// the engine creates a socket, and the reply carries the program's end. The program's end becomes
-    /// writable when the connection is established or has failed. `name` of the reply is as for
+    /// Connects a socket to [`Message::remote`]. The request carries the program's end of a socket pair. If
+    /// it carries no end, the engine creates a socket, and the reply carries the program's end. The program's
+    /// end becomes writable when the connection is established or has failed. `name` of the reply is as for
     /// [`Operation::Bind`].
     ///
-    /// If the engine creates the socket, it sends the SYN at once if `number` of the request is 1. Otherwise
+    /// If the engine creates the socket, it sends the SYN at once if `number` of the request is 1. Otherwise,
     /// the SYN waits for [`Operation::Start`], and the reply carries a [`Handle`]. `number` of the reply is 1
     /// if this client may send [`Operation::Open`] for the same remote IP address.
     Connect = 2,
@@ -47,17 +48,18 @@ pub enum Operation {
     SetOption = 4,
     /// Returns the value of option `name` of `level`.
     GetOption = 5,
-    /// Returns a socket's local and remote address. The request carries the program's end. The value of the reply
-    /// holds those options of [`crate::name::KEPT_OPTIONS`] that the program has set, written by [`write_options`].
+    /// Returns a socket's local and remote address. The request carries the program's end of the socket pair.
+    /// The reply's value holds the options of [`crate::name::KEPT_OPTIONS`] that the program has set, in the
+    /// format of [`write_options`].
     Addresses = 6,
     /// Reports that the library has left a socket with the kernel. The value is the reason. There is no
     /// reply.
     Kernel = 7,
     /// Asks for the engine's state. The reply carries the descriptor of a file with the state as JSON.
     Status = 8,
-    /// Says that the program's end of a new connection has replaced the kernel's socket in the program, so
-    /// the SYN can be sent. The request carries the [`Handle`] that the reply to [`Operation::Connect`] had.
-    /// There is no reply.
+    /// Tells the engine to send the SYN of a new connection. The program's end of the socket pair has
+    /// replaced the kernel's socket in the program. The request carries the [`Handle`] from the reply to
+    /// [`Operation::Connect`]. There is no reply.
     Start = 9,
     /// Like [`Operation::SetOption`], but with a reply: status 0 when the option is in effect, otherwise an
     /// errno.
@@ -68,22 +70,24 @@ pub enum Operation {
     /// program's end. The status of the reply is an errno if there is no route.
     Route = 12,
     /// Asks for a connection's slot in shared memory ([`crate::lease`]). The request carries the program's
-    /// end. The request's `number` is 1 if this client already has its shared memory, otherwise 0.
+    /// end of the socket pair. `number` is 1 if this client already has its shared memory, otherwise 0.
     ///
-    /// In the reply, `number` is the slot's index, and `name` is how many microseconds a receive polls before
-    /// it sleeps. The first reply to a client carries the memfd of the shared memory.
+    /// In the reply, `number` is the index of the slot. `name` is the time for which a receive polls before
+    /// it sleeps, in microseconds. The first reply to a client carries the memfd of the shared memory.
     Adopt = 13,
-    /// Connects a new TCP socket to [`Message::remote`] over a pair that the library has created. The request
-    /// carries two descriptors: the engine's end, then the program's end. The library has filled
-    /// the program's end with `number` bytes, so that this end is not writable before the connection is established.
+    /// Connects a new TCP socket to [`Message::remote`] over a socket pair that the library has created. The
+    /// request carries two descriptors: first the engine's end, then the program's end. The library has
+    /// filled the program's end with `number` bytes. So the program's end is not writable until the
+    /// connection is established.
     ///
-    /// There is no reply. If the request fails, the engine stores the errno in the name of its end ([`crate::name`]),
-    /// as it does when a connection fails later. The engine accepts the request only from programs that connected to it as
-    /// its own user or as root, because a program that keeps a descriptor of the engine's end could block the engine.
+    /// There is no reply. If the request fails, the engine stores the errno in the name of its end
+    /// ([`crate::name`]). It does the same when a connection fails later. The engine accepts the request only
+    /// from programs that connected to it as its own user or as root, because a program that keeps a
+    /// descriptor of the engine's end could block the engine.
     Open = 14,
-    /// Says that the program is about to send `number` bytes with the flag MSG_MORE through the pair of a TCP socket. The
-    /// request carries the program's end. An incomplete segment of these bytes then waits as with TCP_CORK, until the
-    /// program has sent further bytes.
+    /// Announces that the program is about to send `number` bytes with the flag MSG_MORE through the socket
+    /// pair of a TCP socket. The request carries the program's end of the pair. If the last segment of these
+    /// bytes is incomplete, it waits until the program has sent more bytes, as with TCP_CORK.
     More = 15,
 }
 
@@ -112,8 +116,8 @@ impl Operation {
     }
 }
 
-/// Identifies a socket in a request without its descriptor. The engine accepts it only from the process that
-/// created the socket.
+/// Identifies a socket in a request without a descriptor. The engine accepts a handle only from the process
+/// that created the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
     /// The socket's number in the engine.
@@ -136,7 +140,7 @@ pub struct Message {
     pub datagrams: bool,
     /// In a reply: 0, an errno, or [`KERNEL`].
     pub status: i32,
-    /// A number that belongs to the operation, such as the backlog of [`Operation::Listen`].
+    /// A number whose meaning depends on the operation, such as the backlog of [`Operation::Listen`].
     pub number: i32,
     /// The option's level.
     pub level: i32,
@@ -192,8 +196,8 @@ impl Message {
         self.set_value(&bytes);
     }
 
-    /// Returns the [`Handle`] of a socket that this message carries as its value, or `None` if the value has
-    /// another length.
+    /// Returns the [`Handle`] of a socket, which is this message's value. Returns `None` if the value does
+    /// not have the length of a handle.
     pub fn handle(&self) -> Option<Handle> {
         let bytes: [u8; 16] = self.value().try_into().ok()?;
         let number = u128::from_le_bytes(bytes);
@@ -249,8 +253,8 @@ impl Message {
     }
 }
 
-/// Returns the protocol version of a message that has another version than this library's. Returns `None` for
-/// this library's version, and if `bytes` are no message.
+/// If a message has another protocol version than this library, returns its version. Returns `None` for this
+/// library's version, and if `bytes` are not a message.
 pub fn other_version(bytes: &[u8]) -> Option<u8> {
     match bytes {
         [version, ..] if bytes.len() == LEN && *version != VERSION => Some(*version),
@@ -279,8 +283,8 @@ pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
     value.chunks_exact(12).map(move |bytes| (number(bytes), number(&bytes[4..]), number(&bytes[8..])))
 }
 
-/// The record that the engine writes into a listener's pair for each new connection, with the connection's
-/// descriptor. The program's accept reads one record.
+/// The record that the engine writes into a listener's socket pair for each new connection. The record
+/// carries the new connection's descriptor. The program's accept call reads one record.
 pub mod accept {
     use super::address;
     use std::net::SocketAddr;

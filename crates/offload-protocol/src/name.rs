@@ -1,40 +1,43 @@
 //! The names of the UNIX sockets that stand for offloaded sockets.
 //!
-//! The engine binds both ends of a pair to abstract names. The kernel keeps the names with the sockets. So
-//! the names survive dup, fork, exec and passing to another process. A program can ask for the name of its own end
-//! even after the engine has died.
+//! The engine binds both ends of a socket pair to abstract names. The kernel keeps the names with the
+//! sockets. So the names survive dup, fork, exec and passing to another process. A program can ask for the
+//! name of its own end even after the engine has died.
 //!
 //! ```text
 //! program's end:  0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | remote address (20)
-//! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20) | options (5 each)
+//! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20)
+//!                 | options (5 each)
 //! ```
 //!
-//! The library names the program's end of a pair that it has created itself, before the engine has chosen a local
-//! port. This port is 0 in the name, and the library asks the engine for the local address. Nobody knows that address
-//! after the engine has died.
+//! If the library has created the pair, the library itself names the program's end before the engine has
+//! chosen a local port. The port in the name is then 0, and the library asks the engine for the local
+//! address. After the engine has died, this address is unknown.
 //!
-//! The engine binds its end when the connection ends: once the remote end has finished sending (errno 0), or the
-//! connection has failed. If a program reads the end of the stream while the engine's end has no name, the engine has died.
+//! The engine binds its end when the connection ends: once the remote end has finished sending (errno 0), or
+//! the connection has failed. If a program reads the end of the stream while the engine's end has no name,
+//! the engine has died.
 
 use crate::address;
 use crate::message::NumberOption;
 use std::net::SocketAddr;
 
-/// The first bytes of a name: the zero byte of abstract names, the word "inlane", and the version of this
-/// layout.
+/// The first bytes of a socket name: the zero byte of abstract names, the word "inlane", and the version of
+/// the name's layout.
 const PREFIX: [u8; 8] = *b"\0inlane\x02";
-/// The kind byte in the name of an engine's end.
+/// The kind byte in the name of the engine's end of a socket pair.
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
 const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
-/// The length of the name of an engine's end without options, in bytes: [`PREFIX`] and kind (9), the numbers
-/// of engine and socket (16), errno (4), and the local address.
+/// The length in bytes of the name of the engine's end of a socket pair, without options. The name consists
+/// of [`PREFIX`] and kind (9), the numbers of engine and socket (16), errno (4), and the local address.
 const END_LEN: usize = 9 + 16 + 4 + address::LEN;
-/// The length of an option in the name of an engine's end, in bytes: its index in [`KEPT_OPTIONS`], and its value.
+/// The length of one option in the name of an engine's end, in bytes. An option is its index in
+/// [`KEPT_OPTIONS`] and its value.
 const OPTION_LEN: usize = 5;
 
-/// The options, as level and name, that the name of an engine's end holds if the connection has failed. The library
-/// sets them again if the program connects the socket again.
+/// Options as level and name. If a connection fails, the name of the engine's end of its socket pair holds
+/// these options. The library sets them again if the program connects the socket again.
 pub const KEPT_OPTIONS: [(i32, i32); 11] = [
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
@@ -49,13 +52,13 @@ pub const KEPT_OPTIONS: [(i32, i32); 11] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
-/// The kind of an offloaded socket: its family, and whether the socket was bound or connected when its name
-/// was made.
+/// The kind of an offloaded socket when its name was created: its family, and whether it was bound or
+/// connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SocketKind {
-    /// A TCP socket of family AF_INET that was bound when it got its name. Only the engine can tell whether
-    /// the socket listens or is connected now.
+    /// A TCP socket of family AF_INET that was bound when it got its name. It may listen or be connected now,
+    /// but only the engine knows this.
     BoundV4 = b'b',
     /// Like [`SocketKind::BoundV4`], of family AF_INET6.
     BoundV6 = b'B',
@@ -63,8 +66,8 @@ pub enum SocketKind {
     StreamV4 = b's',
     /// Like [`SocketKind::StreamV4`], of family AF_INET6.
     StreamV6 = b'S',
-    /// A UDP socket of family AF_INET. Ask the engine for its addresses, because they may change after the
-    /// name was made.
+    /// A UDP socket of family AF_INET. Ask the engine for the socket's addresses, because they may change
+    /// after the name was made.
     DatagramV4 = b'd',
     /// Like [`SocketKind::DatagramV4`], of family AF_INET6.
     DatagramV6 = b'D',
@@ -81,8 +84,8 @@ impl SocketKind {
         matches!(self, Self::DatagramV4 | Self::DatagramV6)
     }
 
-    /// Returns true for a TCP socket that was bound before it was connected or began to listen. Its name has
-    /// no remote address, because the name was made at the bind.
+    /// Returns true for a TCP socket that was bound before it was connected or began to listen. The name of
+    /// such a socket was made at the bind, so it has no remote address.
     pub fn is_bound(self) -> bool {
         matches!(self, Self::BoundV4 | Self::BoundV6)
     }
@@ -97,13 +100,13 @@ pub struct SocketName {
     pub socket: u64,
     /// What the socket is.
     pub kind: SocketKind,
-    /// The local address. Its port is 0 if the engine had not chosen it when the socket got its name.
+    /// The local address. Its port is 0 if the engine had not yet chosen a port when the socket got its name.
     pub local: SocketAddr,
-    /// The remote address, if the socket was connected when it got its name.
+    /// The remote address. `None` if the socket was not connected when it got its name.
     pub remote: Option<SocketAddr>,
 }
 
-/// The address of a UNIX socket, which contains a name of up to 108 bytes.
+/// The address of a UNIX socket. It contains a name of up to 108 bytes.
 #[derive(Clone, Copy)]
 pub struct UnixAddress {
     /// The structure for bind.
@@ -124,8 +127,8 @@ impl UnixAddress {
         Self { raw, len: len as libc::socklen_t }
     }
 
-    /// Returns the bytes of the UNIX socket's name, or an empty slice if the address is not of family
-    /// AF_UNIX.
+    /// Returns the bytes of the name of the UNIX socket. Returns an empty slice if the family of the address
+    /// is not AF_UNIX.
     fn name(&self) -> &[u8] {
         let before = std::mem::offset_of!(libc::sockaddr_un, sun_path);
         if self.raw.sun_family != libc::AF_UNIX as libc::sa_family_t {
@@ -136,8 +139,8 @@ impl UnixAddress {
         unsafe { std::slice::from_raw_parts(self.raw.sun_path.as_ptr().cast(), len) }
     }
 
-    /// Returns the address of `fd` that `get` reads, which is getsockname or getpeername. Returns `None` if
-    /// that call fails.
+    /// Returns the address of `fd` itself, or the address of its peer: `get` is getsockname or getpeername.
+    /// Returns `None` if the call fails.
     fn ask(
         fd: i32,
         get: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
@@ -158,7 +161,7 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 /// The functions that ask the kernel for the names of a socket and of its peer. The preloaded library passes
-/// the C library's functions, because a call by name would reach the preloaded library's replacements.
+/// the C library's functions. If it called them by name, it would call its own replacements.
 #[derive(Clone, Copy)]
 pub struct Asking {
     /// The C library's getsockname.
@@ -204,12 +207,13 @@ impl SocketName {
         })
     }
 
-    /// Returns the name of the program's end `fd`, or `None` if `fd` is not an offloaded socket.
+    /// Returns the socket name of the program's end `fd`. Returns `None` if `fd` is not an offloaded socket.
     pub fn of(fd: i32, asking: Asking) -> Option<Self> {
         Self::from_address(&UnixAddress::ask(fd, asking.own)?)
     }
 
-    /// Returns the name of the program's end whose pair has `fd` as its other end, or `None` if `fd` is no such end.
+    /// Returns the name of the socket pair's program's end if `fd` is the engine's end of that pair. Returns
+    /// `None` for other descriptors.
     pub fn of_peer(fd: i32, asking: Asking) -> Option<Self> {
         Self::from_address(&UnixAddress::ask(fd, asking.peer)?)
     }
@@ -232,7 +236,7 @@ pub enum Local {
 }
 
 impl Local {
-    /// Returns the kind of the socket `fd`, which its local address shows. Makes one system call.
+    /// Returns the kind of the socket `fd`. Reads the socket's local address, which takes one system call.
     pub fn of(fd: i32, asking: Asking) -> Self {
         let Some(address) = UnixAddress::ask(fd, asking.own) else { return Self::Other };
         let kernel = |v6| {
@@ -248,15 +252,16 @@ impl Local {
     }
 }
 
-/// How a connection ended. The preloaded library reads this from the name of the engine's end of the pair.
+/// How a connection ended. The name of the engine's end of the socket pair contains this, and the preloaded
+/// library reads it there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The remote end has finished sending.
     Finished,
     /// The connection failed with this errno.
     Failed(i32),
-    /// The engine has not reported an end: its end of the pair has no name. Normally the connection has not
-    /// ended yet. But if the program reads the end of the stream, and has not shut down reading itself, the
+    /// The engine's end of the socket pair has no name, so the engine has not reported an end. Normally the
+    /// connection is still open. If the program reads end-of-file without having shut down reading, the
     /// engine has died.
     Unnamed,
 }
@@ -293,7 +298,8 @@ impl End {
         UnixAddress::of(&name[..len])
     }
 
-    /// Returns the bytes of the name of an engine's end, or `None` for any other name.
+    /// Returns the bytes of `address` if it is the name of the engine's end of a socket pair. Returns `None`
+    /// for other addresses.
     fn bytes(address: &UnixAddress) -> Option<&[u8]> {
         let name = address.name();
         (name.len() >= END_LEN && name[..8] == PREFIX && name[8] == END).then_some(name)
@@ -307,20 +313,21 @@ impl End {
         }
     }
 
-    /// Reads from the name of the engine's end how a connection finished. `fd` is the program's end of the
-    /// pair, and `asking.peer` asks the kernel for the name of the other end.
+    /// Reads how a connection ended, from the name of the engine's end of the socket pair. `fd` is the
+    /// program's end. `asking.peer` asks the kernel for the name of the other end.
     pub fn of(fd: i32, asking: Asking) -> Self {
         UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
     }
 
-    /// Returns the local address of a connection that has ended and that the engine therefore no longer has.
-    /// Reads the address from the name of the engine's end of the pair. `fd` is the program's end. Returns
+    /// Returns the local address of a connection that has ended. The engine no longer has this address, so it
+    /// is read from the name of the engine's end of the socket pair. `fd` is the program's end. Returns
     /// `None` if the connection has not ended.
     pub fn local_address(fd: i32, asking: Asking) -> Option<SocketAddr> {
         address::decode(&Self::bytes(&UnixAddress::ask(fd, asking.peer)?)?[29..])
     }
 
-    /// Calls `keep` with each option in the name of the engine's end. `fd` is the program's end of the pair.
+    /// Calls `keep` with each option in the name of the engine's end. `fd` is the program's end of the socket
+    /// pair.
     pub fn for_options(fd: i32, asking: Asking, keep: impl FnMut(NumberOption)) {
         let Some(address) = UnixAddress::ask(fd, asking.peer) else { return };
         let options = Self::bytes(&address).map_or(&[][..], |name| &name[END_LEN..]);

@@ -1,9 +1,10 @@
-//! Rules that keep sockets with the kernel or give them to the engine, by program, address and port.
+//! Rules that keep sockets with the kernel or give them to the engine. Their conditions are program, address
+//! and port.
 //!
 //! `inlane offload run` reads them from TOML and passes them to the library as text, one rule a line:
 //! `engine` or `kernel`, and conditions `program=NAME`, `protocol=tcp|udp`, `address=ADDRESS/LENGTH`,
-//! `port=FIRST-LAST`, `use=listen|connect`. The first rule whose conditions all hold decides. If no rule
-//! applies, the engine decides by its addresses and routes.
+//! `port=FIRST-LAST`, `use=listen|connect`. The first rule whose conditions all hold applies. If no rule
+//! applies, the engine chooses by its addresses and routes.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -36,7 +37,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Parses `10.0.0.1/24` or `fd00::1/64`. Without a length, returns the range of this one address.
+    /// Parses a range such as `10.0.0.1/24` or `fd00::1/64`. An address without a length is a range of one
+    /// address.
     pub fn parse(text: &str) -> Option<Self> {
         let (address, length) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length.parse::<u8>().ok()?)),
@@ -70,8 +72,8 @@ impl fmt::Display for Prefix {
 pub struct Rule<'a> {
     /// Who runs the sockets.
     pub action: Action,
-    /// The name of the program to which the rule applies: the last part of its path. `None` applies to every
-    /// program.
+    /// The name of the program to which the rule applies: the last part of the program's path. With `None`,
+    /// the rule applies to every program.
     pub program: Option<&'a str>,
     /// The protocol: true for UDP, false for TCP, `None` for both.
     pub datagrams: Option<bool>,
@@ -150,8 +152,8 @@ impl fmt::Display for Rule<'_> {
     }
 }
 
-/// Returns the action of the first rule in `text` whose conditions all hold, or `None` if there is none.
-/// Skips lines that are not rules.
+/// Returns the action of the first rule in `text` whose conditions all hold. Returns `None` if there is no
+/// such rule. Skips lines that are not rules.
 pub fn decide(
     text: &str,
     program: &str,

@@ -6,9 +6,9 @@
 //!             --- netdev_send, netdev_receive: IP packets --------------------------> engine
 //! ```
 //!
-//! The socket calls of a script pass through the preloaded library, so a script tests the library, the engine
-//! and its TCP together. Time is virtual: it moves only while packetdrill waits, so the times in a script
-//! hold on a loaded machine, too.
+//! The socket calls of a script pass through the preloaded library. So a script tests the library, the engine
+//! and the engine's TCP together. Time is virtual and moves only while packetdrill waits. So the times in a
+//! script are right on a loaded machine, too.
 //!
 //! `--so_flags` takes settings separated by commas:
 //!
@@ -36,8 +36,8 @@ use std::time::Duration;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
-/// How far a call of `gettimeofday` moves the virtual clock, in nanoseconds. packetdrill calls it repeatedly
-/// while it waits. The first call after a socket call does not move the clock.
+/// The nanoseconds by which a call of `gettimeofday` advances the virtual clock. packetdrill calls it
+/// repeatedly while it waits. The first call after a socket call does not advance the clock.
 const TICK_NS: u64 = 10_000;
 /// How long `netdev_receive` waits for a packet in virtual time before it gives up, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 30_000_000_000;
@@ -62,8 +62,8 @@ static PRELOAD: OnceLock<usize> = OnceLock::new();
 
 thread_local! {
     /// The virtual time at which this thread's last socket call returned, in nanoseconds. The thread's next
-    /// call of `gettimeofday` returns this time and clears it, because another thread may have moved the
-    /// clock meanwhile.
+    /// call of `gettimeofday` returns this time and clears it. The current time may be later, because another
+    /// thread may have moved the clock.
     static RETURNED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -91,8 +91,8 @@ fn has_events(engine: &Stepped) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }
 
-/// Runs the engine until it is idle, and until all other threads that are executing socket calls sleep in
-/// them.
+/// Runs the engine until it is idle. Also waits until every other thread in a socket call sleeps in that
+/// call.
 fn settle() {
     let mut still = 0;
     while still < 2 {
@@ -114,8 +114,8 @@ fn this_thread() -> c_int {
     unsafe { libc::gettid() }
 }
 
-/// Moves the clock to `to`, in nanoseconds, and runs the engine at each of its deadlines on the way. Ends
-/// early once `until` returns true.
+/// Moves the clock forward to `to`, in nanoseconds. Runs the engine at each deadline on the way. Stops early
+/// once `until` returns true.
 fn advance(to: u64, mut until: impl FnMut(&mut World) -> bool) {
     loop {
         settle();
@@ -146,8 +146,8 @@ fn call<T>(function: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the address of the preloaded library's function `name`, or of the C library's function if the
-/// preloaded library has none.
+/// Returns the address of the preloaded library's function `name`. If that library has no such function,
+/// returns the address of the C library's function.
 fn symbol(name: &CStr) -> *mut c_void {
     let library = *PRELOAD.get().expect("packetdrill has initialised the library") as *mut c_void;
     // SAFETY: the library is never closed, and the name is terminated.
@@ -156,7 +156,7 @@ fn symbol(name: &CStr) -> *mut c_void {
     found
 }
 
-/// Defines functions that pass their arguments on to the preloaded library's functions of the same names.
+/// Defines functions that call the preloaded library's functions of the same names with the same arguments.
 macro_rules! forward {
     ($($name:ident / $wanted:literal ($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         extern "C" fn $name(_: *mut c_void, $($argument: $type),*) -> $result {
@@ -348,7 +348,8 @@ fn control_socket() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-packetdrill-{}", std::process::id()))
 }
 
-/// Returns the parent of the folder that contains this library. cargo places the preloaded library there.
+/// Returns the folder in which cargo places the preloaded library: the parent of the folder that contains
+/// this example's library.
 fn folder() -> Option<PathBuf> {
     // SAFETY: an all-zero `Dl_info` is valid. `dladdr` fills it with the address of a terminated path.
     let path = unsafe {
@@ -399,8 +400,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     engine.set_neighbour(START_NS, gateway, GATEWAY_MAC);
     let known = WORLD.set(Mutex::new(World { engine, now: START_NS, calling: Vec::new() }));
     assert!(known.is_ok(), "packetdrill initialises the library once");
-    // Run the engine on a thread of its own, because a blocking socket call on this thread waits for the
-    // engine's reply.
+    // Run the engine on its own thread. A blocking socket call on this thread waits for the engine's reply.
     std::thread::spawn(|| {
         loop {
             use std::os::fd::{AsFd, AsRawFd};
@@ -465,6 +465,6 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
         pipe,
         splice,
     };
-    // SAFETY: the caller passes a pointer to its structure, which has this layout.
+    // SAFETY: the caller passes a pointer to its interface structure, which has the layout of `ours`.
     unsafe { interface.write(ours) };
 }

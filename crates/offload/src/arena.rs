@@ -1,5 +1,5 @@
-//! A table of objects that are found by keys. A key of a removed object stays invalid (a generational
-//! arena).
+//! A table of objects that are found by keys. The key of a removed object stays invalid, even if another
+//! object takes its place (a generational arena).
 
 /// The key of an object in the table: the object's index, and how many earlier objects had this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,8 +72,8 @@ impl<T> Arena<T> {
             return None;
         }
         let object = object.take()?;
-        // The generation is the high half of the key's number. Its top bit stays 0, because epoll tokens with
-        // that bit are not keys of sockets.
+        // The generation is the high half of the key's number. Keep its top bit 0, because epoll tokens with
+        // this bit are not keys of sockets.
         *generation = generation.wrapping_add(1) & 0x7fff_ffff;
         self.free.push(key.index);
         Some(object)

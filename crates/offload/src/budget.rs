@@ -8,8 +8,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Takes one action from a budget of `burst` actions, which regains one every `interval` nanoseconds. Returns
-    /// false if the budget is used up.
+    /// Takes one action from the budget. The budget holds at most `burst` actions and regains one every
+    /// `interval` nanoseconds. Returns false if no action is left.
     pub fn take(&mut self, now: u64, burst: u64, interval: u64) -> bool {
         let full_at = self.full_at.max(now) + interval;
         let granted = full_at <= now + burst * interval;

@@ -1,7 +1,7 @@
 //! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::lease`]).
 //!
-//! Programs may write anything into this memory at any time. So the engine checks each number that it reads,
-//! and keeps its own copy of every number that it relies on.
+//! Programs may write anything into this memory at any time. So the engine checks each number that it reads
+//! from this memory. It keeps its own copy of every number on which it relies.
 
 use crate::ring::ByteRing;
 use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
@@ -13,43 +13,43 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How long a thread of a program may keep the send ring claimed while it writes, in nanoseconds. Then the
-/// engine ends the claim by force. Normally a claim takes less than a microsecond, unless the thread is
+/// The nanoseconds for which a program's thread may keep the send ring claimed while it writes. After that,
+/// the engine ends the claim by force. Normally a claim takes less than a microsecond, unless the thread is
 /// stopped or descheduled.
 const CLAIM_LIMIT_NS: u64 = 100_000_000;
-/// How long a program may leave an offer of received bytes unanswered, in nanoseconds. Then the engine
+/// The nanoseconds for which a program may leave an offer of received bytes unanswered. Then the engine
 /// withdraws the offer. Normally an answer takes less than a microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
-/// How long the engine holds back received bytes, instead of writing them to the pair, after the program has
-/// taken offered bytes. In nanoseconds. A program that receives in a loop posts its next receive within this
-/// time.
+/// How long the engine holds back received bytes after the program has taken offered bytes, in nanoseconds. A
+/// program that receives in a loop posts its next receive within this time. Without the delay, the engine
+/// would write the bytes to the socket pair.
 const HOLD_NS: u64 = 5_000;
-/// How long the engine makes no offers to a posted receive after it has withdrawn an offer, in nanoseconds. A
-/// withdrawal shows that the program probably waits for events in a way that the preloaded library does not
-/// see. The time doubles with each further withdrawal in a row, at most `MOST_DOUBLINGS` times.
+/// The time without offers to posted receives after the engine has withdrawn an offer, in nanoseconds. After
+/// a withdrawal, the program probably waits for events in a way that the preloaded library does not see. The
+/// time doubles with each withdrawal in a row, at most `MOST_DOUBLINGS` times.
 const SHUN_NS: u64 = 1_000_000;
 /// The most times that `SHUN_NS` is doubled.
 const MOST_DOUBLINGS: u32 = 10;
-/// How long a lease lasts without use before the engine ends it, in nanoseconds.
+/// The nanoseconds after which the engine ends an unused lease.
 const IDLE_NS: u64 = 1_000_000;
-/// The interval at which the engine writes the time into a leased slot, in nanoseconds.
+/// The interval, in nanoseconds, at which the engine writes the time into a leased slot of shared memory.
 const ALIVE_NS: u64 = 1_000_000;
 
-/// The memory that the engine shares with one process. It is unmapped once no connection uses it and the
-/// process is gone.
+/// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
+/// no connection uses the memory.
 #[derive(Debug)]
 pub struct SharedArea {
     file: OwnedFd,
     start: NonNull<u8>,
     /// The ID of the process that shares the memory.
     pub process: i32,
-    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it. It stays reserved
-    /// if the engine took its send ring away from a thread that was writing to it, because the thread may
-    /// still write.
+    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it. The engine may
+    /// take the send ring from a program's thread while the thread writes to it. The slot then stays
+    /// reserved, because the thread may still write.
     used: AtomicU64,
 }
 
-// SAFETY: the mapping is this value's, and its memory is accessed only by atomics and copies.
+// SAFETY: this value owns the mapping. The memory is accessed only by atomics and by copies.
 unsafe impl Send for SharedArea {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SharedArea {}
@@ -77,21 +77,23 @@ impl SharedArea {
         self.file.as_fd()
     }
 
-    /// Reserves a slot, and returns its index with it. Returns `None` if all slots are reserved.
+    /// Reserves a slot of shared memory. Returns the slot's index and the slot. Returns `None` if all slots
+    /// are reserved.
     fn reserve(&self) -> Option<(usize, Slot)> {
-        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release by which
-        // another thread has given the slot back.
+        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
+        // with which another thread gave back the slot.
         let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
             let index = used.trailing_ones() as usize;
             (index < SLOTS).then(|| used | 1 << index)
         });
         let index = reserved.ok()?.trailing_ones() as usize;
-        // SAFETY: this value keeps the area mapped, and the slot's `Direct` keeps this value alive.
+        // SAFETY: this value keeps the area mapped. The slot's `Direct` keeps this value alive.
         let slot = unsafe { Area::new(self.start) }.slot(index)?;
         Some((index, slot))
     }
 
-    /// Sets the bit of slot `index` in the ready word, so that the program finds the bytes offered there.
+    /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that
+    /// bytes are offered in this slot.
     fn announce(&self, index: usize) {
         // SAFETY: the area is mapped while this value lives.
         unsafe { Area::new(self.start) }.ready().fetch_or(1 << index, Ordering::Release);
@@ -113,11 +115,11 @@ impl Drop for SharedArea {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostile;
 
-/// The result of [`Direct::end_lease`]: whether the engine may read the pair now.
+/// The result of [`Direct::end_lease`]: whether the engine may read the socket pair now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The engine may read the pair: the program commits no more bytes to the slot, and all committed bytes
-    /// were copied.
+    /// The engine may read the socket pair. The program commits no more bytes to its slot of shared memory,
+    /// and the engine has copied all committed bytes.
     Pair,
     /// The engine may not read the pair yet. Bytes that the program sent earlier, through shared memory, must
     /// be copied first.
@@ -127,8 +129,8 @@ pub enum Turn {
     Claimed,
 }
 
-/// The send word of a slot, as the engine last saw it. An array of these values takes few cache lines, so the
-/// engine can check all of them in each round.
+/// The value of a slot's send word when the engine last read it. An array of these structures takes few cache
+/// lines, so the engine can check all of them in each round.
 #[derive(Debug)]
 pub struct Watch {
     /// Keeps the slot mapped.
@@ -137,12 +139,13 @@ pub struct Watch {
     seen: u64,
 }
 
-// SAFETY: the slot lies in the area, which this value keeps mapped. Only an atomic of it is read.
+// SAFETY: the slot lies in the area of shared memory, which this value keeps mapped. The value only reads an
+// atomic of the slot.
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Returns true if the slot's send word differs from the value that the last call found. The first call
-    /// compares it with 0.
+    /// Returns true if the slot's send word has changed since the last call. The first call compares the word
+    /// with 0.
     #[inline]
     pub fn has_changed(&mut self) -> bool {
         let word = self.slot.header().send.0.load(Ordering::Acquire);
@@ -156,30 +159,32 @@ pub struct Direct {
     area: Arc<SharedArea>,
     index: usize,
     slot: Slot,
-    /// The position up to which bytes were copied out of the send ring.
+    /// The position up to which the engine has copied bytes out of the send ring.
     copied: u64,
-    /// When the engine first deferred the lease's end because a program's thread was writing to the send ring
-    /// (a claim), in nanoseconds. `None` if no claim defers it.
+    /// The time in nanoseconds at which the engine first deferred the end of the connection's lease. It
+    /// defers the end while a thread of the program writes to the send ring (a claim). `None` if no claim
+    /// defers it.
     claimed_since: Option<u64>,
-    /// The offer of received bytes that the program has not answered yet, and the time of the offer, in
-    /// nanoseconds.
+    /// The engine's current offer of received bytes, and the time of the offer in nanoseconds. `None` if no
+    /// offer waits for the program's answer.
     offer: Option<(Offer, u64)>,
-    /// True if the bytes of a withdrawn offer were not written to the pair yet.
+    /// True if the engine must still write the bytes of a withdrawn offer to the socket pair.
     moving: bool,
     /// True if bytes of a withdrawn offer were discarded. The program has never read them.
     unread: bool,
-    /// True if more bytes, or the end of the stream, wait until the program has answered the offer.
+    /// True if more received bytes, or the end of the stream, must wait until the program has answered the
+    /// offer.
     waits: bool,
     /// The number of consecutive offers to posted receives that the engine has withdrawn, at most
-    /// `MOST_DOUBLINGS`. Each doubles the time until the next offer.
+    /// `MOST_DOUBLINGS`. Each withdrawn offer doubles the time until the next offer.
     withdrawn: u32,
-    /// Until this time, in nanoseconds, the engine makes no offers to a posted receive, because the program
-    /// left an earlier offer unanswered.
+    /// The time in nanoseconds until which the engine makes no offers to a posted receive. It is set after
+    /// the program left an offer unanswered.
     shunned_until: u64,
     /// When the program last took an offer, in nanoseconds. `None` if it never did.
     taken_at: Option<u64>,
-    /// True if the engine found the pair empty and has written nothing to it since. If false, the engine
-    /// checks the pair before it makes an offer.
+    /// True if the engine found the socket pair empty, and has written nothing to the pair since then. If
+    /// false, the engine checks the pair before it makes an offer.
     pair_empty: bool,
     /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
     used_at: u64,
@@ -187,10 +192,11 @@ pub struct Direct {
     alive_at: u64,
     /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgment makes room.
     stalled: bool,
-    /// True if the engine took the send ring away from a program's thread that was writing to it. The thread
-    /// may still write, so the slot is not used again.
+    /// True if the engine took the send ring of the slot away while a thread of the program was writing to
+    /// the ring. The thread may still write, so this slot of shared memory is not used again.
     abandoned: bool,
-    /// The index of the connection in the engine's list of leases, if it is listed.
+    /// The index of this connection in the engine's list of leases. `None` if the connection is not in the
+    /// list.
     pub listed: Option<usize>,
     /// The number of bytes that the program has sent through shared memory.
     pub sent: u64,
@@ -198,13 +204,13 @@ pub struct Direct {
     pub received: u64,
 }
 
-// SAFETY: the slot lies in the area, which this value keeps mapped. Its memory is accessed only by atomics and
-// copies, which any thread may do.
+// SAFETY: the slot is in the area, and this value keeps the area mapped. The slot's memory is accessed only
+// by atomics and copies, and any thread may do these.
 unsafe impl Send for Direct {}
 
 impl Direct {
-    /// Assigns a slot of `area` to a connection. `inode` and `device` identify the program's end of the pair.
-    /// Returns `None` if no slot is free.
+    /// Assigns a slot in the shared memory of `area` to a connection. `inode` and `device` identify the
+    /// program's end of the socket pair. Returns `None` if no slot is free.
     pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
         let (index, slot) = area.reserve()?;
         let header = slot.header();
@@ -239,26 +245,29 @@ impl Direct {
         })
     }
 
-    /// Returns the area that contains the slot, and the index of the slot.
+    /// Returns the area that contains the connection's slot of shared memory, and the slot's index in the
+    /// area.
     pub fn place(&self) -> (&Arc<SharedArea>, usize) {
         (&self.area, self.index)
     }
 
-    /// Returns the slot, for tests that act as the program.
+    /// Returns the slot of shared memory, for tests that act as the program.
     #[cfg(test)]
     pub fn slot(&self) -> Slot {
         self.slot
     }
 
-    /// Returns a [`Watch`], by which the engine notices in each round that the slot's send word has changed.
+    /// Returns a [`Watch`]. The engine uses it in each round to detect changes of the send word in this slot
+    /// of shared memory.
     pub fn watch(&self) -> Watch {
         Watch { _area: self.area.clone(), slot: self.slot, seen: 0 }
     }
 
-    /// Returns how many of the first `committed` bytes were not copied yet.
+    /// Returns how many of the first `committed` bytes the engine has not copied yet.
     ///
     /// # Errors
-    /// If `committed`, which the program wrote, is less than was copied, or more than the send ring can hold.
+    /// If `committed` is less than the number of copied bytes, or more than the send ring can hold. The
+    /// program wrote this number, so it can be wrong.
     fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
         committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
     }
@@ -269,8 +278,8 @@ impl Direct {
     }
 
     /// Returns true if the connection has work for the engine: committed bytes for which there may be room,
-    /// an answer to an offer, or an offer that was unanswered for too long. If `all` is false, leaves out an
-    /// offer whose bytes were all taken and behind which no bytes wait.
+    /// an answer to an offer, or an offer that was unanswered for too long. If `all` is false, does not count
+    /// an offer whose bytes were all taken and after which no bytes wait.
     #[inline]
     pub fn has_work(&self, now: u64, all: bool) -> bool {
         let answered = self.offer.is_some_and(|(offer, since)| {
@@ -281,7 +290,7 @@ impl Direct {
         answered || !self.stalled && self.slot.send().committed() != self.copied
     }
 
-    /// Returns true if the last call of [`Direct::copy`] found more committed bytes than it had room for.
+    /// Returns true if the last call of [`Direct::copy`] had no room for all committed bytes.
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
@@ -307,9 +316,9 @@ impl Direct {
         Ok(len)
     }
 
-    /// Tries to end the lease, so that the engine may read the pair. While a thread of the program is writing
-    /// into the send ring (a claim), the lease goes on. A claim that lasts longer than 100 ms is ended by
-    /// force, and the connection then never sends through the slot again.
+    /// Tries to end the lease, so that the engine may read the socket pair. The lease goes on while a thread
+    /// of the program writes into the send ring (a claim). If a claim lasts longer than 100 ms, the engine
+    /// ends it by force. The connection then never sends through its slot of shared memory again.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -337,8 +346,8 @@ impl Direct {
         self.slot.send().grant();
     }
 
-    /// Writes the current time into the slot if the time there is at least 1 ms old. The program uses a lease
-    /// only if this time is recent.
+    /// Writes the current time into the slot of shared memory, if the time in the slot is at least 1 ms old.
+    /// The program uses a lease only if the slot's time is recent.
     pub fn refresh(&mut self, now: u64) {
         if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
             self.alive_at = now;
@@ -352,15 +361,15 @@ impl Direct {
     }
 
     /// Returns true if the engine has offered received bytes to the program's posted receive, and the program
-    /// has not answered yet. Until then, the offered bytes stay in the connection's ring, and no other bytes
-    /// may be delivered.
+    /// has not answered. Until it answers, the offered bytes stay in the connection's receive ring, and no
+    /// other bytes may be delivered.
     pub fn has_offer(&self) -> bool {
         self.offer.is_some()
     }
 
-    /// Offers the received bytes `first` and `second` to the program, or as many of the bytes as the posted
-    /// receive accepts. Returns false if the bytes must go through the pair: no receive is posted, the pair holds
-    /// earlier bytes, or the program has left an offer unanswered.
+    /// Offers the received bytes `first` and `second` to the program, or as many of these bytes as the posted
+    /// receive accepts. Returns false if the bytes must go through the socket pair: no receive is posted, the
+    /// pair holds earlier bytes, or the program has left an offer unanswered.
     pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
         let Some((post, room)) = self.slot.receive().posted() else { return false };
         if now < self.shunned_until || first.is_empty() && second.is_empty() {
@@ -383,26 +392,27 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Records whether the connection has more for the program than the current offer: further bytes, or the
-    /// end of the stream. If so, the program's answer is work at once ([`Direct::has_work`]).
+    /// Records whether more follows the current offer: further bytes for the program, or the end of the
+    /// stream. If so, [`Direct::has_work`] returns true once the program has answered.
     pub fn set_waits(&mut self, waits: bool) {
         self.waits = waits;
     }
 
-    /// Returns the number of bytes in the offer that waits for an answer, or 0 if there is none.
+    /// Returns the number of bytes in the offer that the program has not answered yet. Returns 0 if there is
+    /// none.
     pub fn offered(&self) -> u64 {
         self.offer.map_or(0, |(offer, _)| offer.len)
     }
 
-    /// Returns true if received bytes exist that the program has not taken: bytes of the current offer, or
-    /// bytes that were discarded.
+    /// Returns true if there are received bytes that the program has not taken: bytes of the current offer,
+    /// or bytes that were discarded.
     pub fn has_unread(&self) -> bool {
         self.unread || self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
     }
 
     /// Returns true if the program will probably post another receive soon, because it has just taken the
-    /// bytes offered to the last one. The engine should then keep received bytes instead of writing them to
-    /// the pair.
+    /// bytes offered to its last receive. The engine should then keep received bytes for the next receive
+    /// instead of writing them to the socket pair.
     pub fn expects_post(&self, now: u64) -> bool {
         self.pair_empty
             && !self.moving
@@ -410,10 +420,10 @@ impl Direct {
             && self.slot.receive().posted().is_none()
     }
 
-    /// Ends the current offer of received bytes, and returns how many of them the program has taken. Returns
-    /// `None` while the program has not answered. Withdraws the offer if it is too old or if the program asks
-    /// for the bytes through the pair. If the program took fewer bytes than offered, write the rest to the
-    /// pair, then call [`Direct::note_pair_written`].
+    /// Ends the current offer of received bytes. Returns the number of its bytes that the program has taken,
+    /// or `None` while the program has not answered. If the offer is too old, or the program asks for the
+    /// bytes through the socket pair, withdraws the offer. If the program took fewer bytes than offered,
+    /// write the rest to the pair, then call [`Direct::note_pair_written`].
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -452,8 +462,8 @@ impl Direct {
         Ok(Some(taken))
     }
 
-    /// Ends the current offer of received bytes to the program. Returns how many of the offered bytes the
-    /// program has taken, or `None` if there is no offer.
+    /// Ends the current offer of received bytes in shared memory. Returns how many of the offered bytes the
+    /// program has taken. Returns `None` if there is no offer.
     pub fn end_offer(&mut self) -> Option<u64> {
         let (offer, _) = self.offer.take()?;
         let receive = self.slot.receive();
@@ -470,8 +480,8 @@ impl Direct {
         }
     }
 
-    /// Withdraws the offered bytes that the program has not taken, and ends a move of offered bytes to the
-    /// pair. Call this when the received bytes are discarded.
+    /// Withdraws the offered bytes that the program has not taken. Also ends a move of offered bytes to the
+    /// socket pair. Call this when the received bytes are discarded.
     pub fn forget_offer(&mut self) {
         let _ = self.end_offer();
         if std::mem::take(&mut self.moving) {
@@ -480,7 +490,7 @@ impl Direct {
         }
     }
 
-    /// Records that the engine has written to the pair, so that the next offer checks whether the pair is
+    /// Records that the engine has written to the socket pair. The next offer then checks whether the pair is
     /// empty.
     pub fn note_pair_written(&mut self) {
         self.pair_empty = false;
@@ -493,13 +503,13 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
-        // A thread of the program posts a receive, executes a fence and then reads the inode. This fence and
-        // the thread's ensure one of two outcomes: the thread reads inode 0, or `close` sees the posted
+        // A thread of the program posts a receive, executes a fence and then reads the inode. Because of both
+        // fences, one of two things happens. Either the thread reads inode 0, or `close` sees the posted
         // receive and keeps its sequence number.
         fence(Ordering::SeqCst);
         self.slot.receive().close();
-        // If a claim was ended by force, never use the slot again, because the claiming thread may still
-        // write to it.
+        // If a claim was ended by force, never use the slot of shared memory again. The thread with the claim
+        // may still write to the slot.
         match self.slot.send().revoke() {
             Ok(_) if !self.abandoned => self.area.release(self.index),
             Ok(_) => {}
@@ -508,7 +518,7 @@ impl Drop for Direct {
     }
 }
 
-/// Returns the time of CLOCK_MONOTONIC, which all processes share, in nanoseconds.
+/// Returns the time of CLOCK_MONOTONIC in nanoseconds. All processes share this clock.
 fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure outlives the call.
@@ -516,11 +526,11 @@ fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the program has read all bytes that the engine has written to the pair. `fd` is the
-/// engine's end.
+/// Returns true if the program has read all bytes that the engine has written to the socket pair. `fd` is the
+/// engine's end of the pair.
 fn is_empty(fd: RawFd) -> bool {
     let mut bytes: libc::c_int = 1;
-    // SAFETY: the kernel writes one number, which outlives the call.
+    // SAFETY: the kernel writes one number to `bytes`, which outlives the call.
     unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) == 0 && bytes == 0 }
 }
 
@@ -676,8 +686,7 @@ mod tests {
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();
-                // Keep only the state bits and a small position or length, so that many random words look
-                // valid.
+                // Keep only the state bits and a small position or length. Many random words then look valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
                 let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
                 target.store(word, Ordering::Relaxed);

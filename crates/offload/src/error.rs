@@ -1,4 +1,4 @@
-//! The errors of an engine and of its clients.
+//! The errors of an engine and of the programs that connect to its control socket.
 
 use inlane_core::error::Class;
 use inlane_core::privileges::user_name;
@@ -72,7 +72,7 @@ pub enum Error {
         /// The thread's number.
         thread: usize,
     },
-    /// The engine and this program have different versions of the messages on the control socket.
+    /// The engine and this program use different versions of the control socket's protocol.
     #[error(
         "the engine on {path} has protocol version {engine}, and this command version {command}; use the inlane of the same version \
          for both"

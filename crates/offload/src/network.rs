@@ -57,7 +57,7 @@ pub struct LinkCounters {
     pub sent_packets: u64,
     /// Bytes of sent frames.
     pub sent_bytes: u64,
-    /// Received frames for other hosts or of other protocols.
+    /// Received frames that are for other hosts, or have other protocols than the engine's.
     pub ignored: u64,
     /// Received packets with a malformed header or a wrong checksum.
     pub malformed: u64,
@@ -71,7 +71,7 @@ pub struct LinkCounters {
     pub dropped: u64,
     /// Packets that the engine sent to itself.
     pub own_packets: u64,
-    /// Packets that one thread of the engine received and passed to another.
+    /// The number of packets that one thread of the engine received and passed to another thread.
     pub passed: u64,
 }
 
@@ -92,9 +92,10 @@ impl std::ops::AddAssign for LinkCounters {
     }
 }
 
-/// One thread's part of the engine's link: a receive queue and a transmit queue of the port.
+/// The share of one engine thread in the engine's network link: a receive queue and a transmit queue of the
+/// port.
 pub struct Network {
-    /// The port, in the first thread's part of the link. `None` in the parts of other threads.
+    /// The port. Only the first thread's part of the link has it; it is `None` in the other threads' parts.
     port: Option<Box<dyn Port>>,
     info: port::PortInfo,
     wait_descriptors: Vec<RawFd>,
@@ -115,15 +116,15 @@ pub struct Network {
     pub(crate) own: VecDeque<Vec<u8>>,
     /// Free buffers for IP packets that the engine sends to itself.
     spare_own: Vec<Vec<u8>>,
-    /// For each host about which an ICMP error reported a path MTU: this MTU, and the time of the error in
-    /// nanoseconds. Other hosts have the link's MTU.
+    /// The path MTU to each host for which an ICMP error reported one, and the time of this error in
+    /// nanoseconds. The link's MTU applies to other hosts.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
     /// The identification of the last packet that was sent in fragments.
     last_fragment_id: u32,
     /// Memory for a packet that is being cut into fragments.
     scratch: Vec<u8>,
-    /// True if packets may arrive with incomplete checksums. On a veth, for example, senders on the same
-    /// machine leave the checksums to a network card that does not exist.
+    /// True if packets may arrive with incomplete checksums. On a veth interface, for example, Linux on the
+    /// same machine leaves the checksums to a network card, but there is no card.
     partial_checksums: bool,
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
@@ -131,11 +132,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// Opens the port of `settings` with a queue for each thread, and a pool of `buffers` packet buffers for each
-    /// queue. Returns each thread's part of the link. The first part has the port.
+    /// Opens the port that `settings` names, with one queue for each thread. Creates a pool of `buffers`
+    /// packet buffers for each queue. Returns one part of the link for each thread. The first part holds the
+    /// port.
     ///
     /// # Errors
-    /// Errors of the port and its pools. Also if the port has fewer queues.
+    /// Errors of the port and its pools, and an error if the port has fewer queues than there are threads.
     pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Vec<Self>> {
         let names = [settings.port.clone()];
         let queues = settings.threads;
@@ -247,14 +249,15 @@ impl Network {
     pub fn free_packets(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         let spare = std::mem::take(&mut self.spare);
-        // SAFETY: both lists hold packets of this pool that nobody else holds.
+        // SAFETY: both lists hold packets of this pool. Nobody else uses these packets.
         unsafe {
             self.pool.free(&waiting);
             self.pool.free(&spare);
         }
     }
 
-    /// Stops the port if this part of the link owns the port. Frees the buffers that the port holds.
+    /// Stops the port, if this thread's part of the network owns the port. This frees the buffers that the
+    /// port holds.
     pub fn stop_port(&mut self) {
         if let Some(port) = &mut self.port {
             port.stop();
@@ -327,16 +330,16 @@ impl Network {
         mtu - if v6 { 60 } else { 40 }
     }
 
-    /// Returns true if the engine accepts segments and datagrams whose checksum field holds only the sum of
-    /// the pseudo header. Senders on the same machine write only this sum, because they leave the rest to a
-    /// network card.
+    /// Returns true if the engine accepts packets whose checksum field holds only the sum of the pseudo
+    /// header. Senders on the same machine write only this sum, because they leave the rest to a network
+    /// card. This applies to TCP segments and UDP datagrams.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }
 }
 
-/// Returns why an engine cannot have as many threads as `settings` ask for, and what to do. `most` is the number
-/// of queues that the port has.
+/// Explains why an engine cannot have as many threads as `settings` ask for, and what the user can do. `most`
+/// is the number of queues of the port.
 fn too_few_queues(settings: &Settings, most: u16) -> String {
     let has = match most {
         1 => "the port has 1 queue; leave --threads out".to_owned(),
@@ -363,8 +366,8 @@ fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     Ok(Arc::new(HeapPool::new(buffers, room)?))
 }
 
-/// Returns the kernel's interface of a port, such as `veth0` for `af_xdp:veth0`. Returns `None` for other
-/// kinds of ports.
+/// Returns the name of the kernel's network interface for `port`, such as `veth0` for `af_xdp:veth0`. Returns
+/// `None` for ports without a kernel interface.
 fn interface(port: &str) -> Option<&str> {
     let (_, rest) = port.split_once(':')?;
     ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?
@@ -384,8 +387,8 @@ pub fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// Checks that the engine can use this kind of port. Called before the port is opened, because this error is
-/// clearer than that of opening.
+/// Checks that the engine can use a port of this kind. Call it before the port is opened, because its error
+/// is clearer than the error of opening.
 ///
 /// # Errors
 /// [`Error::Setting`] if the port cannot be the engine's.

@@ -1,4 +1,4 @@
-//! The engine's side of the pairs of UNIX sockets that stand for offloaded sockets.
+//! The engine's side of the socket pairs. Each pair of UNIX sockets stands for one offloaded socket.
 
 use crate::closer::Closer;
 use inlane_offload_protocol::filler;
@@ -13,7 +13,8 @@ use std::sync::{Arc, OnceLock};
 
 const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
 
-/// Creates a pair. Returns the engine's end, and the program's end, which is bound to `name`.
+/// Creates a socket pair. Returns the engine's end first, then the program's end. The program's end is bound
+/// to `name`.
 ///
 /// # Errors
 /// Errors of the system: too many descriptors, too little memory.
@@ -43,9 +44,9 @@ fn bind(end: &OwnedFd, address: &UnixAddress) -> io::Result<()> {
     }
 }
 
-/// Binds the engine's end to a name from which the preloaded library reads how the connection ended. Only the
-/// first call has an effect, because a socket can be bound only once. `local` is the connection's local address, and
-/// `options` are the socket's.
+/// Binds the engine's end of the socket pair to a name that tells the preloaded library how the connection
+/// ended. Only the first call has an effect, because a socket can be bound only once. `local` is the
+/// connection's local address. `options` are the options of the offloaded socket.
 pub fn set_end(
     engine_end: &OwnedFd,
     end: End,
@@ -57,9 +58,9 @@ pub fn set_end(
     let _ = bind(engine_end, &end.to_address(engine, socket, local, options));
 }
 
-/// Returns true if two descriptors that a program sent are the ends of a pair that the library has created and named.
-/// Other descriptors could block the engine when it closes them. If `engine_end` were the program's end of another
-/// socket, the engine would keep that socket open itself.
+/// Returns true if two descriptors from a program are the ends of a socket pair that the library has created
+/// and named. The engine must check this. Other descriptors could block the engine when it closes them. If
+/// `engine_end` were the program's end of another socket, the engine would keep that socket open itself.
 pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
     SocketName::of(program_end.as_raw_fd(), ASKING).is_some_and(|name| {
         name.local.port() == 0 && SocketName::of_peer(engine_end.as_raw_fd(), ASKING) == Some(name)
@@ -76,24 +77,25 @@ pub fn is_opened(program_end: &OwnedFd) -> bool {
         && End::of(fd, ASKING) == End::Unnamed
 }
 
-/// A program's end that is kept full, so that it is not writable during the handshake.
+/// The program's end of a socket pair. It is kept full, so that it is not writable during the handshake.
 #[derive(Debug)]
 pub struct Filled {
     program: Arc<OwnedFd>,
-    /// The number of filler bytes in the pair. They are not the program's data. [`Self::release`] discards
-    /// them.
+    /// The number of filler bytes in the socket pair. The program did not write them. [`Self::release`]
+    /// discards them.
     bytes: usize,
-    /// The SO_SNDBUF that [`Self::release`] gives the program's end: its original value, unless changed
-    /// since.
+    /// The SO_SNDBUF that [`Self::release`] sets at the program's end of the socket pair. It is the original
+    /// value, unless [`Self::set_capacity`] has changed it.
     capacity: i32,
 }
 
 impl Filled {
-    /// Fills the pair from the program's end, so that the program's end is not writable. Keeps that end open, to
-    /// restore its SO_SNDBUF later. `usual` is true if SO_SNDBUF still has the system's default.
+    /// Fills the socket pair with bytes from the program's end, so that the program's end is not writable.
+    /// Keeps `program` open to restore its SO_SNDBUF later. `usual` is true if SO_SNDBUF still has the
+    /// system's default.
     ///
     /// # Errors
-    /// Errors of the system.
+    /// Errors of the system calls.
     pub fn new(program: Arc<OwnedFd>, usual: bool) -> io::Result<Self> {
         let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
         let set = |name, value| set_option(&program, name, value);
@@ -105,10 +107,11 @@ impl Filled {
         Ok(Self { program, bytes, capacity })
     }
 
-    /// Takes over a program's end that the preloaded library has already filled with `bytes` filler bytes.
+    /// Takes over the program's end of a socket pair. The preloaded library has already filled it with
+    /// `bytes` filler bytes.
     ///
     /// # Errors
-    /// Errors of the system; `InvalidInput` if the number of bytes is impossible.
+    /// Errors of the system. `InvalidInput` if `bytes` is negative or too large.
     pub fn prepared(program: Arc<OwnedFd>, bytes: i32) -> io::Result<Self> {
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= 2 * filler::LEN => Ok(Self { program, bytes, capacity: usual_capacity()? }),
@@ -116,13 +119,14 @@ impl Filled {
         }
     }
 
-    /// Returns the value of SO_SNDBUF that the program's end gets once the connection is established. Until
-    /// then, the end has a small, full buffer, so that it is not writable.
+    /// Returns the value of SO_SNDBUF that the program's end of the socket pair gets once the connection is
+    /// established. Until then, this end has a small, full send buffer, so that it is not writable.
     pub fn capacity(&self) -> i32 {
         self.capacity
     }
 
-    /// Changes the value of SO_SNDBUF that the program's end gets when it becomes writable.
+    /// Sets the SO_SNDBUF for the program's end of the socket pair. It takes effect when the program's end
+    /// becomes writable.
     pub fn set_capacity(&mut self, capacity: i32) {
         self.capacity = capacity;
     }
@@ -130,8 +134,8 @@ impl Filled {
     /// Makes the program's end writable. Call this when the connection is established. Restores SO_SNDBUF,
     /// and discards the filler bytes that wait at `engine_end`. Passes descriptors among them to `closer`.
     pub fn release(self, engine_end: &OwnedFd, closer: &Arc<Closer>) {
-        // The value of SO_PRIORITY tells the preloaded library that the connection is being established.
-        // Clear it before the end becomes writable, because the program may then act at once.
+        // SO_PRIORITY tells the preloaded library that the connection is being established. Clear it before
+        // the program's end becomes writable, because the program may then act at once.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
         // Set half of the original value, because the kernel doubles the value that is set.
         let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
@@ -147,8 +151,8 @@ impl Filled {
     }
 }
 
-/// Returns the SO_SNDBUF of new UNIX sockets. Reads it once, because an administrator seldom changes it while the
-/// engine runs.
+/// Returns the SO_SNDBUF of new UNIX sockets. Reads it only once, because an administrator seldom changes it
+/// while the engine runs.
 fn usual_capacity() -> io::Result<i32> {
     static USUAL: OnceLock<i32> = OnceLock::new();
     match USUAL.get() {
@@ -188,10 +192,11 @@ fn result(code: isize) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends the bytes of `first` and then those of `second`, without blocking. Returns how many bytes were sent.
+/// Sends bytes without blocking: first the bytes of `first`, then the bytes of `second`. Returns the number
+/// of bytes sent.
 ///
 /// # Errors
-/// Errors of the system; `WouldBlock` if the pair is full.
+/// Errors of the system; `WouldBlock` if the socket pair is full.
 pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
     let mut parts = [first, second]
         .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
@@ -328,9 +333,9 @@ fn has_strange_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<bool> 
     Ok(strange)
 }
 
-/// Reads at most 64 messages that the program has written, and drops them with their descriptors. Returns
-/// true if more may wait. An unread message could hold a descriptor of the program's end itself, which then
-/// never closes.
+/// Reads at most 64 messages of the program from the socket pair, and drops them with their descriptors.
+/// Returns true if more messages may wait. An unread message could hold a descriptor of the program's end,
+/// and that end would then never close.
 pub fn discard(fd: RawFd, closer: &Arc<Closer>) -> bool {
     let mut scrap = [0; 4096];
     (0..64).all(|_| take(fd, &mut scrap, &mut [], closer).is_ok_and(|(len, _)| len > 0))
@@ -434,15 +439,16 @@ pub fn unread(fd: RawFd) -> Option<u64> {
     (code == 0).then_some(bytes.max(0) as u64)
 }
 
-/// Returns true if the program has closed its end, or shut down both directions.
+/// Returns true if the program has closed its end of the socket pair, or shut down both directions. `fd` is
+/// the engine's end.
 pub fn hung_up(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: 0, revents: 0 };
     // SAFETY: the structure outlives the call.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
 }
 
-/// Returns true if no process has the program's end any more. [`hung_up`] does not tell a closed end from one
-/// whose two directions are shut down. This function costs several system calls.
+/// Returns true if no process has the program's end of the socket pair open. [`hung_up`] cannot distinguish a
+/// closed end from an end whose two directions are shut down. This function costs several system calls.
 pub fn is_closed(engine_end: RawFd) -> bool {
     // SAFETY: an all-zero address is valid. The address and its length live through the calls.
     unsafe {
@@ -455,8 +461,8 @@ pub fn is_closed(engine_end: RawFd) -> bool {
         if probe < 0 {
             return false;
         }
-        // Binding the probe to the name of the program's end succeeds only if that end is closed in all
-        // processes, because the kernel then frees the name.
+        // Try to bind the probe to the name of the program's end of the socket pair. This succeeds only if
+        // that end is closed in all processes, because the kernel then frees the name.
         let probe = OwnedFd::from_raw_fd(probe);
         libc::bind(probe.as_raw_fd(), (&raw const name).cast(), len) == 0
     }
@@ -532,11 +538,11 @@ pub fn receive_descriptors(
     }
 }
 
-/// Returns a socket's inode number, which identifies it among the sockets of this system.
+/// Returns a socket's inode number, which identifies the socket on this system.
 ///
 /// # Errors
-/// `EBADF` if the descriptor is no UNIX socket: a file of another file system may have the same inode number.
-/// Errors of the system.
+/// `EBADF` if the descriptor is not a UNIX socket, because a file of another file system may have the same
+/// inode number. Errors of the system.
 pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
     static SOCKETS: OnceLock<u64> = OnceLock::new();
     let sockets = match SOCKETS.get() {

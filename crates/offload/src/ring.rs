@@ -1,6 +1,7 @@
-//! Rings for the data of connections. Each connection has one for received data and one for data to send.
+//! Rings for the data of connections. Each connection has one ring for received data and one ring for data to
+//! send.
 //!
-//! An index is the position of a byte in its stream, counted from 0.
+//! The index of a byte is its position in the stream, counted from 0.
 
 use inlane_tcp::ReceiveBuffer;
 use std::ops::{Deref, DerefMut, Range};
@@ -9,13 +10,13 @@ use std::ptr::NonNull;
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct ByteRing {
     bytes: Pages,
-    /// The size in bytes of the pages that were ever written, because unwritten pages take no memory.
+    /// The total size, in bytes, of the pages that were ever written. Other pages use no memory.
     /// [`Rings::put`] updates it.
     present: usize,
 }
 
-/// Zeroed memory from mmap. The C library's calloc could return freed memory and would then clear all of it,
-/// which costs more than a short connection.
+/// Zeroed memory from mmap. The C library's calloc could return memory that was freed, and would then clear
+/// all of it. Clearing costs more than a short connection.
 struct Pages {
     start: NonNull<u8>,
     len: usize,
@@ -44,7 +45,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and nothing refers to it any more.
+        // SAFETY: the mapping belongs to this value. No reference into the mapping exists any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -87,8 +88,8 @@ impl ByteRing {
         (index & (self.bytes.len() as u64 - 1)) as usize
     }
 
-    /// Returns the bytes of `range` in two parts. The second part is empty unless the range wraps around the
-    /// end of the ring.
+    /// Returns the bytes of `range` as two slices. If the range wraps around the end of the ring, the second
+    /// slice holds the rest. Otherwise it is empty.
     ///
     /// # Panics
     /// If the range is longer than the ring.
@@ -149,8 +150,8 @@ impl Rings {
         Self { free: Vec::new(), kept: 0, capacity }
     }
 
-    /// Returns a ring. The ring may hold bytes of an earlier connection, which must not be read before they
-    /// are overwritten.
+    /// Returns a ring. Write each byte before reading it, because the ring may hold bytes of an earlier
+    /// connection.
     pub fn take(&mut self) -> ByteRing {
         match self.free.pop() {
             Some(ring) => {
@@ -161,9 +162,9 @@ impl Rings {
         }
     }
 
-    /// Takes back a ring to which its connection has written `written` bytes in all. The written pages stay
-    /// in memory, so they count against the limit on unused rings. Drops the ring if it would exceed that
-    /// limit.
+    /// Takes back a ring. Its connection has written `written` bytes in total. The written pages stay in
+    /// memory, so they count against the limit on unused rings. If the ring would exceed that limit, drops
+    /// it.
     pub fn put(&mut self, mut ring: ByteRing, written: u64) {
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);
@@ -186,8 +187,8 @@ mod tests {
             rings.put(ByteRing::new(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
-        // A ring that was full before is used again, by a connection that writes one byte. Its whole size must
-        // count, because its pages stay in memory until the ring is dropped.
+        // Take a ring that was full before, for a connection that writes one byte. The ring's whole size must
+        // still count, because its pages stay in memory until the ring is dropped.
         let ring = rings.take();
         assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
         rings.put(ring, 1);

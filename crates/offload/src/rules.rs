@@ -1,4 +1,4 @@
-//! Reads from TOML the rules that decide which sockets the engine runs and which stay with the kernel.
+//! Reads rules in TOML. They decide which sockets the engine runs and which sockets stay with the kernel.
 //!
 //! ```toml
 //! [[rule]]
@@ -18,7 +18,7 @@ use toml::{Table, Value};
 /// The size of the preloaded library's buffer for all rules, in bytes.
 const MOST: usize = 16384;
 
-/// The keys of a rule, each with a description of its values for error messages.
+/// The keys of a rule. The second text describes the key's values for error messages.
 const KEYS: [(&str, &str); 6] = [
     ("run_by", "\"engine\" or \"kernel\""),
     ("program", "the last part of a program's path, such as \"sshd\""),

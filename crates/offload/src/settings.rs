@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The settings of an engine.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name of the port, such as `af_xdp:veth0`.
+    /// The name of the engine's port, such as `af_xdp:veth0`.
     pub port: String,
     /// The number of threads that run sockets. Each has a receive queue and a transmit queue of the port.
     pub threads: u16,
@@ -31,11 +31,12 @@ pub struct Settings {
     pub mtu: u16,
     /// The engine's MAC address; `None` takes that of the port's interface.
     pub mac: Option<Mac>,
-    /// The size of the ring for each direction of a connection, in bytes: a power of two.
+    /// The size in bytes of each ring of a connection. A connection has one ring for each direction. A power
+    /// of two.
     pub buffer: usize,
     /// The most sockets that one process may have.
     pub sockets_per_program: usize,
-    /// How long the engine polls after its last work before it sleeps.
+    /// The time for which the engine continues to poll after its last work, before it sleeps.
     pub spin: Duration,
     /// Faults to inject into received packets.
     pub faults: Faults,

@@ -17,15 +17,16 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-/// How long the acknowledgment of a request on a new connection is delayed, in nanoseconds, so that it can be
-/// sent with the answer. A program answers within microseconds if it has not gone to sleep.
+/// How long the engine delays the acknowledgment of a request on a new connection, in nanoseconds. The
+/// acknowledgment can then be sent with the program's answer. If the program is not asleep, it answers within
+/// microseconds.
 const QUICK_ACK_NS: u64 = inlane_tcp::MILLISECOND / 5;
 
 /// A socket of a program.
 pub struct Socket {
     /// The socket's number, which is never used again.
     pub id: u64,
-    /// The inode number of the program's end, which identifies it on this system.
+    /// The inode number of the program's end of the socket pair. It identifies this end on the machine.
     pub inode: u64,
     /// The process that created the socket.
     pub process: i32,
@@ -40,21 +41,22 @@ pub struct Socket {
     pub holds_port: bool,
     /// The options.
     pub options: SocketOptions,
-    /// The engine's end. `None` once the program has closed its end.
+    /// The engine's end of the socket pair. `None` once the program has closed its end.
     pub end: Option<OwnedFd>,
     /// What the socket does.
     pub role: Role,
-    /// The deadline of the socket's timer in the wheel, or `u64::MAX` if it has none.
+    /// The deadline of the socket's timer in the timer wheel. `u64::MAX` if the socket has no timer.
     pub armed: u64,
-    /// True if the socket is this thread's copy of a listener that another thread has created. Requests of
-    /// programs go to the other thread.
+    /// True if the socket is this thread's copy of another thread's listener. Requests of programs go to that
+    /// other thread.
     pub copy: bool,
-    /// True if the socket is in the engine's list of changed sockets, which are served next.
+    /// True if the socket is in the engine's list of changed sockets. The engine serves these sockets next.
     pub dirty: bool,
 }
 
 impl Socket {
-    /// Returns the engine's end, if the program has not closed its end.
+    /// Returns the descriptor of the engine's end of the socket pair. Returns `None` if the program has
+    /// closed its own end.
     pub fn fd(&self) -> Option<RawFd> {
         self.end.as_ref().map(AsRawFd::as_raw_fd)
     }
@@ -105,11 +107,11 @@ pub struct Datagram {
     /// True if the program chose the local port. Otherwise the engine chose the port, and a disconnect frees
     /// it.
     pub port_chosen: bool,
-    /// True if the pair may hold datagrams that the program has sent and the engine has not read.
+    /// True if the socket pair may hold datagrams that the program has sent and the engine has not read.
     pub readable: bool,
     /// The ancillary data that the program has asked for: flags of [`inlane_offload_protocol::datagram::receive`].
     pub wanted: u8,
-    /// The data of a datagram that the program has not finished (MSG_MORE, UDP_CORK), and its header.
+    /// The header and the data so far of a datagram that the program has not completed (MSG_MORE, UDP_CORK).
     pub unfinished: Option<(Header, Vec<u8>)>,
     /// How many datagrams and bytes the UDP socket has sent, received and dropped.
     pub counters: DatagramCounters,
@@ -122,21 +124,23 @@ pub struct Listening {
     /// The backlog that the program has set. It limits the accept queues of all threads together, and the SYN
     /// queue of each thread.
     pub backlog: usize,
-    /// The number of connections in the accept queues of the listener and of its copies on other threads.
+    /// The number of connections that wait to be accepted, at the listener and at its copies on other
+    /// threads.
     pub waiting: Arc<AtomicUsize>,
-    /// True while the pair takes no further connection: it is full of connections that the program has not
-    /// accepted, or a send failed for another reason.
+    /// True while the socket pair accepts no further connection. Either it is full of connections that the
+    /// program has not accepted, or a send failed for another reason.
     pub full: bool,
-    /// The number of failed attempts to send a connection to the program since the last one that succeeded.
+    /// The number of consecutive failed attempts to send a connection to the program.
     pub failures: u32,
-    /// True if epoll has reported that the program closed its end.
+    /// True if epoll has reported that the program closed its end of the socket pair.
     pub hung_up: bool,
     /// True if the program may have written to the pair. The engine drops these bytes, because a program has
     /// nothing to send on a listening socket.
     pub unread: bool,
 }
 
-/// A connection that waits to be accepted: the program has not received its end of the pair yet.
+/// A connection that waits to be accepted. The program has not received its end of the connection's socket
+/// pair yet.
 #[derive(Debug)]
 pub struct Pending {
     /// The connection.
@@ -157,53 +161,56 @@ pub struct Stream {
     pub connection: Connection,
     /// The program's data that the peer has not acknowledged yet.
     pub send: ByteRing,
-    /// Received data that was not written to the pair yet.
+    /// Received data that was not written to the socket pair yet.
     pub receive: ByteRing,
-    /// The number of bytes taken from the pair into `send` so far. This is the index at which the program's
-    /// data ends.
+    /// The number of bytes of the program's data that were put into `send` so far, from the socket pair or
+    /// from shared memory. The data ends at this index of `send`.
     pub written: u64,
-    /// The number of received bytes that were handed to the pair or discarded so far.
+    /// The number of received bytes that were handed to the socket pair or discarded so far.
     pub delivered: u64,
     /// True if a read from the pair may return data of the program. If false, the engine waits until epoll
     /// reports data.
     pub readable: bool,
-    /// True if a write to the pair may succeed. If false, the engine waits until epoll reports room.
+    /// True if a write to the socket pair may succeed. If false, the engine waits until epoll reports room.
     pub writable: bool,
-    /// The number of reads from the pair that are still to be followed by a check whether the program has
-    /// finished sending. Counted down with each read.
+    /// The number of reads that still need a check: after each of the next `checked_reads` reads from the
+    /// socket pair, the engine checks whether the program has finished sending.
     pub checked_reads: u32,
-    /// True if the engine must read again even after a short read, because epoll has reported urgent data or
-    /// the end of the program's data. A read stops before urgent data.
+    /// True if the engine must read the socket pair again even after a short read. Epoll has then reported
+    /// urgent data, where a read stops early, or the end of the program's data.
     pub more: bool,
-    /// True if epoll has reported that the program closed its end or shut down both directions.
+    /// True if epoll has reported that the program closed its end of the socket pair or shut down both
+    /// directions.
     pub hung_up: bool,
-    /// True if the pair cannot get more data, so a short read has returned its last bytes. Set once the
-    /// program has closed its end without leaving received data unread, and the pair has no urgent data.
+    /// True if the socket pair cannot get more data of the program, so that a short read has returned the
+    /// last bytes. Set after the program has closed its end, if it left no received data unread and the pair
+    /// has no urgent data.
     pub closed: bool,
-    /// True if the program has closed its end, or shut down its sending direction.
+    /// True if the program has closed its end of the socket pair, or has shut down its sending direction.
     pub program_finished: bool,
     /// True if the program does not read any more. Received data is then discarded.
     pub discards: bool,
     /// True if the connection was closed because the program has closed its end.
     pub closing: bool,
-    /// True if the engine must reset the connection after it has sent as much of the program's data as TCP's
-    /// windows allow at that time.
+    /// True if the engine must reset the connection. Before the reset, it sends as much of the program's data
+    /// as TCP's windows allow.
     pub resetting: bool,
-    /// True if the program was told the end of the peer's data: the engine has written all received data and
-    /// shut down its end of the pair for writing.
+    /// True if the program has been told that the peer's data has ended. The engine has then written all
+    /// received data to the socket pair and shut down its own end of the pair for writing.
     pub end_passed: bool,
-    /// If set, nothing is sent before this time, in nanoseconds, because the program may not yet have
-    /// replaced its kernel socket by the pair's end.
+    /// Before this time, in nanoseconds, nothing is sent. Until then, the program may not have replaced its
+    /// kernel socket by the program's end of the socket pair. `None` if there is no such limit.
     pub held_until: Option<u64>,
-    /// The program's end while the connection is being established. It is full, so it is not writable.
+    /// The program's end of the socket pair while the connection is being established. Its send buffer is
+    /// full, so the end is not writable.
     pub filled: Option<Filled>,
     /// When the connection was established, in nanoseconds of the engine's clock.
     pub since: u64,
-    /// The connection's slot in the memory that the engine shares with the program. `None` until the program
-    /// asks for a slot.
+    /// The connection's slot of the memory that the engine shares with the program. `None` until the program
+    /// requests a slot.
     pub direct: Option<Box<Direct>>,
-    /// The position after the last byte that the program has sent with MSG_MORE, counted like `written`.
-    /// `None` if no such bytes wait for later ones.
+    /// The position after the last byte that the program has sent with MSG_MORE. Counted from the same start
+    /// as `written`. `None` if no such bytes wait for more bytes.
     pub more_end: Option<u64>,
 }
 
@@ -239,7 +246,8 @@ pub struct SocketOptions {
     pub user_timeout: u32,
     /// TCP_MAXSEG; 0 if not set.
     pub max_segment: u16,
-    /// The options without a field here, as they were set: level, name, value.
+    /// The options that have no field in this struct. The key is level and name, the value is as the program
+    /// set it.
     pub others: BTreeMap<(i32, i32), Vec<u8>>,
     /// TCP_KEEPIDLE and TCP_KEEPINTVL in seconds, and TCP_KEEPCNT; `None` for an option that the program has
     /// not set.
@@ -247,14 +255,15 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The most options without a field of their own that are kept, so that programs can read them back.
-    /// Further ones are ignored.
+    /// The most options without a field of their own that are kept. Programs can read kept options back.
+    /// Further options are ignored.
     const MOST_OTHERS: usize = 32;
-    /// The lowest limit, in bytes, for the part of a ring that a connection may use. It is half of the
-    /// smallest SO_SNDBUF that Linux's getsockopt returns.
+    /// The lowest limit for the bytes of a ring that a connection may use. It is half of the smallest
+    /// SO_SNDBUF that Linux's getsockopt returns.
     const LEAST_BUFFER: usize = 2304;
 
-    /// Sets an option. Keeps options without a field too, up to `MOST_OTHERS`, so that they can be read back.
+    /// Sets an option. Also stores options without a field of their own, up to `MOST_OTHERS`, for later
+    /// reads.
     pub fn set(&mut self, level: i32, name: i32, value: &[u8]) {
         let number = match value {
             [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),
@@ -326,7 +335,7 @@ impl SocketOptions {
         Some(number.to_ne_bytes().to_vec())
     }
 
-    /// Returns the options of [`KEPT_OPTIONS`] that the program has set to another value than that of a new socket.
+    /// Returns those options of [`KEPT_OPTIONS`] whose values differ from the values of a new socket.
     pub fn kept(&self) -> Vec<NumberOption> {
         let usual = Self::default();
         let number = |options: &Self, level, name| match (level, name) {
@@ -353,21 +362,21 @@ impl SocketOptions {
         })
     }
 
-    /// Returns how many bytes of a ring of `capacity` bytes a connection may use at most. `option` is
-    /// SO_SNDBUF or SO_RCVBUF as the kernel reports it, or `None` if the program has not set it. The ring
-    /// gets half of the option's value, and the pair the other half.
+    /// Returns the most bytes that a connection may use of a ring of `capacity` bytes. `option` is SO_SNDBUF
+    /// or SO_RCVBUF as the kernel reports it, or `None` if the program has not set it. The ring gets half of
+    /// the option's value. The socket pair gets the other half.
     fn share(option: Option<i32>, capacity: usize) -> usize {
         option.map_or(capacity, |bytes| (bytes.max(0) as usize / 2).clamp(Self::LEAST_BUFFER, capacity))
     }
 
-    /// Returns how many bytes of a send ring of `capacity` bytes the connection may use at most: all, unless
-    /// the program has set SO_SNDBUF.
+    /// Returns the most bytes that the connection may use of a send ring of `capacity` bytes. This is the
+    /// whole ring, unless the program has set SO_SNDBUF.
     pub fn send_share(&self, capacity: usize) -> usize {
         Self::share(self.send_buffer, capacity)
     }
 
-    /// Returns how many bytes of a receive ring of `capacity` bytes the connection may use at most: all,
-    /// unless the program has set SO_RCVBUF.
+    /// Returns the most bytes of a receive ring of `capacity` bytes that the connection may use. This is
+    /// `capacity`, unless the program has set SO_RCVBUF.
     pub fn receive_share(&self, capacity: usize) -> usize {
         Self::share(self.receive_buffer, capacity)
     }

@@ -57,7 +57,8 @@ pub struct ThreadStatus {
     pub received_packets: u64,
     /// The number of frames sent to the thread's queue.
     pub sent_packets: u64,
-    /// Received packets that the thread passed to other threads, because they run the sockets.
+    /// The number of received packets that this thread passed to other threads, because the packets' sockets
+    /// run there.
     pub passed_packets: u64,
 }
 
@@ -74,9 +75,10 @@ pub struct ConnectionCounters {
     pub time_wait: u64,
     /// Resets that the engine sent, because a segment arrived for no connection and no listener.
     pub resets_sent: u64,
-    /// Connections that were reset because their program broke the protocol of shared memory.
+    /// The number of connections that were reset because their program broke the protocol of shared memory.
     pub hostile: u64,
-    /// Payload bytes that went through memory shared with programs, in both directions, instead of pairs.
+    /// Payload bytes that went through memory shared with programs instead of socket pairs. Counts both
+    /// directions.
     pub direct_bytes: u64,
     /// Sockets that stayed with the kernel.
     pub kernel: u64,
@@ -107,7 +109,7 @@ impl std::ops::AddAssign for ConnectionCounters {
     }
 }
 
-/// Counters of datagrams: of one UDP socket, or of all.
+/// Counters of datagrams, of one UDP socket or of all UDP sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DatagramCounters {
     /// Datagrams handed to programs.
@@ -199,7 +201,8 @@ pub struct SocketStatus {
     pub sent_bytes_per_second: Option<f64>,
     /// Payload bytes that were retransmitted.
     pub retransmitted_bytes: u64,
-    /// Payload bytes that went through memory shared with the program, in both directions, instead of the pair.
+    /// Payload bytes, in both directions, that went through memory shared with the program instead of the
+    /// socket pair.
     pub direct_bytes: u64,
     /// Connections that wait to be accepted; `null` unless the socket listens.
     pub backlog: Option<u64>,
@@ -239,10 +242,10 @@ impl Row for SocketStatus {
     }
 }
 
-/// Asks the engine whose control socket is `path` for its state.
+/// Asks an engine for its state. `path` is the engine's control socket.
 ///
 /// # Errors
-/// If no engine listens there, or its answer is invalid.
+/// If no engine listens at `path`, or its answer is invalid.
 pub fn fetch(path: &Path) -> Result<EngineStatus> {
     fetch_within(path, Duration::from_secs(ANSWER_SECONDS))
 }

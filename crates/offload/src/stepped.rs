@@ -1,8 +1,8 @@
-//! An engine that its caller runs step by step. The caller supplies the time, and frames come from and go to
+//! An engine that its caller runs step by step. The caller supplies the time. Frames go to and come from
 //! memory instead of a port.
 //!
-//! Tests, the fuzzer and packetdrill use this engine, because its time is virtual, so a run does not depend
-//! on the machine's load.
+//! Tests, the fuzzer and packetdrill use this engine. Its time is virtual, so a run does not depend on the
+//! machine's load.
 
 use crate::engine::Threads;
 use crate::error::Result;
@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The most frames that are kept until [`Stepped::sent`] is called. Later frames are dropped.
 const MOST_FRAMES: usize = 65536;
 
-/// The number of packet buffers. Fewer suffice than on a real port, because sent packets free their buffers
-/// at once.
+/// The number of packet buffers. A real port needs more buffers. Here, a sent packet frees its buffer at
+/// once.
 const BUFFERS: usize = 1024;
 
 /// The frames that the engine has sent and the caller has not taken, the oldest first.
@@ -36,13 +36,14 @@ pub struct Stepped {
 /// every connection has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldResources {
-    /// Sockets of all programs, without the copies of listeners on other threads.
+    /// Sockets of all programs. Does not count the copies of listeners on other threads.
     pub sockets: usize,
     /// TCP flows that have a connection.
     pub flows: usize,
     /// Local TCP and UDP ports that sockets hold.
     pub ports: usize,
-    /// Sockets that the engine can find by the inode of the program's end.
+    /// The entries of the table by which the engine finds a socket. The key is the inode of the program's end
+    /// of the socket pair.
     pub ends: usize,
     /// Processes that have at least one socket.
     pub processes: usize,
@@ -53,7 +54,7 @@ pub struct HeldResources {
 }
 
 impl HeldResources {
-    /// Adds the counts of another thread. Does not add `processes`, because all threads share one list of
+    /// Adds the counts of another thread. `processes` is not added, because all threads share one list of
     /// processes.
     fn add(&mut self, other: &Self) {
         self.sockets += other.sockets;
@@ -106,11 +107,11 @@ impl Stepped {
         }
     }
 
-    /// Runs one round of each thread's loop without sleeping. Returns true if the next round may have work,
-    /// and false if the engine waits for a timer or an event.
+    /// Runs one round of the loop of each engine thread, without sleeping. Returns true if the next round may
+    /// have work, and false if the engine waits for a timer or an event.
     ///
     /// # Errors
-    /// If the system's epoll fails.
+    /// If the system call for epoll fails.
     pub fn step(&mut self, now: u64) -> Result<bool> {
         let mut worked = false;
         for engine in self.threads.engines_mut() {
@@ -119,11 +120,11 @@ impl Stepped {
         Ok(worked)
     }
 
-    /// Runs rounds until the engine has nothing to do before its next timer or event, but at most `most`
-    /// rounds. Returns true if the engine is idle, and false if `most` rounds were not enough.
+    /// Runs at most `most` rounds, until the engine has nothing to do before its next timer or event. Returns
+    /// true if the engine is idle, and false if `most` rounds were not enough.
     ///
     /// # Errors
-    /// As for [`Stepped::step`].
+    /// The same as [`Stepped::step`].
     pub fn settle(&mut self, now: u64, most: usize) -> Result<bool> {
         for _ in 0..most {
             if !self.step(now)? {
@@ -143,7 +144,7 @@ impl Stepped {
         self.threads.engines().iter().filter_map(|engine| engine.deadline()).min()
     }
 
-    /// Returns a descriptor that is readable while events of programs wait for thread 0 of the engine.
+    /// Returns a descriptor that is readable while thread 0 of the engine has unprocessed events of programs.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.threads.engines()[0].events()
     }
@@ -182,7 +183,7 @@ struct Recorder {
     counters: Counters,
 }
 
-// SAFETY: `send` frees every packet to its pool once, and reports all of them as sent.
+// SAFETY: `send` frees every packet to its pool exactly once, and reports all packets as sent.
 unsafe impl Tx for Recorder {
     unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,8 +196,7 @@ unsafe impl Tx for Recorder {
                 sent.push_back(bytes.to_vec());
             }
         }
-        // SAFETY: the packets are of this pool. The caller of `send` hands them over and does not use them
-        // any more.
+        // SAFETY: the packets are of this pool. The caller of `send` guarantees not to use them any more.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }

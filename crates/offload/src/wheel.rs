@@ -8,8 +8,8 @@
 //!      [keys] [    ]      [keys]          when its time begins, a slot's timers move to the near slots
 //! ```
 //!
-//! The timers of a slot are a linked list through `entries`, where a key's index is the place of its timer. So
-//! the wheel's memory depends only on the number of keys.
+//! The timers of a slot form a linked list in `entries`. Each key's timer has a fixed place there, at the
+//! key's index. So the wheel's memory depends only on the number of keys.
 
 use crate::arena::Key;
 
@@ -17,24 +17,24 @@ use crate::arena::Key;
 const TICK_NS: u64 = 250_000;
 /// The number of near slots, a power of two. A near slot holds the timers of one tick.
 const NEAR: usize = 8192;
-/// The number of far slots, a power of two. A far slot holds the timers of one turn of the near slots.
+/// The number of far slots, a power of two. A far slot holds the timers of a whole turn of the near slots.
 const FAR: usize = 1024;
-/// The end of a list, or the slot of an entry that is in no list.
+/// The end of a list. Also the slot number of an entry that is in no list.
 const NONE: u32 = u32::MAX;
 
-/// The entry of a key: its timer, or a place for one if the key has no timer now.
+/// The entry of a key. It holds the key's timer, or keeps the place free if the key has no timer now.
 #[derive(Clone, Copy)]
 struct Entry {
     tick: u64,
     key: Key,
-    /// The number of the slot in whose list the timer is, or `NONE`. Numbers below `NEAR` are near slots; far
-    /// slots follow.
+    /// The slot whose list contains the timer, or `NONE`. Numbers below `NEAR` are slots of the near level.
+    /// Larger numbers are slots of the far level.
     slot: u32,
     previous: u32,
     next: u32,
 }
 
-/// The lists of the slots of one level, and a bitmap of those that are not empty.
+/// The slots of one level: the first timer in each slot's list, and a bitmap of the slots that are not empty.
 struct Level {
     heads: Vec<u32>,
     used: Vec<u64>,
@@ -45,8 +45,9 @@ impl Level {
         Self { heads: vec![NONE; slots], used: vec![0; slots / 64] }
     }
 
-    /// Returns the first number, from `start` on, whose slot has timers. A number counts ticks in the near
-    /// level, and turns of the near level in the far level. Number n has slot n modulo the number of slots.
+    /// Returns the first number from `start` on whose slot has timers. In the near level, a number counts
+    /// ticks. In the far level, it counts turns of the near level. The slot of number n is n modulo the
+    /// number of slots.
     fn next_used(&self, start: u64) -> Option<u64> {
         let place = start as usize % self.heads.len();
         let (word, bit) = (place / 64, place % 64);
@@ -72,8 +73,8 @@ pub struct Wheel {
     far: Level,
     /// The first tick that [`Wheel::expire`] has not processed, counted from time 0 of the clock.
     tick: u64,
-    /// The timers of all turns before this one have been moved from far slots to near slots. A turn is `NEAR`
-    /// ticks: turn n begins at tick n * `NEAR`.
+    /// The number of a turn. A turn is `NEAR` ticks: turn n begins at tick n * `NEAR`. The timers of all
+    /// turns before this one have been moved from far slots to near slots.
     turn: u64,
 }
 
@@ -102,14 +103,14 @@ impl Wheel {
         self.link(key.index() as u32);
     }
 
-    /// Removes the timer of `key`, if it has one.
+    /// Removes the timer of `key`. Does nothing if `key` has no timer.
     pub fn remove(&mut self, key: Key) {
         if self.entries.get(key.index()).is_some_and(|entry| entry.key == key) {
             self.unlink(key.index() as u32);
         }
     }
 
-    /// Returns the level of a slot, and the slot's place in this level.
+    /// Returns the level (near or far) of a slot, and the slot's index in this level.
     fn place(&mut self, slot: u32) -> (&mut Level, usize) {
         match (slot as usize).checked_sub(NEAR) {
             None => (&mut self.near, slot as usize),
@@ -134,7 +135,7 @@ impl Wheel {
         (entry.slot, entry.previous, entry.next) = (slot, NONE, next);
     }
 
-    /// Removes the entry `index` from its list, if it is in one.
+    /// Removes the entry with index `index` from its list. Does nothing if the entry is in no list.
     fn unlink(&mut self, index: u32) {
         let Entry { slot, previous, next, .. } = self.entries[index as usize];
         if slot == NONE {
@@ -180,8 +181,8 @@ impl Wheel {
         }
     }
 
-    /// Moves the timers of the far slot whose time begins at `self.tick` to their near slots. Timers of a later
-    /// turn of the far slots stay in the far slot.
+    /// Moves timers from a far slot to near slots. The far slot is the one whose time begins at `self.tick`.
+    /// Timers of a later turn of the wheel stay in the far slot.
     fn empty_far_slot(&mut self) {
         self.turn = self.tick / NEAR as u64;
         let place = self.turn as usize % FAR;
@@ -195,16 +196,16 @@ impl Wheel {
         self.turn += 1;
     }
 
-    /// Returns two ticks: that of the next timer in the near slots, and that at which the next far slot's
-    /// timers move to the near slots. `u64::MAX` means that there are no such timers.
+    /// Returns two ticks: the tick of the next timer in the near slots, and the tick at which the timers of
+    /// the next far slot move to the near slots. `u64::MAX` means that there are no such timers.
     fn next_ticks(&self) -> (u64, u64) {
         let near = self.near.next_used(self.tick).unwrap_or(u64::MAX);
         let far = self.far.next_used(self.turn).map_or(u64::MAX, |turn| turn * NEAR as u64);
         (near, far)
     }
 
-    /// Returns the time at which [`Wheel::expire`] should be called next, or `None` if there are no timers. It
-    /// is possible that no timer is due then.
+    /// Returns the time of the next call of [`Wheel::expire`], or `None` if there are no timers. At that
+    /// time, it is possible that no timer is due.
     pub fn next(&self) -> Option<u64> {
         let (near, far) = self.next_ticks();
         Some(near.min(far)).filter(|&tick| tick != u64::MAX).map(|tick| tick * TICK_NS)
@@ -278,8 +279,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every entry is due once, at most one tick after its deadline, even if that is many turns of the
-        /// wheel away.
+        /// Each entry must become due exactly once, and at most one tick after its deadline. This holds even
+        /// if the deadline is many turns of the wheel away.
         #[test]
         fn entries_are_due_once_and_on_time(start in 0u64..1 << 40, entries in proptest::collection::vec(prop_oneof![0u64..10_000_000_000, 0u64..20_000_000_000_000], 1..50)) {
             let mut wheel = Wheel::new(start);
@@ -310,8 +311,8 @@ mod tests {
                 wheel.set(tick * TICK_NS, Key::from_u64(index as u64));
             }
             let mut due = Vec::new();
-            // Call `expire` only every half turn of the wheel, because late calls must expire all entries,
-            // too.
+            // Call `expire` only every half turn of the wheel, because it must expire all entries even if it
+            // is called late.
             let mut at = 0;
             while at < now {
                 at = (at + NEAR as u64 / 2).min(now);

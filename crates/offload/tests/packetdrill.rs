@@ -1,5 +1,5 @@
-//! Runs the scripts in `tests/packetdrill` with packetdrill, which drives the engine through
-//! `examples/packetdrill.rs`. Each script states the rule that it checks. Scripts whose name begins with
+//! Runs the scripts in `tests/packetdrill` with the program packetdrill, which drives the engine through
+//! `examples/packetdrill.rs`. Each script states the rule that it checks. Scripts whose names begin with
 //! `ipv6_` run over IPv6. Needs packetdrill on the PATH, or its path in `INLANE_PACKETDRILL`.
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn packetdrill() -> Option<PathBuf> {
 
 /// Builds two libraries and returns their paths: the one that packetdrill loads, and the preloaded library.
 fn build() -> (PathBuf, PathBuf) {
-    // Cargo puts the executable of this test into the folder `deps` of the build profile's folder.
+    // Find the folder of the build profile. Cargo puts this test's executable into its subfolder `deps`.
     let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
     let example =
         ["inlane-offload", "--no-default-features", "--features", "packetdrill", "--example", "packetdrill"];

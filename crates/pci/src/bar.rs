@@ -40,12 +40,13 @@ pub struct Bar {
 
 // SAFETY: the memory is shared with the device anyway, and every access is a single volatile instruction.
 unsafe impl Send for Bar {}
-// SAFETY: as for `Send`. Stores of two threads to one register race in the device, not in this process.
+// SAFETY: every access is a single volatile instruction. If two threads store to one register, they race in
+// the device, not in this process.
 unsafe impl Sync for Bar {}
 
 impl Bar {
-    /// Maps the BAR that `spec` names, as readable and writable as `permission` says: through VFIO if its
-    /// device is bound to vfio-pci, else through sysfs.
+    /// Maps the BAR that `spec` names. `permission` determines whether the mapping is readable and writable.
+    /// Maps through VFIO if the device is bound to vfio-pci, else through sysfs.
     ///
     /// # Errors
     /// - Errors of [`permission::check`], of VFIO and of the system.
@@ -175,15 +176,15 @@ impl Bar {
         self.length == 0
     }
 
-    /// Returns the range as a region, which keeps the mapping alive. A store without write permission ends
-    /// the process with SIGSEGV.
+    /// Returns the mapped range as a region. The region keeps the mapping alive. Without write permission, a
+    /// store ends the process with SIGSEGV.
     pub fn region(&self) -> Region {
         let location = Location::Bar {
             device: self.spec.address.to_string(),
             bar: self.spec.bar,
             write_combining: self.spec.write_combining,
         };
-        // SAFETY: the region holds the keeper, which keeps these bytes mapped.
+        // SAFETY: the region holds the keeper. The keeper keeps these bytes mapped.
         unsafe { Region::from_raw(self.start.as_ptr() as u64, self.length, location, self.keeper.clone()) }
     }
 
@@ -234,7 +235,7 @@ impl Bar {
             });
         }
         match offset.checked_add(bytes) {
-            // SAFETY: the offset is inside the range, which is mapped.
+            // SAFETY: the offset is inside the mapped range, as checked above.
             Some(end) if end <= self.length => Ok(unsafe { self.start.as_ptr().add(offset) }.cast()),
             _ => Err(Error::TooSmall {
                 name: self.name.clone(),
@@ -284,8 +285,8 @@ fn inside(spec: &BarSpec, size: u64) -> Result<Range<u64>> {
     })
 }
 
-/// Checks that a device without a driver responds. A sleeping device, or one that does not decode memory,
-/// returns all ones.
+/// Checks that a device without a driver responds. If a device sleeps or does not decode memory, reads from
+/// it return all ones.
 fn check_responds(sysfs: &Sysfs, spec: &BarSpec) -> Result<()> {
     let address = spec.address;
     let not_ready = |why: String| Err(Error::NotReady { address, why });

@@ -89,7 +89,7 @@ pub enum Error {
         /// The device.
         address: Address,
     },
-    /// A kernel driver holds another device of the IOMMU group.
+    /// A kernel driver holds another device of the same IOMMU group.
     #[error(
         "IOMMU group {group} of {address} is not viable: {holders}; VFIO takes whole groups, so unbind those devices too, \
          or move the card to another slot"
@@ -99,7 +99,7 @@ pub enum Error {
         address: Address,
         /// The device's IOMMU group.
         group: u32,
-        /// The other devices of the group, with the drivers that hold them.
+        /// The other devices of the IOMMU group that prevent its use, with their drivers.
         holders: String,
     },
     /// Another process has the IOMMU group open.

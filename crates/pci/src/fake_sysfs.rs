@@ -49,7 +49,7 @@ impl FakeSysfs {
         symlink(target, self.sysfs().device(address).join(name)).unwrap();
     }
 
-    /// Adds a device without a driver that is awake and has 1 MiB of prefetchable memory in BAR 2.
+    /// Adds a device without a driver. The device is awake and has 1 MiB of prefetchable memory in BAR 2.
     pub fn memory_device(&self, address: &str) -> Address {
         let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
         let resource = format!(

@@ -1,4 +1,5 @@
-//! A PCI Express link: its current and its highest speed and width, and its payload ceiling.
+//! A PCI Express link: its current speed and width, its highest speed and width, and the highest payload
+//! rate.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -18,7 +19,8 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// Parses the texts of sysfs, such as `16.0 GT/s PCIe` and `8`. Returns `None` for other texts.
+    /// Parses the texts of a link's speed and width in sysfs, such as `16.0 GT/s PCIe` and `8`. Returns
+    /// `None` for other texts.
     pub fn parse(speed: &str, width: &str) -> Option<Self> {
         let gigatransfers: f64 = speed.split_whitespace().next()?.parse().ok()?;
         let megatransfers_per_second = (gigatransfers * 1000.0) as u32;
@@ -46,7 +48,8 @@ impl LinkRate {
         f64::from(self.megatransfers_per_second) * 1e6 * f64::from(self.lanes) * coding
     }
 
-    /// Returns the payload ceiling of one direction, in bytes per second, for packets of `payload` bytes.
+    /// Returns the highest payload rate of one direction, in bytes per second, if each packet carries
+    /// `payload` bytes.
     pub fn payload_bytes_per_second(self, payload: u32) -> f64 {
         let share = f64::from(payload) / f64::from(payload.saturating_add(TLP_OVERHEAD_BYTES));
         self.bits_per_second() / 8.0 * share
@@ -76,7 +79,7 @@ impl fmt::Display for LinkRate {
 pub struct Link {
     /// The current rate. An idle device may lower its rate to save power.
     pub current: LinkRate,
-    /// The highest rate that the function's end of the link supports.
+    /// The highest rate that the PCI function supports at its end of the link.
     pub max: LinkRate,
 }
 
@@ -92,8 +95,8 @@ pub struct Shortfall {
 }
 
 impl Shortfall {
-    /// Compares a device's link with the rates that the device and the `slot` above it support. Returns
-    /// `None` if the link runs at the device's highest rate.
+    /// Compares the current rate of `link` with the highest rate that both the device and the `slot` above it
+    /// support. Returns `None` if the link runs at the device's highest rate.
     pub fn of(link: Link, slot: Option<LinkRate>) -> Option<Self> {
         let possible = slot.map_or(link.max, |slot| slot.min(link.max));
         let shortfall = Self { current: link.current, device: link.max, possible };

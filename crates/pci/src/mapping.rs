@@ -51,7 +51,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped this length, and the users of the memory keep this value alive.
+        // SAFETY: `new` mapped this length. The users of the memory keep this value alive, so none is left.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

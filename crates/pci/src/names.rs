@@ -34,8 +34,8 @@ impl Names {
                     vendor = Some(number);
                     names.vendors.insert(number, name.into());
                 }
-                // A line such as `C 03  Display controller` starts a class. Its entries are not devices, so
-                // they are skipped until the next vendor.
+                // A line such as `C 03  Display controller` starts a class. The entries of a class are not
+                // devices. So skip all lines until the next vendor.
                 (0, None) => vendor = None,
                 (1, Some((device, name))) => {
                     vendor.map(|vendor| names.devices.insert((vendor, device), name.into()));
@@ -46,8 +46,8 @@ impl Names {
         names
     }
 
-    /// Returns the name of a device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or else of its
-    /// vendor.
+    /// Returns the name of the device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`. If the device is
+    /// unknown, returns the name of its vendor.
     pub fn name(&self, vendor: u16, device: u16) -> Option<String> {
         let maker = self.vendors.get(&vendor)?;
         Some(match self.devices.get(&(vendor, device)) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct Node {
     /// The number of the node.
     pub node: u32,
-    /// The node's CPUs as the kernel lists them, such as `0-15,32-47`. Empty for a node without CPUs.
+    /// The node's CPUs in the kernel's notation, such as `0-15,32-47`. Empty for a node without CPUs.
     pub cpus: String,
     /// The size of the node's memory in bytes, or null if the system does not report it.
     pub memory_bytes: Option<u64>,

@@ -46,7 +46,8 @@ impl Permission {
         self
     }
 
-    /// Adds a device to the allow list (`--allow-device`), which permits access to devices without a driver.
+    /// Adds a device to the allow list (`--allow-device`). A device without a driver may be accessed only if
+    /// it is on this list.
     #[must_use]
     pub fn device(mut self, address: Address) -> Self {
         self.devices.insert(address);
@@ -80,7 +81,7 @@ fn not_permitted(name: &str, what: &'static str, remedy: &str) -> Error {
 /// How a BAR is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMethod {
-    /// Through VFIO, which reserves the device for this process.
+    /// The BAR is mapped through VFIO, which reserves the device for this process.
     Vfio,
     /// The BAR is mapped through the file `resourceN` in sysfs. No driver holds the device.
     Sysfs,

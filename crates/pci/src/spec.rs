@@ -9,8 +9,8 @@ use std::str::FromStr;
 
 /// A BAR, or a range of a BAR, as the user names it.
 ///
-/// `pci:0000:b5:00.0/bar2` is all of BAR 2, which can only be read. `pci:0000:b5:00.0/bar2@1M+64K` is a
-/// range, which can also be written. A suffix `:wc` requests a write-combining mapping.
+/// `pci:0000:b5:00.0/bar2` is all of BAR 2 and read-only. `pci:0000:b5:00.0/bar2@1M+64K` is a range, which is
+/// also writable. A suffix `:wc` requests a write-combining mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BarSpec {
     /// The device's address.
@@ -83,7 +83,7 @@ impl fmt::Display for BarSpec {
     }
 }
 
-/// A number of bytes that is written in the form that `parse_size` accepts: `1M`, `64K`, `100`.
+/// A number of bytes. It is displayed in the form that `parse_size` accepts: `1M`, `64K`, `100`.
 struct Size(u64);
 
 impl fmt::Display for Size {

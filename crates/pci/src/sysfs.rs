@@ -1,6 +1,6 @@
-//! Reads attributes and links in `/sys/bus/pci` without trusting them, because a device may vanish and a
-//! virtual machine may present anything. Every value is optional, and at most [`LONGEST`] bytes of an
-//! attribute are read.
+//! Reads attributes and links in `/sys/bus/pci`. Does not trust them, because a device may vanish and a
+//! virtual machine may present any contents. So every value is optional, and reads take at most [`LONGEST`]
+//! bytes of an attribute.
 
 use crate::address::Address;
 use std::fs::{self, File};
@@ -78,8 +78,8 @@ impl Sysfs {
         }
     }
 
-    /// Returns the name that the symbolic link `name` in a device's directory points to, such as the driver's
-    /// name.
+    /// Returns the last part of the target of the symbolic link `name` in a device's directory. This is, for
+    /// example, the driver's name.
     pub fn link(&self, address: Address, name: &str) -> Option<String> {
         let target = fs::read_link(self.device(address).join(name)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
@@ -90,7 +90,8 @@ impl Sysfs {
         self.link(address, "driver")
     }
 
-    /// Returns the sorted names in a directory of the device, such as the interfaces in `net`.
+    /// Returns the names in a subdirectory of the device's sysfs directory, sorted. Example: the network
+    /// interfaces in `net`.
     pub fn names(&self, address: Address, directory: &str) -> Vec<String> {
         names(&self.device(address).join(directory))
     }

@@ -58,7 +58,7 @@ pub struct Device {
     pub kind: FunctionKind,
     /// The NUMA node that the function is attached to. Null if the firmware does not report it.
     pub numa_node: Option<u32>,
-    /// The CPUs closest to the function, as the kernel lists them, such as `0-15,32-47`.
+    /// The CPUs closest to the PCI function, in the kernel's list format, such as `0-15,32-47`.
     pub local_cpus: Option<String>,
     /// The kernel driver that is bound to the function. Null if there is none.
     pub driver: Option<String>,
@@ -96,7 +96,7 @@ impl Device {
             device: number("device").unwrap_or(0) as u16,
             class,
             kind: kind(class),
-            // Without a node, the kernel reports -1, which `number` does not parse.
+            // If the device has no NUMA node, the kernel reports -1. `number` does not parse -1.
             numa_node: number("numa_node").and_then(|node| node.try_into().ok()),
             local_cpus: sysfs.text(address, "local_cpulist").filter(|list| !list.is_empty()),
             driver: sysfs.driver(address),

@@ -1,5 +1,5 @@
 //! Checks every operation of a transport and compares every result. `inlane ntb check` runs these checks on
-//! both sides of a bridge, and tests run them on the twin.
+//! both sides of a bridge. Tests run them on the twin.
 
 use crate::error::{Error, Result};
 use crate::transport::{Operation, Transport};
@@ -46,8 +46,8 @@ pub fn run<T: Transport>(world: &World<T>, rounds: u32) -> Result<()> {
         let count = world.fetch(Operation::Fetch, flags, 1, 0, 0, 0)?;
         expect("an atomic at the owner", count == 10 * number * pes as u64)?;
         for index in 0..terms.len() {
-            // SAFETY: the element lies in this PE's own copy of the array. Other PEs read it only in the sum
-            // below, after a barrier.
+            // SAFETY: the element lies in this PE's own copy of the array. Other PEs read the element only
+            // during the sum below, which follows a barrier.
             unsafe { terms.as_ptr().add(index).write_volatile(me + index as u32) };
         }
         world.barrier_all()?;

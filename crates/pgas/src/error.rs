@@ -85,7 +85,7 @@ pub enum Error {
         /// The refused operation.
         what: &'static str,
     },
-    /// The word of an atomic is not aligned to its width, or has another width than 4 or 8 bytes.
+    /// An atomic on a word that is not aligned to its width, or whose width is neither 4 nor 8 bytes.
     #[error(
         "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width; pass the address of such a word"
     )]
@@ -117,8 +117,8 @@ pub enum Error {
     },
 }
 
-/// What became of the bytes and requests sent to a peer whose link was lost or that did not answer in time:
-/// how many bytes are known to be delivered, and how many requests have no answer.
+/// The fate of the bytes and requests sent to a peer whose link was lost or that did not answer in time.
+/// Shows how many bytes are known to be delivered, and how many requests have no answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.
@@ -149,7 +149,7 @@ impl std::fmt::Display for Lost {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns the class of the error, which decides the command's exit status.
+    /// Returns the class of the error. The class determines the exit status of the command.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),

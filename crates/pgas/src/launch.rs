@@ -53,8 +53,8 @@ use std::sync::mpsc::{Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
 
 /// Explains why starting `program` failed and what to do, as text for an error message. Returns `None` if
-/// `program` exists and is executable. A file in the working directory does not count if `program` has no
-/// slash, because the system then searches only PATH.
+/// `program` exists and is executable. If `program` has no slash, a file in the working directory does not
+/// count, because the system then searches only PATH.
 pub fn why_not_started(program: &Path) -> Option<String> {
     let shown = program.display();
     let is_name = program.components().count() == 1;
@@ -88,7 +88,7 @@ pub struct Job {
     pub heap_bytes: u64,
     /// How the PEs communicate.
     pub transport: TransportKind,
-    /// Over UCX: the address of this machine at which the launcher's TCP server listens for the PEs.
+    /// This machine's address at which the launcher's TCP server listens for the PEs. Only used over UCX.
     pub address: IpAddr,
     /// The completion mode of waits.
     pub completion: CompletionMode,
@@ -131,13 +131,13 @@ fn thread(run: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 impl Job {
-    /// Runs `program` with `arguments` as every PE and waits for all. If a PE fails, the others are ended. A
-    /// PE fails by its status, by a signal or by ending without finalizing. Returns the exit status and, for
-    /// a failure, the reason.
+    /// Runs `program` with `arguments` in every PE, and waits until all PEs end. If a PE fails, ends the
+    /// others. A PE fails by a nonzero exit status, by a signal, or by ending without finalizing. Returns the
+    /// exit status and, for a failure, the reason.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid job; errors of the system if the twin bridge, the TCP server or a
-    /// process cannot be made.
+    /// [`Error::Invalid`] for an invalid job. Errors of the system if the twin bridge, the TCP server or a
+    /// process cannot be created.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
         self.faults.parse::<Faults>()?;
         match (&self.mover, self.mover_from) {
@@ -233,8 +233,8 @@ impl Job {
             Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
-        // SAFETY: the closure only makes system calls that are allowed between fork and exec. The arguments
-        // of these calls were moved into the closure before the fork.
+        // SAFETY: the closure only makes system calls that are allowed between fork and exec. Their arguments
+        // were moved into the closure before the fork.
         unsafe {
             command.pre_exec(move || {
                 if let Some(fd) = fd {
@@ -272,7 +272,7 @@ impl Job {
 /// Binds the calling thread, and the threads that it starts later, to `processors`. Does nothing if the
 /// system refuses.
 pub fn bind(processors: &[usize]) {
-    // SAFETY: the system call only reads the set, which is on this stack.
+    // SAFETY: the system call only reads `set`, which lives on this stack until the call returns.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         processors.iter().for_each(|processor| libc::CPU_SET(*processor, &mut set));

@@ -1,7 +1,7 @@
-//! `null[:SIZE]`: creates packets of one size, and discards what is sent to it.
+//! `null[:SIZE]`: receives newly created packets of one size, and discards all sent packets.
 //!
-//! The port accesses no byte of a packet, so it works with any pool, including GPU memory. A run between null
-//! ports measures the pipeline alone. DPDK's null port is `net_null`.
+//! The port accesses no byte of a packet, so it works with any pool, including pools in GPU memory. A run
+//! between null ports measures the pipeline alone. DPDK's own null port is `net_null`.
 
 use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
@@ -156,7 +156,7 @@ unsafe impl Tx for NullTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         self.counters.packets += packets.len() as u64;
         self.counters.bytes += packets.iter().map(|packet| packet.length as u64).sum::<u64>();
-        // SAFETY: the caller holds the packets, they are from this pool, and nobody uses them afterwards.
+        // SAFETY: the caller owns the packets, which are from this pool. Nobody uses them afterwards.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }

@@ -30,15 +30,15 @@ pub fn is_shared(name: &str) -> bool {
     kind(name) == "null" || is_dpdk(name)
 }
 
-/// Returns true if only a privileged user can open ports of this kind.
+/// Returns true if only a privileged user can open ports of the kind in `name`.
 pub fn takes_privileges(name: &str) -> bool {
     ["af_xdp", "af_packet", "tap", "pci"].contains(&kind(name))
 }
 
-/// The ports to open, and the settings of the run that these ports need.
+/// The ports to open. Also the settings of the run that these ports need.
 #[derive(Clone, Copy)]
 pub struct OpenRequest<'a> {
-    /// The names of the ports, each once. Ports that only send are in the order of `tx`.
+    /// The names of the ports, without duplicates. Ports that only send are in the order of `tx`.
     pub names: &'a [String],
     /// The port to receive from. `None` if packets flow in both directions.
     pub rx: Option<&'a str>,
@@ -65,7 +65,8 @@ pub struct OpenPorts {
     pub room: usize,
 }
 
-/// The port that the run receives from, if it is one of inlane's own. It determines what checkers expect.
+/// The port that the run receives from, if it is one of inlane's own ports. Checkers derive the expected
+/// packets from it.
 enum Received {
     Generator(Box<Generator>),
     Radio(Box<Radio>),
@@ -129,8 +130,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // Leave the receive port's place empty until this loop has ended. The port stays in `received`,
-            // from which the loop creates capture sinks and checkers.
+            // The receive port's entry in `ports` stays `None` until this loop has ended. The port itself
+            // stays in `received`, because the loop needs it to create capture sinks and checkers.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);
                 ports.push(None);
@@ -222,8 +223,8 @@ fn meant(name: &str) -> Option<String> {
     }
 }
 
-/// Returns true if this machine has the network interface, or if its name begins like that of a Linux
-/// interface.
+/// Returns true if this machine has a network interface with this name. Also returns true if the name looks
+/// like that of a Linux interface.
 fn looks_like_interface(name: &str) -> bool {
     let prefixes = ["eth", "en", "veth", "br", "bond", "wl", "ib", "virbr", "docker", "vlan", "dummy"];
     let numbered = name.ends_with(|last: char| last.is_ascii_digit());

@@ -1,6 +1,7 @@
-//! Checks that a looped capture allocates no memory in a lap, and does not open its file again.
+//! Checks that a looped capture allocates no memory during a lap through its file, and does not open the file
+//! again.
 //!
-//! It is a separate program because it counts all allocations of the process.
+//! This test is a program of its own because it counts all allocations of the process.
 
 use inlane_core::{HeapPool, Packet, Pool, Port};
 use inlane_ports::pcap::{CaptureSource, Playback};
@@ -56,8 +57,8 @@ fn allocations(packets: u32) -> usize {
     let mut received = 0;
     let mut before = 0;
     while received < 101 * packets {
-        // The first lap may allocate. Read the counter until that lap ends, so that only later allocations
-        // count.
+        // The first lap may allocate memory. Read the counter until the first lap ends. Then only later
+        // allocations count.
         if received <= packets {
             before = ALLOCATIONS.load(Ordering::Relaxed);
         }

@@ -1,9 +1,9 @@
 //! Sends requests to the engine and receives the replies.
 //!
-//! A process keeps one connection to the engine, which one thread uses at a time. A thread that finds the
-//! connection in use opens another connection for its one request. Waiting could deadlock, because the thread
-//! may be running a signal handler that interrupted the connection's user. A child of vfork also opens
-//! another connection, because it shares its parent's variables.
+//! A process keeps one connection to the engine, and one thread at a time uses it. If a thread finds the
+//! connection in use, it opens another connection for its one request. Waiting could deadlock, because the
+//! thread may run a signal handler that has interrupted the user of the connection. A child of vfork also
+//! opens another connection, because it shares the variables of its parent.
 
 use crate::direct::now_ns;
 use crate::{real, settings, wait};
@@ -15,18 +15,18 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// The descriptor of the connection to the engine that this process keeps open, or -1 if there is none.
+/// The descriptor of this process's permanent connection to the engine, or -1 if there is none.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
-/// The inode of the socket in `CONNECTION`. The program may close the descriptor and get its number for
-/// another file, so the inode is compared before each use.
+/// The inode of the socket in `CONNECTION`. The program may close this descriptor, and get its number for
+/// another file. So the library compares the inode before each use.
 static INODE: AtomicU64 = AtomicU64::new(0);
 /// The id of the process that opened the connection in `CONNECTION`, or 0.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// The number of requests that this process has sent to the engine since its last reply. Counted for the
-/// connection in `CONNECTION`.
+/// The number of requests that this process has sent to the engine since the engine's last reply. Counted for
+/// the connection in `CONNECTION`.
 static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 
 /// The lowest descriptor number for the connection to the engine, because programs expect low numbers for
@@ -47,7 +47,7 @@ pub fn forget_after_fork() {
         IN_USE.store(false, Ordering::Relaxed);
     }
     // Ignore a failure to register `child`. Each use of the connection also compares `OWNER` with the process
-    // ID, so a forked child does not use its parent's connection.
+    // ID. A forked child therefore never uses its parent's connection.
     real::at_fork(None, Some(child));
 }
 
@@ -88,9 +88,9 @@ fn open() -> Option<RawFd> {
     }
 }
 
-/// Sends a request without a reply, with the descriptors `ends`, over the control connection whose socket has the
-/// inode `expected`. Returns false, without sending, if that connection is in use, gone, or not this process's, or if
-/// the engine has not answered for [`MOST_AHEAD`] requests.
+/// Sends a request without a reply, with the descriptors `ends`, over the control connection. `expected` is
+/// the inode of that connection's socket. Returns false, without sending, if the connection is in use, gone,
+/// or another process's. Also returns false if the engine has not answered for [`MOST_AHEAD`] requests.
 pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool {
     debug_assert!(!message.operation.has_reply());
     name_program(message);
@@ -113,8 +113,8 @@ pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool
     })
 }
 
-/// Returns the inode of the control connection that this process keeps open, if there is one. In a child of vfork,
-/// this is the parent's connection.
+/// Returns the inode of this process's open control connection, or `None` without such a connection. In a
+/// child of vfork, this is the parent's connection.
 pub fn kept_inode() -> Option<u64> {
     (CONNECTION.load(Ordering::Relaxed) >= 0).then(|| INODE.load(Ordering::Relaxed))
 }
@@ -126,11 +126,11 @@ fn name_program(message: &mut Message) {
     message.program[..len].copy_from_slice(&program[..len]);
 }
 
-/// Sends a request to the engine. If `attached` is not negative, sends this descriptor along. Returns the
-/// reply and the descriptor that came with the reply. If the operation has no reply, returns the request
-/// itself. Returns `None` if there is no engine or the engine does not answer.
+/// Sends a request to the engine, with the descriptor `attached` unless it is negative. Returns the reply and
+/// the descriptor that came with the reply. If the operation has no reply, returns the request itself.
+/// Returns `None` if there is no engine, or if the engine does not answer.
 ///
-/// Leaves errno as it was.
+/// Leaves errno unchanged.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
     let before = crate::errno();
     name_program(message);
@@ -139,8 +139,8 @@ pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Optio
     reply
 }
 
-/// Calls `exchange`. Defers a pthread_cancel of this thread until afterwards, because the connection to the engine
-/// would otherwise stay in use for good.
+/// Calls `exchange`, and defers a pthread_cancel of this thread until `exchange` has returned. If the thread
+/// ended within `exchange`, the connection to the engine would stay in use forever.
 fn without_cancellation<T>(exchange: impl FnOnce() -> T) -> T {
     unsafe extern "C" {
         fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
@@ -156,7 +156,7 @@ fn without_cancellation<T>(exchange: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// The protocol version of an engine that has refused this library's version, or 0.
+/// The protocol version of an engine that has refused this library's version. 0 if no engine has refused it.
 static OTHER_VERSION: AtomicU8 = AtomicU8::new(0);
 
 /// Returns the protocol version of an engine that has refused this library's version. Returns `None` if no
@@ -188,24 +188,24 @@ fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<R
         exchange(fd, message, attached)
     });
     if reply.is_none() {
-        // Close the connection, because the reply to this request may still arrive on it, and the next
-        // request must not read that reply.
+        // Close the connection, because the reply to this request may still arrive on it. The next request
+        // must not read that reply.
         drop_kept();
     }
     IN_USE.store(false, Ordering::Release);
     reply
 }
 
-/// Returns this process's permanent connection to the engine's control socket, and true if this call opened
-/// it.
+/// Returns the connection to the engine's control socket that this process keeps open. The bool is true if
+/// this call opened the connection.
 fn kept() -> Option<(RawFd, bool)> {
     let fd = CONNECTION.load(Ordering::Relaxed);
     if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
         return Some((fd, false));
     }
     let low = open()?;
-    // SAFETY: `low` was just opened. It is closed once it has a copy with a high number, and kept if no high
-    // number is available.
+    // SAFETY: this function has just opened `low`. If a high number is available, the copy replaces `low`,
+    // which is closed. Otherwise `low` is kept.
     let fd = unsafe {
         match libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER) {
             -1 => low,
@@ -223,14 +223,14 @@ fn kept() -> Option<(RawFd, bool)> {
     Some((fd, true))
 }
 
-/// The start of the memory that the engine shares with this process. Null if there is none yet.
+/// The start of the memory that the engine shares with this process. Null while no memory is shared.
 static AREA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 /// The inode of the control connection over which the engine shared `AREA`. A new control connection gets a
 /// new area.
 static AREA_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Asks the engine for a slot for the offloaded connection `fd`. Returns the slot, and how many
-/// microseconds a receive polls before it sleeps. Leaves errno unchanged.
+/// Asks the engine for a slot of shared memory for the offloaded connection `fd`. Returns the slot, and the
+/// number of microseconds for which a receive polls before it sleeps. Leaves errno unchanged.
 ///
 /// # Errors
 /// EOPNOTSUPP if the engine never shares memory. Any other errno if only this connection gets no slot now.
@@ -245,8 +245,8 @@ fn adopt_kept(fd: RawFd) -> Result<(Slot, i32), c_int> {
     // SAFETY: has no preconditions.
     let process = unsafe { libc::getpid() };
     let owner = OWNER.load(Ordering::Relaxed);
-    // Give up if the kept control connection is in use or belongs to another process, such as the parent
-    // after a fork. Slots of the shared memory can be requested only over this connection.
+    // Give up if another thread uses the kept control connection, or if it belongs to another process, such
+    // as the parent after a fork. Slots of the shared memory can be requested only over this connection.
     if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
         return Err(libc::EBUSY);
     }
@@ -280,15 +280,16 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
         return Err(reply.status);
     }
     let area = NonNull::new(AREA.load(Ordering::Relaxed)).ok_or(libc::ENOMEM)?;
-    // SAFETY: the area was mapped above or by an earlier call, and it is never unmapped.
+    // SAFETY: the area was mapped above or by an earlier call. Areas are never unmapped.
     let slot = unsafe { Area::new(area) }.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
     slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
 }
 
-/// Returns the memory that the engine shares with this process, or `None` if there is none yet.
+/// Returns the memory that the engine shares with this process. Returns `None` if the engine has not shared
+/// it yet.
 pub fn area() -> Option<Area> {
     let start = NonNull::new(AREA.load(Ordering::Acquire))?;
-    // SAFETY: the area was mapped before its address was stored, and it is never unmapped.
+    // SAFETY: the area was mapped before its address was stored in `AREA`. Areas are never unmapped.
     Some(unsafe { Area::new(start) })
 }
 
@@ -336,8 +337,8 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
     }
 }
 
-/// Receives a reply without sleeping, because the engine would have to wake this thread. Returns `None` if no
-/// reply arrives within the time for which waits of sockets poll.
+/// Receives a reply by polling, because the engine would have to wake a sleeping thread. Returns `None` if no
+/// reply arrives within the polling time of waits for sockets.
 fn poll_reply(fd: RawFd, bytes: &mut [u8]) -> Option<(isize, Option<RawFd>)> {
     let limit = wait::time_ns();
     let start = if limit > 0 { now_ns() } else { 0 };

@@ -23,8 +23,8 @@ pub enum Conversion {
     Failed(c_int),
 }
 
-/// The options that the engine must know when it creates a socket: level, name, and the value that a new
-/// socket of the kernel has. Only options with another value are sent to the engine.
+/// The options that the engine must know when it creates a socket: level, name, and default value of a kernel
+/// socket. An option is sent to the engine only if its value differs from the default.
 const STREAM_OPTIONS: [NumberOption; 11] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -40,12 +40,13 @@ const STREAM_OPTIONS: [NumberOption; 11] = [
 ];
 
 /// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, and bit 1
-/// if it has set SO_RCVBUF. Linux before 5.14 lacks the option. The engine then does not get buffer sizes
-/// that a program sets before bind or connect.
+/// if it has set SO_RCVBUF. Linux before 5.14 does not have this option. Without it, the engine does not get
+/// buffer sizes that a program sets before bind or connect.
 const BUFFERS_SET: c_int = 72;
 
-/// The options that the engine must know when it creates a UDP socket: level, name, and the value that a new
-/// socket of the kernel has. Only options with another value are sent to the engine.
+/// The options that the engine must know when it creates a UDP socket. Each entry has the level, the name,
+/// and the value that a new socket of the kernel has. If the socket has another value, the library sends the
+/// option to the engine.
 const DATAGRAM_OPTIONS: [NumberOption; 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -65,9 +66,9 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 /// The most options that are sent with a request.
 const MOST_OPTIONS: usize = 16;
 
-/// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library sets it to mark a
-/// socket on which the program has set an option before it had a port. When the program connects a TCP
-/// socket, the library reads the options of marked sockets only.
+/// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
+/// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects
+/// a TCP socket, the library reads the options only if the socket is marked.
 const OPTIONS_SET: c_int = 43;
 
 /// A socket of the kernel that the engine may run.
@@ -78,8 +79,8 @@ struct Candidate {
     datagrams: bool,
 }
 
-/// Returns the IP version and the protocol of the kernel's socket `fd`, or `None` if the engine cannot run
-/// such sockets.
+/// Returns the IP version and the protocol of the kernel's socket `fd`. Returns `None` if the engine cannot
+/// run a socket of this type.
 fn candidate(fd: RawFd) -> Option<Candidate> {
     let v6 = match real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)? {
         libc::AF_INET => false,
@@ -105,8 +106,8 @@ pub fn is_stream(fd: RawFd) -> bool {
     has_datagrams(fd) == Some(false)
 }
 
-/// Sets an option of the kernel's socket `fd`, which has no port yet. If that succeeds, also sets [`OPTIONS_SET`]
-/// on the socket, to remember that the program has set an option. Returns the result of setsockopt(2) for the
+/// Sets an option of the kernel's socket `fd`, which has no port yet. On success, also sets [`OPTIONS_SET`]
+/// on the socket. It records that the program has set an option. Returns the result of setsockopt(2) for the
 /// program's option.
 ///
 /// # Safety
@@ -156,12 +157,12 @@ pub fn offer(fd: RawFd, local: Local, usage: Use, address: SocketAddr) -> Conver
     outcome
 }
 
-/// Offers the kernel's UDP socket `fd` to the engine. Call this before the program's first datagram is sent.
-/// `remote` is its destination. A socket that already has a port stays with the kernel.
+/// Offers the kernel's UDP socket `fd` to the engine. Call this before sending the program's first datagram.
+/// `remote` is the destination of this datagram. If the socket already has a port, it stays with the kernel.
 pub fn offer_unbound(fd: RawFd, remote: SocketAddr) -> Conversion {
     let before = errno();
-    // Look for a port first, because most sockets that send have one. Such a socket stays with the kernel,
-    // whatever its kind.
+    // Check first whether the socket has a port, because most sockets that send have one. A socket with a
+    // port stays with the kernel, whatever its kind.
     let unbound = if has_port(fd) { None } else { candidate(fd) };
     let outcome = match unbound {
         Some(socket) if socket.datagrams && remote.is_ipv6() == socket.v6 => {
@@ -187,7 +188,8 @@ fn offer_socket(fd: RawFd, socket: Candidate, usage: Use, address: SocketAddr) -
 }
 
 /// Sends the request `message` to the engine, unless the socket must stay with the kernel. If the engine
-/// takes the socket, replaces the socket of `fd` by the program's end that the engine sent.
+/// accepts the socket, replaces the socket of `fd` with the program's end of a socket pair. The engine's
+/// reply carries this end.
 fn offer_candidate(
     fd: RawFd,
     socket: Candidate,
@@ -350,7 +352,8 @@ fn add_options(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // Read which of SO_SNDBUF and SO_RCVBUF the program has set. Only their values are sent to the engine.
+    // Find out which of SO_SNDBUF and SO_RCVBUF the program has set. Only the values that it has set are sent
+    // to the engine.
     let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
         if set & bit != 0
@@ -400,7 +403,7 @@ fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
             substitute(duplicate, new);
         }
     }
-    // SAFETY: the caller passes the descriptor `new` to this function, which closes it once.
+    // SAFETY: the caller gives the descriptor `new` to this function, which closes it exactly once.
     unsafe { libc::close(new) };
     replaced
 }
@@ -422,8 +425,8 @@ fn substitute(fd: RawFd, new: RawFd) -> bool {
     replaced
 }
 
-/// Replaces an offloaded TCP socket by a new, unbound kernel socket under the same descriptor, so that the
-/// program can connect it again. Keeps the flags and the options of the old socket. Returns false if that
+/// Replaces an offloaded TCP socket by a new, unbound kernel socket under the same descriptor. The program
+/// can then connect it again. Keeps the flags and the options of the old socket. Returns false if this
 /// failed.
 pub fn renew(fd: RawFd, v6: bool) -> bool {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
@@ -466,8 +469,9 @@ pub fn leave_engine(fd: RawFd, name: &SocketName) -> c_int {
     }
 }
 
-/// Sets on the kernel socket `new` the options that the program set on the offloaded TCP socket `fd`. Their
-/// values come from the engine or, after a failed connection, from the pair's name.
+/// Copies options to the kernel socket `new`: those that the program set on the offloaded TCP socket `fd`.
+/// Their values come from the engine. After a failed connection, they come from the name of the engine's end
+/// of the socket pair.
 fn keep_options(fd: RawFd, new: RawFd) {
     let set = |(level, name, value): NumberOption| {
         // The kernel doubles the sizes of buffers, and the engine keeps the doubled sizes.
@@ -476,8 +480,8 @@ fn keep_options(fd: RawFd, new: RawFd) {
     };
     match socket::addresses(fd) {
         Some(reply) => read_options(reply.value()).for_each(set),
-        // After a failed connection, the engine no longer has the socket. Read the options from the address
-        // to which the engine bound its end of the pair, because the address contains them.
+        // After a failed connection, the engine no longer has the socket. Read the options from the name of
+        // the engine's end of the socket pair, which contains them.
         None => End::for_options(fd, real::ASKING, set),
     }
 }
@@ -501,7 +505,8 @@ fn copy_options(fd: RawFd, new: RawFd) {
 }
 
 /// Returns the result of the program's `connect`. Call this after [`offer`] has begun a connection. If `fd`
-/// is blocking, waits until the connection is established or fails, for at most the socket's send timeout.
+/// is blocking, first waits until the connection is established or fails. Waits at most for the socket's send
+/// timeout.
 pub fn finish_connect(fd: RawFd) -> c_int {
     match socket::blocks(fd) {
         _ if datagram::name_of(fd).is_some() => 0,

@@ -1,10 +1,10 @@
 //! UDP sockets that the engine runs.
 //!
-//! Each datagram in the pair begins with a header ([`inlane_offload_protocol::datagram`]), which the kernel's
-//! functions alone would not add or remove. So every function must know beforehand whether its descriptor is
-//! a UDP socket of the engine. A function asks the kernel for the name of the UNIX socket behind the
-//! descriptor, because the name shows this. Processes without a UDP socket of the engine save this system
-//! call, because [`PRESENT`] is false in them.
+//! Each datagram in the socket pair begins with a header ([`inlane_offload_protocol::datagram`]). The
+//! kernel's functions would not add or remove this header. So every function must know beforehand whether its
+//! descriptor is a UDP socket of the engine. The name of the UNIX socket behind the descriptor shows this, so
+//! the function asks the kernel for the name. In processes without a UDP socket of the engine, [`PRESENT`] is
+//! false, which saves this system call.
 
 mod ancillary;
 mod many;
@@ -32,16 +32,16 @@ const MOST_INHERITED: usize = 1024;
 /// The length of the `iovec` array on the stack. It holds the header's buffer and the program's buffers.
 /// Calls with too many buffers use a longer array.
 const FEW: usize = 16;
-/// The most buffers of one call that the kernel accepts.
+/// The most buffers that the kernel accepts in one call.
 const MOST_PARTS: usize = 1024;
 
-/// Records that this process has a UDP socket of the engine. Before the first one, [`name_of`] returns `None`
+/// Records that this process has a UDP socket on the engine. Until this is called, [`name_of`] returns `None`
 /// without a system call.
 pub fn note() {
     PRESENT.store(true, Ordering::Relaxed);
 }
 
-/// Returns the name of `fd` if it is a UDP socket of the engine. Leaves errno as it was.
+/// Returns the name of `fd` if `fd` is a UDP socket of the engine. Leaves errno unchanged.
 #[inline]
 pub fn name_of(fd: RawFd) -> Option<SocketName> {
     match PRESENT.load(Ordering::Relaxed) {
@@ -80,8 +80,8 @@ pub fn find_inherited() {
     }
 }
 
-/// Flags of a UDP socket. They are stored in the option SO_PRIORITY of the program's end, because they then
-/// survive fork and passing to other processes.
+/// The flags of a UDP socket. They are stored in the option SO_PRIORITY of the program's end of the socket
+/// pair. There they survive fork and a transfer to another process.
 struct Flags;
 
 impl Flags {
@@ -103,8 +103,8 @@ impl Flags {
     }
 }
 
-/// Reads and removes the pending error messages of the engine at the head of the pair's queue. Returns the
-/// errno of the last one, or 0 if there was none.
+/// Reads and removes the engine's error messages at the head of the queue of the socket pair. Returns the
+/// errno of the last message, or 0 if there was no message.
 pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
     let before = errno();
     let mut bytes = [0u8; datagram::LEN];
@@ -118,8 +118,8 @@ pub fn take_error(fd: RawFd, name: &SocketName) -> c_int {
             Some(header) if header.error != 0 => error = header.error,
             _ => break,
         }
-        // Remove the error. If another thread removes it first, this call drops a datagram instead, which is
-        // allowed, because any network may drop datagrams.
+        // Remove the error message. If another thread removes it first, this call drops a datagram instead.
+        // That is allowed, because any network may drop datagrams.
         // SAFETY: the buffer lives through the call.
         unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     }
@@ -179,7 +179,8 @@ unsafe fn parts_of<'a>(message: &msghdr) -> &'a [iovec] {
     unsafe { std::slice::from_raw_parts(message.msg_iov, count) }
 }
 
-/// Returns the destination of a message, `None` if it has no address, or an errno.
+/// Returns the destination address of a message. Returns `None` if the message has no address, and an errno
+/// if its address is invalid.
 unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<SocketAddr>, c_int> {
     if message.msg_name.is_null() || message.msg_namelen == 0 {
         return Ok(None);
@@ -198,8 +199,8 @@ unsafe fn destination(name: &SocketName, message: &msghdr) -> Result<Option<Sock
         return Err(libc::EINVAL);
     }
     if family == libc::AF_UNSPEC {
-        // Handle AF_UNSPEC as Linux does: ignore the address on an IPv6 socket, and read it as an IPv4
-        // address on an IPv4 socket.
+        // Handle AF_UNSPEC as Linux does. On an IPv6 socket, ignore the address. On an IPv4 socket, read it
+        // as an IPv4 address.
         if v6 {
             return Ok(None);
         }
@@ -251,7 +252,7 @@ unsafe fn prepare(fd: RawFd, name: &SocketName, message: &msghdr, flags: c_int) 
             error => return Err(error),
         }
     } else if header.remote.is_none() {
-        // WRITE_SHUT without `CONNECTED` is a connected socket that was shut down in both directions, because
+        // WRITE_SHUT without `CONNECTED` means a connected socket that was shut down in both directions.
         // `Flags::set` cannot store all three flags.
         let shut = Flags::of(fd) & Flags::WRITE_SHUT != 0;
         return Err(if shut { libc::EPIPE } else { libc::EDESTADDRREQ });
@@ -289,7 +290,7 @@ unsafe fn send_with(fd: RawFd, header: &Header, message: &msghdr, flags: c_int) 
 /// Sends one buffer to `address`, which may be null.
 ///
 /// # Safety
-/// As for sendto.
+/// The same as for sendto(2).
 pub unsafe fn send_to(
     fd: RawFd,
     name: &SocketName,
@@ -360,7 +361,7 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
 }
 
 /// Returns what the program gets from a receive without a datagram. `result` is the kernel's result: 0 at the
-/// end of the pair, or -1 for an error.
+/// end of the socket pair, or -1 for an error.
 #[cold]
 fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     match result {
@@ -372,11 +373,11 @@ fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
     }
 }
 
-/// Receives a datagram into the buffers `parts`, as recvfrom does into one buffer. Stores the sender's
+/// Receives a datagram into the buffers `parts`. Otherwise does the same as recvfrom(2). Stores the sender's
 /// address in `address`, and the length of the address in `len`. Both pointers may be null.
 ///
 /// # Safety
-/// As for recvfrom.
+/// The same as for recvfrom(2).
 pub unsafe fn receive_from(
     fd: RawFd,
     name: &SocketName,
@@ -394,7 +395,7 @@ pub unsafe fn receive_from(
             (message.msg_name, message.msg_namelen) = (address.cast(), room.unwrap_or(0) as socklen_t);
         }
         let received = receive(fd, name, &mut message, flags);
-        // As in Linux, a call with a bad pointer removes the datagram before it fails.
+        // If a pointer is bad, the call removes the datagram before it fails, as in Linux.
         match room {
             Err(error) if received >= 0 => fail(error),
             _ if received < 0 || address.is_null() => received,
@@ -463,7 +464,7 @@ pub fn shutdown(fd: RawFd, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Returns the length of the next datagram, or 0 if there is none, as FIONREAD does.
+/// Returns the length of the next datagram like FIONREAD: 0 if there is no datagram.
 pub fn next_length(fd: RawFd, name: &SocketName) -> c_int {
     let before = errno();
     let mut bytes = [0u8; datagram::LEN];

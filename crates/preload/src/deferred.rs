@@ -1,8 +1,9 @@
-//! Defers changes of epoll registrations until the kernel is asked for events.
+//! Defers changes of epoll registrations until the library asks the kernel for events.
 //!
-//! Event-driven programs change registrations often: redis-benchmark calls epoll_ctl five times for each request.
-//! While shared memory has events (`ready`), the kernel's registrations are not used, and most changes cancel
-//! each other. So this module remembers the changes, and later passes on only their result:
+//! Event-driven programs change registrations often: redis-benchmark calls epoll_ctl five times for each
+//! request. While shared memory has events (module `ready`), the kernel's registrations are not used. Most
+//! changes cancel each other. So this module remembers the changes, and later passes only their result to the
+//! kernel:
 //!
 //! ```text
 //! epoll_ctl MOD, DEL, and ADD after a deferred DEL ---> remembered
@@ -10,11 +11,11 @@
 //! dup, fork, exec, and any other epoll_ctl         ---> flush: one epoll_ctl for each changed registration
 //! ```
 //!
-//! A change is deferred only if nothing but this library can notice the difference:
+//! A change is deferred only under these conditions. Then only this library can notice the difference:
 //!
 //! * The process has one thread, and this thread waits for the events of the epoll instance.
-//! * The process has created the instance, and has not passed it on by fork, dup or SCM_RIGHTS, or added it to
-//!   another instance.
+//! * The process has created the instance, and has not passed it on by fork, dup or SCM_RIGHTS, or added it
+//!   to another instance.
 //! * The kernel has the registration, so the deferred call cannot fail.
 
 use crate::{direct, epoll, errno, memory, ready, real, set_errno};
@@ -27,12 +28,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize
 const MOST: usize = 1024;
 /// The flag of `wanted` and `kernel` for a registration that exists. The lower half holds its events.
 const REGISTERED: u64 = 1 << 63;
-/// The flag of `wanted` for a registration that the program has removed and then added again.
+/// The flag in `wanted` for a registration that the program has removed and then added again.
 const ADDED: u64 = 1 << 62;
-/// How often a thread yields to another thread that is flushing, before it continues without waiting.
+/// The number of times that a thread yields while another thread is flushing. Afterwards it continues without
+/// waiting.
 const YIELDS: u32 = 1000;
 
-/// The registration of one connection, as the program wants it and as the kernel has it.
+/// The epoll registration of one connection: what the program has requested, and what the kernel has.
 struct Registration {
     /// The descriptor plus 1; 0 if nothing is remembered.
     fd: AtomicI32,
@@ -45,7 +47,7 @@ struct Registration {
     kernel_data: AtomicU64,
 }
 
-/// Element n is the registration of the connection that uses slot n.
+/// The registrations. Element n belongs to the connection that uses slot n of shared memory.
 static REGISTRATIONS: [Registration; SLOTS] = [const {
     Registration {
         fd: AtomicI32::new(0),
@@ -94,8 +96,8 @@ pub fn note_created(instance: RawFd) {
     }
 }
 
-/// Flushes, and defers no further changes of `fd` if it is an epoll instance. Call this before `fd` is duplicated or
-/// another instance watches it.
+/// Flushes the deferred changes. If `fd` is an epoll instance, defers none of its changes from now on. Call
+/// this before `fd` is duplicated, or before another instance watches it.
 pub fn share(fd: RawFd) {
     if let Some(created) = created(fd)
         && created.load(Ordering::Relaxed) != 0
@@ -167,7 +169,7 @@ pub fn note_closing(fd: RawFd) {
     }
 }
 
-/// Returns what is remembered about the descriptor, with the index of its slot.
+/// Returns the stored registration of the descriptor, with the index of its slot in shared memory.
 #[inline]
 fn remembered(fd: RawFd) -> Option<(usize, &'static Registration)> {
     let slot = direct::slot(fd)?;
@@ -178,8 +180,9 @@ fn remembered(fd: RawFd) -> Option<(usize, &'static Registration)> {
     same.then_some((index, registration))
 }
 
-/// Records that the kernel's registration of `fd` in `instance` now is `event`, or `None` if the program has removed
-/// it. Call this after a successful epoll_ctl of the kernel, and after `ready` has recorded the event.
+/// Records the kernel's registration of `fd` in `instance`. `event` is `None` if the program has removed the
+/// registration. Call this after a successful epoll_ctl of the kernel, and after `ready` has recorded the
+/// event.
 pub fn note_kernel(instance: RawFd, fd: RawFd, event: Option<epoll_event>) {
     // Threads do not use the table, and would slow each other by writes to it.
     let threaded = !real::is_single_threaded();
@@ -208,7 +211,8 @@ pub fn note_kernel(instance: RawFd, fd: RawFd, event: Option<epoll_event>) {
     registration.fd.store(fd + 1, Ordering::Relaxed);
 }
 
-/// Flushes, and forgets the registration of the connection that uses slot `index`.
+/// Flushes deferred changes. Then forgets the registration of the connection in slot `index` of shared
+/// memory.
 pub fn note_removed(index: usize) {
     flush();
     REGISTRATIONS[index].fd.store(0, Ordering::Relaxed);
@@ -265,7 +269,7 @@ pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *cons
         }
         _ => return false,
     }
-    // A signal handler that flushes must find the change if it finds the bit.
+    // Store the change before its bit, because a signal handler that finds the bit also flushes the change.
     fence(Ordering::Release);
     let bit = 1 << index;
     if CHANGED.load(Ordering::Relaxed) & bit == 0 {
@@ -285,7 +289,8 @@ pub fn flush() {
 
 fn flush_changed() {
     let before = errno();
-    // The process may have started its second thread since a change was deferred. Then both threads can get here.
+    // The process may have started its second thread since a change was deferred. Both threads may then run
+    // this function at the same time.
     let thread = ready::thread();
     let mut claimed = false;
     for _ in 0..YIELDS {
@@ -338,8 +343,8 @@ fn pass_on(registration: &Registration) {
         let exists = wanted & REGISTERED != 0;
         let mut done = control(if exists { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL });
         if !done && exists && wanted & ADDED != 0 && errno() == libc::ENOENT {
-            // The program has closed the descriptor unseen, after it removed the registration. What it added is the
-            // registration of a new file.
+            // The program removed the registration and then closed the descriptor. This library did not see
+            // the close. The registration that the program added later is for a new file.
             done = control(libc::EPOLL_CTL_ADD);
         }
         if !done {

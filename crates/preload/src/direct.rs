@@ -1,10 +1,10 @@
 //! Sends and receives the bytes of offloaded connections through memory that the process shares with the
 //! engine ([`inlane_offload_protocol::lease`]).
 //!
-//! A connection that sends often, or often receives much with a blocking descriptor, gets a slot of this
-//! memory. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
-//! outdated. So before each use, the library compares the descriptor's inode with the slot's. An outdated
-//! entry is safe to use, because slots are never unmapped.
+//! A connection gets a slot of this memory if it sends often, or if it often receives much with a blocking
+//! descriptor. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
+//! of the table outdated. So before each use, the library compares the descriptor's inode with the slot's
+//! inode. Even an outdated entry points to valid memory, because slots are never unmapped.
 
 use crate::signals::BlockedSignals;
 use crate::wait::{self, Patience};
@@ -16,20 +16,20 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
-/// The number of descriptors in the table. Sockets with higher descriptors always use the pair.
+/// The number of descriptors in the table. Sockets with higher descriptors always use the socket pair.
 const MOST: usize = 1024;
-/// The number of sends or receives through the kernel after which the library asks for a slot. It is above 1,
-/// so that short connections do not cause a request.
+/// The number of sends or receives through the kernel before the library asks for a slot of shared memory. It
+/// is above 1 because short connections must not cause a request.
 const ENOUGH: u32 = 16;
-/// While a connection has no slot, the library asks for one again after each this many sends or receives
-/// through the kernel.
+/// While a connection has no slot of shared memory, its sends and receives go through the kernel. After each
+/// this many of them, the library asks for a slot again.
 const AGAIN: u32 = 1024;
 /// The library uses a lease for this many nanoseconds after the engine's last heartbeat. After that, the
 /// engine may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
-/// The least length in bytes at which a receive counts toward [`ENOUGH`]. Shorter receives do not count,
-/// because programs with only short messages seldom gain by a slot in shared memory.
+/// The least length in bytes of a receive that counts toward [`ENOUGH`]. Shorter receives do not count,
+/// because programs with only short messages seldom benefit from shared memory.
 const LEAST_COUNTED: usize = 4096;
 
 struct Entry {
@@ -50,7 +50,7 @@ static ENTRIES: [Entry; MOST] = [const {
     }
 }; MOST];
 
-/// During an active wait, the time in nanoseconds between two checks whether the pair has bytes.
+/// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
 const LOOK_NS: u64 = 1000;
 
 /// True if the engine has answered that it shares no memory with programs. False if the engine shares memory,
@@ -70,16 +70,16 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// Returns the slot of a descriptor in the table, or `None` if there is none. The slot may be outdated, so
-/// check it with `is_same`.
+/// Returns the slot of shared memory that the table holds for a descriptor, or `None` if it holds none. The
+/// slot may be outdated, so check it with `is_same`.
 #[inline]
 pub fn slot(fd: RawFd) -> Option<Slot> {
     // SAFETY: all slots in the table lie in shared memory that stays mapped.
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
 
-/// Counts a send through the kernel. Asks the engine for a slot if the descriptor is an offloaded connection
-/// that sends often. Call this after each such send.
+/// Counts a send through the kernel. If the descriptor is an offloaded connection that sends often, asks the
+/// engine for a slot of shared memory. Call this after each send through the kernel.
 #[inline]
 pub fn note_sent(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
@@ -88,8 +88,9 @@ pub fn note_sent(fd: RawFd) {
     }
 }
 
-/// Counts a receive through the kernel that returned `len` bytes. Asks for a slot if a blocking descriptor of
-/// an offloaded connection often receives many bytes at once. Call this after each such receive.
+/// Counts a receive through the kernel that returned `len` bytes. If a blocking descriptor of an offloaded
+/// connection often receives many bytes at once, asks the engine for a slot of shared memory. Call this after
+/// each such receive.
 #[inline]
 pub fn note_received(fd: RawFd, len: usize) {
     let Some(entry) = entry(fd) else { return };
@@ -147,7 +148,8 @@ pub fn identity(fd: RawFd) -> Option<(u64, u64)> {
     }
 }
 
-/// Returns true if the slot belongs to the socket to which `fd` refers now. May change errno.
+/// Returns true if the slot of shared memory belongs to the socket that `fd` currently refers to. May change
+/// errno.
 pub fn is_same(fd: RawFd, slot: Slot) -> bool {
     let header = slot.header();
     identity(fd).is_some_and(|(inode, device)| {
@@ -185,9 +187,9 @@ pub fn is_alive(slot: Slot) -> bool {
     now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
 }
 
-/// Sends the bytes of `parts` through shared memory, with the `flags` of send(2). Of these, only MSG_DONTWAIT and
-/// MSG_NOSIGNAL are supported. Returns the number of sent bytes, or `None` if the caller must send them through the
-/// kernel. Leaves errno unchanged.
+/// Sends the bytes of `parts` through shared memory. `flags` are flags of send(2). Only MSG_DONTWAIT and
+/// MSG_NOSIGNAL are supported. Returns the number of sent bytes, or `None` if the caller must send the bytes
+/// through the kernel. Leaves errno unchanged.
 ///
 /// # Safety
 /// Each element of `parts` points to as many readable bytes as its length says.
@@ -222,22 +224,24 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec], flags: c_int) -> Optio
     }
     let mut at = claim.position;
     for part in parts {
-        // SAFETY: the caller promises readable bytes. This thread has claimed the ring, and the bytes fit.
+        // SAFETY: the caller promises that the parts are readable. This thread has claimed the send ring, and
+        // the bytes fit into it.
         unsafe { slot.write_send(at, part.iov_base.cast(), part.iov_len) };
         at += part.iov_len as u64;
     }
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
 }
 
-/// Returns how many more bytes fit into the slot's send ring. `position` is the end of the bytes that were
-/// put into it, as a claim of the ring has returned it.
+/// Returns how many more bytes fit into the send ring of `slot` in shared memory. `position` is the end of
+/// the bytes in the ring, as returned by a claim of the ring.
 fn room(slot: Slot, position: u64) -> usize {
     let used = position.wrapping_sub(slot.header().copied.0.load(Ordering::Acquire));
     (SEND as u64).saturating_sub(used) as usize
 }
 
-/// Returns true if a thread that has claimed the send ring may write into it: sending is not shut down, the
-/// engine is alive, `fd` still belongs to the slot, and the pair is empty. Leaves errno unchanged.
+/// Returns true if a thread that has claimed the send ring may write into it. Sending must not be shut down,
+/// the engine must be alive, and the socket pair must be empty. `fd` must still belong to the slot of shared
+/// memory. Leaves errno unchanged.
 fn may_send(fd: RawFd, slot: Slot) -> bool {
     let before = errno();
     let may = slot.header().shut.load(Ordering::Relaxed) == 0
@@ -248,13 +252,13 @@ fn may_send(fd: RawFd, slot: Slot) -> bool {
     may
 }
 
-/// How long a large send waits for free bytes in the send ring before it sends the rest through the kernel,
-/// in nanoseconds.
+/// How long a large send waits for free bytes in the send ring, in nanoseconds. After this time, it sends the
+/// remaining bytes through the kernel.
 const ROOM_NS: u64 = 20_000;
 
-/// Sends `len` bytes, more than the send ring holds, in several parts. The kernel sends the bytes for which the ring
-/// has no room. If the call may block, it first waits briefly for room. The engine reads the kernel's bytes after
-/// those in the ring.
+/// Sends `len` bytes in several parts, because they do not fit into the send ring of the slot in shared
+/// memory. If the call may block, it waits briefly for room in the ring. Bytes without room are sent through
+/// the kernel. The engine reads these after the bytes in the ring.
 ///
 /// # Safety
 /// `from` has `len` readable bytes.
@@ -266,7 +270,8 @@ unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: 
     let mut since = 0;
     while sent < len {
         let Some(claim) = slot.send().claim() else { break };
-        // Another thread may close the connection during this call, and its slot may get another connection.
+        // During this call, another thread may close the connection. The slot of shared memory may then
+        // belong to another connection.
         let same = header.inode.load(Ordering::Acquire) == inode;
         let part = room(slot, claim.position).min(len - sent);
         let may = same && (part == 0 || sent > 0 || may_send(fd, slot));
@@ -297,9 +302,9 @@ unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: 
     }
     let before = errno();
     if sent < len && identity(fd) == Some((inode, device)) {
-        // Offer the rest to the kernel even if the descriptor is non-blocking. Programs with edge-triggered
-        // epoll get the next EPOLLOUT only after a send that the kernel could not accept as a whole.
-        // SAFETY: the caller promises readable bytes.
+        // Offer the rest to the kernel even if the descriptor is non-blocking. With edge-triggered epoll, a
+        // program gets the next EPOLLOUT only after a send that the kernel could not accept as a whole.
+        // SAFETY: the caller guarantees readable bytes.
         let rest = unsafe { real::send(fd, from.add(sent).cast(), len - sent, flags | libc::MSG_NOSIGNAL) };
         sent += usize::try_from(rest).unwrap_or(0);
     }
@@ -307,8 +312,8 @@ unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: 
     Some(sent as ssize_t)
 }
 
-/// Makes later sends on `fd` go to the kernel, which refuses them. Call this before the program shuts down
-/// the sending direction.
+/// Makes later sends on `fd` bypass shared memory and go to the kernel, which refuses them. Call this before
+/// the program shuts down the sending direction of the socket.
 pub fn shut(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().shut.store(1, Ordering::Relaxed);
@@ -328,8 +333,8 @@ pub fn note_low_water(fd: RawFd) {
 /// needs a few microseconds, but may wait for a processor.
 const MOVE_NS: u64 = 200_000_000;
 
-/// Ends the posted receive of `fd`, and lets the engine move offered bytes to the pair. Call this before a
-/// system call that looks at the received bytes of the descriptor.
+/// Ends the posted receive of `fd`. If the engine has offered bytes in shared memory, lets it move these
+/// bytes to the socket pair. Call this before a system call that looks at the descriptor's received bytes.
 #[inline]
 pub fn withdraw(fd: RawFd) {
     if let Some(slot) = slot(fd) {
@@ -337,7 +342,8 @@ pub fn withdraw(fd: RawFd) {
     }
 }
 
-/// Ends the posted receive of `fd`, whose slot is `slot`, and lets the engine move offered bytes to the pair.
+/// Ends the posted receive of `fd` in its slot `slot`. Lets the engine move offered bytes from the slot to
+/// the socket pair.
 #[inline]
 pub fn withdraw_from(fd: RawFd, slot: Slot) {
     if slot.receive().ask() {
@@ -346,8 +352,8 @@ pub fn withdraw_from(fd: RawFd, slot: Slot) {
 }
 
 /// Ends the posted receive of `fd` if the descriptor is blocking. Call this before the kernel's receive, if
-/// shared memory has no bytes. The thread may then sleep in the kernel, where the engine can wake it only
-/// through the pair.
+/// shared memory has no bytes. The thread may then sleep in the kernel, and the engine can wake it there only
+/// through the socket pair.
 #[inline]
 pub fn note_kernel_receives(fd: RawFd) {
     if let Some(slot) = slot(fd)
@@ -361,8 +367,9 @@ pub fn note_kernel_receives(fd: RawFd) {
     }
 }
 
-/// Waits briefly while the engine moves offered bytes of `fd` to the pair. Removes the slot from the table if it is
-/// outdated or the engine does not finish, because each later call would wait again. Leaves errno unchanged.
+/// Waits briefly while the engine moves offered bytes of `fd` from shared memory to the socket pair. If the
+/// slot is outdated or the engine does not finish, removes the slot from the table, because each later call
+/// would wait again. Leaves errno unchanged.
 #[cold]
 fn await_move(fd: RawFd, slot: Slot) {
     let before = errno();
@@ -384,19 +391,18 @@ fn await_move(fd: RawFd, slot: Slot) {
     set_errno(before);
 }
 
-/// Returns true if the engine is moving offered bytes of `fd` to the pair. Returns false if the engine has
-/// ended. May change errno.
+/// Returns true if the engine is copying the offered bytes of `fd` from shared memory into the socket pair.
+/// Returns false if the engine has ended. May change errno.
 pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
     slot.receive().is_moving() && (is_alive(slot) || !is_hung_up(fd))
 }
 
-/// Returns true if the other end of the pair is closed.
+/// Returns true if the engine's end of the socket pair is closed.
 fn is_hung_up(fd: RawFd) -> bool {
     let mut pair = libc::pollfd { fd, events: 0, revents: 0 };
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // Use a raw system call. The C library's function is a cancellation point, at which pthread_cancel could
-    // end the thread here.
-    // SAFETY: the structures live through the call.
+    // Use a raw system call. The C library's function is a cancellation point: pthread_cancel could end the
+    // thread in it. SAFETY: the structures live through the call.
     let found = unsafe {
         let (pair, none) = (&raw mut pair as c_long, &raw const none as c_long);
         real::syscall(libc::SYS_ppoll, pair, 1, none, 0, 0, 0)
@@ -404,7 +410,8 @@ fn is_hung_up(fd: RawFd) -> bool {
     found == 1 && pair.revents & (libc::POLLHUP | libc::POLLNVAL) != 0
 }
 
-/// Returns the number of received bytes that are offered in shared memory, or `None` if there are none.
+/// Returns the number of received bytes of socket `fd` that are offered in shared memory, or `None` if there
+/// are none.
 pub fn offered(fd: RawFd) -> Option<usize> {
     let slot = slot(fd)?;
     if slot.receive().is_moving() {
@@ -414,11 +421,12 @@ pub fn offered(fd: RawFd) -> Option<usize> {
     is_same_quietly(fd, slot).then_some(offer.len as usize)
 }
 
-/// Implements a receive of bytes that the engine has already offered in shared memory. If `takes` is false, only
-/// looks at the bytes (MSG_PEEK). Returns their number, or `None` if there are none. Leaves errno unchanged.
+/// Receives bytes that the engine has already offered in shared memory. If `takes` is false, only reads the
+/// bytes without consuming them (MSG_PEEK). Returns their number, or `None` if there are none. Leaves errno
+/// unchanged.
 ///
 /// # Safety
-/// `parts` points to `count` buffers with as many writable bytes as their lengths say.
+/// `parts` points to `count` buffers. Each buffer is writable for the length that it states.
 #[inline]
 pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, takes: bool) -> Option<ssize_t> {
     let slot = slot(fd)?;
@@ -456,7 +464,7 @@ unsafe fn take_offered(
     let mut copied = 0;
     for part in parts {
         let len = part.iov_len.min(offer.len as usize - copied);
-        // SAFETY: the caller promises that the buffer has room.
+        // SAFETY: the caller guarantees that each part of the program's buffer has room for `iov_len` bytes.
         unsafe { slot.read_offered(offer, copied, part.iov_base.cast(), len) };
         copied += len;
     }
@@ -470,11 +478,11 @@ unsafe fn take_offered(
     (copied > 0).then_some(copied as ssize_t)
 }
 
-/// Checks after a receive was posted in `slot` that the slot still belongs to the connection with this inode.
-/// Otherwise ends the posted receive. Returns true if the slot belongs to the connection.
+/// Checks, after a receive was posted in `slot` of the shared memory, that the slot still belongs to the
+/// connection with this inode. If so, returns true. Otherwise ends the posted receive and returns false.
 pub fn check_post(slot: Slot, inode: u64) -> bool {
-    // The engine clears the inode before it closes the slot, with a fence in between. So either this thread
-    // reads the cleared inode, or the engine sees the posted receive.
+    // Before the engine closes a slot, it clears the slot's inode and then executes a fence. So either this
+    // thread reads the cleared inode, or the engine finds the posted receive.
     fence(Ordering::SeqCst);
     let same = slot.header().inode.load(Ordering::Acquire) == inode;
     if !same {
@@ -510,8 +518,8 @@ unsafe fn receive_from(
     }
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
-        // End the posted receive, because the engine wakes a thread that sleeps in the kernel only through
-        // the pair.
+        // End the posted receive. The engine wakes a thread that sleeps in the kernel only through the socket
+        // pair.
         return if stop(fd, slot) { None } else { take() };
     }
     if len == 0
@@ -524,8 +532,8 @@ unsafe fn receive_from(
     let before = errno();
     // SAFETY: the program's arguments.
     let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
-    // Do not read the pair first if a receive is posted, because received bytes then usually arrive in the
-    // slot.
+    // If a receive is posted, do not read the socket pair first. Received bytes then usually arrive in the
+    // slot of shared memory.
     let waits = !slot.receive().is_idle() && socket::blocks(fd);
     if !waits {
         match receive() {
@@ -545,8 +553,9 @@ unsafe fn receive_from(
         set_errno(before);
         return None;
     }
-    // From here on, check only that the slot still belongs to the same socket. Do not check the descriptor:
-    // another thread may close it, and the call must then continue, like a receive that sleeps in the kernel.
+    // From here on, check only that the slot still belongs to the same socket. Do not check the descriptor,
+    // because another thread may close it. Like a receive that sleeps in the kernel, the call must then
+    // continue.
     let is_unchanged =
         || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
     // SAFETY: the program's arguments.
@@ -570,8 +579,8 @@ unsafe fn receive_from(
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Keep a receive posted while the slot belongs to this connection. The posted receive remains after
-        // this call, so that the next call finds bytes without a system call.
+        // Keep a receive posted while the slot of shared memory belongs to this connection. It stays posted
+        // after this call, so that the next call finds bytes without a system call.
         if slot.receive().is_idle() && slot.header().inode.load(Ordering::Relaxed) == inode {
             let posted = slot.receive().post();
             if posted && !check_post(slot, inode) {
@@ -594,7 +603,8 @@ unsafe fn receive_from(
     }
 }
 
-/// Ends the posted receive of a slot before its thread sleeps in the kernel. Returns false if bytes are offered.
+/// Ends the posted receive of `slot`, a slot of shared memory, before the calling thread sleeps in the
+/// kernel. Returns false if the engine has offered bytes in the slot.
 fn stop(fd: RawFd, slot: Slot) -> bool {
     slot.receive().stop() || {
         await_move(fd, slot);

@@ -1,15 +1,16 @@
-//! Descriptors that the program duplicates before it binds or connects their socket.
+//! Remembers descriptors that the program duplicates before it binds or connects their socket.
 //!
-//! bind and connect replace the socket behind one descriptor. The kernel does not tell which other descriptors
-//! have the same socket, so this module remembers the duplicates that dup(2) and fcntl(2) make in this process.
+//! bind and connect replace the socket behind one descriptor. The kernel does not tell which other
+//! descriptors have the same socket. So this module remembers the duplicates that dup(2) and fcntl(2) create
+//! in this process.
 
 use crate::unconnected::Hint;
 use crate::{direct, socket};
 use inlane_offload_protocol::name::Local;
 use std::os::fd::RawFd;
 
-/// Marks the descriptors whose socket other descriptors may share. Set for both descriptors when one is
-/// duplicated before their socket has a port.
+/// Marks descriptors that may share their socket with other descriptors. If the program duplicates a
+/// descriptor before its socket has a port, both descriptors are marked.
 static SHARED: Hint = Hint::new();
 
 /// Remembers that the program has duplicated `fd` as `duplicate`, if bind or connect may still replace the socket.
@@ -22,8 +23,8 @@ pub fn note(fd: RawFd, duplicate: RawFd) -> RawFd {
     duplicate
 }
 
-/// Returns the other descriptors of this process that now have the socket of `fd`. The caller may replace the
-/// socket of `fd` before it uses the result.
+/// Returns the other descriptors of this process that refer to the socket of `fd` now. The caller may replace
+/// the socket of `fd` before it uses the result.
 pub fn of(fd: RawFd) -> impl Iterator<Item = RawFd> {
     let original = if SHARED.has(fd) { direct::identity(fd) } else { None };
     let candidates = if original.is_some() { 0..Hint::MOST } else { 0..0 };

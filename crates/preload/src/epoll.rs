@@ -1,15 +1,15 @@
-//! Keeps epoll registrations when a descriptor's socket is replaced.
+//! Keeps epoll registrations when the socket of a descriptor is replaced.
 //!
-//! A registration belongs to the socket, not to the descriptor, so it is lost with the replaced socket.
-//! Programs such as nginx register a socket before they connect it. So this module remembers each
-//! descriptor's last registration: epoll instance, events and data.
+//! A registration belongs to the socket, not to the descriptor. It is lost when the socket is replaced.
+//! Programs such as nginx register a socket before they connect it. So this module remembers the last
+//! registration of each descriptor: epoll instance, events and data.
 
 use crate::{deferred, real, wait};
 use libc::{c_int, epoll_event};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// The number of entries. Descriptors that are equal modulo this number share an entry, which holds the
-/// later registration.
+/// The number of entries in the table. Descriptors that are equal modulo this number share an entry. The
+/// entry holds the later registration.
 const MOST: usize = 1 << 16;
 
 /// What the program last registered with epoll for a descriptor.
@@ -35,8 +35,8 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
     usize::try_from(fd).ok().map(|fd| &ENTRIES[fd % MOST])
 }
 
-/// Remembers the registration of `fd` in `epoll`, because it must be repeated if the socket of `fd` is
-/// replaced. Call this when the program has added or changed it.
+/// Remembers the epoll registration of `fd`. If the socket of `fd` is replaced, the library must repeat the
+/// registration. Call this when the program has added or changed a registration.
 pub fn remember(epoll: c_int, fd: c_int, event: epoll_event) {
     if let Some(entry) = entry(fd) {
         entry.epoll.store(epoll, Ordering::Relaxed);
@@ -56,13 +56,13 @@ pub fn forget(epoll: c_int, fd: c_int) {
     }
 }
 
-/// Returns the epoll instance in which `fd` is registered, and its events and data. Returns `None` if there is no
-/// registration, or if it has flags that `supported` lacks.
+/// Returns the epoll instance in which `fd` is registered, with the events and data of the registration.
+/// Returns `None` if `fd` is not registered, or if the registration has event flags that `supported` lacks.
 pub fn registered(fd: c_int, supported: u32) -> Option<(c_int, epoll_event)> {
     let entry = entry(fd)?;
     let plain = entry.events.load(Ordering::Relaxed) & !supported == 0;
-    // Check the flags first, because `of` changes the registration in the kernel to the same value, which would
-    // make a one-shot registration report again.
+    // Check the flags first. `of` writes the registration to the kernel again, with the same value. This
+    // would make a one-shot registration report again.
     let registration = if plain { Registration::of(fd) } else { None };
     registration.map(|registration| (registration.epoll, registration.event))
 }
@@ -75,7 +75,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Returns the registration of `fd`, if it has one.
+    /// Returns the epoll registration of `fd`, or `None` if `fd` has none.
     pub fn of(fd: c_int) -> Option<Self> {
         let entry = entry(fd)?;
         deferred::flush();
@@ -87,9 +87,9 @@ impl Registration {
             u64: entry.data.load(Ordering::Relaxed),
         };
         let mut registration = Self { epoll: entry.epoll.load(Ordering::Relaxed), fd, event };
-        // The entry may be outdated: the descriptor or the epoll instance may have been closed since.
+        // The entry may be outdated, because the descriptor or the epoll instance may have been closed since.
         // EPOLL_CTL_MOD fails if the registration no longer exists. It also fails for registrations with
-        // EPOLLEXCLUSIVE, so `of` returns `None` for them, too.
+        // EPOLLEXCLUSIVE, so `of` returns `None` for these, too.
         let exists = registration.control(libc::EPOLL_CTL_MOD);
         exists.then_some(registration)
     }

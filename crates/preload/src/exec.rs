@@ -1,23 +1,22 @@
-//! Adds the variables that preload this library to the environment that a program passes to exec. Otherwise
-//! the started program would use the kernel's sockets.
+//! Adds variables to the environment that a program passes to exec. They preload this library into the
+//! started program. Otherwise that program would use the kernel's sockets.
 
 use crate::settings;
 use libc::c_char;
 
-/// The most variables of an environment, including those that this library adds. Longer environments are
-/// passed on unchanged.
+/// The most variables of an environment, including the variables that this library adds. Longer environments
+/// are passed on unchanged.
 const MOST: usize = 1024;
 
 /// An array for an environment: pointers to its variables, then null.
 pub type Room = [*const c_char; MOST + 1];
 
-/// The initial value of an array for an environment. The caller copies it to its stack, because a child of
-/// vfork must not allocate memory.
+/// An empty array for an environment. The caller copies it to its own stack, because a child of vfork must
+/// not allocate memory.
 pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
 
-/// Returns the environment for a program that is started with the environment `given`: adds the variables by
-/// which this library was loaded. Returns `given` unchanged if it has a list of preloaded libraries of its
-/// own.
+/// Returns the environment for a program that starts with the environment `given`. Adds the variables that
+/// load this library. If `given` already has a list of preloaded libraries, returns it unchanged.
 ///
 /// # Safety
 /// `given` is null or an array of terminated strings that ends with null.

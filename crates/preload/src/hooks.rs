@@ -1,7 +1,7 @@
-//! The functions that replace those of the C library in the program, such as `connect` and `sendto`.
+//! The functions that replace functions of the C library in the program, such as `connect` and `sendto`.
 //!
-//! Each function is ordered so that it costs least for sockets that are not offloaded. For example, `sendto`
-//! calls the C library first, and checks for an offloaded socket only if that call fails.
+//! Each function is written so that it costs least for sockets that are not offloaded. For example, `sendto`
+//! calls the C library first. It checks for an offloaded socket only if that call fails.
 
 use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
@@ -98,7 +98,7 @@ hooks! {
     }
 
     fn listen(fd: c_int, backlog: c_int) -> c_int {
-        // `listen` gives a port to a socket that was never bound, so offer such a socket to the engine now.
+        // For a socket that was never bound, `listen` chooses a port. Offer such a socket to the engine now.
         let local = local_of(fd);
         let any = match local {
             Local::Offloaded(_) => return socket::listen(fd, backlog),
@@ -238,8 +238,8 @@ hooks! {
             return receive::finish(fd, len, result);
         }
         if !address.is_null() && !is_possible(address_len, size_of::<socklen_t>()) {
-            // `address_len` is invalid. Withdraw offered bytes to the pair, so that the receive below finds
-            // them and the kernel reports the invalid pointer.
+            // `address_len` is invalid. Withdraw offered bytes from shared memory to the socket pair. The
+            // receive below then finds them there, and the kernel reports the invalid pointer.
             direct::withdraw(fd);
         } else if let Some(result) = receive_offered(fd, &datagram::part(buffer, len), 1, flags) {
             if !address.is_null() {
@@ -351,8 +351,8 @@ hooks! {
         let before = errno();
         let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
-            // Send again without the address: a connected TCP socket ignores an address, but the pair's UNIX
-            // socket refuses it.
+            // Send again without the address. A connected TCP socket ignores an address, but the UNIX socket
+            // of the socket pair refuses it.
             set_errno(before);
             result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, std::ptr::null(), 0);
         }
@@ -413,7 +413,8 @@ hooks! {
     // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass
     // variadic and fixed arguments alike.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-        // Compare only the lower half: the kernel ignores the upper one, in which programs of musl leave any value.
+        // Compare only the lower half. The kernel ignores the upper half, which can have any value in
+        // programs of musl.
         let kind = c_ulong::from(request as c_uint);
         if kind == libc::FIONREAD {
             let bytes = match datagram::name_of(fd) {
@@ -667,7 +668,7 @@ hooks! {
 }
 
 /// Accepts a connection from the engine if the library has already used `fd` as a listener of the engine.
-/// This saves the kernel's accept, which would fail. Otherwise returns `None`.
+/// This saves a call of the kernel's accept, which would fail. Returns `None` for other descriptors.
 unsafe fn accept_from_engine(
     fd: c_int,
     address: *mut sockaddr,
@@ -678,8 +679,9 @@ unsafe fn accept_from_engine(
     name.map(|name| socket::accept(fd, &name, address, len, flags))
 }
 
-/// Sends `count` buffers through memory shared with the engine. Returns the number of bytes, or `None` if the
-/// kernel must send them because the socket or the flags do not allow shared memory.
+/// Sends `count` buffers through the memory that is shared with the engine. Returns the number of sent bytes.
+/// Returns `None` if the socket or the flags do not allow shared memory, so that the kernel must send the
+/// buffers.
 unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     if flags & !(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) != 0 || !is_possible(parts, 0) || count > MOST_PARTS
     {
@@ -690,7 +692,7 @@ unsafe fn send_directly(fd: c_int, parts: *const iovec, count: usize, flags: c_i
 }
 
 /// Receives bytes that the engine has already offered in shared memory into `count` buffers. Returns the
-/// number of bytes. Returns `None` if no bytes are offered, or if `flags` can only be handled by the kernel.
+/// number of bytes. Returns `None` if no bytes are offered, or if only the kernel can handle `flags`.
 unsafe fn receive_offered(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
     if flags & !simple != 0 || count > MOST_PARTS {
@@ -705,8 +707,8 @@ unsafe fn receive_offered(fd: c_int, parts: *const iovec, count: usize, flags: c
     received
 }
 
-/// Corrects the result of the kernel's accept, which fails with EINVAL on the program's end of a pair. In
-/// that case, accepts a connection from the engine. Otherwise returns `result`.
+/// Corrects `result`, the result of the kernel's accept. On the program's end of a socket pair, the kernel's
+/// accept fails with EINVAL. In that case, accepts a connection from the engine. Otherwise returns `result`.
 unsafe fn after_accept(
     result: c_int,
     fd: c_int,
@@ -724,8 +726,8 @@ unsafe fn after_accept(
 }
 
 /// Offers a UDP socket without a port to the engine, because the send will give the socket a port. Call this
-/// before a datagram is sent to `address`, which may be null. Returns the name of a UDP socket of the engine,
-/// `None` for other sockets, or the errno with which the send fails.
+/// before a datagram is sent to `address`, which may be null. Returns the socket's name if it is a UDP socket
+/// of the engine, otherwise `None`. If the send must fail, returns the errno.
 unsafe fn before_send(
     fd: c_int,
     address: *const sockaddr,
@@ -759,7 +761,7 @@ unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
     len >= 2 && unsafe { memory::read(address.cast::<u16>()) } == Some(libc::AF_UNSPEC as u16)
 }
 
-/// Implements connect(2) with an address of family AF_UNSPEC, which ends the connection of an offloaded socket.
+/// Implements connect(2) with an address of family AF_UNSPEC. Such a call disconnects an offloaded socket.
 fn disconnect(fd: c_int, name: &SocketName) -> c_int {
     if name.kind.is_datagram() {
         return datagram::disconnect(fd);
@@ -768,8 +770,8 @@ fn disconnect(fd: c_int, name: &SocketName) -> c_int {
     if convert::renew(fd, name.kind.is_v6()) { 0 } else { fail(libc::ENOBUFS) }
 }
 
-/// Returns true if a send to `address` failed because a connected UNIX socket accepts no address. Call this
-/// right after the send, because it reads errno.
+/// Returns true if a send to `address` failed because a connected UNIX socket, such as the program's end of a
+/// socket pair, accepts no address. Call this right after the send, because it reads errno.
 fn refuses_addresses(address: *const c_void) -> bool {
     !address.is_null() && matches!(errno(), libc::EISCONN | libc::EOPNOTSUPP)
 }
@@ -779,7 +781,7 @@ unsafe fn bytes(parts: *const iovec, count: usize) -> usize {
     if parts.is_null() {
         return 0;
     }
-    // SAFETY: the program passes `count` parts, and the kernel has just read them.
+    // SAFETY: the caller guarantees that `parts` has `count` elements, and the kernel has just read them.
     unsafe { std::slice::from_raw_parts(parts, count).iter().map(|part| part.iov_len).sum() }
 }
 

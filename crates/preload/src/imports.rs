@@ -1,13 +1,14 @@
-//! Replacements for functions that Rust's standard library imports and that musl lacks. With them, one file of
-//! this library loads into programs of both C libraries, glibc and musl.
+//! Replacements for functions that Rust's standard library imports but musl lacks. With them, one file of
+//! this library works in programs of both C libraries, glibc and musl.
 //!
-//! musl's dynamic linker loads a library that was built for glibc if the library needs no file except
-//! `libc.so.6`, and no function that musl lacks. The standard library would need two more files: libgcc_s.so.1,
-//! which unwinds the stack, and glibc's dynamic linker. The functions here have the names of the functions in
-//! these files, and look up the real functions when they are called. They are hidden from the program.
+//! musl's dynamic linker loads a library that was built for glibc under two conditions: the library needs no
+//! file except `libc.so.6`, and no function that musl lacks. The standard library would need two more files:
+//! libgcc_s.so.1, which unwinds the stack, and glibc's dynamic linker. The functions here have the names of
+//! the functions in these files, and look up the real functions when they are called. They are hidden from
+//! the program.
 //!
-//! The standard library calls them after a panic, and when pthread_cancel of glibc unwinds a thread through
-//! functions of this library.
+//! The standard library calls them after a panic. It also calls them when glibc's pthread_cancel unwinds a
+//! thread through functions of this library.
 
 use crate::real::look_up;
 use libc::c_void;
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 macro_rules! imports {
     ($(fn $name:ident;)*) => {$(
-        /// Calls the unwinder's or the C library's function of this name. Ends the program if there is none.
+        /// Calls the function of this name in the unwinder or the C library. Ends the program if there is
+        /// none.
         // SAFETY: the linker is meant to use this function in place of the other library's.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the names of the unwinder's functions")]
@@ -55,8 +57,8 @@ imports! {
     fn __tls_get_addr;
 }
 
-/// Returns the function `name` of the libraries that the program has loaded. Loads libgcc_s.so.1 if none of them
-/// has the function. Ends the program if that library is missing.
+/// Returns the function `name` from the libraries that the program has loaded. If none has the function,
+/// loads libgcc_s.so.1. Ends the program if libgcc_s.so.1 is missing.
 fn find(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     let mut found = look_up(name, cache);
     if found.is_null() {

@@ -2,9 +2,10 @@
 //! functions, and hands TCP and UDP sockets to the offload engine.
 //!
 //! When the program binds or connects a socket, the library asks the engine. If the engine takes the socket,
-//! its reply carries one end of a pair of UNIX sockets, which replaces the kernel's socket under the same
-//! descriptor. From then on bytes flow through the pair. So reads, writes, sendfile, poll, select, epoll,
-//! dup, fork, exec and passing to other processes are the kernel's own and need nothing from this library:
+//! its reply carries one end of a pair of UNIX sockets. This end replaces the kernel's socket under the same
+//! descriptor. From then on, bytes flow through the socket pair. So reads, writes, sendfile, poll, select,
+//! epoll, dup, fork, exec and passing to other processes are the kernel's own and need nothing from this
+//! library:
 //!
 //! ```text
 //! program:  connect(5) ---> library --- request ---> engine           5 was a kernel TCP socket
@@ -14,9 +15,9 @@
 //! ```
 //!
 //! The library keeps no table of sockets, because calls that it does not intercept would make a table
-//! outdated. The names of the pair's ends ([`inlane_offload_protocol::name`]) and `socket::Flags` tell what
-//! the library must know about a socket. The table of slots in shared memory (`direct`) is only a hint that
-//! is checked at each use.
+//! outdated. It learns about a socket from the names of the pair's ends ([`inlane_offload_protocol::name`])
+//! and from `socket::Flags`. The table of slots in shared memory (`direct`) is only a hint that is checked at
+//! each use.
 //!
 //! The library does not allocate and never blocks on a lock, because programs call it in signal handlers and
 //! after vfork. If a socket cannot be handed over, the kernel keeps it. The library never ends the program.

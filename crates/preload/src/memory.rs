@@ -1,8 +1,9 @@
 //! Copies arguments between the program's memory and the library.
 //!
-//! The kernel answers a pointer to memory that the program may not access with EFAULT. The functions of this library
-//! must do the same, because a plain access would end the program with SIGSEGV. So the kernel does the copy, by
-//! process_vm_readv(2) on the own process. A page that was accessible once is later accessed without a system call.
+//! If a pointer points to memory that the program may not access, the kernel returns EFAULT. The functions of
+//! this library must do the same, but a plain access would end the program with SIGSEGV. So the kernel does
+//! the copy, by process_vm_readv(2) on the own process. Once a page was accessible, later accesses to the
+//! page make no system call.
 
 use crate::{errno, set_errno};
 use inlane_offload_protocol::address::{is_possible, read_sockaddr, write_sockaddr};
@@ -15,8 +16,8 @@ const PAGE: usize = 4096;
 /// The number of pages in a table of accessible pages. Their next access needs no system call for the check.
 const REMEMBERED: usize = 64;
 
-/// The pages that were accessible when they were last used: their addresses divided by [`PAGE`]. A page has only one
-/// place in the table, so pages with the same place replace each other.
+/// A table of pages that were accessible at their last use. Stores each page's address divided by [`PAGE`]. A
+/// page has a fixed place in this table, and replaces any other page that has the same place.
 struct Pages([AtomicUsize; REMEMBERED]);
 
 static READABLE: Pages = Pages::new();
@@ -49,9 +50,9 @@ type Copy = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> ssize_t;
 
-/// Copies `len` bytes between `own` (memory of this library) and `start` (memory of the program) by `call`.
-/// The bytes lie in at most two pages. Returns `Some(false)` if the program may not access its bytes, and
-/// `None` if the kernel refuses the call, for example in a sandbox. Leaves errno unchanged.
+/// Calls `call` to copy `len` bytes between `own` (memory of this library) and `start` (memory of the
+/// program). The bytes lie in at most two pages. Returns `Some(false)` if the program may not access its
+/// bytes, and `None` if the kernel refuses the call, for example in a sandbox. Leaves errno unchanged.
 fn copy_by(call: Copy, own: *mut c_void, start: *mut c_void, len: usize) -> Option<bool> {
     let before = errno();
     let (own, program) = (iovec { iov_base: own, iov_len: len }, iovec { iov_base: start, iov_len: len });
@@ -62,12 +63,12 @@ fn copy_by(call: Copy, own: *mut c_void, start: *mut c_void, len: usize) -> Opti
     (!refused).then_some(copied == len as ssize_t)
 }
 
-/// Copies the bytes at `from` into `into`, at most a page. Returns false if the program may not read them
-/// all.
+/// Copies `into.len()` bytes, at most a page, from `from`. Returns false if the program may not read all of
+/// them.
 ///
 /// # Safety
-/// A page from which an earlier call read is still readable, because it is not checked again. If a sandbox
-/// refuses the check, all the bytes are readable.
+/// If an earlier call read from a page, the page must still be readable, because it is not checked again. If
+/// a sandbox refuses the check, all bytes must be readable.
 pub unsafe fn read_bytes(from: *const u8, into: &mut [u8]) -> bool {
     let (start, len) = (from as usize, into.len());
     debug_assert!(len <= PAGE);
@@ -91,7 +92,8 @@ pub unsafe fn read_bytes(from: *const u8, into: &mut [u8]) -> bool {
     true
 }
 
-/// Copies `bytes`, at most a page, to `to`. Returns false if the program may not write there.
+/// Copies `bytes` to `to`. The length of `bytes` is at most a page. Returns false if the program may not
+/// write at `to`.
 ///
 /// # Safety
 /// A page to which an earlier call wrote is still writable, because it is not checked again. If a sandbox
@@ -152,8 +154,9 @@ pub unsafe fn is_readable<T: std::marker::Copy>(from: *const T) -> bool {
     unsafe { read(from) }.is_some()
 }
 
-/// Returns the internet address at `address`, or `None` for other families and for lengths that are too short. Fails
-/// with EFAULT if the program may not read the address, and with EINVAL if it is longer than any address.
+/// Returns the internet address at `address`. Returns `None` for other families and for lengths that are too
+/// short. Fails with EFAULT if the address is not readable, and with EINVAL if `len` exceeds the size of any
+/// socket address.
 ///
 /// # Safety
 /// As for [`read_bytes`].
@@ -191,8 +194,8 @@ pub unsafe fn write_address(
     unsafe { write_value(&bytes[..full as usize], address.cast(), len) }
 }
 
-/// Stores at most `*len` of `bytes` at `to`, and then the length of `bytes` in `*len`. Fails with EFAULT or EINVAL as
-/// the kernel.
+/// Stores at most `*len` bytes of `bytes` at `to`, and then the full length of `bytes` in `*len`. Fails with
+/// EFAULT or EINVAL in the same cases as the kernel.
 ///
 /// # Safety
 /// As for [`write_bytes`].
@@ -206,8 +209,8 @@ pub unsafe fn write_value(bytes: &[u8], to: *mut u8, len: *mut socklen_t) -> Res
     }
 }
 
-/// Returns the length at `len`, which the program gives with a buffer. Fails with EFAULT if the program may not read it,
-/// and with EINVAL if it is negative.
+/// Reads the length at `len`, which the program passes together with a buffer. Fails with EFAULT if the
+/// program may not read `len`, and with EINVAL if the length is negative.
 ///
 /// # Safety
 /// As for [`read_bytes`].
@@ -227,9 +230,9 @@ impl OptionValue {
     /// The most bytes of a value that are kept. No option of the engine has more.
     const MOST: usize = 64;
 
-    /// Reads the `len` bytes at `value` that a program passes to setsockopt(2) for an option of `level`. As
-    /// in Linux, an option of IPv4 may have less than four bytes. Fails with the kernel's error: EFAULT or
-    /// EINVAL.
+    /// Reads the `len` bytes at `value` that a program passes to setsockopt(2) for option `name` of `level`.
+    /// As in Linux, an option of IPv4 may have fewer than four bytes. Fails with the kernel's error: EFAULT
+    /// or EINVAL.
     ///
     /// # Safety
     /// As for [`read_bytes`].

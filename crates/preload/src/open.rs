@@ -1,9 +1,11 @@
-//! Opens connections over pairs that this library creates, so that the program does not wait for the engine.
+//! Opens connections over socket pairs that this library creates. The program then does not wait for the
+//! engine.
 //!
-//! The engine permits this for an IP address in its reply to an earlier connect to that address
-//! ([`Operation::Connect`]), because it then has a route there. The library opens such connections only in
-//! programs with one thread. A thread that forks meanwhile would leave a copy of the engine's end in the
-//! child, and the program would not see how the connection ends.
+//! The engine permits this for an IP address to which the program has connected before, because the engine
+//! then has a route there. The reply to the earlier connect says so ([`Operation::Connect`]). The library
+//! opens such connections only in programs with one thread. If another thread forked during this, the child
+//! would get a copy of the engine's end of the pair. The program would then not see the end of the
+//! connection.
 
 use crate::{control, real};
 use inlane_offload_protocol::filler;
@@ -14,13 +16,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The IP addresses to which the engine lets this library connect over pairs of its own. Each word combines a
-/// hash of an address with the control connection's inode, so that one atomic store replaces an entry. An
-/// interrupting signal handler therefore sees no half-written entry.
+/// The IP addresses to which the engine lets this library connect over socket pairs that the library creates.
+/// One word is a hash of an address and of the control connection's inode. One atomic store replaces it, so
+/// an interrupting signal handler sees no half-written entry.
 static PERMITTED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// Hashes an IP address and the inode of a control connection into one number other than 0. The number is the
-/// entry for this address in `PERMITTED`.
+/// Hashes an IP address and the inode of a control connection into one number. The number is never 0. It is
+/// the entry for this address in `PERMITTED`.
 fn mix(ip: IpAddr, inode: u64) -> u64 {
     let bits = match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -49,8 +51,9 @@ pub fn permit(ip: IpAddr) {
     }
 }
 
-/// Begins a connection to `remote` over a new pair. Returns the program's end. Returns `None`, without effect, if the
-/// engine must be asked first, or if there is no pair, for example because the process has too many descriptors.
+/// Begins a connection to `remote` over a new socket pair. Returns the program's end of the pair. Returns
+/// `None`, without effect, if the engine must be asked first. Also returns `None` if no pair can be created,
+/// for example because the process has too many descriptors.
 pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
     let inode = control::kept_inode()?;
     let mixed = mix(remote.ip(), inode);
@@ -71,7 +74,7 @@ pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
         (message.v6, message.remote, message.number) = (v6, Some(remote), filled);
         control::send_ends(&mut message, ends, inode)
     });
-    // SAFETY: both descriptors were created here. `program` stays open only if it is returned.
+    // SAFETY: this function created both descriptors. `program` stays open only if it is returned.
     unsafe {
         libc::close(engine);
         if !sent {
@@ -81,8 +84,8 @@ pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
     sent.then_some(program)
 }
 
-/// Binds the program's end to the socket's name. Fills the send buffer of the program's end with bytes,
-/// because a connecting socket must not be writable. Returns the number of these bytes.
+/// Binds the program's end to the name of the socket. Fills the send buffer of the program's end, because a
+/// connecting socket must not be writable. Returns the number of filler bytes.
 fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Option<c_int> {
     // The engine receives urgent data like other data. Ignore an error, because old kernels have no urgent
     // data on UNIX sockets.
@@ -113,7 +116,8 @@ fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Optio
     filled.ok().map(|filled| filled as c_int)
 }
 
-/// Returns a random number of this process for the names of its pairs.
+/// Returns a random number. The names of the socket pairs that this process creates contain it. `None` if the
+/// kernel cannot provide one without blocking.
 fn unique() -> Option<u64> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let known = NUMBER.load(Ordering::Relaxed);
@@ -130,8 +134,8 @@ fn unique() -> Option<u64> {
     Some(number)
 }
 
-/// Returns a number that this process has not used. It contains the process ID, because a forked child has its
-/// parent's random number.
+/// Returns a number that this process has not used before. The number contains the process ID, because a
+/// forked child has the same random number as its parent.
 fn next() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // SAFETY: has no preconditions.

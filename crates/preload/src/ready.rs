@@ -1,10 +1,10 @@
 //! Reports bytes in shared memory as events of epoll_wait.
 //!
-//! The engine offers received bytes to the posted receive of a slot
-//! ([`inlane_offload_protocol::lease`]). So the kernel does not know that the descriptor is readable. This module
-//! keeps a copy of the registrations whose events it can find itself: level-triggered ones of connections with a
-//! slot. The kernel has all registrations, too, and finds all other events; `deferred` updates them
-//! before the kernel looks.
+//! The engine offers received bytes to the posted receive of a slot of shared memory
+//! ([`inlane_offload_protocol::lease`]). The kernel then does not know that the descriptor is readable. This
+//! module keeps copies of the registrations whose events it can find itself: level-triggered registrations of
+//! connections with a slot. The kernel also has all registrations and finds all other events. `deferred`
+//! updates the kernel's registrations before the kernel is asked for events.
 //!
 //! ```text
 //! epoll_wait:  offers in slots, and room in send rings ---> events, without a system call
@@ -12,10 +12,11 @@
 //!              before the thread sleeps                 ---> stop all posted receives
 //! ```
 //!
-//! One call returns events of one source only, so that no descriptor is in its result twice. A copy can become
-//! outdated by calls that the library does not see. So each event is reported only if the descriptor's inode is
-//! the slot's. Only one thread can use the posted receives of an epoll instance. With several threads, one of
-//! them could wait for the engine's offers to another.
+//! One call returns either the module's events or the kernel's, so that no descriptor is in its result twice.
+//! A copy can become outdated by calls that the library does not see. So an event is reported only if the
+//! descriptor's inode equals the inode in the slot. Only one thread can use the posted receives of an epoll
+//! instance. If several threads used them, the engine could offer bytes to one thread while another thread
+//! waits for them.
 
 use crate::{control, deferred, direct, epoll, errno, set_errno};
 use inlane_offload_protocol::lease::{SEND, SLOTS, Slot};
@@ -26,23 +27,23 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, 
 /// The number of descriptors in the table of instances. Epoll instances with higher descriptors get all their
 /// events from the kernel.
 const MOST: usize = 1024;
-/// After this many calls that found events in shared memory, the next call also asks the kernel, because
-/// other descriptors may have events.
+/// The number of consecutive calls that may return only events from shared memory. The next call also asks
+/// the kernel, because other descriptors may have events.
 const CALLS: u32 = 8;
 /// The flags of registrations whose events the library can find: level-triggered, and not one-shot or exclusive.
 pub const SUPPORTED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
         as u32;
 
-/// A copy of the epoll registration of one connection. `WATCHED[n]` is the copy for the connection that uses
-/// slot n.
+/// A copy of one connection's epoll registration. `WATCHED[n]` is for the connection that uses slot n of
+/// shared memory.
 struct Watched {
     /// The descriptor that the program registered, plus 1. It is 0 if this entry holds no registration.
     fd: AtomicI32,
     instance: AtomicI32,
     data: AtomicU64,
-    /// The inode of the connection; 0 while the other fields change. Numbers of descriptors and slots are reused
-    /// soon, inodes of sockets only after 2^32 others.
+    /// The inode of the connection, or 0 while the other fields change. It identifies the connection, because
+    /// numbers of descriptors and slots are reused soon, but inodes of sockets only after 2^32 other sockets.
     inode: AtomicU64,
 }
 
@@ -56,16 +57,16 @@ static WATCHED: [Watched; SLOTS] = [const {
 }; SLOTS];
 
 impl Watched {
-    /// Returns the descriptor and the data that the program registered in the epoll instance `epoll`. Returns
-    /// `None` if this entry does not hold a registration in `epoll` for the connection that uses `slot`.
+    /// Returns the program's registration in the epoll instance `epoll` for the connection that uses `slot`:
+    /// its descriptor and data. Returns `None` if this entry holds no such registration.
     fn of(&self, epoll: RawFd, slot: Slot) -> Option<(RawFd, u64)> {
         let inode = self.inode.load(Ordering::Acquire);
         let fd = self.fd.load(Ordering::Relaxed) - 1;
         let instance = self.instance.load(Ordering::Relaxed);
         let data = self.data.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        // A writer first sets the inode to 0, and inodes are not reused soon. So if the inode is still the same,
-        // no other thread changed the fields while they were read.
+        // A writer first sets the inode to 0, and inodes are not reused soon. If the inode is unchanged, no
+        // other thread has therefore changed the fields while they were read.
         let whole = inode != 0 && inode == self.inode.load(Ordering::Relaxed);
         let same = inode == slot.header().inode.load(Ordering::Acquire);
         (whole && same && fd >= 0 && instance == epoll).then_some((fd, data))
@@ -78,13 +79,13 @@ struct Instance {
     readers: AtomicU64,
     /// The slots of connections that are watched for output.
     writers: AtomicU64,
-    /// The only thread that has waited for events of this instance. 0 if no thread has, [`SEVERAL`] if
-    /// several have.
+    /// The only thread that has waited for events of this instance so far. 0 if no thread has waited,
+    /// [`SEVERAL`] if more than one thread has waited.
     waiter: AtomicUsize,
     /// The approximate number of waits since the last wait that asked the kernel for events.
     calls: AtomicU32,
-    /// The slot whose event is reported first. It changes, so that all connections get their turn when a program
-    /// asks for few events.
+    /// The number of the slot of shared memory whose event is reported first. It changes, because a program
+    /// may ask for few events. All connections then get their turn.
     first: AtomicU32,
 }
 
@@ -111,13 +112,14 @@ pub fn thread() -> usize {
     unsafe { libc::__errno_location() as usize }
 }
 
-/// Returns the index of a slot, or `None` if it lies in an area of an earlier control connection.
+/// Returns the index of `slot` in the shared memory of the current control connection. Returns `None` if the
+/// slot lies in the shared memory of an earlier one.
 pub fn index_of(slot: Slot) -> Option<usize> {
     control::area()?.index_of(slot)
 }
 
 fn set(mask: &AtomicU64, bit: u64, value: bool) {
-    // Avoid the locked operation if the bit already has this value, which is frequent.
+    // If the bit already has this value, skip the locked operation. This is the frequent case.
     if (mask.load(Ordering::Relaxed) & bit != 0) != value {
         match value {
             true => mask.fetch_or(bit, Ordering::Relaxed),
@@ -143,7 +145,7 @@ pub fn forget_instance(fd: RawFd) {
     }
 }
 
-/// Records that `fd` was registered in the epoll instance `epoll`, or that its registration was changed.
+/// Records that the program registered `fd` in the epoll instance `epoll`, or changed its registration.
 pub fn note_registered(epoll: RawFd, fd: RawFd, event: epoll_event) {
     if let Some(slot) = direct::slot(fd)
         && let Some(index) = index_of(slot)
@@ -165,7 +167,8 @@ fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usiz
     let Some(instance) = instance(epoll).filter(|_| event.events & !SUPPORTED == 0) else {
         remove(index);
         // The library cannot find the events of this registration, so only the kernel reports them. Let the
-        // engine move offered bytes to the pair, where the kernel finds them.
+        // engine move the bytes offered in shared memory to the socket pair, because the kernel sees only the
+        // pair.
         return direct::withdraw_from(fd, slot);
     };
     watched.data.store(event.u64, Ordering::Relaxed);
@@ -215,8 +218,8 @@ pub fn note_removed(epoll: RawFd, fd: RawFd) {
     }
 }
 
-/// Removes the copied registration of `slot` if it belongs to an earlier connection. Call this when a
-/// connection has got the slot.
+/// Removes the copied epoll registration for `slot` of the shared memory, if it belongs to an earlier
+/// connection. Call this when a new connection has got the slot.
 pub fn forget_outdated(slot: Slot) {
     if let Some(index) = index_of(slot)
         && WATCHED[index].inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
@@ -225,7 +228,7 @@ pub fn forget_outdated(slot: Slot) {
     }
 }
 
-/// Records that the connection `fd` has got the slot `slot`.
+/// Records that the connection `fd` now has the slot `slot` of shared memory.
 pub fn note_adopted(fd: RawFd, slot: Slot) {
     let before = errno();
     if let Some(index) = index_of(slot)
@@ -251,8 +254,8 @@ pub fn waits_alone(fd: RawFd) -> bool {
     instance(fd).is_some_and(|instance| instance.waiter.load(Ordering::Relaxed) == thread())
 }
 
-/// Posts the receive of a slot. Does nothing if the calling thread is not the one that waits for events of
-/// the epoll instance.
+/// Posts a receive in `slot` of the shared memory. Does nothing unless the calling thread is the one that
+/// waits for events of the epoll instance.
 fn post(instance: &Instance, slot: Slot) {
     let header = slot.header();
     let inode = header.inode.load(Ordering::Acquire);
@@ -266,7 +269,7 @@ fn post(instance: &Instance, slot: Slot) {
     direct::check_post(slot, inode);
 }
 
-/// Posts a new receive for a connection that the calling thread watches for input. Call this after the
+/// Posts a new receive for a connection that the calling thread watches for input. Call this when the
 /// kernel's receive on `fd` has returned bytes.
 pub fn note_received(fd: RawFd, slot: Slot) {
     if let Some(index) = index_of(slot)
@@ -293,8 +296,8 @@ pub struct Waiting {
 /// Begins a wait for at most `room` events of the epoll instance `fd`. Returns `None` if the program must get
 /// all events from the kernel.
 ///
-/// If `sleeps` is false, returns `None` unless the calling thread is the only one that has slept on the
-/// instance. The reason: another epoll instance may watch this one and would get only the kernel's events.
+/// If `sleeps` is false, also returns `None` if any other thread has slept on the instance. The reason:
+/// another epoll instance may watch this instance and would get only the kernel's events.
 ///
 /// # Safety
 /// `events` has room for `room` events during the program's call.
@@ -315,13 +318,13 @@ pub unsafe fn begin(fd: RawFd, events: *mut epoll_event, room: c_int, sleeps: bo
 }
 
 impl Waiting {
-    /// Returns true if this wait must also ask the kernel, because the last [`CALLS`] waits reported events
-    /// of shared memory only.
+    /// Returns true if this wait must also ask the kernel. This is so if the last [`CALLS`] waits have only
+    /// reported events of shared memory.
     pub fn needs_kernel(self) -> bool {
         self.instance.calls.load(Ordering::Relaxed) >= CALLS
     }
 
-    /// Records that the kernel was asked for events, so that the next calls need not ask the kernel.
+    /// Records that the kernel was asked for events. The next calls then need not ask the kernel.
     pub fn note_kernel(self) {
         self.instance.calls.store(0, Ordering::Relaxed);
     }
@@ -350,8 +353,8 @@ impl Waiting {
                 let mut readable = is_readable(fd, slot);
                 if !readable {
                     area.ready().fetch_and(!bit, Ordering::AcqRel);
-                    // Check again after clearing the slot's ready bit, because the engine may have offered
-                    // bytes between the first check and the clearing.
+                    // Check again after clearing the slot's ready bit. Between the first check and the
+                    // clearing, the engine may have offered bytes in the slot.
                     readable = is_readable(fd, slot);
                     if readable {
                         area.ready().fetch_or(bit, Ordering::AcqRel);
@@ -386,9 +389,9 @@ impl Waiting {
         count as c_int
     }
 
-    /// Stops the posted receives of all watched connections, because offers do not wake a thread that sleeps
-    /// in the kernel. Then stores the events of connections that already have an offer, and returns their
-    /// number.
+    /// Stops the posted receives of all watched connections. Call it before the thread sleeps in the kernel,
+    /// because offers do not wake a sleeping thread. Stores the events of connections that already have an
+    /// offer, and returns the number of events.
     pub fn stop(self) -> c_int {
         let Some(area) = control::area() else { return 0 };
         let mut rest = self.instance.readers.load(Ordering::Relaxed);
@@ -399,7 +402,7 @@ impl Waiting {
                 && !slot.receive().stop()
             {
                 // The engine has offered bytes in this slot, but may not have set the slot's ready bit yet.
-                // Set the bit here, because `look` checks only slots whose bit is set.
+                // `look` checks only slots with a set ready bit, so set the bit here.
                 area.ready().fetch_or(1 << index, Ordering::AcqRel);
             }
         }
@@ -407,12 +410,14 @@ impl Waiting {
     }
 }
 
-/// Returns true if a slot has offered bytes, or bytes that the engine is moving to the pair. May change errno.
+/// Returns true if a slot offers bytes, or if the engine is copying the slot's offered bytes into the socket
+/// pair. May change errno.
 fn is_readable(fd: RawFd, slot: Slot) -> bool {
     slot.receive().offered().is_some() || direct::is_moving(fd, slot)
 }
 
-/// Returns true if the send ring of a slot accepts bytes, and at least half of it is free.
+/// Returns true if a thread may write into the send ring of `slot` now, and at least half of the ring is
+/// free.
 fn has_room(slot: Slot) -> bool {
     let header = slot.header();
     let Some(position) = slot.send().granted() else { return false };

@@ -1,4 +1,4 @@
-//! Calls the C library's own versions of the functions that this library replaces.
+//! Calls the C library's own versions of the functions for which the preloaded library has replacements.
 
 use inlane_offload_protocol::name::Asking;
 use libc::{
@@ -8,8 +8,8 @@ use libc::{
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// Returns the function `name` of the libraries that were loaded after this one (RTLD_NEXT), usually of the C
-/// library. Returns null if there is none.
+/// Returns the address of the function `name` in the libraries that were loaded after this one (RTLD_NEXT).
+/// It usually is in the C library. Returns null if no library has the function.
 pub fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     let known = cache.load(Ordering::Relaxed);
     if !known.is_null() {
@@ -55,8 +55,8 @@ macro_rules! real {
             if found.is_null() {
                 return crate::fail(libc::ENOSYS);
             }
-            // SAFETY: the C library's function of this name has this type. The caller upholds that function's
-            // contract.
+            // SAFETY: `found` is the C library's function of this name, which has this type. The caller
+            // upholds the function's contract.
             unsafe {
                 let function: unsafe extern "C-unwind" fn($($type),*) -> $result = std::mem::transmute(found);
                 function($($argument),*)
@@ -126,8 +126,8 @@ pub fn find_c_library() {
     find_all();
     let version = look_up(c"gnu_get_libc_version", &AtomicPtr::new(std::ptr::null_mut()));
     MUSL.store(version.is_null(), Ordering::Relaxed);
-    // Clear the error of the failed look-up, so that the program does not read it.
-    // SAFETY: has no preconditions.
+    // Clear the error of the look-up if it failed, so that the program does not read this error.
+    // SAFETY: the call has no preconditions.
     unsafe { libc::dlerror() };
 }
 
@@ -136,8 +136,9 @@ pub fn is_musl() -> bool {
     MUSL.load(Ordering::Relaxed)
 }
 
-/// Returns the length in `field`, which is `msg_iovlen`, `msg_controllen` or `cmsg_len` of a structure that the program
-/// has filled. In musl these lengths have 32 bits, and the upper half of the field is padding with any value.
+/// Returns the length that the program has stored in `field`: the `msg_iovlen`, `msg_controllen` or
+/// `cmsg_len` of a structure. In musl these lengths have 32 bits, and the upper half of the field is padding
+/// with any value.
 pub fn length(field: usize) -> usize {
     if is_musl() { field as u32 as usize } else { field }
 }
@@ -151,8 +152,8 @@ pub fn at_fork(prepare: Option<extern "C" fn()>, child: Option<extern "C" fn()>)
         library: *const c_void,
     ) -> c_int;
     let nothing = AtomicPtr::new(std::ptr::null_mut());
-    // glibc links pthread_atfork statically into each program, so look up __register_atfork, the function of
-    // libc.so.6 that it calls.
+    // glibc links pthread_atfork statically into each program. It calls __register_atfork of libc.so.6, so
+    // look up that function.
     let name = if is_musl() { c"pthread_atfork" } else { c"__register_atfork" };
     let register = look_up(name, &nothing);
     if !register.is_null() {
@@ -165,8 +166,8 @@ pub fn at_fork(prepare: Option<extern "C" fn()>, child: Option<extern "C" fn()>)
     }
 }
 
-/// Ends the program with glibc's message about a buffer overflow. Called by `__poll_chk` and `__ppoll_chk`, which
-/// only programs of glibc call.
+/// Ends the program with glibc's message about a buffer overflow. `__poll_chk` and `__ppoll_chk` call this.
+/// Only programs built for glibc call those two.
 pub fn fail_check() -> ! {
     static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let found = look_up(c"__chk_fail", &CACHE);
@@ -180,20 +181,20 @@ pub fn fail_check() -> ! {
     }
 }
 
-/// Returns true if the C library reports that the process has only one thread. Returns false with musl, which
-/// does not report this.
+/// Returns true if the process has only one thread, as reported by the C library. Always returns false with
+/// musl, because musl does not report this.
 pub fn is_single_threaded() -> bool {
     if is_musl() {
         return false;
     }
     static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let variable = look_up(c"__libc_single_threaded", &CACHE);
-    // SAFETY: glibc's variable of this name is one byte, which stays mapped.
+    // SAFETY: glibc defines this variable as one byte, which stays mapped.
     !variable.is_null() && unsafe { variable.cast::<c_char>().read_volatile() } != 0
 }
 
-/// Asks the kernel for the names of sockets. Calls the C library's functions, not those of this library that
-/// replace them.
+/// Asks the kernel for the names of sockets. Calls the functions of the C library, not the functions by which
+/// this library replaces them.
 pub const ASKING: Asking = Asking { own: ask_own, peer: ask_peer };
 
 unsafe extern "C" fn ask_own(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -206,8 +207,8 @@ unsafe extern "C" fn ask_peer(fd: c_int, address: *mut sockaddr, len: *mut sockl
     unsafe { getpeername(fd, address, len) }
 }
 
-/// Returns the value of the numeric option `name` of the kernel's socket `fd`, or `None` if the socket has no
-/// such option.
+/// Returns the value of the numeric option `name` of the kernel's socket `fd`. Returns `None` if the socket
+/// does not have this option.
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let (mut value, mut len): (c_int, socklen_t) = (0, 4);
     // SAFETY: value and length outlive the call.

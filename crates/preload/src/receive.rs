@@ -1,15 +1,15 @@
-//! Corrects what a read returns at the end of a stream.
+//! Corrects the result of a read at the end of a stream.
 //!
-//! The kernel reports the end of a pair as the end of the stream or as a reset. Only the name of the
-//! engine's end says how the connection itself ended.
+//! At the end of a socket pair, the kernel reports the end of the stream or a reset. Only the name of the
+//! engine's end of the pair shows how the connection itself ended.
 
 use crate::{datagram, direct, errno, fail, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
-/// Corrects the result of a kernel read of `len` bytes. A pair ends in the same way after a FIN and after an
-/// error of the connection. So at the end of the stream, this function looks up which of the two ended the
-/// connection. Returns 0 for a FIN, and -1 with the connection's error in errno for an error. Other results
-/// stay unchanged.
+/// Corrects the result of a kernel read of `len` bytes. A socket pair ends in the same way after a FIN and
+/// after an error of the connection. At the end of the stream, this function looks up the reason. For a FIN
+/// it returns 0. For an error it returns -1, with the connection's error in errno. All other results stay
+/// unchanged.
 #[inline]
 pub fn finish(fd: c_int, len: usize, result: ssize_t) -> ssize_t {
     if result > 0 {
@@ -29,23 +29,23 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
     }
     match socket::reason_of_end(fd) {
         0 if result == 0 => 0,
-        // An offloaded socket without a pending error: the program has already read the connection's error,
-        // so report the end of the stream.
+        // This is an offloaded socket without a pending error. The program has already read the connection's
+        // error, so report the end of the stream.
         0 if socket::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),
     }
 }
 
-/// Returns true if a receive with `flags` must fail with EAGAIN, because it asks for the error queue of an offloaded TCP
-/// socket. That queue is always empty.
+/// Returns true if `flags` ask for the error queue and `fd` is an offloaded TCP socket. The receive must then
+/// fail with EAGAIN, because this queue is always empty.
 pub fn asks_for_errors(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_ERRQUEUE != 0 && socket::name_of(fd).is_some()
 }
 
 /// Sets `len` to 0 if the socket `fd` is offloaded, because a receive on TCP gives no sender's address. Call
-/// this after each receive that can store an address. The kernel has stored the UNIX name of the engine's
-/// end, which the program must not see.
+/// this after each receive that can store an address. Otherwise, the program would see the UNIX name of the
+/// engine's end of the socket pair, which the kernel has stored.
 ///
 /// # Safety
 /// `address` and `len` are null, or the kernel has stored an address and its length there.
@@ -53,8 +53,8 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     if result < 0 || address.is_null() || len.is_null() {
         return;
     }
-    // SAFETY: the caller promises valid pointers. The address is read only after its length shows that the kernel
-    // has written the family.
+    // SAFETY: the caller promises valid pointers. The family is read only if the kernel has written it, which
+    // the address length shows.
     let is_unix = unsafe { *len >= 2 && (*address).sa_family == libc::AF_UNIX as libc::sa_family_t };
     if is_unix && socket::name_of(fd).is_some() {
         // SAFETY: the caller promises a valid pointer.
@@ -62,8 +62,9 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     }
 }
 
-/// Checks whether a received message passed UDP sockets of the engine to this process. If so, later calls
-/// look for offloaded UDP sockets. Call this after each receive that may bring descriptors.
+/// Checks whether a received message has passed descriptors of the engine's UDP sockets to this process. If
+/// so, later calls check whether a descriptor is an offloaded UDP socket. Call this after each receive that
+/// may bring descriptors.
 ///
 /// # Safety
 /// The kernel has filled `message` in a receive, and its control messages are still in place.

@@ -1,7 +1,7 @@
-//! Corrects what a send returns after the end of a connection.
+//! Corrects the result of a send after the end of a connection.
 //!
-//! The kernel reports the end of a pair as a broken pipe. A TCP socket reports the connection's error first,
-//! without a signal, and a broken pipe from then on.
+//! The kernel reports the end of a socket pair as a broken pipe. A TCP socket first reports the error of the
+//! connection, without a signal. It reports a broken pipe only after that.
 
 use crate::{control, direct, errno, fail, socket};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -22,7 +22,7 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
 }
 
 /// Tells the engine that a send of `len` bytes follows, if `flags` contains MSG_MORE. The engine must be
-/// told, because the pair does not carry flags.
+/// told, because the socket pair does not carry flags.
 #[inline]
 pub fn prepare(fd: c_int, flags: c_int, len: impl FnOnce() -> usize) {
     if flags & libc::MSG_MORE != 0 && socket::name_of(fd).is_some() {
@@ -35,14 +35,15 @@ pub fn prepare(fd: c_int, flags: c_int, len: impl FnOnce() -> usize) {
 /// Fails a send with EPIPE. Raises SIGPIPE unless `flags` contains MSG_NOSIGNAL.
 pub fn refuse(flags: c_int) -> ssize_t {
     if flags & libc::MSG_NOSIGNAL == 0 {
-        // SAFETY: the signal goes to this thread, as the kernel would send it.
+        // SAFETY: the call sends the signal to this thread, as the kernel would.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
     fail(libc::EPIPE)
 }
 
-/// Returns the result of the program's write. `result` is the kernel's. If it is EPIPE, the errno becomes the
-/// reason for which the connection failed, if there is one. The kernel has then already raised SIGPIPE.
+/// Returns the result of the program's write. `result` is the kernel's result. If the write failed with
+/// EPIPE, replaces the errno by the reason why the connection failed, if there is one. The kernel has already
+/// raised SIGPIPE.
 #[inline]
 pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
     if result > 0 {

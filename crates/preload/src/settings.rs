@@ -22,7 +22,7 @@ impl<const N: usize> Text<N> {
         Self { bytes: UnsafeCell::new([0; N]), len: AtomicUsize::new(0) }
     }
 
-    /// Stores a text if it fits and there is none yet. Only the initialisation calls this, on one thread.
+    /// Stores `text` if it fits and no text is stored yet. Only the initialisation calls this, on one thread.
     fn set(&self, text: &[u8]) {
         self.set_parts(&[text]);
     }
@@ -52,7 +52,7 @@ static SOCKET: Text<108> = Text::new();
 static RULES: Text<16384> = Text::new();
 static REQUIRE: Text<16> = Text::new();
 static PROGRAM: Text<256> = Text::new();
-/// The environment variables to pass on to programs that this one starts, each as `NAME=VALUE` with a
+/// The environment variables for the programs that this program starts. Each is `NAME=VALUE` with a
 /// terminating zero byte.
 static EXPORTED: [Text<16640>; 4] = [const { Text::new() }; 4];
 
@@ -67,8 +67,8 @@ pub fn read() {
         let mut terminated = [0u8; 64];
         let room = terminated.get_mut(..name.len())?;
         room.copy_from_slice(name.as_bytes());
-        // SAFETY: the name is a terminated string. The result is null, or a terminated string that is read
-        // before it can change.
+        // SAFETY: the name is a terminated string. The result is null or a terminated string. It is read
+        // before anything can change it.
         unsafe {
             let value = libc::getenv(terminated.as_ptr().cast());
             (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value).to_bytes())
@@ -96,8 +96,8 @@ pub fn read() {
     PROGRAM.set(name);
 }
 
-/// Returns the variables to pass on to programs that this one starts, with null for each variable that is not
-/// set. The first is the list of preloaded libraries.
+/// Returns the environment variables for the programs that this program starts. An element is null if its
+/// variable is not set. The first element is the list of preloaded libraries.
 pub fn exported() -> [*const libc::c_char; 4] {
     std::array::from_fn(|index| EXPORTED[index].get().map_or(std::ptr::null(), |text| text.as_ptr().cast()))
 }
@@ -117,7 +117,7 @@ pub fn require() -> bool {
     REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// Returns the action that the user's rules choose for a socket of this program, or `None` if no rule
+/// Returns the action for a socket of this program, as the user's rules decide. Returns `None` if no rule
 /// applies.
 pub fn decide(datagrams: bool, address: SocketAddr, usage: Use) -> Option<Action> {
     let rules = std::str::from_utf8(RULES.get()?).ok()?;

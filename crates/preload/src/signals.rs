@@ -1,14 +1,14 @@
 //! Blocks a thread's signals while a call polls.
 //!
-//! A signal that arrives while a thread sleeps in recv or poll interrupts the call. While the library polls
-//! instead, the thread is in no such call. The program's handler would run, and then the thread would go to
-//! sleep all the same. So signals are blocked while the library polls. Afterwards, [`BlockedSignals::release`] returns
-//! whether a blocked signal interrupts the call.
+//! A signal that arrives while a thread sleeps in recv or poll interrupts the call. A thread that polls is
+//! not in such a call. The signal's handler would run, and the thread would then go to sleep instead of
+//! returning EINTR. So the library blocks signals while it polls. Afterwards, [`BlockedSignals::release`]
+//! returns whether a blocked signal must interrupt the call.
 
 use std::mem::MaybeUninit;
 
-/// Signals that report an error of the thread itself. These signals are never blocked, because the thread
-/// cannot continue before they are handled.
+/// Signals that report an error of the thread itself. They are never blocked, because the thread cannot
+/// continue before such a signal is handled.
 const ERRORS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
@@ -19,13 +19,13 @@ pub struct BlockedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread until [`BlockedSignals::release`], except those that report
-    /// the thread's own errors.
+    /// Blocks the signals of the calling thread until [`BlockedSignals::release`]. Signals that report the
+    /// thread's own errors stay unblocked.
     pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: `sigfillset` initialises `all`. `before` is all zero, which is a valid set even if the last
-        // call fails.
+        // SAFETY: `sigfillset` initialises `all`. `before` is all zero, which is a valid set, so it is valid
+        // even if the last call fails.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for signal in ERRORS {
@@ -41,9 +41,9 @@ impl BlockedSignals {
         &self.before
     }
 
-    /// Restores the mask of before [`BlockedSignals::new`], so that the handlers of pending signals run now.
-    /// If `asks` is true, returns true if one of these signals must make the program's call fail with EINTR,
-    /// because its handler is installed without SA_RESTART. If `asks` is false, returns false.
+    /// Restores the mask from before [`BlockedSignals::new`], so the handlers of pending signals run now. If
+    /// `asks` is true, returns whether the program's call must fail with EINTR. It must if a pending signal's
+    /// handler was installed without SA_RESTART. If `asks` is false, returns false.
     pub fn release(self, asks: bool) -> bool {
         let interrupts = asks && self.interrupts();
         // SAFETY: `new` has initialised `before`.
@@ -53,8 +53,8 @@ impl BlockedSignals {
 
     /// Discards the blocked signals that the process ignores, if no other signal is pending.
     ///
-    /// The kernel discards an ignored signal when it arrives, but keeps it if the thread blocks it. While the
-    /// signal is pending, calls such as epoll_pwait(2) fail with EINTR, although no handler runs.
+    /// The kernel discards an ignored signal when it arrives, unless the thread blocks the signal. A blocked
+    /// signal stays pending. Calls such as epoll_pwait(2) then fail with EINTR, although no handler runs.
     pub fn discard_ignored(&self) {
         let mut any = false;
         let only_ignored = self.pending().all(|action| {
@@ -86,7 +86,7 @@ impl BlockedSignals {
         };
         (1..=libc::SIGRTMAX()).filter_map(move |signal| {
             let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            // SAFETY: both sets are initialised. sigaction(2) fills the structure if it succeeds, and the
+            // SAFETY: both sets are initialised. sigaction(2) fills the structure if it succeeds. The
             // structure is read only in that case.
             unsafe {
                 let is_held = libc::sigismember(&pending, signal) == 1

@@ -12,8 +12,9 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-/// Facts about an offloaded socket that the kernel keeps with the program's end, as the option SO_PRIORITY.
-/// This option has no other effect on a UNIX socket, and every process may set it to these values.
+/// Facts about an offloaded socket. The kernel keeps them with the program's end of the socket pair, as the
+/// option SO_PRIORITY. This option has no other effect on a UNIX socket, and every process may set these
+/// values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
@@ -41,7 +42,8 @@ impl Flags {
     }
 }
 
-/// Returns the name of the socket `fd`, or `None` if it is not offloaded. Leaves errno unchanged.
+/// Returns the engine's name for the socket `fd`, or `None` if the socket is not offloaded. Leaves errno
+/// unchanged.
 pub fn name_of(fd: RawFd) -> Option<SocketName> {
     let before = errno();
     let name = SocketName::of(fd, real::ASKING);
@@ -67,7 +69,7 @@ fn poll(fd: RawFd, events: i16, timeout: c_int) -> Result<i16, c_int> {
     }
 }
 
-/// Returns the error of a socket and clears it, as SO_ERROR does.
+/// Returns the pending error of the socket `fd` and clears it, like reading SO_ERROR.
 pub fn take_error(fd: RawFd) -> c_int {
     let native = real::option(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
     match End::of(fd, real::ASKING) {
@@ -77,8 +79,8 @@ pub fn take_error(fd: RawFd) -> c_int {
         }
         End::Failed(_) | End::Finished => 0,
         End::Unnamed => {
-            // The engine has died. Mark the error as read: once a program has read the error of a kernel
-            // socket, its next receive returns the end of the stream.
+            // The engine has died. Mark the error as read. A program that has read the error of a kernel
+            // socket gets the end of the stream from its next receive; offloaded sockets do the same.
             if native != 0 {
                 Flags::set(fd, Flags::ERROR_READ);
             }
@@ -182,7 +184,8 @@ pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr) -> c_int {
     }
 }
 
-/// Returns the errno with which a connect of an offloaded socket fails if the address is not an internet address.
+/// Returns the errno for a connect of the offloaded socket `fd` to an address that is not an internet
+/// address.
 ///
 /// # Safety
 /// As for [`memory::read_bytes`].
@@ -247,8 +250,8 @@ pub fn accept(
         return fail(libc::EINVAL);
     }
     let before = errno();
-    // Check that a descriptor is free, by duplicating `fd`. Without a free one, the kernel would drop the
-    // descriptor that is passed with the next message, and the new connection would be lost.
+    // Check that the process has a free descriptor, by duplicating `fd`. Without a free one, the kernel would
+    // drop the descriptor in the next message, and the new connection would be lost.
     // SAFETY: fcntl has no preconditions here. The duplicate is closed at once.
     unsafe {
         let free = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
@@ -262,12 +265,12 @@ pub fn accept(
     let (received, passed) = control::receive(fd, &mut record, close_on_exec);
     let Some(connection) = passed else {
         return match received {
-            // Keep the errno of recvmsg, such as EAGAIN or EINTR, because accept fails with the same values.
+            // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
             -1 => -1,
             // The engine has closed its end: the listener was shut down, or the engine has ended.
             0 => fail(libc::EINVAL),
-            // The message came without its descriptor: another thread has taken the last free descriptor, so
-            // the kernel dropped the connection.
+            // The message came without its file descriptor. Another thread has taken the last free descriptor
+            // number, so the kernel dropped the connection.
             _ => fail(libc::ECONNABORTED),
         };
     };
@@ -284,7 +287,8 @@ pub fn accept(
             false => unsafe { memory::write_address(remote, name.kind.is_v6(), address, len) },
         };
         if let Err(error) = stored {
-            // SAFETY: the descriptor was just received. The kernel also drops a connection whose address it cannot store.
+            // SAFETY: the descriptor was just received, and nothing else uses it. The kernel, too, drops a
+            // connection if it cannot store the address.
             unsafe { libc::close(connection) };
             return fail(error);
         }
@@ -299,20 +303,21 @@ pub fn addresses(fd: RawFd) -> Option<Message> {
     (reply.status == 0).then_some(reply)
 }
 
-/// Returns true for a connection whose pair the library created, not the engine. The name of such a pair
-/// contains no local address.
+/// Returns true if the library, not the engine, created the socket pair of this connection. The name of such
+/// a pair contains no local address.
 fn is_opened(name: &SocketName) -> bool {
     !name.kind.is_bound() && !name.kind.is_datagram() && name.local.port() == 0
 }
 
-/// Returns true if `fd` was connected and its engine has died: the engine's end has no name, so the engine
-/// has not reported how the connection ended. Call this only if the present engine does not know the socket.
+/// Returns true if `fd` was connected and its engine has died. In this case, the engine's end of the socket
+/// pair has no name, so the engine has not reported how the connection ended. Call this only if the present
+/// engine does not know the socket.
 fn is_lost(fd: RawFd) -> bool {
     !Flags::of(fd).has(Flags::CONNECTING) && End::of(fd, real::ASKING) == End::Unnamed
 }
 
-/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0, or -1 with
-/// errno ENOTCONN if only an engine that has died knew the address.
+/// Implements getsockname(2) for an offloaded socket: stores its local address at `address`. Returns 0. If
+/// only the engine knew the address and has died, returns -1 with errno ENOTCONN.
 ///
 /// # Safety
 /// `len` points to the number of writable bytes at `address`. Either pointer may be null.
@@ -325,8 +330,8 @@ pub unsafe fn getsockname(
     let mut local = name.local;
     if name.kind.is_bound() || name.kind.is_datagram() || local.port() == 0 {
         let reply = addresses(fd).and_then(|reply| reply.local);
-        // If the connection has ended, the engine no longer has the address. The name of the pair still
-        // contains it.
+        // If the connection has ended, the engine no longer knows its address. The name of the socket pair
+        // still contains the address.
         let known = reply.or_else(|| End::local_address(fd, real::ASKING));
         if known.is_none() && is_opened(name) && is_lost(fd) {
             return fail(libc::ENOTCONN);
@@ -376,7 +381,8 @@ fn is_over(fd: RawFd) -> bool {
     }
 }
 
-/// Options of SOL_SOCKET that the kernel keeps with the program's end and that the engine must know too.
+/// Options of level SOL_SOCKET that the engine must know. The kernel also keeps them with the program's end
+/// of the socket pair.
 const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
 
 /// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0, or -1 with
@@ -416,9 +422,9 @@ pub unsafe fn getsockopt(
     }
     // SAFETY: the program passes `*len` bytes at `value`.
     let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
-    // Ask the engine for SO_REUSEPORT, because UNIX sockets lack it. Also ask the engine for SO_SNDBUF while
-    // the connection is being established, because the program's end has a small send buffer during that
-    // time.
+    // UNIX sockets do not support SO_REUSEPORT, so ask the engine for it. While the connection is being
+    // established, the program's end of the socket pair has a small send buffer. Ask the engine for SO_SNDBUF
+    // during that time.
     let asks_engine =
         name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
     if level == libc::SOL_SOCKET && !asks_engine {
@@ -471,7 +477,7 @@ pub unsafe fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     // After a failed connection attempt, the engine no longer has the socket. Replace it with a kernel
-    // socket, which keeps the option until the next connect.
+    // socket. The kernel socket keeps the option until the next connect.
     if may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
         // SAFETY: the program's arguments.
         return unsafe { convert::set_option(fd, level, name, value, len) };
@@ -502,7 +508,7 @@ pub unsafe fn setsockopt(
         Err(error) => return fail(error),
     };
     // Wait for the engine's reply to SO_LINGER, because a close right after this call could overtake the
-    // request: the engine notices a close at the pair.
+    // request: the engine notices a close at the socket pair.
     let waits = (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER);
     let mut message = Message::new(if waits { Operation::SetOptionNow } else { Operation::SetOption });
     (message.level, message.name) = (level, name);
@@ -518,9 +524,9 @@ pub unsafe fn setsockopt(
 /// `value` is null or points to `len` readable bytes.
 unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
-    // While the connection is being established, the send buffer of the program's end must stay small, so
-    // that the end is not writable. So set the option of a temporary UNIX socket, and read what value the
-    // kernel makes of it.
+    // While the connection is being established, the send buffer of the program's end of the socket pair must
+    // stay small. Otherwise, the end would become writable. So set the option on a temporary UNIX socket, and
+    // read the value that the kernel computes from it.
     // SAFETY: the program passes valid arguments, and the descriptor is closed below.
     let (code, bytes) = unsafe {
         let asked = if connecting {
@@ -549,15 +555,14 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     code
 }
 
-/// Returns true if `socket` has options of `level`. For a level that it lacks, getsockopt(2) must fail with
-/// EOPNOTSUPP.
+/// Returns true if `socket` has options of `level`. If it has none, getsockopt(2) must fail with EOPNOTSUPP.
 pub fn has_level(socket: &SocketName, level: c_int) -> bool {
     let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
     socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
 }
 
-/// Returns true for options of TCP, IPv4 and IPv6 that programs set on TCP sockets. Some of these options
-/// have no effect in the engine.
+/// Returns true if the option is one of TCP, IPv4 or IPv6 that programs set on TCP sockets. Some of these
+/// options have no effect in the engine.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
         libc::IPPROTO_TCP => matches!(name, 1..=10 | 12 | 13 | 18 | 23 | 25),
@@ -603,8 +608,8 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     unsafe { real::shutdown(fd, how) }
 }
 
-/// Ends a listener unless `how` is SHUT_WR, which Linux ignores. The descriptor gets a new socket with the listener's
-/// address, because a program may let it listen again.
+/// Implements shutdown(2) for a listening socket. Like Linux, ignores SHUT_WR. Otherwise ends the listener
+/// and gives `fd` a new socket with the same address, because a program may let it listen again.
 fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     let local = addresses(fd).and_then(|reply| reply.local);
     let (Some(local), false) = (local, how == libc::SHUT_WR) else { return 0 };
@@ -613,9 +618,9 @@ fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     let renewed = unsafe {
         let old = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
         // Give `fd` a new socket with the listener's options before the shutdown, because the engine forgets
-        // the options when the pair is shut down.
+        // the options when the socket pair is shut down.
         let renewed = old >= 0 && convert::renew(fd, v6);
-        // Shut the old socket down, because accept then returns in threads that wait on it.
+        // Shut the old socket down. Calls of accept that wait on it in other threads then return.
         real::shutdown(if renewed { old } else { fd }, libc::SHUT_RDWR);
         if old >= 0 {
             libc::close(old);
@@ -630,8 +635,9 @@ fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     0
 }
 
-/// Returns the connection's error that the program's read must report, or 0. Call this after the kernel's
-/// read of the pair returned 0 or failed with ECONNRESET, because the pair cannot carry a TCP error.
+/// Returns the error of the connection that the program's read must report, or 0. Call this after the
+/// kernel's read of the socket pair returned 0 or failed with ECONNRESET. The pair itself cannot carry a TCP
+/// error.
 pub fn reason_of_end(fd: RawFd) -> c_int {
     if name_of(fd).is_none() {
         return 0;
@@ -659,8 +665,8 @@ pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
     }
     let error = match End::of(fd, real::ASKING) {
         End::Failed(error) => error,
-        // The send failed because the program has shut down writing, or because the engine is gone. The pair
-        // has hung up only in the second case.
+        // The send failed because the program has shut down writing, or because the engine is gone. The
+        // socket pair has hung up only if the engine is gone.
         End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
         End::Finished | End::Unnamed => 0,
     };

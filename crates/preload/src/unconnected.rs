@@ -1,28 +1,29 @@
-//! Finds bound sockets of the engine that have no connection, such as listeners.
+//! Finds the engine's sockets that are bound and not connected, such as listeners.
 //!
-//! Reads and sends on such a socket fail. The kernel would not fail them, because the program's end is one of a
-//! connected pair. A read would even take a connection that waits to be accepted. The library asks the engine only for
-//! descriptors that were such sockets before, because asking before each read costs too much.
+//! Reads and sends on such a socket must fail. The kernel would not fail them, because the program's end
+//! belongs to a connected socket pair. A read would even take a connection that waits to be accepted. Asking
+//! the engine before each read costs too much. So the library asks only about descriptors that were such
+//! sockets before.
 
 use crate::socket::{addresses, name_of};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A fact about descriptors from 0 to 1023, one bit each. The fact was true when the library last used the descriptor.
-/// This is only a hint: the program may have closed a descriptor since, and its number may belong to another socket.
+/// A fact about descriptors from 0 to 1023, one bit each. The fact was true when the library last used the
+/// descriptor. It is only a hint: the program may have closed the descriptor since, and the number may belong
+/// to another socket.
 pub struct Hint([AtomicU64; Hint::MOST as usize / 64]);
 
 impl Hint {
     /// The number of descriptors with a bit.
     pub const MOST: RawFd = 1024;
 
-    /// Creates a [`Hint`] whose bits are all 0, so its fact is false for every descriptor.
+    /// Creates a [`Hint`] with all bits 0: its fact is false for every descriptor.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; Self::MOST as usize / 64])
     }
 
-    /// Returns the word that contains the bit of `fd`, and the mask of this bit. Returns `None` for a
-    /// descriptor above 1023.
+    /// Returns the word with the bit of `fd`, and the mask of this bit. Returns `None` if `fd` is above 1023.
     fn bit(&self, fd: RawFd) -> Option<(&AtomicU64, u64)> {
         let fd = usize::try_from(fd).ok()?;
         Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
@@ -45,12 +46,12 @@ impl Hint {
     }
 }
 
-/// The bound sockets of the engine without a connection, such as listeners.
+/// The descriptors of the engine's sockets that are bound and not connected, such as listeners.
 static UNCONNECTED: Hint = Hint::new();
 /// The descriptors that were listeners of the engine when the library last used them.
 static LISTENING: Hint = Hint::new();
 
-/// Records that `fd` is a socket of the engine that was just bound.
+/// Records that `fd` is a socket of the engine, and that it has just been bound.
 pub fn note_bound(fd: RawFd) {
     UNCONNECTED.set(fd, true);
     LISTENING.set(fd, false);
@@ -62,15 +63,15 @@ pub fn note_listening(fd: RawFd) {
     LISTENING.set(fd, true);
 }
 
-/// Returns true if `fd` was recorded as a bound socket without a connection. The caller must check that it still is
-/// one.
+/// Returns true if `fd` was recorded as a bound socket without a connection. The record may be out of date,
+/// so the caller must check the socket.
 #[inline]
 pub fn may_be_unconnected(fd: RawFd) -> bool {
     UNCONNECTED.has(fd)
 }
 
-/// Returns true for a bound socket of the engine without a connection. A read of its pair would take a connection that
-/// waits to be accepted. Call this before each read and send. Leaves errno unchanged.
+/// Returns true if `fd` is a bound socket of the engine without a connection. A read of its socket pair would
+/// take a connection that waits to be accepted. Call this before each read and send. Leaves errno unchanged.
 #[inline]
 pub fn is_unconnected(fd: RawFd) -> bool {
     may_be_unconnected(fd) && ask_unconnected(fd)

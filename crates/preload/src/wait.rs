@@ -1,8 +1,9 @@
 //! Waits for events of offloaded sockets in epoll_wait, poll and select.
 //!
-//! A sleeping thread costs much: the engine has to wake it for each event. So the library first asks the
-//! kernel for events again and again, for a short time, without sleeping. The kernel alone decides which
-//! events there are, so all of its rules hold, such as those of edge-triggered and one-shot registrations.
+//! Sleeping is expensive, because the engine must wake a sleeping thread for each event. So the library first
+//! polls: for a short time, it asks the kernel for events repeatedly without sleeping. The kernel alone
+//! decides which events there are. Therefore all of its rules hold, such as those of edge-triggered and
+//! one-shot registrations.
 
 use crate::direct::now_ns;
 use crate::signals::BlockedSignals;
@@ -15,21 +16,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The number of descriptors in the table. Waits for events of higher descriptors do not poll.
 const MOST: usize = 1024;
-/// The most descriptors with which a thread repeats poll(2) or select(2) before it sleeps. With more
-/// descriptors, each repetition takes too long.
+/// The most descriptors for which a thread polls before it sleeps in poll(2) or select(2). With more
+/// descriptors, each polling call takes too long.
 const MOST_POLLED: usize = 64;
-/// While a thread polls, one in this many looks at shared memory also asks the kernel for events.
+/// A thread that polls looks at shared memory in each round. It also asks the kernel for events once in this
+/// many rounds.
 const LOOKS: u32 = 16;
 /// Limits how many waits skip polling after polling found nothing: at most 2 to this power, minus 1, which is
 /// 63.
 const MOST_SKIPPED: u32 = 6;
 
-/// Decides whether a thread polls before it sleeps. Each time polling finds nothing, twice as many of the
-/// next waits skip the polling.
+/// Decides whether a thread polls before it sleeps. Each time polling finds nothing, about twice as many of
+/// the next waits as before skip the polling.
 pub struct Patience {
-    /// The number of consecutive waits that polled without finding anything, at most `MOST_SKIPPED`.
+    /// The number of consecutive waits whose polling found nothing, at most `MOST_SKIPPED`.
     vain: AtomicU32,
-    /// The number of next waits that sleep in the kernel without polling first.
+    /// The number of coming waits that must sleep in the kernel without polling first.
     skip: AtomicU32,
 }
 
@@ -39,8 +41,8 @@ impl Patience {
         Self { vain: AtomicU32::new(0), skip: AtomicU32::new(0) }
     }
 
-    /// Returns true if this wait must skip the polling and sleep in the kernel at once, because polling found
-    /// nothing before. Each call counts as one wait.
+    /// Returns true if this wait must sleep in the kernel at once, because polling found nothing in earlier
+    /// waits. Call this once for each wait: each call counts as one wait.
     #[inline]
     pub fn skips(&self) -> bool {
         let skip = self.skip.load(Ordering::Relaxed);
@@ -60,8 +62,8 @@ impl Patience {
 }
 
 struct Entry {
-    /// True if the descriptor was an offloaded socket, or an epoll instance that watches one, when the library
-    /// last used it. This is only a hint, because the program may have closed the descriptor since.
+    /// A hint. True if the library, when it last used the descriptor, found an offloaded socket or an epoll
+    /// instance that watches one. The program may have closed the descriptor since.
     offloaded: AtomicBool,
     patience: Patience,
 }
@@ -69,8 +71,8 @@ struct Entry {
 static ENTRIES: [Entry; MOST] =
     [const { Entry { offloaded: AtomicBool::new(false), patience: Patience::new() } }; MOST];
 
-/// How long a thread polls before it leaves the wait to the kernel, in nanoseconds. The engine chooses this
-/// time. If it is 0, threads do not poll.
+/// How long a thread polls before it sleeps in the kernel, in nanoseconds. The engine chooses this time. If
+/// it is 0, threads do not poll.
 static WAIT_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Sets how long a thread polls before it sleeps: `microseconds`, at most 1,000.
@@ -78,7 +80,7 @@ pub fn set_time(microseconds: i32) {
     WAIT_NS.store(microseconds.clamp(0, 1000) as u64 * 1000, Ordering::Relaxed);
 }
 
-/// Returns how long a thread polls before it sleeps, in nanoseconds, or 0 if it must not poll.
+/// Returns the time for which a thread polls before it sleeps, in nanoseconds. 0 if it must not poll.
 pub fn time_ns() -> u64 {
     WAIT_NS.load(Ordering::Relaxed)
 }
@@ -87,8 +89,8 @@ fn entry(fd: RawFd) -> Option<&'static Entry> {
     usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
 }
 
-/// Returns the entry of an offloaded socket or of an epoll instance that watches one, or `None` for other
-/// descriptors.
+/// Returns the entry of `fd` if `fd` is an offloaded socket, or an epoll instance that watches an offloaded
+/// socket. Returns `None` for other descriptors.
 fn offloaded(fd: RawFd) -> Option<&'static Entry> {
     entry(fd).filter(|entry| entry.offloaded.load(Ordering::Relaxed))
 }
@@ -113,13 +115,14 @@ pub fn note_watched(instance: RawFd, fd: RawFd) {
     }
 }
 
-/// Calls `look`, which asks the kernel for events without sleeping, until it finds events or fails. Polls at
-/// most for `timeout_ns` and for the time that the engine asks programs to poll. Then calls `sleep` with the
-/// thread's signal mask and the nanoseconds that have passed. Returns the last result.
+/// Calls `look` until it finds events or fails. `look` asks the kernel for events without sleeping. Polls for
+/// at most `timeout_ns`, and at most for the time that the engine asks programs to poll. If nothing was
+/// found, calls `sleep` with the thread's signal mask and the nanoseconds that have passed. Returns the last
+/// result.
 ///
 /// Signals are blocked while the thread polls. `sleep` must unblock them in the same system call in which it
-/// sleeps. So a signal that arrives in between interrupts the program's call, as it does without this
-/// library.
+/// sleeps. A signal that arrives while the thread polls then interrupts the program's call, as it does
+/// without this library.
 fn poll_then_sleep(
     patience: &Patience,
     timeout_ns: u64,
@@ -161,8 +164,8 @@ fn of_parts(seconds: i64, nanoseconds: i64) -> Option<u64> {
     Some(u64::try_from(seconds).ok()?.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
 }
 
-/// Returns the nanoseconds of a timeout, or `u64::MAX` for a null pointer, which means no limit. Returns
-/// `None` if the kernel refuses the timeout.
+/// Converts a timeout to nanoseconds. Returns `u64::MAX` for a null pointer, which means no limit. Returns
+/// `None` if the kernel would refuse the timeout.
 unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
     if timeout.is_null() {
         return Some(u64::MAX);
@@ -200,14 +203,15 @@ pub unsafe fn epoll(
             }
         }
     };
-    // Leave calls with an invalid array to the kernel, because it refuses them, and this function must not
-    // write to the array.
+    // Leave calls with an invalid array to the kernel, because the kernel refuses them. This function must
+    // not write to such an array.
     let usable = room > 0 && is_possible(events, room as usize * size_of::<epoll_event>());
     let Some(entry) = offloaded(instance).filter(|_| usable) else { return wait(timeout, mask) };
     // SAFETY: the program passes an array of `room` events for this call to fill.
     let shared = unsafe { ready::begin(instance, events, room, timeout != 0) };
-    // Looks at shared memory first. Then asks the kernel, if `asks` is true or nothing was found. In the
-    // reverse order, this would miss bytes that the engine moves from a slot to the pair in between.
+    // Look at shared memory first. Then ask the kernel, if `asks` is true or shared memory had no event. In
+    // the reverse order, this could miss bytes that the engine moves from a slot to the socket pair between
+    // both steps.
     let look = |asks: bool, mask| {
         let found = shared.map_or(0, |shared| shared.look());
         if found > 0 && !asks {
@@ -266,7 +270,8 @@ pub unsafe fn epoll(
 }
 
 /// Returns the entry of the first offloaded socket among the polled descriptors. Returns `None` if there is
-/// none, or if this wait must sleep without polling first, for example because polling rarely helped before.
+/// none. Also returns `None` if the wait must sleep without polling first, for example because polling rarely
+/// helped before.
 unsafe fn polled(descriptors: *const pollfd, count: nfds_t) -> Option<&'static Entry> {
     if time_ns() == 0 || count as usize > MOST_POLLED || !is_array(descriptors, count) {
         return None;
@@ -283,8 +288,8 @@ fn is_array(descriptors: *const pollfd, count: nfds_t) -> bool {
     bytes.is_some_and(|bytes| is_possible(descriptors, bytes))
 }
 
-/// Lets the engine move all received bytes of the polled descriptors from shared memory to their pairs,
-/// because the kernel's poll sees only the pairs.
+/// Lets the engine move all received bytes of the polled descriptors from shared memory to their socket
+/// pairs. The kernel's poll sees only the bytes in the pairs.
 unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
     if time_ns() > 0 && is_array(descriptors, count) {
         // SAFETY: the caller guarantees `count` readable structures.
@@ -350,7 +355,7 @@ pub unsafe fn ppoll(
     }
 }
 
-/// The descriptor sets of a select: those to read, those to write, and those with exceptions.
+/// The three descriptor sets of a select: for reading, for writing, and for exceptions.
 type Sets = [*mut fd_set; 3];
 
 /// Returns false if a set has an address at which no program has memory. The kernel refuses such a call with
@@ -359,8 +364,8 @@ fn are_possible(sets: Sets) -> bool {
     sets.iter().all(|&set| set.is_null() || is_possible(set, size_of::<u64>()))
 }
 
-/// Ends the posted receives of all descriptors in the sets of a select, because the kernel does not see bytes
-/// that arrive in shared memory.
+/// Ends the posted receives of all descriptors in the sets of a select. Bytes for a posted receive arrive in
+/// shared memory, and the kernel cannot report them.
 unsafe fn withdraw_selected(count: c_int, sets: Sets) {
     if time_ns() == 0 || !are_possible(sets) {
         return;
@@ -386,8 +391,8 @@ unsafe fn selected(count: c_int, sets: Sets) -> Option<&'static Entry> {
     (!entry.patience.skips()).then_some(entry)
 }
 
-/// Waits as select(2) does: for at most `timeout_ns`, with the signal mask `mask` unless it is null. Stores in
-/// `passed` how many nanoseconds the call took.
+/// Waits like select(2), but for at most `timeout_ns`. Uses the signal mask `mask` unless it is null. Stores
+/// the nanoseconds that the call took in `passed`.
 unsafe fn wait_selected(
     entry: &Entry,
     count: c_int,
@@ -397,8 +402,8 @@ unsafe fn wait_selected(
 ) -> c_int {
     // The kernel accesses whole words of the sets. Descriptors below MOST_POLLED need one word of 64 bits.
     const { assert!(MOST_POLLED == 64) };
-    // SAFETY: each set that is not null has at least one word of 64 bits, because the kernel reads and writes
-    // whole words.
+    // SAFETY: the kernel reads and writes whole words, so each set that is not null has at least one word of
+    // 64 bits.
     let words = sets.map(|set| (!set.is_null()).then(|| unsafe { set.cast::<u64>().read() }));
     let restore = || {
         for (set, word) in sets.iter().zip(words) {
@@ -429,8 +434,8 @@ unsafe fn wait_selected(
     )
 }
 
-/// Implements select(2). As Linux does, subtracts the time that has passed from the program's timeout, except in
-/// programs of musl, whose select leaves the timeout unchanged.
+/// Implements select(2). Subtracts the elapsed time from the program's timeout, as Linux does. In programs
+/// that use musl, leaves the timeout unchanged, as musl does.
 ///
 /// # Safety
 /// The arguments are those of the program's call.

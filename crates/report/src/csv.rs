@@ -4,9 +4,9 @@ use crate::write::Error;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Renders rows as CSV (RFC 4180) with a header. Each value of a row's JSON is a column, named by its keys
-/// joined with dots (`tx.packets_per_second`). The columns of the row's parameters come first. A list is one
-/// column, with `; ` between its texts.
+/// Renders rows as CSV (RFC 4180) with a header. Each value in a row's JSON becomes a column. The column's
+/// name joins the value's keys with dots (`tx.packets_per_second`). The columns of the row's parameters come
+/// first. A list becomes one column, with `; ` between its texts.
 ///
 /// # Errors
 /// If a row cannot be expressed as JSON.
@@ -23,8 +23,8 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         }
         lines.push(line);
     }
-    // Remove a column whose value is an object in some rows and null in others, because the object's fields
-    // have columns of their own.
+    // A value may be an object in some rows and null in others. Remove the column of such a value, because
+    // the fields of the object have their own columns.
     columns.retain(|column| {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))

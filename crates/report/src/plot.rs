@@ -46,8 +46,8 @@ impl Line {
     }
 }
 
-/// A plot with labelled axes. Each line names the panel in which it is drawn; lines with the same panel title
-/// share one panel.
+/// A plot with labelled axes. Each line has the title of a panel. All lines with the same title are drawn in
+/// one panel.
 #[derive(Clone, Debug)]
 pub struct Plot {
     /// The title.
@@ -72,7 +72,7 @@ const SMALL: (u32, u32) = (400, 290);
 const COLUMNS: u32 = 2;
 /// The height of a plot's title in pixels.
 const TITLE: u32 = 34;
-/// The height in pixels of the last line, which names the machine.
+/// The height in pixels of the last line. This line names the machine.
 const SOURCE: u32 = 26;
 /// The length in pixels of a line's sample in the legend.
 const SAMPLE: i32 = 26;
@@ -80,8 +80,8 @@ const SAMPLE: i32 = 26;
 const ROW: i32 = 20;
 /// The colour of ceilings.
 const GREY: RGBColor = RGBColor(128, 128, 128);
-/// A ceiling above this multiple of the largest value is not drawn on a linear axis, because it would
-/// flatten the lines.
+/// On a linear axis, a ceiling is not drawn if it is higher than the largest value times this factor. It
+/// would flatten the lines.
 const HIGHEST_CEILING: f64 = 3.0;
 
 impl Plot {
@@ -122,8 +122,8 @@ impl Plot {
         self.places(&line.ceiling).into_iter().filter(|&(_, y)| near(self.y_scale.value(y))).collect()
     }
 
-    /// Returns the coordinates of everything that is drawn. They determine the ranges of the axes, which all
-    /// panels share.
+    /// Returns the coordinates of everything that is drawn. The ranges of the axes follow from these
+    /// coordinates. All panels share the axes.
     fn all(&self) -> Vec<(f64, f64)> {
         let line = |line: &Line| {
             let mut all = self.solid(line);
@@ -149,7 +149,8 @@ impl Plot {
         distinct(self.lines.iter().filter(drawn).map(|line| line.name.as_str()))
     }
 
-    /// Returns the width and height of a panel in pixels, and the number of rows and columns of panels.
+    /// Returns a panel's width and height in pixels, then the number of rows of panels, then the number of
+    /// columns.
     fn layout(&self) -> ((u32, u32), u32, u32) {
         match self.panels().len() as u32 {
             0 | 1 => (ALONE, 1, 1),
@@ -263,8 +264,8 @@ impl Plot {
     }
 }
 
-/// Draws plots one below the other, with `source` (machine, version, date) as the last line. Plots without a
-/// finite point are left out. Returns `None` if no plot is left.
+/// Draws plots one below the other. The last line is `source` (machine, version, date). Leaves out plots
+/// without a finite point. Returns `None` if no plot is left.
 pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
     let plots: Vec<&Plot> = plots.iter().filter(|plot| !plot.is_empty()).collect();
     let names =
@@ -282,8 +283,8 @@ pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
             plot.draw(&area)?;
             rest = below;
         }
-        // Choose the size of the letters so that the whole text fits into the width. A letter is about half
-        // as wide as it is high.
+        // Choose the size of the letters so that the whole text fits into the width. The width of a letter is
+        // about half of its height.
         let letters = (2 * (width - 32) / source.chars().count().max(1) as u32).clamp(7, 12);
         rest.draw(&Text::new(source.to_string(), (16, 6), ("sans-serif", letters))).ok()?;
         root.present().ok()?;
@@ -395,8 +396,7 @@ mod tests {
     #[test]
     fn a_long_title_has_smaller_letters() {
         assert_eq!(title_size("Rate", 720), 17);
-        // Check that 120 letters fit into a width of 720 pixels. A letter is about half as wide as it is
-        // high.
+        // Check that 120 letters fit into 720 pixels. The width of a letter is about half its height.
         let long = "x".repeat(120);
         assert!(title_size(&long, 720) * 120 / 2 <= 720);
     }

@@ -18,7 +18,7 @@ impl Lines {
         self.0.extend(lines);
     }
 
-    /// Adds the lines, except those that are already present with the same name and text.
+    /// Adds the lines. Skips a line if a line with the same name and text is already present.
     pub fn extend_unique(&mut self, lines: impl IntoIterator<Item = Cell>) {
         for line in lines {
             if !self.0.contains(&line) {
@@ -32,8 +32,8 @@ impl Lines {
         self.0.append(&mut other.0);
     }
 
-    /// Returns the lines as text. All texts start in the same column. A text is never wrapped, so that grep
-    /// finds the whole text.
+    /// Returns the lines of the table. All texts start in the same column. A text is never wrapped, so that
+    /// grep finds it as a whole.
     pub fn render(&self) -> String {
         let width = self.0.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
         self.0.iter().map(|Cell { name, text }| format!("{name:<width$}  {text}\n")).collect()

@@ -3,8 +3,8 @@
 use crate::table::{Lines, grid};
 use inlane_core::result::{Cell, Document, Row};
 
-/// Renders a document. If the document has one row, and that row provides its own lines, prints those lines.
-/// Otherwise prints a table.
+/// Renders a document. If the document has only one row, and the row provides lines of text, prints these
+/// lines. Otherwise prints a table.
 pub fn text<T: Row>(document: &Document<T>) -> String {
     let rows = &document.results;
     let mut context = Lines::default();
@@ -54,8 +54,8 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         cell.map_or(String::new(), |cell| cell.text.clone())
     };
     names.retain(|name| {
-        // Leave failed rows without the parameter out of the comparison. Otherwise one failed run would turn
-        // a parameter that all other rows share into a column.
+        // Do not compare failed rows that lack the parameter. Otherwise, one failed run would turn a
+        // parameter on which all other rows agree into a column.
         let mut values: Vec<String> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)

@@ -35,8 +35,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the class of the error. A file that cannot be opened stops the run before it starts
-    /// ([`Class::Environment`]). A later error loses the result of a run ([`Class::Failed`]).
+    /// Returns the class of the error. If a file cannot be opened, the run does not start
+    /// ([`Class::Environment`]). A later error loses the result of the run ([`Class::Failed`]).
     pub fn class(&self) -> Class {
         match self {
             Error::Directory(_) => Class::Usage,
@@ -46,8 +46,8 @@ impl Error {
     }
 }
 
-/// A file or standard output for a result. Open the target before the run: the run may drop privileges that
-/// opening needs, and it should not start if its result cannot be written.
+/// A file or standard output for a result. Open the target before the run. The run may drop privileges that
+/// opening needs. It should not start if its result cannot be written.
 ///
 /// An existing file keeps its content until something is written. If the target created the file, and nothing
 /// was written, dropping the target removes the file.

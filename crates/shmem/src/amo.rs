@@ -4,7 +4,7 @@ use crate::world::{check, world};
 use inlane_pgas::transport::Operation;
 use std::ffi::c_void;
 
-/// A type of 4 or 8 bytes on which the library has atomics.
+/// A type of 4 or 8 bytes that the library's atomics support.
 pub trait Word: Copy {
     /// Returns the bits of the value, in the low bytes of the result.
     fn bits(self) -> u64;

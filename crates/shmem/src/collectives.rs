@@ -1,7 +1,8 @@
-//! Barriers and collectives, over teams and over active sets. Those of teams return 0, or -1 for an invalid
-//! team. An active set is given by its first PE, the logarithm of its stride, and its size.
+//! Barriers and collectives, over teams and over active sets. The functions for teams return 0, or -1 if the
+//! team is invalid. An active set is described by its first PE, the logarithm of its stride, and its size.
 //!
-//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
+//! The caller of an unsafe function guarantees that the pointers are valid, as the OpenSHMEM specification
+//! demands.
 
 use crate::numbers::Combine;
 use crate::teams::{self, Team};
@@ -31,7 +32,7 @@ fn over(team: Team, collective: impl FnOnce(Group<'_>) -> inlane_pgas::error::Re
     }
 }
 
-/// Blocks until all PEs have called this function and their earlier puts are delivered.
+/// Blocks until all PEs have called this function, and until all puts before these calls are delivered.
 pub fn barrier_all() {
     check(world().barrier_all());
 }
@@ -46,7 +47,7 @@ pub fn team_sync(team: Team) -> c_int {
     over(team, |team| world().sync(team))
 }
 
-/// Blocks until all PEs of the set have called this function and their earlier puts are delivered.
+/// Blocks until all PEs of the set have called this function and the earlier puts of these PEs are delivered.
 pub fn barrier(set: ActiveSet) {
     check(world().barrier(active(set)));
 }
@@ -76,7 +77,7 @@ pub unsafe fn broadcast(
     })
 }
 
-/// Copies `bytes` bytes from the root's source to the destination of all other PEs of the set.
+/// Copies `bytes` bytes from the source of the root PE to the destinations of all other PEs of the set.
 pub unsafe fn broadcast_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -100,27 +101,29 @@ pub unsafe fn collect_active(destination: *mut c_void, source: *const c_void, by
     check(unsafe { world().collect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Concatenates the sources of all PEs of the team, which have equal lengths, in each PE's destination.
+/// Concatenates the sources of all PEs of the team. All sources have `bytes` bytes. Stores the result in each
+/// PE's destination.
 pub unsafe fn fcollect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |team| unsafe { world().fcollect(team, destination as usize, source.cast(), bytes) })
 }
 
-/// Concatenates the sources of all PEs of the set, which have equal lengths, in each PE's destination.
+/// Concatenates the source data of all PEs of the set in the `destination` of each PE. All sources have the
+/// same length.
 pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
     // SAFETY: the caller's pointers are valid.
     check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
 }
 
-/// Sends block i of the source to PE i of the team. A block has `bytes` bytes. The receiver stores it in its
-/// `destination`, at the sender's index.
+/// Sends block i of the source to PE i of the team. A block has `bytes` bytes. Each receiver stores the block
+/// in its own `destination`, at the sender's index.
 pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
     // SAFETY: the caller's pointers are valid.
     over(team, |team| unsafe { world().all_to_all(team, destination as usize, source.cast(), bytes) })
 }
 
-/// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores it in its
-/// `destination`, at the sender's index.
+/// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores the block
+/// in its `destination`, at the index of the sender.
 pub unsafe fn all_to_all_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -132,8 +135,8 @@ pub unsafe fn all_to_all_active(
 }
 
 /// Sends elements to each PE of the team, like [`all_to_all`], but the elements are not contiguous.
-/// `elements` is the number of elements per PE, and their width in bytes. `strides` is the distance between
-/// two elements, in elements, at the destination and at the source.
+/// `elements` is the number of elements for each PE, and their width in bytes. `strides` is the distance from
+/// one element to the next, in elements, first at the destination and then at the source.
 pub unsafe fn all_to_all_strided(
     team: Team,
     destination: *mut c_void,
@@ -147,8 +150,8 @@ pub unsafe fn all_to_all_strided(
     })
 }
 
-/// Sends elements that are not contiguous to each PE of an active set. The arguments are those of
-/// [`all_to_all_strided`], with the set instead of a team.
+/// Sends strided elements to each PE of an active set. The arguments are those of [`all_to_all_strided`], but
+/// with an active set instead of a team.
 pub unsafe fn all_to_all_strided_active(
     destination: *mut c_void,
     source: *const c_void,
@@ -162,8 +165,8 @@ pub unsafe fn all_to_all_strided_active(
     });
 }
 
-/// Combines the source arrays of all PEs of the team element by element, and stores the result in each PE's
-/// destination. `elements` is the number of elements and their width in bytes.
+/// Combines the source arrays of all PEs of the team, element by element. Stores the result in each PE's
+/// destination. `elements` is the number of elements and the width of one element in bytes.
 pub unsafe fn reduce(
     team: Team,
     destination: *mut c_void,
@@ -177,8 +180,9 @@ pub unsafe fn reduce(
     over(team, |team| unsafe { world().reduce(team, destination as usize, source.cast(), elements, &all) })
 }
 
-/// Combines the source arrays of all PEs of the set element by element, and stores the result in each PE's
-/// destination. `count` is the number of elements, and `width` their width in bytes.
+/// Combines the source arrays of all PEs of the set element by element. Stores the result in each PE's
+/// `destination`. `count` is the number of elements of an array, and `width` is the width of an element in
+/// bytes.
 pub unsafe fn to_all(
     destination: *mut c_void,
     source: *const c_void,

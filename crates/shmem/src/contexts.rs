@@ -1,5 +1,6 @@
-//! Contexts (OpenSHMEM 1.5, section 9.5). A context numbers PEs as its team does. All contexts of a PE share
-//! one stream of operations, so fence and quiet of one context order and complete the operations of all.
+//! Contexts (OpenSHMEM 1.5, section 9.5). A context uses the PE numbers of its team. All contexts of a PE
+//! share one stream of operations. So a fence of one context orders the operations of all contexts, and a
+//! quiet of one context completes them.
 
 use crate::rma;
 use crate::teams::{self, Team};
@@ -27,19 +28,20 @@ struct ContextState {
     set: Set,
 }
 
-/// States of ended contexts. They are reused and never freed, so that operations read valid memory even with
-/// the handle of an ended context.
+/// The states of ended contexts. They are reused and never freed. So an operation with the handle of an ended
+/// context still reads valid memory.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Returns the state of a context other than the default one. `None` for SHMEM_CTX_INVALID.
 #[inline]
 fn state(context: Context) -> Option<&'static ContextState> {
-    // SAFETY: handles above the default one are addresses of states, which live as long as the process.
+    // SAFETY: a handle above the default one is the address of a state, and states live until the process
+    // ends.
     (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const ContextState) })
 }
 
-/// Converts a PE's number in the context's team to its number in the job. For a number outside the team,
-/// returns one that no PE has, so that the operation fails.
+/// Converts a PE's number in the context's team to its number in the job. If `number` is outside the team,
+/// returns a number that no PE has. The operation then fails.
 #[inline]
 pub fn pe(context: Context, number: c_int) -> u32 {
     if context == Context::DEFAULT {

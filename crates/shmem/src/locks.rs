@@ -1,4 +1,4 @@
-//! Locks, granted in the order in which the PEs asked for them (OpenSHMEM 1.5, section 9.12).
+//! Locks. PEs get a lock in the order in which they asked for it (OpenSHMEM 1.5, section 9.12).
 //!
 //! A lock is a queue of PEs (Mellor-Crummey and Scott, "Algorithms for scalable synchronization on
 //! shared-memory multiprocessors", 1991). The two halves of the lock's symmetric word hold the end of the
@@ -17,21 +17,22 @@ use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The PE that holds the end of every lock's queue: its copy of the lock's word names the last PE in the
-/// queue.
+/// The PE whose copy of a lock's word contains the end of the lock's queue: the number of the last PE in the
+/// queue. It is the same PE for all locks.
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 
-/// Returns the address of the half of the lock's word that holds the next PE of the queue.
+/// Returns the address of the second half of the lock's word. This half holds the next PE of the lock's
+/// queue.
 fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }
 
-/// Loads the second half of the lock's word at this PE. Bit 31 is set while this PE waits for the lock. The
+/// Loads the second half of this PE's word of the lock. Bit 31 is set while this PE waits for the lock. The
 /// other bits hold the number of the next PE in the queue, plus 1.
 fn own_link(lock: *mut i64) -> u32 {
-    // SAFETY: an earlier atomic checked that the lock is an aligned word of symmetric memory. Other PEs
-    // change it by atomics.
+    // SAFETY: an earlier atomic has checked that the lock is an aligned word of symmetric memory. Other PEs
+    // change the word only by atomics.
     unsafe { AtomicU32::from_ptr(links(lock) as *mut u32) }.load(Ordering::Acquire)
 }
 
@@ -40,8 +41,7 @@ fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe:
     check(world().atomic(operation, target, 4, operand.into(), comparand.into(), pe)) as u32
 }
 
-/// Acquires a lock. Blocks until this PE holds the lock. PEs get it in the order in which they called this
-/// function.
+/// Acquires a lock. Blocks until this PE holds the lock. PEs acquire the lock in the order of their calls.
 pub fn set(lock: *mut i64) {
     let me = world().me();
     atomic(Operation::Swap, links(lock), WAITING, 0, me);
@@ -52,7 +52,7 @@ pub fn set(lock: *mut i64) {
     }
 }
 
-/// Clears a lock. All earlier puts of this PE are delivered before the next PE gets it.
+/// Clears a lock. All earlier puts of this PE are delivered before the next PE gets the lock.
 pub fn clear(lock: *mut i64) {
     check(world().quiet());
     let me = world().me();
@@ -70,14 +70,14 @@ pub fn clear(lock: *mut i64) {
                 "it is not set; call shmem_set_lock before shmem_clear_lock",
             );
         }
-        // Wait until another PE has stored its number here. That PE is already in the lock's queue, and
-        // stores its number next.
+        // Another PE is already behind this PE in the lock's queue. Wait until it has stored its number in
+        // the second half of this PE's copy of the lock's word.
         check(world().wait_word(links(lock), 4, || next() != 0));
     }
     check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));
 }
 
-/// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
+/// Sets a lock if it is free. Returns 0 if this call has set the lock, else 1.
 pub fn test(lock: *mut i64) -> c_int {
     let me = world().me();
     // Clear this PE's link to the next PE in the queue before taking the lock. Once the lock is taken, the

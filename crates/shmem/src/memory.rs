@@ -24,9 +24,9 @@ pub fn allocate(size: usize) -> *mut c_void {
     made(world().allocate_for_copies(size))
 }
 
-/// Allocates `size` bytes of symmetric memory at an aligned address. Returns null if the size is 0, the heap
-/// is full, or the alignment is 0 or too large. Rounds the alignment up to a power of two, as other OpenSHMEM
-/// libraries do.
+/// Allocates `size` bytes of symmetric memory at an aligned address. Rounds the alignment up to a power of
+/// two, as other OpenSHMEM libraries do. Returns null if the size is 0, the heap is full, or the alignment is
+/// 0 or too large.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
         check(world().barrier_all());
@@ -56,8 +56,8 @@ pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     address
 }
 
-/// Frees memory of the symmetric heap. All PEs must call this. If the address is null, frees nothing and only
-/// waits until all PEs have called it.
+/// Frees memory of the symmetric heap. All PEs must call this. If the address is null, frees nothing, but
+/// still waits until all PEs have made the call.
 pub fn free(address: *mut c_void) {
     match address.is_null() {
         true => check(world().barrier_all()),
@@ -65,8 +65,8 @@ pub fn free(address: *mut c_void) {
     }
 }
 
-/// Changes the size of an allocation, which may move it. If the address is null, allocates. If the size is 0,
-/// frees the memory and returns null. Also returns null if the heap is full.
+/// Changes the size of an allocation, possibly by moving it. If the address is null, allocates new memory. If
+/// the size is 0, frees the memory and returns null. Also returns null if the heap is full.
 pub fn reallocate(address: *mut c_void, size: usize) -> *mut c_void {
     if address.is_null() {
         return allocate(size);

@@ -1,4 +1,4 @@
-//! The arithmetic of reductions: how two arrays of a number type are combined element by element.
+//! The arithmetic of reductions: combines two arrays of one number type element by element.
 
 /// A function `(accumulator, other, count)` that combines two arrays of `count` elements, element by element.
 /// It stores the results in the accumulator.
@@ -43,7 +43,8 @@ pub trait Sum {
     const PROD: Combine;
 }
 
-/// Replaces each element of `left` by its combination with the element of `right` at the same index.
+/// Combines each element of `left` with the element of `right` at the same index. Stores the results in
+/// `left`.
 unsafe fn each<T: Copy>(left: *mut u8, right: *const u8, count: usize, combine: impl Fn(T, T) -> T) {
     let (left, right) = (left.cast::<T>(), right.cast::<T>());
     for i in 0..count {

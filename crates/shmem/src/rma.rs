@@ -1,7 +1,7 @@
-//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, which cannot unwind.
-//! So the typed functions need no clean-up after them and end with a jump to them (a tail call).
+//! Put, get, put with signal, fence and quiet, on bytes. Put and get are `extern "C"`, so they cannot unwind.
+//! The typed functions then need no clean-up after the call, and end with a jump to put or get (a tail call).
 //!
-//! A caller of an unsafe function passes valid pointers, as the OpenSHMEM specification demands.
+//! The callers of the unsafe functions pass valid pointers, as the OpenSHMEM specification demands.
 
 use crate::world::{check, invalid, world};
 use inlane_pgas::world::Signal;
@@ -62,8 +62,8 @@ fn at(element: usize, stride: isize, width: usize) -> isize {
     (element as isize).wrapping_mul(stride).wrapping_mul(width as isize)
 }
 
-/// Calls `copy(destination, source, bytes)` for each of `count` elements of `width` bytes. Calls it once for
-/// all if they are contiguous on both sides.
+/// Calls `copy(destination, source, bytes)` for each of `count` elements of `width` bytes. If the elements
+/// are contiguous in both arrays, calls it once for all of them.
 #[inline(always)]
 fn strided(
     destination: *mut c_void,
@@ -133,7 +133,7 @@ pub unsafe fn put_signal(
     check(unsafe { world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe) });
 }
 
-/// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
+/// Orders puts and atomics: at each PE, those before this call arrive before all later ones.
 pub fn fence() {
     check(world().fence());
 }

@@ -7,8 +7,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 const THREAD_MULTIPLE: c_int = 3;
 
-/// Converts a PE's number in the job from C's type. A negative number becomes a very large one, which the
-/// library refuses because no such PE exists.
+/// Converts a PE's number in the job from C's `int` to `u32`. A negative number becomes a very large one. The
+/// library refuses it because no such PE exists.
 #[inline(always)]
 pub fn pe(number: c_int) -> u32 {
     number as u32
@@ -50,8 +50,8 @@ pub fn addr_accessible(address: *const c_void, number: c_int) -> c_int {
     (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
 }
 
-/// Returns the address at which this PE's loads and stores reach PE `number`'s copy of the symmetric object
-/// at `address`. Returns null if they cannot reach it.
+/// Returns the address at which this PE can load and store PE `number`'s copy of the symmetric object at
+/// `address`. Returns null if loads and stores cannot reach that copy.
 pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }

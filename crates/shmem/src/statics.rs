@@ -1,5 +1,5 @@
 //! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound
-//! memory.
+//! memory, which peers access.
 //!
 //! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory. The pages
 //! of the inbound memory are then mapped a second time, over the segment. Pages that the loader made
@@ -24,8 +24,8 @@ pub fn find() -> Option<(usize, usize)> {
     found
 }
 
-/// A callback of `dl_iterate_phdr`. Looks at the first loaded object only, which is the program itself, and
-/// stores the span of its writable segments in `found`.
+/// A callback of `dl_iterate_phdr`. Looks only at the first loaded object, because that is the program
+/// itself. Stores the span of the program's writable segments in `found`.
 unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> i32 {
     // SAFETY: `info` is the loader's description of the program, valid during the call.
     let (base, headers) = unsafe {
@@ -44,25 +44,25 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // After relocation, the loader has made the RELRO pages read-only, up to the last page boundary within
-    // them. Start at that boundary.
+    // After relocation, the loader makes the pages of the RELRO segment read-only, up to the last page
+    // boundary in that segment. Start at that boundary.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }
     let end = end.next_multiple_of(page);
     if end > start {
-        // SAFETY: `found` points to a local variable of `find`, which is still running.
+        // SAFETY: `found` points to a local variable of `find`. `find` has not returned yet.
         unsafe { *found.cast::<Option<(usize, usize)>>() = Some((start, end - start)) };
     }
     1
 }
 
-/// Maps the inbound memory at `offset` over the program's static objects at `address`, so that other PEs can
-/// access these objects. Moves `length` bytes, in whole pages, and keeps their contents.
+/// Maps the inbound memory at `offset` in place of the program's static objects at `address`. Other PEs can
+/// then access these objects. Moves `length` bytes, which are whole pages, and keeps their contents.
 ///
 /// # Safety
-/// `find` returned the address and length. Nothing else uses the span of the inbound memory. No other thread
-/// writes the program's static objects meanwhile.
+/// `find` returned the address and length. Nothing else uses this part of the inbound memory. During the
+/// call, no other thread writes the program's static objects.
 ///
 /// # Errors
 /// The system's error if the mapping fails.
@@ -72,7 +72,7 @@ pub unsafe fn move_to(twin: &Twin, offset: usize, address: usize, length: usize)
     // Copy word by word, because the span contains red zones of AddressSanitizer between static objects.
     // AddressSanitizer would report a memcpy that reads these.
     for word in 0..length / 8 {
-        // SAFETY: both spans are mapped, and the caller promises that no thread writes them.
+        // SAFETY: both spans are mapped. The caller guarantees that no thread writes to them during the call.
         unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
     }
     // SAFETY: the pages of the inbound memory hold the segment's contents now.

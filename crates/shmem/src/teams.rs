@@ -1,9 +1,9 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
-//! The PEs of a new team open a channel, so that threads of one PE can run collectives of different teams at
-//! the same time. A handle is a small number for a predefined team, else the address of the team's state. The
-//! state's memory is reused after the team is destroyed, but never freed, so an outdated handle still points
-//! to valid memory.
+//! The PEs of a new team open a channel. Threads of one PE can then run collectives of different teams at the
+//! same time. The handle of a predefined team is a small number. The handle of another team is the address of
+//! its state. The memory of the state is reused after the team is destroyed, but never freed, so an outdated
+//! handle still points to valid memory.
 
 use crate::setup;
 use crate::world::{check, world};
@@ -21,7 +21,7 @@ impl Team {
     pub const INVALID: Team = Team(0);
     /// All PEs.
     pub const WORLD: Team = Team(1);
-    /// The team of the PEs whose memory this PE reaches by loads and stores.
+    /// The team of all PEs whose memory this PE can access by loads and stores.
     pub const SHARED: Team = Team(2);
 }
 
@@ -39,13 +39,14 @@ const NUM_CONTEXTS: i64 = 1;
 pub struct TeamState {
     set: Set,
     config: TeamConfig,
-    /// The channel of the team's collectives. `None` for the team of all PEs, and if a PE had no free place
-    /// for a channel.
+    /// The channel for the collectives of the team. `None` for the team of all PEs. Also `None` if a PE had
+    /// no free place in its workspace for a channel.
     channel: Option<Arc<Channel>>,
 }
 
 impl TeamState {
-    /// Returns what to pass to the team's collectives: its channel or, if it has none, its set of PEs.
+    /// Returns what the team's collectives take as their group: the team's channel, or its set of PEs if it
+    /// has no channel.
     pub fn group(&self) -> Group<'_> {
         self.channel.as_deref().map_or(self.set.into(), Group::from)
     }
@@ -63,7 +64,8 @@ fn shared() -> TeamState {
     TeamState { set, config: TeamConfig::default(), channel }
 }
 
-/// The memory of a team's state, to which handles of the team point. `None` after the team was destroyed.
+/// The memory of a team's state. The handles of the team are pointers to it. `None` after the team was
+/// destroyed.
 type Slot = Mutex<Option<TeamState>>;
 
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
@@ -78,7 +80,7 @@ fn make(state: TeamState) -> Team {
 }
 
 fn slot(team: Team) -> Option<&'static Slot> {
-    // SAFETY: other handles are addresses of slots, which live as long as the process.
+    // SAFETY: all other handles are addresses of slots. Slots are never freed before the process ends.
     (team.0 > Team::SHARED.0).then(|| unsafe { &*(team.0 as *const Slot) })
 }
 
@@ -149,8 +151,8 @@ fn subset(parent: Set, start: c_int, stride: c_int, size: c_int) -> Option<Set> 
     within.is_within(parent.size).then(|| Set { start: parent.pe(within.start), stride, size: within.size })
 }
 
-/// Makes a team of PEs of `parent`. Stores its handle in `team`, or [`Team::INVALID`] on a PE that is not in
-/// the new team. Returns 0, or -1 if an argument is invalid.
+/// Makes a team of some PEs of `parent`. Stores the team's handle in `team`. On PEs outside the new team,
+/// stores [`Team::INVALID`]. Returns 0, or -1 if an argument is invalid.
 pub unsafe fn split_strided(
     parent: Team,
     (start, stride, size): (c_int, c_int, c_int),
@@ -172,8 +174,8 @@ pub unsafe fn split_strided(
     0
 }
 
-/// One of the two dimensions of a 2D split: the configuration of its team, the mask of the fields to use, and
-/// where to store the handle.
+/// One of the two dimensions of a 2D split. It consists of the configuration of its team, the mask of the
+/// configuration's fields to use, and the place where the team's handle is stored.
 type Axis = (*const TeamConfig, i64, *mut Team);
 
 /// Puts each PE of `parent` into two new teams: its row of `xrange` PEs, and its column. Returns 0, or -1 if
@@ -212,8 +214,9 @@ pub fn destroy(team: Team) {
     }
 }
 
-/// Returns the address at which this PE can load and store the symmetric object at `address` of PE `pe` of
-/// the team. Returns null if loads and stores cannot reach that PE's memory.
+/// Returns the address at which this PE can load and store a symmetric object of another PE. That PE is PE
+/// `pe` of the team, and the object is at `address` there. Returns null if loads and stores cannot reach that
+/// PE's memory.
 pub fn ptr(team: Team, address: *const c_void, pe: c_int) -> *mut c_void {
     match (set(team), u32::try_from(pe)) {
         (Some(set), Ok(pe)) if pe < set.size => setup::ptr(address, set.pe(pe) as c_int),

@@ -1,6 +1,7 @@
-//! Waits until words of this PE's symmetric memory satisfy a condition, and tests whether they do.
+//! Waits until words of this PE's symmetric memory satisfy a condition, and tests whether words satisfy a
+//! condition.
 //!
-//! Functions on several words skip each word whose `status` is not 0. A null `status` skips none.
+//! Functions on several words skip each word whose `status` is not 0. If `status` is null, they skip no word.
 
 use crate::world::{check, invalid, world};
 use inlane_pgas::transport::Transport;
@@ -32,8 +33,8 @@ fn compare(how: c_int) -> Compare {
     }
 }
 
-/// Loads a word of this PE's memory. If its value was put by another PE, later loads also return the data
-/// that was delivered before the word.
+/// Loads a word of this PE's memory. If another PE has put its value, later loads also return the data that
+/// was delivered before the word.
 pub unsafe fn load<T: Copy>(word: *const T) -> T {
     // SAFETY: the caller passes an aligned word, as the specification demands.
     let value = unsafe { word.read_volatile() };
@@ -83,8 +84,8 @@ impl<T: Copy + PartialOrd> Words<T> {
         self.included().all(|index| self.holds(index))
     }
 
-    /// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none. Each call starts
-    /// the search at another word, so that no word is always overlooked.
+    /// Returns the index of a word whose comparison is true, or `usize::MAX` if there is none. Each call
+    /// starts the search at another word. Otherwise, the last words could be overlooked forever.
     fn any(&self) -> usize {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let first = CALLS.fetch_add(1, Ordering::Relaxed) % self.count.max(1);
@@ -106,7 +107,8 @@ impl<T: Copy + PartialOrd> Words<T> {
     }
 }
 
-/// Blocks until the comparison of the word with `value` holds. Returns the word's value that made it hold.
+/// Blocks until the comparison `how` of the word with `value` is true. Returns the value of the word for
+/// which it became true.
 pub unsafe fn wait_until<T: Copy + PartialOrd>(word: *const T, how: c_int, value: T) -> T {
     let how = compare(how);
     let mut seen = value;
@@ -118,7 +120,7 @@ pub unsafe fn wait_until<T: Copy + PartialOrd>(word: *const T, how: c_int, value
     seen
 }
 
-/// Blocks until all words that `status` does not exclude satisfy their comparisons.
+/// Blocks until all words satisfy their comparisons, except the words that `status` excludes.
 pub unsafe fn wait_until_all<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,
@@ -131,8 +133,8 @@ pub unsafe fn wait_until_all<T: Copy + PartialOrd>(
     check(world().wait(|| words.all()));
 }
 
-/// Blocks until at least one word satisfies its comparison, and returns the word's index. Returns
-/// `usize::MAX` at once if `status` excludes all words.
+/// Blocks until at least one word satisfies its comparison, and returns the index of such a word. If `status`
+/// excludes all words, returns `usize::MAX` at once.
 pub unsafe fn wait_until_any<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,
@@ -152,8 +154,8 @@ pub unsafe fn wait_until_any<T: Copy + PartialOrd>(
     index
 }
 
-/// Blocks until the comparison of at least one word holds. Stores the indices of all such words and returns
-/// their number. Returns 0 at once if all words are skipped.
+/// Blocks until the comparison of at least one word is true. Stores the indices of all words whose comparison
+/// is true, and returns their number. Returns 0 at once if all words are skipped.
 pub unsafe fn wait_until_some<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,
@@ -182,8 +184,8 @@ fn found(any: bool) {
     }
 }
 
-/// Returns 1 if all words that `status` does not exclude satisfy their comparisons, else 0. Also carries out
-/// other PEs' pending requests.
+/// Returns 1 if every word satisfies its comparison, else 0. Ignores the words that `status` excludes. Also
+/// serves pending requests of other PEs.
 pub unsafe fn test_all<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,
@@ -198,7 +200,7 @@ pub unsafe fn test_all<T: Copy + PartialOrd>(
     all as c_int
 }
 
-/// Returns the index of a word whose comparison holds, or `usize::MAX` if there is none.
+/// Returns the index of a word whose comparison is true, or `usize::MAX` if there is none.
 pub unsafe fn test_any<T: Copy + PartialOrd>(
     words: *const T,
     count: usize,

@@ -1,5 +1,5 @@
-//! The process's `World`, through which all functions of this library communicate. `shmem_init` creates it.
-//! `shmem_finalize` or the exit handler ends it.
+//! The `World` of this process. All functions of this library communicate through it. `shmem_init` creates
+//! it. `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
@@ -20,13 +20,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 struct Process {
-    /// The PID of the process that called shmem_init. A forked child has another PID, so it does not act as a
+    /// The ID of the process that called shmem_init. A forked child has another ID, so it does not act as a
     /// PE.
     id: u32,
     world: World<AnyTransport>,
     control: Arc<dyn JobControl>,
     member: Option<Arc<Member>>,
-    /// Why this job uses its transport, as text for the user.
+    /// The reason why this job uses its transport, as text for the user.
     reason: &'static str,
     _hub: Option<Hub>,
     _server: Option<Server>,
@@ -48,7 +48,7 @@ static FINISHED: AtomicBool = AtomicBool::new(false);
 /// True once this process has called shmem_global_exit and therefore ends by `exit`. The thread that ends the
 /// process for the launcher then does nothing.
 static EXITING: AtomicBool = AtomicBool::new(false);
-/// The longest time that a process waits for the flush of its output streams before it ends.
+/// The longest time that a process waits at its end for the flush of its output streams.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the world. Ends the process if shmem_init was not called.
@@ -60,7 +60,7 @@ pub fn world() -> &'static World<AnyTransport> {
     }
 }
 
-/// Prints a line to standard error by one system call, so that lines of several PEs do not mix.
+/// Prints a line to standard error with one system call, so that lines of several PEs do not mix.
 pub fn print(what: &str) {
     use std::io::Write;
     let line = format!("inlane shmem: {what}\n");
@@ -90,8 +90,8 @@ pub fn fail(error: &Error) -> ! {
         Some(process) => {
             print(&format!("PE {}: {error}", process.world.me()));
             match error {
-                // The lost PE ended first, so report its number to the launcher, whose message then names
-                // that PE as the cause.
+                // The lost PE ended first, so report its number to the launcher. The launcher's message then
+                // names that PE as the cause.
                 Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
                     process.control.report_lost(*peer)
                 }
@@ -100,8 +100,8 @@ pub fn fail(error: &Error) -> ! {
         }
         None => print(&error.to_string()),
     }
-    // End without exit handlers, which would enter the library again.
-    // SAFETY: the call ends the process and runs no other code of it.
+    // End without running exit handlers, because they would call the library again. SAFETY: the call ends the
+    // process and runs no other code of it.
     unsafe { libc::_exit(1) }
 }
 
@@ -160,7 +160,7 @@ fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Resul
 }
 
 /// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
-/// process, unless it is ending anyway.
+/// process, unless it is already ending.
 fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
     let status = match (control.wait_for_end(), member) {
         (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
@@ -170,9 +170,9 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
             }
             status
         }
-        // In a job that a process manager started, PE 0 has the hub or TCP server that all PEs are connected
-        // to. PE 0 ends after all PEs have finished, so a closed connection is no failure if this PE has
-        // finished.
+        // A process manager started this job. In such a job, PE 0 has the hub or TCP server to which all PEs
+        // are connected. PE 0 ends after all PEs have finished. So if this PE has finished, a closed
+        // connection is no failure.
         (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
         (None, Some(_)) => {
             print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));
@@ -195,13 +195,13 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
         let _ = sender.send(());
     });
     let _ = flushed.recv_timeout(FLUSH_LIMIT);
-    // Do not run exit handlers, because they destroy objects that the program's other threads still use.
+    // Do not run exit handlers, because they destroy objects that other threads of the program still use.
     // SAFETY: the call ends the process at once and runs no other code of it.
     unsafe { libc::_exit(status) }
 }
 
-/// Starts the thread that runs [`watch`]. It handles no signals, because the program expects them in its own
-/// threads.
+/// Starts the thread that runs [`watch`]. The thread blocks all signals, because the program expects them in
+/// its own threads.
 fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Member>>) -> Result<()> {
     // SAFETY: the sets are local variables, and the calls change only this thread's mask.
     unsafe {
@@ -217,8 +217,8 @@ fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Memb
     }
 }
 
-/// Returns the process that called shmem_init. `None` in a forked child, which is not a PE and must not act
-/// as one.
+/// Returns the process that called shmem_init. Returns `None` in a forked child, because a forked child is
+/// not a PE.
 fn own_process() -> Option<&'static Process> {
     PROCESS.get().filter(|process| process.id == std::process::id())
 }
@@ -241,8 +241,8 @@ pub fn start() {
     }
     check(world().barrier_all());
     describe();
-    // Finalizes at exit, because programs for versions of OpenSHMEM before 1.2 never finalize. A PE that
-    // exits with an error does not wait for the others, because they may be waiting for it.
+    // Finalize at exit, because programs for OpenSHMEM before version 1.2 never finalize. If this PE exits
+    // with an error, do not wait for the other PEs, because they may wait for this PE.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();
@@ -273,7 +273,7 @@ fn describe() {
     }
 }
 
-/// Describes the path that this PE's puts and gets take to the other PEs, and why it was chosen.
+/// Returns a text about this PE's puts and gets to the other PEs: their path, and why it was chosen.
 fn path() -> String {
     let reason = PROCESS.get().map_or("", |process| process.reason);
     match world().transport() {

@@ -34,8 +34,8 @@ fn headers_are_made_from_the_table() {
     }
 }
 
-/// The element types of put and get, as they appear in function names. This constant and those below are
-/// tables 5 to 10 of the OpenSHMEM specification.
+/// The element types of put and get, as they appear in function names. The constants from here on are tables
+/// 5 to 10 of the OpenSHMEM specification.
 const RMA: &str = "float double longdouble char schar short int long longlong uchar ushort uint ulong ulonglong \
                    int8 int16 int32 int64 uint8 uint16 uint32 uint64 size ptrdiff";
 const AMO: &str = "int long longlong uint ulong ulonglong int32 int64 uint32 uint64 size ptrdiff";
@@ -52,8 +52,9 @@ const ACTIVE_INTEGERS: &str = "short int long longlong";
 const ACTIVE_ORDER: &str = "short int long longlong float double longdouble";
 const ACTIVE_SUM: &str = "short int long longlong float double longdouble complexf complexd";
 
-/// The functions of OpenSHMEM 1.5, chapters 9 and 10 and the table of deprecated names. Each row has a name
-/// with `*`, the words that replace the `*`, and true if there is also a variant with a context.
+/// The functions of OpenSHMEM 1.5, chapters 9 and 10, and of the table of deprecated names. Each row has a
+/// name with `*`, and the words that replace the `*`. The last value is true if the functions also have a
+/// variant with a context.
 const SPECIFICATION: &[(&str, &str, bool)] = &[
     (
         "shmem_*",

@@ -8,8 +8,8 @@ use inlane_pgas::transport::ucx::Ucx;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The launchers: the program's name, its options, and its package. The options let a launcher run as root
-/// and start more processes than there are processors.
+/// The launchers to test: program, options, and package that contains the program. With these options, a
+/// launcher runs as root and may start more processes than there are processors.
 const LAUNCHERS: [(&str, &[&str], &str); 5] = [
     ("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"], "openmpi-bin"),
     ("mpiexec.hydra", &[], "mpich"),
@@ -26,8 +26,8 @@ fn launch(
     environment: &[(&str, &str)],
 ) -> Option<Output> {
     let mut command = Command::new("timeout");
-    // Give each launcher a temporary folder of its own. Launchers otherwise share a folder and remove it, so
-    // a launcher that starts meanwhile would fail.
+    // Give each launcher its own temporary folder. Otherwise, launchers would share a folder. A launcher that
+    // ends removes it, and another one that starts at this moment would fail.
     let folder = tempfile::tempdir().unwrap();
     command.env("TMPDIR", folder.path());
     command.args(["-k", "1", "100", launcher]).args(options).args(program).envs(environment.iter().copied());
@@ -62,8 +62,8 @@ fn launchers_start_one_job() {
             assert!(output.status.success(), "{launcher} {pes}: {}", text(&output));
         }
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &[]).unwrap();
-        // Do not check the exact status, because a launcher may kill a PE that is slow to end, and then
-        // return the signal's number.
+        // Do not check the exact status. A launcher may kill a PE that is slow to end, and then return the
+        // number of the signal.
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
         let heap = [("SHMEM_SYMMETRIC_SIZE", "4.5M"), ("SHMEM_DEBUG", "1")];
         let output = launch(launcher, options, &["-n", "2", program, "2", "large"], &heap).unwrap();
@@ -121,7 +121,7 @@ fn launchers_start_one_job_over_ucx() {
         let output = launch(launcher, options, &["-n", "2", program, "2", "global"], &over_ucx).unwrap();
         assert!(!output.status.success(), "{launcher}: {}", text(&output));
     });
-    // A program without a launcher is a job of one PE.
+    // A program that is started without a launcher is a job of one PE.
     let output = alone(Path::new(program), &over_ucx);
     assert!(output.status.success() && text(&output).contains(": UCX "), "{}", text(&output));
     for (address, why) in [("192.0.2.1", "an address of this machine"), ("here", "give an IP address")] {
@@ -181,9 +181,9 @@ fn only_timeouts_that_are_set_end_a_job() {
         let arguments = [format!("{variable}=200ms"), program.display().to_string(), "2".into(), how.into()];
         let arguments: Vec<_> =
             arguments.into_iter().map(Into::into).chain([folder.clone().into()]).collect();
-        // Inject a fault, because the owner of a word then carries out the atomics, and an atomic at a
-        // stopped PE gets no answer. Link failures every 2 h do not affect the test. The fault `delay` is
-        // unsuitable, because it would hold back stores that a PE issued before it stopped.
+        // With a fault, the owner of a word carries out atomics on the word, so an atomic at a stopped PE
+        // gets no answer. Use the fault `flap`: link failures every 2 h do not affect the test. The fault
+        // `delay` would hold back stores that a PE issued before it stopped.
         let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
         job.run(&"env".into(), &arguments).unwrap().0
     };

@@ -1,4 +1,4 @@
-//! Compiles C programs against the header and the library, and runs them as jobs of several sizes.
+//! Compiles C programs against the header and the library. Runs the programs as jobs of several sizes.
 
 mod compiling;
 
@@ -156,8 +156,8 @@ fn wait(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Returns arguments for `sh` that run `program` as a child of the shell. The command ends with `true`,
-/// because a shell executes its last command in its own process instead of a child.
+/// Returns arguments for `sh` that run `program` as a child of the shell. The command line ends with `true`,
+/// because a shell would run its last command in its own process.
 fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
     let line = format!("{} {how} {}; true", program.display(), folder.display());
     vec!["-c".into(), line.into()]
@@ -181,8 +181,8 @@ fn global_exit_keeps_buffered_output_and_leaves_no_process() {
         }
         let all = [noted(folder.path(), "pe"), noted(folder.path(), "child")].concat();
         assert!(all.len() >= 2, "{all:?}");
-        // Wait, because the launcher may return before the last process has ended: it finds processes by
-        // their environment, which an exiting process loses first.
+        // Wait for the processes to end. The launcher may return earlier, because it finds processes by their
+        // environment, and an exiting process loses its environment before it ends.
         wait("all processes end", || !all.iter().any(|process| runs(process)));
     }
 }

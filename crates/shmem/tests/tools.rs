@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
-/// Lets one test run at a time. A program that another test starts meanwhile inherits the open files of this
-/// process for a moment, and a script that is open for writing cannot be executed.
+/// Lets one test run at a time. If a test starts a program, the program inherits the open files of this
+/// process for a moment. A script that another test is writing would then be open for writing, so it could
+/// not be executed.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
 fn folder() -> tempfile::TempDir {
@@ -65,8 +66,8 @@ fn oshcc_adds_the_librarys_flags() {
         let mut command = Command::new("timeout");
         command.arg("60").arg(bin.join(tool)).args(arguments).env("CC", compiler).env("CXX", compiler);
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-        // Remove the variable OSHCC_IS_RUNNING, because oshcc ignores CC while it is set. It is set if the
-        // tests run in a process that oshcc started.
+        // Remove the variable OSHCC_IS_RUNNING, because oshcc ignores CC while it is set. oshcc sets it for
+        // its own child processes, and the tests may run in one.
         let output = command.env("PATH", path).env_remove("OSHCC_IS_RUNNING").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let prefix = prefix.path().canonicalize().unwrap();

@@ -1,4 +1,4 @@
-//! Runs C programs as jobs over UCX, by shared memory and by TCP, also with a PE that is killed.
+//! Runs C programs as jobs over UCX: over shared memory, over TCP, and with a PE that is killed.
 
 mod compiling;
 

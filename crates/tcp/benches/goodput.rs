@@ -1,5 +1,6 @@
 //! Prints the goodput of one connection over a simulated 10 Gb/s link that loses segments in both directions.
-//! Times are virtual, so the machine does not matter. Shows the median, minimum and maximum of several seeds.
+//! Time is simulated, so the speed of the machine does not matter. Shows the median, minimum and maximum of
+//! several seeds.
 
 #![allow(missing_docs, reason = "a benchmark is a program")]
 

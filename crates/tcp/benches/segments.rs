@@ -1,7 +1,8 @@
-//! Measures the CPU time of a data segment: both ends on one thread, IPv4 frames through memory, MTU 1500, no
-//! checksums. The time contains both ends with acknowledgments, headers, copies and the search for the flow.
+//! Measures the CPU time of a data segment. Both ends of the connection run on one thread and exchange IPv4
+//! frames through memory. The MTU is 1500, and there are no checksums. The time contains the work of both
+//! ends: acknowledgments, headers, copies and the search for the flow.
 //!
-//! `smoltcp` does the same work with a socket set for each flow.
+//! For comparison, `smoltcp` does the same work with a socket set for each flow.
 
 #![allow(missing_docs, reason = "criterion's macros generate public items")]
 
@@ -13,7 +14,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 const BUFFER: usize = 16 << 10;
-/// The number of data segments that a connection sends before the next connection has its turn.
+/// The number of data segments that each connection sends before the next connection sends.
 const SEGMENTS: u64 = 8;
 const PAYLOAD: u64 = 1448;
 const COUNTS: [usize; 3] = [1, 1_000, 10_000];
@@ -99,8 +100,8 @@ fn reverse(flow: &Flow) -> Flow {
     Flow { local: flow.remote, remote: flow.local }
 }
 
-/// Creates `count` connections between two sides. If `shared` is set, all connections of a side use the same
-/// ring. The payload then stays in the cache, and the time is that of TCP alone.
+/// Creates `count` connections between two sides. If `shared` is true, all connections of a side use the same
+/// ring. The payload then stays in the cache, so the benchmark measures the time of TCP alone.
 fn sides(count: usize, shared: bool) -> [Side; 2] {
     let secrets = Secrets::new([1; 16]);
     let mut listener = Listener::<()>::new(&config(), Secrets::new([2; 16]), 16).unwrap();
@@ -162,7 +163,7 @@ impl Pair for Key {
     }
 }
 
-/// Parses the frames, looks up the connection of each by its flow, and hands it the segment.
+/// Parses the frames. For each frame, looks up the connection by its flow and passes it the segment.
 fn receive(now: u64, side: &mut Side, frames: &mut Frames) {
     for (frame, &len) in frames.room.iter().zip(&frames.lens) {
         let packet = ipv4::Packet::new(&frame[..len]).unwrap();

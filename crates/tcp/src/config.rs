@@ -40,8 +40,8 @@ pub struct Config {
     pub send_capacity: u32,
     /// The size of the application's receive buffer in bytes.
     pub receive_capacity: u32,
-    /// The greatest payload, in bytes, of a segment without options that the interface carries: the MTU less
-    /// the IP header and the 20 bytes of the TCP header. It is also the value of the MSS option.
+    /// The largest payload, in bytes, of a segment without options that fits into the interface's MTU: the
+    /// MTU minus the IP header and the 20 bytes of the TCP header. Also the value of the MSS option.
     pub mss: u16,
     /// The segment payload in bytes that is used after a black hole was detected. Every path is expected to
     /// carry it (RFC 8899, BASE_PLPMTU).
@@ -68,13 +68,13 @@ pub struct Config {
     /// How long an acknowledgment may be delayed, in nanoseconds. RFC 9293, section 3.8.6.3, demands less
     /// than 500 ms.
     pub delayed_ack: u64,
-    /// How long the acknowledgment of a short segment may be delayed while the connection is new, in nanoseconds.
-    /// A short segment (less than half of the MSS) often is a request, and the answer can then carry the
-    /// acknowledgment. 0 acknowledges such segments at once.
+    /// How long the acknowledgment of a short segment may be delayed while the connection is new, in
+    /// nanoseconds. A short segment (less than half of the MSS) often is a request. The answer to it can then
+    /// carry the acknowledgment. 0 acknowledges such segments at once.
     pub quick_ack: u64,
     /// The number of SYN retransmissions after which a connection attempt fails.
     pub syn_retries: u8,
-    /// The number of retransmissions of one segment after which the connection is aborted.
+    /// The number of retransmissions of a segment after which the connection is aborted.
     pub retries: u8,
     /// The time, in nanoseconds, after which unacknowledged data aborts the connection (RFC 9293, section
     /// 3.8.3). `None` for no limit.

@@ -7,8 +7,8 @@ use crate::sequence::Sequence;
 const BETA: f64 = 0.7;
 /// CUBIC's constant C, in segments per second cubed.
 const C: f64 = 0.4;
-/// The number of segments by which CUBIC's estimate of Reno's window grows per round trip (RFC 9438,
-/// section 4.3, alpha_cubic).
+/// The growth of CUBIC's estimate of Reno's window in one round trip, in segments (RFC 9438, section 4.3,
+/// alpha_cubic).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// The congestion window of one connection, in bytes.
@@ -20,7 +20,7 @@ pub struct Congestion {
     hystart: HyStart,
 }
 
-/// The properties of an acknowledgment from which the congestion control computes the window.
+/// The properties of an acknowledgment that the congestion control uses to compute the congestion window.
 #[derive(Clone, Copy, Debug)]
 pub struct Ack {
     /// The time.
@@ -141,8 +141,8 @@ struct Cubic {
     w_max: f64,
     /// The time that the cubic function needs to reach `w_max` again, in seconds.
     k: f64,
-    /// The time at which CUBIC's current growth of the window began, in nanoseconds. `None` from a reduction
-    /// until the next acknowledgment.
+    /// The time at which CUBIC's current growth of the window began, in nanoseconds. `None` after a reduction
+    /// of the window, until the next acknowledgment.
     epoch: Option<u64>,
     /// W_est of RFC 9438: the window that Reno would have now, in bytes.
     w_est: f64,
@@ -200,7 +200,8 @@ struct HyStart {
     last_min: u64,
     current_min: u64,
     samples: u8,
-    /// The minimum RTT of the round trip in which conservative slow start (CSS) began. `None` outside CSS.
+    /// The minimum RTT, measured in the round trip in which conservative slow start (CSS) began. `None`
+    /// outside CSS.
     css_baseline: Option<u64>,
     /// The number of round trips since conservative slow start (CSS, RFC 9406) began.
     css_rounds: u8,

@@ -1,5 +1,5 @@
-//! A listener: the SYN queue of half-open connections, SYN cookies for when this queue is full (RFC 4987),
-//! and the accept queue.
+//! A listener. It has a SYN queue of half-open connections, and an accept queue of established ones. If the
+//! SYN queue is full, the listener uses SYN cookies (RFC 4987).
 
 use crate::config::{Config, EcnMode};
 use crate::options::{Options, Timestamps};
@@ -39,8 +39,8 @@ pub enum Verdict {
     Drop,
     /// Send this header to the segment's sender.
     Reply(Header),
-    /// The handshake is complete. Create the connection with [`crate::Connection::accept`], hand it the
-    /// segment, and queue it with [`Listener::queue`].
+    /// The handshake is complete. Create the connection with [`crate::Connection::accept`], pass the segment
+    /// to the connection, and queue it with [`Listener::queue`].
     Established(Handshake),
 }
 
@@ -76,14 +76,14 @@ pub struct Listener<C> {
     config: Config,
     secrets: Secrets,
     half_open: HashMap<Flow, HalfOpen>,
-    /// Deadlines of half-open connections: one queue for each number of retransmissions. The entries of a
+    /// The deadlines of half-open connections: one queue for each number of retransmissions. All entries of a
     /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
     /// connection is gone or has another deadline.
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
     accepted: VecDeque<C>,
     backlog: usize,
-    /// The number of connections that wait in the accept queues of this listener's copies in other threads.
-    /// `backlog` limits all these queues together.
+    /// The number of connections in the accept queues of this listener's copies in other threads. `backlog`
+    /// limits the total of all queues.
     elsewhere: usize,
     /// When all sent cookies have expired, in nanoseconds. Until then, an acknowledgment from an unknown peer
     /// may hold a valid cookie.
@@ -137,8 +137,8 @@ impl<C> Listener<C> {
         self.backlog = backlog.max(1);
     }
 
-    /// Sets how many connections wait in the accept queues of other listeners on the same address. They count
-    /// against this listener's backlog.
+    /// Sets the number of connections in the accept queues of other listeners on the same address. These
+    /// connections count against this listener's backlog.
     pub fn set_elsewhere(&mut self, connections: usize) {
         self.elsewhere = connections;
     }
@@ -162,7 +162,8 @@ impl<C> Listener<C> {
         self.accepted.len() + self.elsewhere >= self.backlog
     }
 
-    /// Processes a segment for which there is no connection. `previous` is the TIME-WAIT entry that answered [`crate::TimeWaitAction::Reopen`].
+    /// Processes a segment that belongs to no connection. `previous` is the flow's TIME-WAIT entry, if it
+    /// answered [`crate::TimeWaitAction::Reopen`].
     pub fn on_segment(
         &mut self,
         now: u64,
@@ -204,8 +205,8 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // Raise the initial sequence number above the old connection's numbers by more than a window of
-            // 65,535 bytes, because old segments may still arrive (RFC 6191).
+            // Old segments of the previous connection may still arrive. The initial sequence number must
+            // exceed that connection's numbers by more than a window of 65,535 bytes (RFC 6191).
             let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
             if before(handshake.sequence, least) {
                 handshake.sequence = least;
@@ -309,8 +310,8 @@ impl<C> Listener<C> {
         }
     }
 
-    /// Returns the time at which [`Listener::on_timer`] must be called, or `None` if no deadline is left. The
-    /// time can be too early, because deadlines of completed handshakes are removed only when they pass.
+    /// Returns the time at which [`Listener::on_timer`] must be called, or `None` if there is no deadline.
+    /// The time may be too early: the deadline of a completed handshake is removed only when it passes.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
     }

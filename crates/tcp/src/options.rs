@@ -26,7 +26,8 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// The blocks of a SACK option, each with the sequence numbers of its left and right edge (RFC 2018).
+/// The blocks of a SACK option (RFC 2018). Each block is a pair of sequence numbers: its left edge and its
+/// right edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); MAX_SACK_BLOCKS],
@@ -67,7 +68,7 @@ impl SackBlocks {
     }
 }
 
-/// The options of a segment that this crate uses.
+/// The TCP options of a segment, as far as this crate uses them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Timestamps.
@@ -76,7 +77,7 @@ pub struct Options {
     pub sack: SackBlocks,
     /// The greatest segment payload that the sender of the option accepts, in bytes.
     pub mss: Option<u16>,
-    /// The shift that the sender of the option applies to its window field.
+    /// The shift that the option's sender applies to its own window field.
     pub window_scale: Option<u8>,
     /// True if the SYN has the option SACK-permitted: its sender accepts selective acknowledgments.
     pub sack_permitted: bool,

@@ -1,15 +1,16 @@
-//! The ranges of the receive buffer that hold data beyond a gap, and the SACK blocks that report them (RFC
-//! 2018).
+//! The ranges of the receive buffer that hold data after a gap, and the SACK blocks that report these ranges
+//! (RFC 2018).
 //!
-//! Out-of-order data is written to its final place in the receive buffer at once. Only its ranges are kept
-//! here.
+//! Out-of-order data is written to its final place in the receive buffer at once. This module stores only the
+//! ranges.
 
 use crate::options::SackBlocks;
 use crate::sequence::Sequence;
 
-/// The greatest number of ranges. A segment that would need one more is dropped, and the peer retransmits it.
+/// The greatest number of separate ranges of received bytes. A segment that would add one more range is
+/// dropped, and the peer retransmits it.
 pub const MAX_RANGES: usize = 256;
-/// The number of recently changed ranges that SACK options report before all other ranges.
+/// The number of recently changed ranges to remember. SACK options report these ranges before all others.
 const RECENT: usize = 4;
 
 /// The ranges of one connection: sorted, disjoint, with gaps in between.
@@ -39,14 +40,15 @@ impl Reassembly {
         self.ranges.last().map(|range| range.1)
     }
 
-    /// Returns the range that contains all of `start..end`, or `None` if there is no such range.
+    /// Returns the received range that contains all of `start..end`. Returns `None` if no range contains all
+    /// of it.
     pub fn containing(&self, start: Sequence, end: Sequence) -> Option<(Sequence, Sequence)> {
         let at = self.ranges.partition_point(|range| range.1 < end);
         self.ranges.get(at).copied().filter(|range| range.0 <= start && end <= range.1)
     }
 
-    /// Adds `start..end`, which must not be empty. Returns false, and adds nothing, if there would be too
-    /// many ranges.
+    /// Adds the range `start..end`, which must not be empty. Returns false, and adds nothing, if the result
+    /// would have too many ranges.
     pub fn insert(&mut self, start: Sequence, end: Sequence) -> bool {
         // The ranges from `first` to `last` touch or overlap the new one.
         let first = self.ranges.partition_point(|range| range.1 < start);
@@ -91,8 +93,8 @@ impl Reassembly {
         next
     }
 
-    /// Appends at most `room` blocks to `blocks`: first the range changed last, then those changed before it,
-    /// then others.
+    /// Appends at most `room` blocks to `blocks`. The block that changed last comes first, then the other
+    /// recently changed blocks, then the rest.
     pub fn report(&self, blocks: &mut SackBlocks, room: usize) {
         let limit = blocks.len() + room.min(self.ranges.len());
         let mut reported = [usize::MAX; RECENT];

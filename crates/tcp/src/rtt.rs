@@ -2,8 +2,8 @@
 
 use crate::SECOND;
 
-/// The window of the minimum RTT, in nanoseconds. The minimum covers the current window and the one before,
-/// so a sample counts for one to two windows.
+/// The window of the minimum RTT, in nanoseconds. The minimum covers the current and the previous window. A
+/// sample therefore counts for one to two windows.
 const MIN_RTT_WINDOW: u64 = 10 * SECOND;
 /// The clock granularity that RFC 6298 calls G.
 const GRANULARITY: u64 = 1_000_000;

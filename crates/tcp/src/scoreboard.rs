@@ -1,9 +1,9 @@
-//! The segments in flight and what became of them: the SACK scoreboard (RFC 6675) with the transmission times
-//! that RACK needs (RFC 8985).
+//! The segments in flight and their states: the SACK scoreboard (RFC 6675), with the transmission times for
+//! RACK (RFC 8985).
 //!
 //! The scoreboard is a list of records in sequence order. A record covers one or more segments that were sent
-//! at the same time. A SACK block that covers a part of a record splits it. Neighbours whose bytes are all
-//! acknowledged, or all lost, are merged.
+//! at the same time. If a SACK block covers a part of a record, the record is split. Neighbouring records are
+//! merged if they are all acknowledged selectively, or all lost.
 //!
 //! ```text
 //!    SND.UNA                                                        SND.NXT
@@ -17,12 +17,12 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 const RETRANSMITTED: u8 = 4;
 
-/// SACK blocks can split the records of sent data. The number of records is limited to two for each full
-/// segment in flight plus this number, to bound the memory that a hostile peer can use.
+/// Limits the records of sent data, because SACK blocks can split records. There may be two records for each
+/// full segment in flight, plus this number. The limit bounds the memory that a hostile peer can use.
 const SPARE_RECORDS: usize = 64;
 /// The most records. Beyond this number, segments that follow each other share a record.
 const MAX_RECORDS: usize = 16_384;
-/// The number of loss recoveries for which a widened reordering window is kept (RFC 8985, section 6.2).
+/// A widened reordering window is kept for this number of loss recoveries (RFC 8985, section 6.2).
 const REORDERING_PERSISTENCE: u8 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +49,11 @@ impl Record {
 pub struct Delivered {
     /// Bytes that are acknowledged for the first time, cumulatively or selectively.
     pub bytes: u64,
-    /// The earliest transmission time, in nanoseconds, of the newly acknowledged bytes that were sent only
-    /// once. `None` if there are no such bytes.
+    /// The earliest transmission time among the newly acknowledged bytes that were sent only once, in
+    /// nanoseconds. `None` if there are no such bytes.
     pub oldest: Option<u64>,
-    /// The latest transmission time, in nanoseconds, of the newly acknowledged bytes that were sent only
-    /// once. `None` if there are no such bytes.
+    /// The latest transmission time among the newly acknowledged bytes that were sent only once, in
+    /// nanoseconds. `None` if there are no such bytes.
     pub newest: Option<u64>,
 }
 
@@ -65,8 +65,8 @@ pub struct AckContext {
     pub now: u64,
     /// The least RTT, in nanoseconds.
     pub min_rtt: u64,
-    /// The timestamp that the peer echoed, and the offset that converts times to this connection's
-    /// timestamps. `None` without timestamps.
+    /// The timestamp that the peer echoed, and the offset from times to this connection's timestamps. `None`
+    /// if the connection uses no timestamps.
     pub echo: Option<(u32, u32)>,
 }
 
@@ -99,7 +99,7 @@ impl Scoreboard {
         self.records.is_empty()
     }
 
-    /// Returns the number of bytes from SND.UNA to SND.NXT, all of which the records cover.
+    /// Returns the number of bytes from SND.UNA to SND.NXT. The records cover all of these bytes.
     fn outstanding(&self) -> u64 {
         match (self.records.front(), self.records.back()) {
             (Some(first), Some(last)) => last.end() - first.start,
@@ -125,7 +125,7 @@ impl Scoreboard {
         self.lost
     }
 
-    /// Returns the number of records. Tests check that it stays bounded.
+    /// Returns the number of records. Tests check that this number stays bounded.
     #[cfg(test)]
     pub fn records(&self) -> usize {
         self.records.len()
@@ -152,13 +152,13 @@ impl Scoreboard {
         }
     }
 
-    /// Accounts for a record, or a part of a record, that is acknowledged for the first time.
+    /// Processes a record, or a part of a record, that is acknowledged for the first time.
     fn deliver(&mut self, record: Record, context: &AckContext, delivered: &mut Delivered) {
         delivered.bytes += record.len as u64;
         let rtt = context.now.saturating_sub(record.sent);
         if record.has(RETRANSMITTED) {
-            // Ignore an acknowledgment that may answer an earlier transmission of the segment: it must not
-            // change RACK's values (RFC 8985, section 6.2, step 2).
+            // Ignore the acknowledgment if it may answer an earlier transmission of the segment. RACK's
+            // values must not change then (RFC 8985, section 6.2, step 2).
             let early = context.echo.is_some_and(|(echo, offset)| {
                 crate::sequence::before(echo, crate::timestamp(record.sent, offset))
             });
@@ -205,7 +205,8 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the index of the record that contains `sequence`, or of the first one behind it.
+    /// Returns the index of the record that contains `sequence`. If there is none, returns the index of the
+    /// first record after `sequence`.
     fn position(&self, sequence: Sequence) -> usize {
         self.records.partition_point(|record| record.end() <= sequence)
     }
@@ -236,9 +237,8 @@ impl Scoreboard {
     }
 
     /// Marks `left..right`, a block of a SACK option, as delivered. The caller has checked that the block
-    /// lies between SND.UNA and SND.NXT. Splits the records at the block's ends, unless there are already
-    /// about two records per `mss` bytes in flight. Otherwise a hostile peer could cause any number of
-    /// records.
+    /// lies between SND.UNA and SND.NXT. Splits the records at the block's ends, up to about two records for
+    /// each `mss` bytes in flight. Without this limit, a hostile peer could cause any number of records.
     pub fn sack(
         &mut self,
         left: Sequence,
@@ -321,9 +321,9 @@ impl Scoreboard {
         }
     }
 
-    /// Marks the segments lost that were sent long enough before a delivered one (RFC 8985, section 6.2, step
-    /// 5). Returns the number of bytes marked, and the time when the next segment will count as lost if no
-    /// acknowledgment arrives before.
+    /// Marks segments as lost if they were sent long enough before a delivered segment (RFC 8985, section
+    /// 6.2, step 5). Returns the number of bytes marked. Also returns the time when the next segment will
+    /// count as lost if no acknowledgment arrives before.
     pub fn detect_loss(&mut self, now: u64, window: u64) -> (u64, Option<u64>) {
         let (mut marked, mut deadline) = (0, None);
         if self.rack_end == 0 {
@@ -333,7 +333,8 @@ impl Scoreboard {
         while let Some(&record) = self.records.get(at) {
             let delivered_later = (record.sent, record.end()) < (self.rack_sent, self.rack_end);
             if !delivered_later && record.flags == 0 {
-                // Stop, because all segments behind this one were sent later, so none of them counts as lost.
+                // Stop here. All later records are of segments that were sent later, so none of them counts
+                // as lost.
                 break;
             }
             if delivered_later && !record.has(SACKED | LOST) {
@@ -353,9 +354,9 @@ impl Scoreboard {
         (marked, deadline)
     }
 
-    /// Marks the first `len` bytes lost, or the whole first record if it is shorter. Returns the number of
-    /// bytes marked: 0 if the first record is already lost or acknowledged. Used for peers without SACK, and
-    /// after an ICMP message about the path MTU.
+    /// Marks the first `len` bytes as lost, or the whole first record if it is shorter. Returns the number of
+    /// bytes marked. It is 0 if the first record is already lost or acknowledged. Used for peers without
+    /// SACK, and after an ICMP message about the path MTU.
     pub fn mark_first_lost(&mut self, len: u32) -> u64 {
         let Some(&first) = self.records.front() else { return 0 };
         if first.has(SACKED | LOST) {
@@ -368,10 +369,10 @@ impl Scoreboard {
         self.records[0].len as u64
     }
 
-    /// Marks segments lost after a retransmission timeout (RFC 8985, section 6.3): the first segment in
-    /// flight, and all segments that were sent at least `age` nanoseconds ago. If the first segment was
-    /// acknowledged selectively, the receiver has discarded it (RFC 2018, section 8), so all selective
-    /// acknowledgments are forgotten.
+    /// Marks segments as lost after a retransmission timeout (RFC 8985, section 6.3): the first segment in
+    /// flight, and all segments that were sent at least `age` nanoseconds ago. If the first segment has a
+    /// selective acknowledgment, the receiver has discarded it (RFC 2018, section 8). This then forgets all
+    /// selective acknowledgments.
     pub fn mark_timed_out(&mut self, now: u64, age: u64) {
         if self.records.front().is_some_and(|first| first.has(SACKED)) {
             for record in &mut self.records {
@@ -391,8 +392,8 @@ impl Scoreboard {
         }
     }
 
-    /// Removes the mark of loss from all segments, so that those not retransmitted yet are no longer
-    /// retransmitted. Call it when acknowledgments show that the recovery was spurious.
+    /// Removes the mark of loss from all segments. Segments that still wait for a retransmission are then not
+    /// retransmitted. Call this when acknowledgments show that the recovery was spurious.
     pub fn clear_lost(&mut self) {
         for record in &mut self.records {
             record.flags &= !LOST;

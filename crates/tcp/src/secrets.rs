@@ -14,9 +14,8 @@ pub struct Flow {
     pub remote: SocketAddr,
 }
 
-// Implemented by hand for speed, because each received segment is looked up in a table by its flow. The
-// derived function calls the hasher for each field of an address. This one calls the hasher only once for
-// IPv4.
+// Implemented by hand for speed, because each received segment causes a hash-table lookup by flow. The
+// derived function calls the hasher for each field of an address. This function calls it only once for IPv4.
 impl Hash for Flow {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -74,9 +73,9 @@ impl Secrets {
         hasher.finish()
     }
 
-    /// Returns where a new connection's sequence numbers and timestamps begin. The sequence number is a keyed
-    /// hash of the flow, plus a clock that counts every 4 microseconds (RFC 6528). A later connection of the
-    /// same flow begins above an earlier one.
+    /// Returns the first sequence number and the start of the timestamps of a new connection. The sequence
+    /// number is a keyed hash of the flow, plus a clock that counts every 4 microseconds (RFC 6528). So a
+    /// later connection of the same flow begins above an earlier one.
     pub fn start(&self, now: u64, flow: &Flow) -> InitialNumbers {
         let hash = self.hash(0, flow);
         InitialNumbers {

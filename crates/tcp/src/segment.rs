@@ -1,5 +1,5 @@
-//! TCP segments: what the state machine receives ([`Segment`]) and what it asks its caller to send
-//! ([`Transmit`]).
+//! TCP segments: [`Segment`] is what the state machine receives, and [`Transmit`] is what its caller must
+//! send.
 
 use crate::options::{self, Options};
 use inlane_wire::tcp::{self, ACK, FIN, SYN};
@@ -86,7 +86,7 @@ impl Header {
 
 /// A received segment. Its checksum must have been verified.
 ///
-/// Segments that a device or driver merged (GRO, LRO) are one segment with a long payload.
+/// If a device or driver has merged segments (GRO, LRO), they are one `Segment` with a long payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// The header's fields.
@@ -124,14 +124,15 @@ impl<'a> Segment<'a> {
 
 /// A segment to send, or several segments if the payload is longer than `segment_size`.
 ///
-/// The sender divides the payload into segments of `segment_size` bytes, in software or by a device (GSO,
-/// TSO). Each gets this header with its own sequence number. FIN and PSH belong to the last segment only, CWR
-/// to the first only.
+/// The sender divides the payload into segments of `segment_size` bytes. Software or a device does this (GSO,
+/// TSO). Each segment gets this header with its own sequence number. Only the last segment gets FIN and PSH.
+/// Only the first segment gets CWR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// The header's fields.
     pub header: Header,
-    /// The payload, as a range of indices of the stream in the send ring. Empty for a segment without data.
+    /// The payload: a range of positions in the stream of sent data, which is stored in the send ring. Empty
+    /// for a segment without data.
     pub payload: Range<u64>,
     /// The greatest payload of one segment, in bytes.
     pub segment_size: u16,
@@ -157,7 +158,8 @@ impl Transmit {
         self.payload.is_empty()
     }
 
-    /// Returns the segments into which the payload is divided, each with at most `segment_size` bytes of payload.
+    /// Divides the payload into segments of at most `segment_size` payload bytes. Returns their headers and
+    /// payload ranges.
     pub fn segments(&self) -> impl Iterator<Item = (Header, Range<u64>)> + use<> {
         let (header, payload, size) = (self.header, self.payload.clone(), self.segment_size.max(1) as u64);
         let count = (payload.end - payload.start).div_ceil(size).max(1);
@@ -177,8 +179,8 @@ impl Transmit {
     }
 }
 
-/// Returns the reset that answers a segment for which there is no connection (RFC 9293, section 3.10.7.1).
-/// Returns `None` for resets.
+/// Returns the reset that answers `segment`, which belongs to no connection (RFC 9293, section 3.10.7.1).
+/// Returns `None` if `segment` is itself a reset.
 pub fn reset_for(segment: &Segment<'_>) -> Option<Header> {
     let header = &segment.header;
     if header.has(tcp::RST) {

@@ -7,8 +7,8 @@
 /// A sequence number. The low 32 bits are the number on the wire.
 pub type Sequence = u64;
 
-/// The upper half of every initial sequence number. It is not 0, because the sequence numbers of old segments
-/// lie below the initial one and must not wrap below 0.
+/// The upper half of every initial sequence number. Old segments have sequence numbers below the initial one.
+/// Because the upper half is not 0, these numbers do not wrap below 0.
 const FIRST_EPOCH: u64 = 1 << 32;
 
 /// Extends an initial sequence number from the wire to 64 bits.

@@ -6,7 +6,8 @@ use crate::sequence::before;
 use crate::{Options, Timestamps};
 use inlane_wire::tcp::{ACK, RST, SYN};
 
-/// What remains of a closed connection until its old segments have left the network.
+/// The TIME-WAIT state of a closed connection. It is kept until the connection's old segments have left the
+/// network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeWait {
     /// SND.NXT.
@@ -26,19 +27,20 @@ pub enum TimeWaitAction {
     Drop,
     /// Send this acknowledgment.
     Reply(Header),
-    /// The segment is a SYN that opens a new connection (RFC 6191). Hand it to the [`crate::Listener`] with
-    /// this entry, and remove the entry if the listener replies. Without a listener, answer with
-    /// [`crate::reset_for`].
+    /// The segment is a SYN that opens a new connection (RFC 6191). Pass it to the [`crate::Listener`]
+    /// together with this entry. If the listener replies, remove the entry. If there is no listener, answer
+    /// with [`crate::reset_for`].
     Reopen,
 }
 
 impl TimeWait {
-    /// Returns the time at which TIME-WAIT ends. The engine must then remove the entry from its table.
+    /// Returns the time at which TIME-WAIT ends. The engine must then remove this entry from its table.
     pub fn until(&self) -> u64 {
         self.until
     }
 
-    /// Returns SND.NXT. The sequence numbers of a new connection of the flow begin above this number.
+    /// Returns SND.NXT of the connection. The sequence numbers of a new connection of the same flow begin
+    /// above this number.
     pub fn sequence(&self) -> u32 {
         self.sequence
     }

@@ -17,8 +17,8 @@ use tun::{KERNEL, OURS, device, frame};
 const BYTES: u64 = 2_000_000;
 const BUFFER: usize = 1 << 18;
 
-/// Plays the application on the kernel's side: writes its stream, and reads and checks the stream of the
-/// other side until its end.
+/// Acts as the application on the kernel's side: writes its own stream. Meanwhile reads the other side's
+/// stream to its end and checks it.
 fn kernel(mut stream: TcpStream) {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || {

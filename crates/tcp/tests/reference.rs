@@ -1,6 +1,6 @@
-//! Compares the state machine with Linux's TCP as reference. The same application calls and the same faults
-//! of a network, drawn from a seed, are applied to three pairs of ends: Linux with Linux, Linux with inlane,
-//! and inlane with Linux. Needs root.
+//! Compares the state machine with Linux's TCP. Each test draws application calls and network faults from a
+//! seed. It applies them to three pairs of ends: Linux with Linux, Linux with inlane, and inlane with Linux.
+//! Needs root.
 //!
 //! More seeds: `SEEDS=5000 cargo test --release -p inlane-tcp --test reference -- --nocapture`.
 
@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tun::{KERNEL, OURS, device};
 
-/// The number of seeds that run at the same time in one namespace.
+/// The number of seeds that one network namespace runs at the same time.
 const BATCH: u64 = 40;
 /// The longest time that a batch may take. Only a hang takes so long.
 const LIMIT: u64 = 240 * SECOND;
@@ -85,7 +85,7 @@ impl Case {
         let mut plans = [plan(lens[0]), plan(lens[1])];
         let mut expected = [(lens[1], Ending::Eof), (lens[0], Ending::Eof)];
         match random.below(4) {
-            // Keep the plans as they are: both sides send at the same time.
+            // Leave both plans unchanged: client and server send at the same time.
             0 => {}
             // The server answers after it has received everything.
             1 => plans[1].write_after = lens[0],
@@ -96,7 +96,7 @@ impl Case {
                 (plans[0].read, plans[0].abort) = (lens[1], true);
                 expected = [(lens[1], Ending::Left), (lens[0], Ending::Reset)];
             }
-            // The server closes before it has read everything, so the client must get a reset.
+            // The server closes before it has read all data, so the client must receive a reset.
             _ => {
                 (plans[0].half_close, plans[1].half_close) = (false, false);
                 plans[0].write += 1;
@@ -122,7 +122,7 @@ impl Case {
 /// A packet on its way: arrival time, a number that orders equal times, flow, receiving end, and bytes.
 type Packet = (u64, u64, usize, usize, Vec<u8>);
 
-/// One connection between two ends, and the generators of the faults of its two directions.
+/// One connection between two ends, and the random number generators of the faults in its two directions.
 struct Flow {
     seed: u64,
     pair: usize,
@@ -169,9 +169,9 @@ impl Lab {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Sends a packet to end `to` of a flow, with the faults of the test case. With one seed, packet n of a
-    /// direction has the same faults in all [`PAIRS`]. A reset is not dropped, because neither end would send
-    /// it again.
+    /// Sends a packet to end `to` of a flow, with the faults of the test case. For one seed, packet n of a
+    /// direction has the same faults in all [`PAIRS`]. Resets are never dropped, because neither end would
+    /// send a reset again.
     fn send(&mut self, index: usize, to: usize, mut bytes: Vec<u8>) {
         let now = self.now();
         let flow = &mut self.flows[index];
@@ -224,8 +224,9 @@ impl Lab {
             match &mut self.flows[index].ends[to] {
                 End::Inlane(end) => end.receive(now, &bytes),
                 End::Linux(_) => {
-                    // If both ends are Linux, packets go from KERNEL to OURS, which no host has. Let them
-                    // come from OURS to KERNEL instead. Swapping the two addresses changes no checksum.
+                    // If both ends are Linux, packets have source KERNEL and destination OURS. No host has
+                    // the address OURS. Swap the two addresses, so that the packet goes from OURS to KERNEL.
+                    // This changes no checksum.
                     if bytes[12..16] == KERNEL {
                         bytes[12..16].copy_from_slice(&OURS);
                         bytes[16..20].copy_from_slice(&KERNEL);
@@ -271,8 +272,8 @@ impl Lab {
 /// duration, in milliseconds.
 type Times = [Vec<(u64, u64)>; 3];
 
-/// Runs the seeds in a new network namespace, each with all three of [`PAIRS`]. Checks the outcome of every
-/// flow. Returns the times of each pair.
+/// Runs each of the seeds with all three of [`PAIRS`], in a new network namespace. Checks the outcome of
+/// every flow. Returns the times of each pair.
 fn batch(seeds: std::ops::Range<u64>) -> Result<Times, String> {
     let tun = device()?;
     // Vary Linux's settings from batch to batch. Ignore errors, because the namespace may not allow the
@@ -302,7 +303,7 @@ fn outcomes_are_the_same_as_linux_has() {
     let seeds = std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(BATCH);
     let mut times = Times::default();
     for start in (0..seeds).step_by(BATCH as usize) {
-        // A thread enters its network namespace for good, so each batch gets its own thread.
+        // A thread cannot leave its network namespace again, so each batch gets its own thread.
         let run = move || batch(start..(start + BATCH).min(seeds));
         match thread::spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             Ok(more) => times.iter_mut().zip(more).for_each(|(all, more)| all.extend(more)),

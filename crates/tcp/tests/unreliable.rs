@@ -113,8 +113,8 @@ fn no_stall_is_longer_than_a_retransmission_timeout() {
             Network::connected(&[Config::default(), Config::default()], link.clone(), seed, [3_000_000, 0]);
         run(&mut network, &name);
         // The model is deterministic, so these bounds do not depend on the machine. A loss is repaired within
-        // a timeout (200 ms), a delayed acknowledgment (40 ms) and a round trip (20 ms). If a burst loses the
-        // retransmission, too, it is repaired within the doubled timeout.
+        // the sum of a timeout (200 ms), a delayed acknowledgment (40 ms) and a round trip (20 ms). If a
+        // burst of losses hits the retransmission, too, the doubled timeout applies.
         let bound = if link.burst == 1 { 300 } else { 700 };
         let gap = network.hosts[1].longest_gap / MILLISECOND;
         assert!(gap < bound, "{name}: a stall of {gap} ms, {:?}", network.hosts[0].connection.counters());

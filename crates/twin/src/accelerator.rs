@@ -1,5 +1,5 @@
-//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR through which the CPU
-//! reaches the memory.
+//! The twin of an accelerator. It has memory, a DMA engine for each direction, and a BAR through which the
+//! CPU reaches the memory.
 
 use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
@@ -61,7 +61,8 @@ impl Accelerator {
         Ok(unsafe { Region::from_raw(address, bytes, Location::Twin(self.index), Arc::new(allocation)) })
     }
 
-    /// Starts a DMA engine of the accelerator, into its memory or out of it. Each engine has its own thread.
+    /// Starts a DMA engine of the accelerator. It copies into the accelerator's memory if `to_device` is
+    /// true, otherwise out of it. Each engine has its own thread.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.
@@ -89,8 +90,9 @@ impl Drop for Allocation {
     }
 }
 
-/// A mover that copies with the CPU from or to a twin's BAR. It copies real bytes by 4-byte stores and takes
-/// the time of the model. It spins during this time, because slow loads and stores occupy a real CPU too.
+/// A mover that copies from or to a twin's BAR with the CPU. It copies real bytes by 4-byte stores, and takes
+/// the time that the twin's model gives. It spins during this time, because slow loads and stores occupy a
+/// real CPU too.
 pub struct BarMover {
     /// The costs of reading the source, if the source is a twin.
     read: Option<BarCosts>,

@@ -1,4 +1,4 @@
-//! The costs of a twin's link, DMA engines and BAR, and the figures that were published for one accelerator.
+//! The costs of a twin's link, DMA engines and BAR. Also the figures that were published for one accelerator.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ pub struct DmaCosts {
     pub from_device: f64,
     /// The fixed time of a transfer, before its first byte.
     pub per_transfer: Duration,
-    /// The time from the end of a transfer to its interrupt.
+    /// The time from the end of a transfer until its interrupt arrives.
     pub interrupt: Duration,
 }
 
 impl DmaCosts {
-    /// Returns costs that add no delay: the twin is as fast as this machine can copy.
+    /// Returns costs without delays. The twin then copies as fast as this machine can.
     pub fn unlimited() -> Self {
         Self {
             to_device: f64::INFINITY,
@@ -48,7 +48,7 @@ pub struct BarCosts {
 /// The costs of an accelerator's twin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// The name of the device that has these costs, as results show it.
+    /// The name that results show for a device with these costs.
     pub name: String,
     /// The link's rate after encoding, in bytes per second and direction.
     pub link: f64,
@@ -61,8 +61,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Returns the costs of the published accelerator in slot 0 (PCIe Gen4 x8) or 1 (Gen3 x4). Other slots
-    /// count modulo 2.
+    /// Returns the costs of the published accelerator in slot 0 (PCIe Gen4 x8) or slot 1 (Gen3 x4). An even
+    /// `slot` means slot 0, an odd one slot 1.
     ///
     /// The rates are the published ones, with MB = 2^20 bytes. The fixed time of a transfer was not
     /// published. We assume 10 us for a driver call, a descriptor and a doorbell.
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn rates_are_the_published_shares_of_the_link() {
-        // The shares of the link's rate that the paper reports. The paper's rates in MB/s are consistent with
-        // these shares if 1 GB is 1024 MB.
+        // The paper reports these shares of the link's rate. The paper also reports rates in MB/s, which are
+        // consistent with the shares if 1 GB is 1024 MB.
         //
         // | slot | link's rate | to the device | from the device |
         // | --- | --- | --- | --- |

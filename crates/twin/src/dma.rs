@@ -1,8 +1,8 @@
-//! The twin of a DMA engine: a thread that copies bytes, completes transfers when its model says, and raises
-//! interrupts.
+//! The twin of a DMA engine. Its thread copies bytes, completes each transfer at the time that its model
+//! computes, and raises interrupts.
 //!
 //! ```text
-//!  submit -> queue -> thread: copy bytes | wait until start + cost + bytes/rate | done = n | interrupt if requested
+//! submit -> queue -> thread: copy | wait until start + cost + bytes/rate | done = n | interrupt if requested
 //! ```
 //!
 //! Transfers run one after another, as on one DMA channel. If this machine copies more slowly than the model,
@@ -20,10 +20,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The number of bytes that are copied between two checks whether a fault is due or the engine is being
-/// dropped.
+/// The number of bytes to copy before the thread checks again. It checks whether a fault is due, and whether
+/// the engine is being dropped.
 const STEP: usize = 256 << 10;
-/// How long a thread waits for an interrupt at most. Then it checks the number of completed transfers anyway,
+/// The longest time that a thread waits for an interrupt. Then it checks the number of completed transfers,
 /// because the interrupt may be lost.
 const BACKSTOP: Duration = Duration::from_millis(50);
 
@@ -131,8 +131,8 @@ impl Wait for InterruptWait<'_> {
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1;
 
-    /// Requests the interrupt before it checks for completed transfers. A transfer that completes after the
-    /// check then raises the interrupt.
+    /// Requests the interrupt, and only then checks for completed transfers. If a transfer completes after
+    /// the check, it raises the interrupt.
     fn poll(&mut self, _watched: bool) -> Result<bool> {
         self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
         self.seen = DmaEngine::newest_done(self.shared, self.name)?;
@@ -199,8 +199,8 @@ impl Mover for DmaEngine {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
-            // The engine is a thread. On a machine with few cores it needs the core of the polling thread, so
-            // the polling thread yields once in 64 polls.
+            // A thread does the engine's work. On a machine with few cores, it needs the core of the polling
+            // thread. So the polling thread yields once in 64 polls.
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();
@@ -279,8 +279,8 @@ impl Worker {
         }
         if self.shared.faults.take_flip() {
             let middle = destination.as_ptr().wrapping_add(destination.len() / 2);
-            // SAFETY: the address is inside the destination, which only the engine writes until the transfer
-            // ends.
+            // SAFETY: the address is inside the destination. Only the engine writes the destination until the
+            // transfer ends.
             unsafe { middle.write_volatile(middle.read_volatile() ^ 0x10) };
         }
         true

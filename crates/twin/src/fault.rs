@@ -26,8 +26,8 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Simulates the loss of the device once it has copied `bytes` more bytes, even in the middle of a
-    /// transfer.
+    /// Simulates the loss of the device after it has copied `bytes` more bytes. The loss may be in the middle
+    /// of a transfer.
     pub fn lose_after(&self, bytes: u64) {
         self.lost_after.store(bytes, Ordering::Relaxed);
     }
@@ -47,8 +47,9 @@ impl Faults {
         self.stalled.store(stalled, Ordering::Relaxed);
     }
 
-    /// Returns how many of the next `bytes` bytes the device copies before its simulated loss: all of them if
-    /// no loss is to be simulated. Subtracts them from the bytes that are left until the loss.
+    /// Returns how many of the next `bytes` bytes the device copies before its simulated loss. Returns
+    /// `bytes` if no loss will be simulated. Subtracts the result from the number of bytes left until the
+    /// loss.
     pub(crate) fn take_bytes(&self, bytes: usize) -> usize {
         let left = self.lost_after.load(Ordering::Relaxed);
         if left == NEVER {

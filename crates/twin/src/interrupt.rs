@@ -6,7 +6,8 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::Duration;
 
-/// An interrupt line that one side raises and the other waits for. Several raises coalesce into one.
+/// An interrupt line. One side raises it, and the other side waits for it. Several raises in a row count as
+/// one.
 #[derive(Debug)]
 pub struct Interrupt {
     file: File,

@@ -1,4 +1,5 @@
-//! Twins: software stand-ins for devices, so that everything above them can be tested on any machine.
+//! Twins: software stand-ins for devices. With twins, the code that uses devices can be tested on any
+//! machine.
 //!
 //! A twin moves real bytes, takes the time of its model, signals interrupts through an eventfd, and fails on
 //! request. Its figures are those of a model. Results mark them, and they never stand in a table of

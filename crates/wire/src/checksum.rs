@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The sum for an internet checksum over several parts, which are added one by one. All parts but the last
+/// The sum for an internet checksum. The caller adds the parts of the data one by one. All parts but the last
 /// must have an even number of bytes, as headers do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
@@ -81,7 +81,8 @@ const fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Returns the checksum of `bytes`. The result is 0 for a header that contains its right checksum.
+/// Returns the checksum of `bytes`. If `bytes` is a header that contains its correct checksum, the result is
+/// 0.
 pub fn of(bytes: &[u8]) -> u16 {
     Sum::new().add_bytes(bytes).finish()
 }

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 
 /// The length of the common header, in bytes.
 pub const HEADER: usize = 4;
-/// The length in bytes of the common header with PC id and sequence id, as in IQ data and real-time control
-/// messages.
+/// The length in bytes of the common header plus the PC id and the sequence id. IQ data and real-time control
+/// messages begin with these.
 pub const DATA_HEADER: usize = 8;
 /// Message type: IQ data (the O-RAN user plane).
 pub const IQ_DATA: u8 = 0;
@@ -42,7 +42,8 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the offset of the message's end according to its size field, but at most the buffer's length.
+    /// Returns the offset of the message's end. The size field determines it, but it is at least the header's
+    /// length and at most the buffer's length.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }

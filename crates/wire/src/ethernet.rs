@@ -13,7 +13,8 @@ use std::str::FromStr;
 pub const HEADER: usize = 14;
 /// The length of a tag, in bytes.
 pub const TAG: usize = 4;
-/// The largest number of VLAN tags that this crate skips between the addresses and the payload of a frame.
+/// The largest number of VLAN tags in a frame that this crate skips. The tags lie between the addresses and
+/// the payload.
 pub const MAX_TAGS: usize = 2;
 
 /// EtherType of IPv4.
@@ -97,7 +98,7 @@ impl<T: AsRef<[u8]>> Frame<T> {
             let at = HEADER - 2 + index * TAG;
             let kind = u16_at(bytes, at)?;
             let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
-            // Leave out a tag that is cut off by the frame's end, because the EtherType after it is missing.
+            // Leave out a tag if the frame ends before the EtherType that follows the tag.
             u16_at(bytes, at + 4)?;
             Some(Tag { kind, control })
         })

@@ -15,16 +15,16 @@ pub struct Layers {
     pub transport: usize,
     /// The IP protocol number of the upper layer, for example 6 for TCP.
     pub protocol: u8,
-    /// The offset of the IP packet's end. Padding may follow the packet. If a capture cut the packet short,
-    /// this is the frame's end.
+    /// The offset at which the IP packet ends. Padding may follow. If the capture has cut the packet short,
+    /// this is the end of the frame.
     pub end: usize,
-    /// True for an IP fragment other than the first: `transport` is then the offset of data without an
+    /// True for an IP fragment other than the first one of its packet. The data at `transport` then has no
     /// upper-layer header. False for all other packets.
     pub later_fragment: bool,
 }
 
 impl Layers {
-    /// Returns the layers of `frame`, or `None` if it does not carry IP.
+    /// Finds the layers of `frame`. Returns `None` if the frame does not carry IP.
     ///
     /// # Errors
     /// If the frame ends within a header, or a field has an impossible value.
@@ -78,15 +78,15 @@ pub struct FiveTuple {
     pub destination_port: u16,
 }
 
-/// SCTP. Its ports have the same offsets as the ports of TCP and UDP.
+/// The IP protocol number of SCTP. The ports are at the same offsets as in TCP and UDP.
 const SCTP: u8 = 132;
 
 impl FiveTuple {
-    /// Returns the 5-tuple of a frame, or `None` if it does not carry IP. The ports are 0 for fragments other
-    /// than the first, and for protocols other than TCP, UDP and SCTP.
+    /// Returns the 5-tuple of a frame, or `None` if the frame does not carry IP. The ports are 0 for
+    /// fragments other than the first, and for protocols other than TCP, UDP and SCTP.
     ///
     /// # Errors
-    /// If the frame ends within a header, or a field has an impossible value.
+    /// If the frame ends within a header, or if a field has an impossible value.
     pub fn of(frame: &[u8]) -> Result<Option<Self>> {
         let Some(layers) = Layers::of(frame)? else { return Ok(None) };
         let packet = &frame[layers.network..];

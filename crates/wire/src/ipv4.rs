@@ -70,7 +70,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Returns the offset of the packet's end according to its length field, but at most the buffer's length.
+    /// Returns the offset of the packet's end, as given by its length field. Returns at most the buffer's
+    /// length.
     #[inline(always)]
     pub fn end(&self) -> usize {
         // Return at least the header's length, because the length field may have changed since `new` checked

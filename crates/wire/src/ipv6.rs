@@ -56,7 +56,7 @@ pub struct Fragment {
     pub offset: u16,
     /// True if other fragments follow.
     pub more: bool,
-    /// The identification, which all fragments of a packet share.
+    /// The identification. All fragments of a packet have the same one.
     pub id: u32,
     /// The offset of the fragment's data in the packet's buffer.
     pub data: usize,
@@ -74,7 +74,8 @@ pub struct Upper {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the offset of the packet's end according to its length field, but at most the buffer's length.
+    /// Returns the offset of the packet's end. The length field determines it, but it is at most the buffer's
+    /// length.
     #[inline(always)]
     pub fn end(&self) -> usize {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())
@@ -160,7 +161,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
         })
     }
 
-    /// Returns the sum of the pseudo header, for the checksum of an upper-layer packet of `length` bytes.
+    /// Returns the sum of the pseudo header of an upper-layer packet of `length` bytes. The checksum of the
+    /// upper-layer packet starts with this sum.
     pub fn pseudo_sum(&self, protocol: u8, length: u32) -> Sum {
         Sum::new().add_pseudo_v6(self.source(), self.destination(), protocol, length)
     }

@@ -1,8 +1,9 @@
 //! Views of packet headers over plain bytes. They read and write fields in place.
 //!
 //! A view wraps a buffer: `&[u8]`, `&mut [u8]` or `Vec<u8>`. The view's `new` checks the buffer's length
-//! once. After that, no accessor fails, whatever the bytes are. A payload ends where the header says or where
-//! the buffer ends, whichever comes first, because captures cut packets short. Views do not allocate.
+//! once. After that, no accessor fails, whatever the bytes are. A payload ends at the end that the header
+//! gives or at the end of the buffer, whichever comes first, because captures cut packets short. Views do not
+//! allocate.
 //!
 //! ```
 //! use inlane_wire::{ethernet, ipv4, udp};

@@ -19,14 +19,14 @@ pub const SOLICITATION: u8 = 135;
 pub const ADVERTISEMENT: u8 = 136;
 /// Flag of an advertisement: it answers a solicitation.
 pub const SOLICITED: u32 = 1 << 30;
-/// Flag of an advertisement: the receiver replaces the link-layer address that it has stored for the target.
+/// Flag of an advertisement: the receiver must replace its stored link-layer address of the target.
 pub const OVERRIDE: u32 = 1 << 29;
 /// Option: the sender's link-layer address.
 pub const SOURCE_LINK_ADDRESS: u8 = 1;
 /// Option: the target's link-layer address.
 pub const TARGET_LINK_ADDRESS: u8 = 2;
-/// The hop limit of valid neighbour discovery messages. It shows that the message comes from the same link,
-/// because a router would have decremented it.
+/// The hop limit of valid neighbour discovery messages. Routers decrement the hop limit, so this value shows
+/// that the message comes from the same link.
 pub const HOP_LIMIT: u8 = 255;
 
 view! {
@@ -53,8 +53,8 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the link-layer address in the first option of type `kind`, or `None` if there is none before a
-    /// malformed option.
+    /// Returns the link-layer address in the first option of type `kind`. Returns `None` if there is no such
+    /// option. The search ends at a malformed option.
     pub fn link_address(&self, kind: u8) -> Option<Mac> {
         let mut options = &self.bytes()[HEADER..];
         loop {
@@ -69,8 +69,8 @@ impl<T: AsRef<[u8]>> Message<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Makes `buffer` begin with a message of type `kind`. The message has one option of type `option`, which
-    /// holds the link-layer address `mac`. Sets flags, target and checksum to 0.
+    /// Writes a message of type `kind` to the start of `buffer`. The message has one option of type `option`,
+    /// which holds the link-layer address `mac`. Sets flags, target and checksum to 0.
     ///
     /// # Errors
     /// [`Error::Truncated`] if message and option do not fit.

@@ -21,7 +21,8 @@ pub const PRB: usize = SUBCARRIERS * 4;
 pub const SYMBOLS: u8 = 14;
 
 view! {
-    /// An O-RAN user plane message: the radio time of its symbol, then its sections of IQ samples.
+    /// An O-RAN user plane message. It begins with the radio time of its symbol. The sections of IQ samples
+    /// follow.
     Message("O-RAN user plane", 4) {
         /// The frame number, modulo 256.
         frame / set_frame: u8 = 1,
@@ -44,8 +45,8 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[3] & 0x3f
     }
 
-    /// Returns the sections, each with its samples of `prb` bytes per PRB. Stops at a section that the buffer
-    /// does not hold completely. A section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
+    /// Returns the sections of the message. A PRB has `prb` bytes of samples. A section of 0 PRBs covers the
+    /// whole carrier of `carrier` PRBs. Stops at a section that is not completely in the buffer.
     pub fn sections(&self, prb: usize, carrier: u16) -> Sections<'_> {
         Sections { rest: &self.bytes()[HEADER..], prb, carrier }
     }

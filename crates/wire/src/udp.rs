@@ -14,14 +14,14 @@ view! {
         destination_port / set_destination_port: u16 = 2,
         /// The length field: bytes of header and payload. 0 in a jumbogram.
         length / set_length: u16 = 4,
-        /// The checksum; 0 if there is none, which only IPv4 allows.
+        /// The checksum. 0 means that there is no checksum. Only IPv4 allows that.
         checksum / set_checksum: u16 = 6,
     }
 }
 
 impl<T: AsRef<[u8]>> Datagram<T> {
-    /// Returns the offset of the datagram's end according to its length field, but at most the buffer's
-    /// length.
+    /// Returns the offset of the datagram's end. This is the value of the length field, but at least the
+    /// header's length and at most the buffer's length.
     pub fn end(&self) -> usize {
         (self.length() as usize).clamp(HEADER, self.bytes().len())
     }

@@ -83,10 +83,10 @@ pub fn require(header: &'static str, bytes: &[u8], needed: usize) -> crate::Resu
     Ok(())
 }
 
-/// Declares a view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset, ...
-/// }`.
+/// Declares a header view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset,
+/// ... }`.
 ///
-/// With `check = function`, `new` also calls `function`, after it has checked the length of the fixed part.
+/// With `check = function`, `new` first checks the length of the fixed part, then calls `function`.
 macro_rules! view {
     (
         $(#[$meta:meta])*

@@ -1,6 +1,6 @@
-//! Takes numbers, choices and bytes from the fuzzer's input.
+//! Takes numbers, choices and bytes from the fuzzer's input bytes.
 
-/// The part of the fuzzer's input that was not used yet. Once it is empty, all further numbers are 0.
+/// The unread rest of the fuzzer's input. Once the rest is empty, all further numbers are 0.
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -31,8 +31,8 @@ impl<'a> Input<'a> {
         choices[usize::from(self.byte()) % choices.len()]
     }
 
-    /// Returns a number near `base` for most values of the next byte of the input, and an arbitrary number
-    /// for one value.
+    /// Takes one byte of the input to choose a number. For most values of the byte, returns a number near
+    /// `base`. For one value, returns an arbitrary number.
     pub(crate) fn near(&mut self, base: u32) -> u32 {
         match self.byte() {
             255 => self.number(),

@@ -1,5 +1,5 @@
-//! Builds frames of every kind and hands them to the engine: TCP segments of its flows, datagrams, fragments, ICMP,
-//! ARP and neighbour discovery.
+//! Builds frames of all kinds and passes them to the engine: TCP segments of its flows, datagrams, fragments,
+//! ICMP, ARP and neighbour discovery.
 
 use crate::input::Input;
 use crate::world::{Flow, World};
@@ -75,8 +75,8 @@ impl World {
         }
     }
 
-    /// Hands the engine a TCP segment of a flow that exists, or from a new peer port to a port that may have
-    /// a listener.
+    /// Passes a TCP segment to the engine. The segment belongs to an existing flow, or comes from a new peer
+    /// port and goes to a port that may have a listener.
     pub(crate) fn segment(&mut self, input: &mut Input<'_>) {
         let choice = usize::from(input.byte());
         let mut flow = match self.flows.len() {

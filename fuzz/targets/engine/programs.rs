@@ -1,5 +1,5 @@
-//! The two programs that use the engine under test, a hostile and an honest one: their requests, and what they
-//! do with their sockets.
+//! The two programs that use the engine under test: a hostile and an honest one. This module makes their
+//! requests and uses their sockets.
 
 use crate::input::Input;
 use crate::world::World;
@@ -58,8 +58,9 @@ pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Option<(usize, 
 }
 
 impl World {
-    /// Sends a request of the honest program, or of the hostile one if `honest` is false. Runs the engine.
-    /// Returns the reply, if any. `attached` is the index of the socket to send with the request.
+    /// Sends a request of the honest program, or of the hostile program if `honest` is false. Then runs the
+    /// engine and returns the reply, if any. `attached` is the index of the socket that is sent with the
+    /// request.
     pub(crate) fn ask(
         &mut self,
         honest: bool,
@@ -125,7 +126,8 @@ impl World {
         self.ask(false, &message, attached);
     }
 
-    /// Lets the hostile program use one of its sockets, partly in ways that the preloaded library never does.
+    /// Lets the hostile program use one of its sockets. Some of these uses never come from the preloaded
+    /// library.
     pub(crate) fn use_end(&mut self, input: &mut Input<'_>) {
         if self.hostile.ends.is_empty() {
             return;
@@ -157,8 +159,8 @@ impl World {
                 let other = self.hostile.ends[usize::from(input.byte()) % self.hostile.ends.len()].as_fd();
                 send(end, b"z", Some(other));
             }
-            // Send a datagram with a random header. Copy the header's first 8 bytes from a received message,
-            // because a message has a header only if it begins with the engine's random number.
+            // Send a datagram with a random header. Copy the header's first 8 bytes from a received message.
+            // They are the engine's random number, without which a message has no header.
             _ => {
                 let mut bytes = vec![0; 2048];
                 if let Some((len, _)) = receive(end, &mut bytes)
@@ -217,8 +219,7 @@ pub(crate) fn path() -> PathBuf {
     std::env::temp_dir().join(format!("inlane-fuzz-engine-{}", std::process::id()))
 }
 
-/// Returns an address that the input chooses. Each of the possible addresses is of a kind that the engine
-/// treats differently.
+/// Returns an address that the input chooses. The engine treats each of the possible addresses differently.
 pub(crate) fn address(input: &mut Input<'_>) -> IpAddr {
     let texts = [
         "10.0.0.1",

@@ -1,4 +1,4 @@
-//! The engine with its clock, and the TCP flows that it has with its simulated peer.
+//! The engine with its simulated clock, and the TCP flows between the engine and its simulated peer.
 
 use crate::programs::{Program, path};
 use crate::{MAC, MILLISECOND, MOST_DEADLINES, PEER, PEER_MAC, SOCKETS};
@@ -74,7 +74,7 @@ impl World {
         self.engine.receive_on(queue, self.now, frame);
     }
 
-    /// Runs the engine until it is idle, and reads the frames that it has sent.
+    /// Runs the engine until it is idle. Then reads the frames that the engine has sent.
     pub(crate) fn settle(&mut self) {
         assert!(
             self.engine.settle(self.now, 20_000).unwrap(),
@@ -102,7 +102,8 @@ impl World {
         self.settle();
     }
 
-    /// Checks a frame that the engine has sent, and records the numbers of its TCP flow.
+    /// Checks a frame that the engine has sent. If it is a TCP segment, records the numbers that the peer
+    /// needs for its next segment of this flow.
     pub(crate) fn learn(&mut self, frame: &[u8]) {
         let frame = Frame::new(frame).expect("the engine sends whole frames");
         let packet = frame.payload();

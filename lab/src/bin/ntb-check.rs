@@ -107,13 +107,13 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
 }
 
 fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
-    // A virtual machine may have only one CPU, so a waiting thread yields the CPU to other threads.
+    // Let waiting threads yield the CPU to other threads, because a virtual machine may have only one CPU.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)
 }
 
-/// Checks operations that OpenSHMEM programs use, in both directions at once.
+/// Checks the operations that OpenSHMEM programs use. Both PEs run them at the same time.
 fn library(world: &World<Windows>) -> anyhow::Result<()> {
     const WORDS: usize = 50_000;
     let (me, peer) = (world.me(), 1 - world.me());
@@ -152,7 +152,8 @@ fn library(world: &World<Windows>) -> anyhow::Result<()> {
 const AT: usize = 1 << 20;
 const NEWS: &[u8] = b"bytes for the peer that returned";
 
-/// Waits until the peer dies, reconnects when it has returned, and puts bytes that the peer compares.
+/// Waits until the peer dies, and reconnects when the peer has restarted. Then puts bytes that the peer
+/// compares.
 fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let peer = 1 - world.me();
     let start = Instant::now();
@@ -165,7 +166,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let lost = transport.reconnect(peer, LIMIT).context("reconnecting")?;
     println!("again: {lost}");
     // SAFETY: the source is a constant outside the heaps, so it is readable and does not overlap the
-    // destination. The heap of each PE is longer than AT + NEWS.len(), and no allocation reaches AT.
+    // destination. The heap of each PE is longer than AT + NEWS.len(). No allocation reaches AT.
     unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len())? };
     transport.quiet()?;
     transport.notify(peer)?;

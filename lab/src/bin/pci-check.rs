@@ -88,8 +88,8 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     mover.submit(&reader.region().slice(RANGE.start as usize, bar.len())?, &back)?;
     ensure!(bytes(&back) == pattern(bar.len(), 0), "another mapping sees other bytes");
 
-    // A device without a driver may be disabled. Opening its BAR then fails with a message that says how to
-    // enable it, as done below.
+    // A device without a driver may be disabled. Opening its BAR then fails. The error message says how to
+    // enable the device, as done below.
     if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
         println!("not ready: {error}");
         std::fs::write(sysfs.device(free).join("enable"), "1")?;
@@ -239,8 +239,8 @@ fn dma(address: Address) -> anyhow::Result<()> {
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
-/// Checks that two machines interrupt each other in turn. Before each interrupt, the machine writes the
-/// number of the round to its word of the shared memory.
+/// Checks that two machines interrupt each other, one after the other. Before each interrupt, a machine
+/// writes the number of the round to its word in the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;
@@ -253,8 +253,8 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     let word = |of: u32| of as usize * 64;
     let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
 
-    // Each machine writes this value when it has enabled its interrupts, and waits for the other's. An
-    // earlier interrupt would be lost.
+    // Each machine writes this value when it has enabled its interrupts, and waits for the other machine's
+    // value. If a machine sent an interrupt before that, the other machine could miss it.
     const READY: u32 = 0x5eed;
     shared.write_u32(word(me), READY)?;
     let start = Instant::now();

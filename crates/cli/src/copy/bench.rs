@@ -1,5 +1,5 @@
-//! Measures pairs of devices and adds the rows to the result document. A measurement that fails becomes a row
-//! with its error, and the run continues with the next one.
+//! Measures pairs of devices, and adds rows to the result document. If a measurement fails, its row contains
+//! the error, and the run continues with the next measurement.
 
 use super::{Copy, Direction, Measured};
 use inlane_copy::cost::{Cache, PathCosts};
@@ -38,7 +38,7 @@ pub struct Bench<'a> {
     ceilings: ceiling::LinkCeilings,
 }
 
-/// The buffers of one measurement, and the transfer sizes for which they are large enough.
+/// The buffers of one measurement, and the transfer sizes for which the buffers are large enough.
 struct Memory {
     /// The source and destination buffers, one entry for each direction that runs.
     buffers: Vec<Buffers>,
@@ -47,7 +47,8 @@ struct Memory {
     refused: Vec<(TransferResult, Error)>,
 }
 
-/// One direction between two devices, the path to take, and what counts as the end of a transfer.
+/// One measured direction between two devices. Includes the path to take and what counts as the end of a
+/// transfer.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     from: &'a Arc<Device>,
@@ -95,9 +96,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the ends of a transfer to measure; each gets its own rows. For a store from the host to a BAR,
-    /// these are the time of issue and, if the BAR may be read, the time of delivery. Other transfers have
-    /// one end: `None`.
+    /// Returns the times that are measured for a transfer; each gets its own rows. A store from the host to a
+    /// BAR has the time of issue. If the BAR may be read, it also has the time of delivery. Other transfers
+    /// have one unnamed time: `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -157,14 +158,14 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the costs of the paths: the first of these that is available.
+    /// Returns the costs of the paths. Takes the first of these:
     ///
-    /// 1. stored costs, unless `--calibrate` is set
+    /// 1. stored costs, if there are any and `--calibrate` is not set
     /// 2. newly calibrated costs, if the path is chosen by cost
-    /// 3. `None`
+    /// 3. `None` in all other cases
     ///
-    /// Call this before the buffers are allocated: on a BAR, calibration needs the memory that the buffers
-    /// will occupy.
+    /// Call this before allocating the buffers. On a BAR, calibration needs the memory that the buffers will
+    /// occupy.
     fn costs(&mut self, way: Way) -> Result<Option<PathCosts>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
@@ -182,8 +183,8 @@ impl<'a> Bench<'a> {
         Ok(Some(costs))
     }
 
-    /// Opens the paths of one direction. Prints a message if the requested path is not available and another
-    /// one is taken. Call this after all buffers are allocated: opening a path may start a resident kernel,
+    /// Opens the paths of one direction. Prints a warning if the requested path is not available and another
+    /// path replaces it. Allocate all buffers before this call. Opening a path may start a resident kernel,
     /// and a later allocation would wait until that kernel ends.
     fn selector(&mut self, way: Way, costs: Option<PathCosts>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
@@ -314,7 +315,7 @@ impl<'a> Bench<'a> {
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
-                        // After an error the movers may be unusable, so drop them and open new ones.
+                        // After an error, the movers may be unusable. So drop them and open new ones.
                         drop(selectors);
                         selectors = match self.selectors(ways, costs.clone()) {
                             Ok(selectors) => selectors,
@@ -328,7 +329,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Measures transfers of one size in one completion mode. Returns one measurement for each direction.
+    /// Measures transfers of one size in one completion mode. Returns one measurement for each direction of
+    /// transfer.
     fn figures(
         &self,
         selectors: &mut [PathSelector],
@@ -345,8 +347,7 @@ impl<'a> Bench<'a> {
         let single =
             if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
         // With `--measure latency`, do not measure the rate of successive transfers. With `--measure all`, do
-        // not measure it if only one transfer can be in flight, because that would repeat the latency
-        // measurement.
+        // not measure it if only one transfer can be in flight. It would be the latency measurement again.
         let one_in_flight = what == Measured::Latency
             || self.args.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);
@@ -365,8 +366,8 @@ impl<'a> Bench<'a> {
         }])
     }
 
-    /// Opens the path of each direction in `ways`. The second direction reuses the costs measured for the
-    /// first, so that both directions choose the same path. Call this before any kernel is resident.
+    /// Opens the path of each direction in `ways`. The second direction reuses the measured costs of the
+    /// first, so both directions choose the same path. Call this before any kernel is resident.
     fn selectors(&mut self, ways: &[Way], costs: Option<PathCosts>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {

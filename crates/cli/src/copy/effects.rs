@@ -1,4 +1,4 @@
-//! Refuses flags of `inlane copy` that change nothing for the endpoints and paths of a run.
+//! Refuses flags of `inlane copy` that have no effect for the endpoints and paths of the run.
 
 use super::{Copy, Measured};
 use inlane_copy::tuning::SmTuning;
@@ -6,9 +6,9 @@ use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
 use inlane_core::Error;
 
 impl Copy {
-    /// Checks that each flag of the command line has an effect on at least one of these pairs of endpoints. A
-    /// flag that was given with its default value passes. So do the flags in `origins`, which a settings file
-    /// or an environment variable set for all runs.
+    /// Checks that each flag of the command line has an effect on at least one of the pairs of endpoints. A
+    /// flag with its default value is always accepted. So are the flags in `origins`: a settings file or an
+    /// environment variable has set them for all runs.
     ///
     /// # Errors
     /// Names the first flag without an effect, and what that flag needs.

@@ -135,8 +135,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the devices that `--devices` names. Without the flag, returns the host and all GPUs, or the
-    /// host and two twins if this machine has no GPU.
+    /// Returns the devices in `--devices`. Without this flag, returns the host and all GPUs. If this machine
+    /// has no GPU, returns the host and two twins instead.
     fn devices_of_matrix(&self, report: &mut TransferReport) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {
@@ -171,8 +171,8 @@ fn is_pair(from: &Endpoint, to: &Endpoint) -> bool {
     from != to || *from == Endpoint::Host
 }
 
-/// Repeats the experiment of the paper that `--published` names, with twins in place of its accelerators. The
-/// first failed transfer ends the experiment.
+/// Repeats the experiment of the paper that `--published` names. Twins take the place of the accelerators.
+/// The experiment ends at the first failed transfer.
 fn published_experiment(plan: &Plan, report: &mut TransferReport, failures: &mut Failures) {
     report.twin = true;
     report.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();
@@ -194,7 +194,7 @@ fn published_experiment(plan: &Plan, report: &mut TransferReport, failures: &mut
         row.published = Some(PublishedRates {
             published_bytes_per_second: line.published_mib.map(|rate| rate * 1_048_576.0),
             predicted_bytes_per_second: line.predicted,
-            // The best repeat gives the model's rate, because only other load on this machine can make a
+            // Take the model's rate from the best repeat, because other load on this machine can only make a
             // repeat slower.
             model_bytes_per_second: line
                 .measured

@@ -1,5 +1,5 @@
-//! The outcome of one check of `inlane doctor`: the part that was checked, its state, what was found, and
-//! what fixes it.
+//! The outcome of one check of `inlane doctor`: what was checked, the result, the findings, and how to fix a
+//! problem.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -38,9 +38,9 @@ pub enum Name {
     PcieLinks,
     /// The NUMA nodes of memory and cores.
     Numa,
-    /// The policy by which the kernel sets the clock frequency of cores.
+    /// The kernel's policy for the clock frequency of cores (CPU governor).
     CpuGovernor,
-    /// Cores on which the scheduler starts no other programs.
+    /// Isolated cores: cores on which the scheduler starts no other programs.
     IsolatedCores,
     /// The clock source from which the kernel reads timestamps.
     ClockSource,
@@ -57,15 +57,15 @@ impl Name {
     }
 }
 
-/// The state of a part of the machine.
+/// The state of one checked part of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// The part works.
     Ok,
-    /// The part works, but slower than it could or without some feature.
+    /// The checked part of the machine works, but slower than it could or without some feature.
     Degraded,
-    /// The part does not work, so features that need it cannot run.
+    /// The checked part of the machine does not work, so features that need it cannot run.
     Missing,
 }
 

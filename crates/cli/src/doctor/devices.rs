@@ -27,7 +27,8 @@ fn nvidia_gpus(machine: &Machine) -> Vec<String> {
     devices
 }
 
-/// Returns the release of NVIDIA's kernel driver, such as `580.95.05`. `None` if it is not loaded.
+/// Returns the release of NVIDIA's kernel driver, such as `580.95.05`. Returns `None` if the driver is not
+/// loaded.
 fn nvidia_driver(machine: &Machine) -> Option<String> {
     let text = machine.files.text("/proc/driver/nvidia/version")?;
     // The driver's version file has a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05
@@ -155,7 +156,7 @@ pub fn pcie_links(machine: &Machine) -> Check {
     let purpose = "a link with half the lanes or half the speed has half the bandwidth";
     let check = |evidence: String| Check::ok(Name::PcieLinks, purpose, evidence);
     let topology = Topology::read(&Sysfs::at(machine.files.root().join("sys")));
-    // Leave out bridges: a bridge and the device below it share a link, which would be counted twice.
+    // Leave out bridges. A bridge shares a link with the device below it, so the link would be counted twice.
     let ends = topology.devices().filter(|device| device.class >> 16 != BRIDGE);
     let (mut whole, mut short, mut idle) = (0, Vec::new(), Vec::new());
     for device in ends {
@@ -165,8 +166,8 @@ pub fn pcie_links(machine: &Machine) -> Check {
         let (payload, best) = (256, link.max.bits_per_second());
         if let Some(shortfall) = topology.shortfall(device) {
             let line = format!("{}{name}: {shortfall}", device.address);
-            // List a GPU's link separately if it is slow but has all its lanes, because an idle GPU slows its
-            // link down to save power.
+            // If the link of a GPU is slow but has all its lanes, list it separately. An idle GPU makes its
+            // link slower to save power.
             let idles = device.class >> 16 == DISPLAY && !shortfall.narrow();
             if idles { idle.push(line) } else { short.push(line) }
         } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {

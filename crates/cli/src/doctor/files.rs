@@ -1,13 +1,13 @@
-//! Reads the kernel's files (`/proc`, `/sys`, `/dev`) below a root directory, which tests replace. A file
-//! that cannot be read counts as absent. Text that is too long is cut, and bytes that are not UTF-8 are
-//! replaced.
+//! Reads the kernel's files (`/proc`, `/sys`, `/dev`) below a root directory. Tests use another root
+//! directory. A file that cannot be read counts as absent. Text that is too long is cut, and bytes that are
+//! not UTF-8 are replaced.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes that are read from a file. Only `/proc/cpuinfo` can be longer. The checks need only the
-/// entry of its first processor, which fits.
+/// The most bytes to read from a file. Only `/proc/cpuinfo` can be longer. The checks need only its entry of
+/// the first processor, which is within the limit.
 const MOST: u64 = 256 * 1024;
 
 /// Reads files of the kernel below a root directory.

@@ -1,5 +1,5 @@
-//! Checks whether this machine has what the lab needs: QEMU, a kernel, and tools. The lab consists of virtual
-//! machines, in which tests with PCI devices run.
+//! Checks whether this machine has what the lab needs: QEMU, a kernel, and tools. The lab runs tests with PCI
+//! devices in virtual machines.
 
 use super::Machine;
 use super::check::{Check, Name};

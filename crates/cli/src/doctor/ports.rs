@@ -1,12 +1,12 @@
-//! Checks for each kind of port whether this machine and this build can open it: DPDK, AF_XDP, packet
-//! sockets, TUN, memif.
+//! Checks whether this machine and this build can open each kind of port: DPDK, AF_XDP, packet sockets, TUN,
+//! memif.
 
 use super::check::{Check, Name};
 use super::{Machine, rights};
 use rustix::io::Errno;
 
-/// The first Linux release that can attach an XDP program by a BPF link, as af_xdp ports do. The kernel
-/// removes a program that is attached this way when the process ends.
+/// The first Linux release that can attach an XDP program by a BPF link, as af_xdp ports do. If a program is
+/// attached by a link, the kernel removes it when the process ends.
 const LINKS_SINCE: (u32, u32) = (5, 9);
 
 pub fn dpdk(machine: &Machine) -> Check {

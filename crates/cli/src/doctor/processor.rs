@@ -62,7 +62,7 @@ pub fn clock_source(machine: &Machine) -> Check {
     let check = |evidence: String| Check::ok(Name::ClockSource, purpose, evidence);
     let available = machine.files.text(&format!("{base}/available_clocksource")).unwrap_or_default();
     match machine.files.text(&format!("{base}/current_clocksource")).as_deref() {
-        // On aarch64, the fast clock source is arch_sys_counter, so it counts as ok like tsc.
+        // On aarch64, the fast clock source is arch_sys_counter. Like tsc, it counts as ok.
         Some(source @ ("tsc" | "arch_sys_counter")) => check(source.into()),
         Some(source) if available.split_whitespace().any(|name| name == "tsc") => check(format!("{source}, although tsc is available"))
             .degraded(format!("echo tsc | sudo tee {base}/current_clocksource")),

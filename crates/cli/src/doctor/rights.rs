@@ -32,7 +32,7 @@ pub fn can_load_bpf(machine: &Machine) -> bool {
     has(machine, NET_ADMIN) && (has(machine, BPF) || has(machine, SYS_ADMIN))
 }
 
-/// Returns the `setcap` command that gives this program's file the capabilities that ports need.
+/// Returns a `setcap` command for this program's file. The command adds the capabilities that ports need.
 pub fn setcap(machine: &Machine) -> String {
     inlane_core::privileges::setcap(&machine.trials.program)
 }

@@ -1,11 +1,11 @@
 //! Tests the checks of `inlane doctor` on fake machines. The checks read a test's files instead of the
-//! system's (/proc, /sys), and get outcomes of system calls that the test chose.
+//! system's /proc and /sys. The test also chooses the outcomes of system calls.
 
 use super::*;
 use rustix::io::Errno;
 
 /// A fake machine: a directory of files, and chosen outcomes of system calls. A test adds the files and the
-/// outcomes that its check needs. Everything else is missing.
+/// outcomes for its check. Everything else is missing.
 struct Fake {
     root: tempfile::TempDir,
     trials: Trials,
@@ -217,8 +217,8 @@ fn memory_lock_reads_the_soft_limit() {
     assert_eq!(with("much").state, State::Degraded);
 }
 
-/// Checks the PCIe link of a device. `now` is the width and speed that the link has. `best` is the width and
-/// speed that it could have.
+/// Checks the PCIe link of a device. `now` is the link's current width and speed. `best` is the link's
+/// highest width and speed.
 fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
     let base = "sys/bus/pci/devices/0000:b5:00.0";
     let fake = Fake::new(&[]);

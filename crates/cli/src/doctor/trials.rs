@@ -1,12 +1,12 @@
-//! Finds properties of the machine that only a system call shows. Each call is tried once. Files and sockets
-//! that a call opened are closed again.
+//! Finds properties of the machine that only a system call reveals. Tries each call once. Closes all files
+//! and sockets that a call opened.
 
 use crate::devices;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
 
-/// The outcomes of the system calls that `inlane doctor` tries, and facts about this program and its
+/// The outcomes of the system calls that `inlane doctor` tries. Also facts about this program and its
 /// libraries.
 pub struct Trials {
     /// The outcome of opening a socket of the family AF_XDP.
@@ -15,18 +15,18 @@ pub struct Trials {
     pub af_packet: Result<(), Errno>,
     /// The outcome of opening `/dev/net/tun`.
     pub tun: Result<(), Errno>,
-    /// The outcome of creating a memory file (memfd), in which memif shares packet buffers.
+    /// The outcome of creating a memory file (memfd). memif shares packet buffers by such files.
     pub memfd: Result<(), Errno>,
     /// The outcome of opening `/dev/kvm`.
     pub kvm: Result<(), Errno>,
-    /// The release of DPDK that is linked into this program. `None` in a build without DPDK.
+    /// The release of the DPDK library in this program. `None` if the program is built without DPDK.
     pub dpdk: Option<String>,
     /// The path of this program's executable file.
     pub program: PathBuf,
     /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,
-    /// Returns the GPUs that the CUDA driver reports. This is a function, because starting the driver takes
-    /// long and only one check needs it.
+    /// Returns the GPUs that the CUDA driver reports. This is a function pointer, because starting the driver
+    /// takes long and only one check needs it.
     pub gpus: fn() -> Result<Vec<String>, String>,
     /// Returns the version and the file of NVRTC. A run that compiles packet functions finds the same file.
     pub nvrtc: fn() -> Result<(String, PathBuf), String>,

@@ -118,7 +118,7 @@ impl Forward {
             })?),
         };
         // True if a run without --duration and --packets must be ended after 5 s. A capture that is played
-        // once ends the run itself, and a run with --between lasts until a signal.
+        // once ends the run by itself. A run with --between lasts until a signal.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
         // Require --duration for --packets all, because a source that never ends has no last packet.
         if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)

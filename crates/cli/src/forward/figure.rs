@@ -1,4 +1,5 @@
-//! The figure of a sweep: rate, latency, and the speed that a competing job keeps, against one parameter.
+//! The figure of a sweep. It shows the rate, the latency, and the speed of a competing job against one
+//! parameter.
 //!
 //! * Each line of a panel belongs to one method. If the method is not swept, each line belongs to one value
 //!   of the first swept parameter that is not on the x axis.
@@ -54,8 +55,8 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Opti
             lines,
         }
     };
-    // If x is the offered rate, make the y axis logarithmic like the x axis, because runs without loss then
-    // lie on a straight line.
+    // If x is the offered rate, its axis is logarithmic. Make the y axis logarithmic, too. Runs without loss
+    // then lie on a straight line.
     let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
     let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
     let plots = [
@@ -107,9 +108,9 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Splits `keys`, the swept parameters that are not on the x axis. Returns the parameter whose values name
-/// the lines of a panel, and the parameters whose values name the panels. If a panel would have more than
-/// [`MOST_LINES`] lines, returns `None` for the lines, and all parameters name panels.
+/// Splits `keys`, the swept parameters that are not on the x axis. Returns the parameter that distinguishes
+/// the lines inside a panel, and the parameters that distinguish the panels. If a panel would have more than
+/// [`MOST_LINES`] lines, returns `None` for the lines, and every parameter distinguishes panels.
 fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Quantity::to_string);
@@ -117,8 +118,8 @@ fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
 }
 
-/// Returns a line for each combination of the values of `keys`, in the order of the results. `solid`,
-/// `dashed` and `ceiling` return a result's y values.
+/// Returns one line of the figure for each combination of the values of `keys`, in the order of the results.
+/// The functions `solid`, `dashed` and `ceiling` return the y values of a result.
 fn lines(
     results: &[PacketResult],
     axis: &str,
@@ -136,8 +137,7 @@ fn lines(
                 .iter()
                 .filter_map(|&key| {
                     let value = result.parameters.get(key)?;
-                    // The values of these parameters are clear without the parameter's name, so the name is
-                    // left out.
+                    // Leave out the names of these parameters, because their values are clear without them.
                     let plain = ["method", "on", "function", "memory"].contains(&key);
                     Some(if plain { value.to_string() } else { format!("{key} {value}") })
                 })
@@ -170,7 +170,7 @@ mod tests {
         result
     }
 
-    /// A line of the figure: its name, its panel and its points.
+    /// A line of the figure: its name, the name of its panel, and its points.
     type Drawn = (String, String, Vec<(f64, f64)>);
 
     fn drawn(results: &[PacketResult], keys: &[&str]) -> Vec<Drawn> {

@@ -5,8 +5,8 @@ use inlane_forward::control::ProgressSnapshot;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// The progress display. On a terminal, it updates one line with the current rates. With `--interval`, it
-/// prints a new line at each interval.
+/// The progress display of a run. On a terminal, it updates one line with the current rates. With
+/// `--interval`, it prints a new line at each interval.
 pub(super) struct Live {
     terminal: bool,
     interval: Option<Duration>,
@@ -24,8 +24,8 @@ impl Live {
     /// second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         let since = elapsed.saturating_sub(self.last.0);
-        // Display up to 100 ms early, because the run calls `show` only about once per second. If a call just
-        // before the end of the interval did not display, the next one would be a second late.
+        // Display up to 100 ms early, because the run calls `show` only about once per second. Otherwise, a
+        // call just before the end of the interval would delay the display by a second.
         let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
         let text = match due {
             Some(false) => return,

@@ -1,4 +1,4 @@
-//! The types and parsers of values that only flags of `inlane forward` take, such as the value of `--method`.
+//! The types and parsers of flag values that only `inlane forward` has, such as the value of `--method`.
 
 use clap::ValueEnum;
 use inlane_core::ring::layout::MAX_SLOTS;

@@ -1,4 +1,4 @@
-//! Refuses a run that would overwrite one of its inputs, or write two outputs to one file.
+//! Refuses a run that would overwrite one of its inputs, or would write two outputs to the same file.
 
 use super::args::Forward;
 use inlane_core::Error;
@@ -7,10 +7,10 @@ use inlane_ports::pcap::{file_of, same_file};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Checks the files of a run before any of them is opened.
+/// Checks the files of a run before any file is opened.
 ///
 /// # Errors
-/// If an output is the same file as an input or another output, also under another name or through a link.
+/// If an output is the same file as an input or as another output, even under another name or through a link.
 pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) -> Result<(), Error> {
     let capture = |port: &String| file_of(port).map(PathBuf::from);
     let (rx, tx): (Vec<&String>, Vec<&String>) = match route {
@@ -19,7 +19,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     };
     let mut inputs: Vec<(&str, PathBuf)> =
         rx.into_iter().filter_map(capture).map(|file| ("--rx", file)).collect();
-    // Count the source file of a user's function (FILE.cu:NAME) as an input, because the run reads it.
+    // Count the source file of a user's function (FILE.cu:NAME) as an input file, because the run reads it.
     let source = forward.function.function.rsplit_once(':').map(|(file, _)| file);
     inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| ("--function", file.into())));
     inputs.extend(settings_file(arguments).map(|file| ("--config", file)));

@@ -46,7 +46,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Creates and checks all points. `arguments` is the command line from which `forward` was parsed.
+    /// Creates and checks all points of the sweep. `arguments` is the command line from which `forward` was
+    /// parsed.
     ///
     /// # Errors
     /// If a swept flag is unknown or takes several values, or if a value is not valid for its flag.
@@ -101,8 +102,8 @@ impl Sweep {
         self.keys.iter().find(numeric).map(String::as_str)
     }
 
-    /// Returns the swept parameters that are not on the x axis. Each combination of their values is a line of
-    /// the figure.
+    /// Returns the swept parameters that are not on the x axis. The figure has one line for each combination
+    /// of their values.
     pub fn line_keys(&self) -> Vec<&str> {
         self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
     }
@@ -134,7 +135,7 @@ impl Sweep {
                 let own = Arc::new(Control::child_of(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
                 if control.stopping() {
-                    // A signal interrupted this run, so drop its result and end the sweep.
+                    // A signal interrupted this run. Discard the run's result and end the sweep.
                     break 'all;
                 }
                 done += 1;
@@ -219,8 +220,8 @@ impl Sweep {
         }
         document.notes.extend(notes.into_iter().map(|(note, mut of)| {
             of.dedup();
-            // Show a note that applies to several points once, without a name. Put the point's name before a
-            // note that applies to one point only, unless the sweep has a single point.
+            // If a note applies to several points, show it once and without a name. If it applies to one
+            // point, put the point's name before it, unless the sweep has only one point.
             if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
         }));
         document

@@ -111,8 +111,8 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Starts the mover. Unlike in `inlane ntb run`, the mover may be a GPU, because the bench allocates the
-/// windows' memory itself and can register it with the GPU.
+/// Starts the mover. The mover may be a GPU here, unlike in `inlane ntb run`. The bench allocates the memory
+/// of the windows itself and can register it with the GPU.
 fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<StartedMover> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
@@ -120,8 +120,8 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<StartedMover> {
     }
 }
 
-/// Opens the mover's GPU once before the PEs start, to report a missing GPU or driver. Otherwise the PE that
-/// opens the GPU would fail, and the other PE might report its lost link first, which hides the cause.
+/// Opens the mover's GPU once before the PEs start, to report a missing GPU or driver. Without this, the PE
+/// that opens the GPU would fail. The other PE might report its lost link first, which hides the cause.
 ///
 /// # Errors
 /// If the GPU cannot be opened.
@@ -278,7 +278,7 @@ impl Bench {
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
-        // Each process has already printed its error, so this error only adds the exit status.
+        // Each process has already printed its own error. This error only adds the exit status.
         let why = || format!("the bench's processes failed: {}", why.unwrap_or_default());
         match status {
             0 => {}

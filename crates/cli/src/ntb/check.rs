@@ -92,7 +92,7 @@ impl Check {
         at_least_two(pes)?;
         settings.completion = self.completion.unwrap_or(settings.completion);
         let bytes = World::<Ucx>::symmetric_bytes(pes, 0, heap);
-        // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
+        // SAFETY: the call gets no static objects (`None`), so no memory has to stay mapped.
         let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, settings)? };
         self.check(ucx, "ucx")?;
         client.report_finished();

@@ -1,9 +1,9 @@
 //! `inlane ntb info`: describes how the PEs of a job would communicate.
 //!
-//! For windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two
-//! thresholds. From the first threshold on, a get is carried out as a put by the PE that owns the data. From
-//! the second threshold on, a mover copies the data of a put. For UCX, connects two PEs and shows the
-//! transports that UCX chose ([`info_ucx`](super::info_ucx)).
+//! For memory windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two
+//! sizes. From the first size on, the PE that owns the data performs a get as a put. From the second size on,
+//! a mover copies the data of a put. For UCX, connects two PEs and shows the transports that UCX chose
+//! ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;
 use crate::output::Output;
@@ -91,7 +91,8 @@ impl Row for TransportInfo {
     }
 }
 
-/// The NTB back-end that `inlane ntb` would use, its capabilities, and the bridges of this machine.
+/// Information on NTB: the back-end that `inlane ntb` would use, its capabilities, and this machine's
+/// bridges.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 pub struct BridgeInfo {
     /// The back-end, and why it was chosen.

@@ -1,4 +1,4 @@
-//! The part of `inlane ntb info` for UCX: two PEs of this machine connect, and PE 0 describes the connection.
+//! The UCX part of `inlane ntb info`: connects two PEs on this machine. PE 0 then describes the connection.
 
 use super::info::ucx_path;
 use crate::exit::NotReady;
@@ -13,7 +13,7 @@ use inlane_pgas::transport::{Capabilities, Transport};
 use inlane_pgas::world::World;
 use std::path::PathBuf;
 
-/// The description of UCX's connection between two PEs of this machine.
+/// Describes UCX's connection between two PEs on this machine.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 pub struct UcxInfo {
     /// How two PEs reach each other, and why over UCX.
@@ -22,7 +22,7 @@ pub struct UcxInfo {
     pub version: String,
     /// What the transport can do, and the transports that UCX chose.
     pub capabilities: Capabilities,
-    /// UCX's environment variables that restrict its choice, such as `UCX_TLS=tcp,self`.
+    /// The environment variables with which the user restricts UCX's choice, such as `UCX_TLS=tcp,self`.
     pub variables: Vec<String>,
 }
 
@@ -44,10 +44,10 @@ impl InfoPe {
         };
         let client = session.client;
         let bytes = World::<Ucx>::symmetric_bytes(client.pes(), 0, 1 << 20);
-        // SAFETY: the call gets no static objects (`None`), so there is no memory that must stay mapped.
+        // SAFETY: the call gets no static objects (`None`), so no memory has to stay mapped.
         let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, session.settings)? };
         let world = World::new(ucx, 0, 0)?;
-        // Communicate with the other PE first, because UCX chooses its transports only then.
+        // Communicate with the other PE first. UCX chooses its transports only during this communication.
         world.barrier_all()?;
         if world.me() == 0 {
             let found = serde_json::to_vec(&world.transport().capabilities())?;

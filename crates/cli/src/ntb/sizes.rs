@@ -12,12 +12,12 @@ const LARGEST: u64 = 4 << 30;
 impl std::str::FromStr for Sizes {
     type Err = Error;
 
-    /// Parses sizes as [`crate::sizes::parse`] does. A range that spans 8 bytes also gets this size, because
-    /// message rates are commonly compared at it.
+    /// Parses sizes as [`crate::sizes::parse`] does. If a range spans 8 bytes, adds the size of 8 bytes,
+    /// because message rates are commonly compared at this size.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut sizes = crate::sizes::parse(text, LARGEST)?;
-        // Message rates of different libraries are compared at 8 bytes, so a range includes this size even if
-        // its steps do not.
+        // Add 8 bytes to a range even if its steps do not include this size. Message rates of different
+        // libraries are compared at 8 bytes.
         if text.contains("..") && sizes.iter().any(|size| *size < 8) && sizes.iter().any(|size| *size > 8) {
             sizes.push(8);
         }

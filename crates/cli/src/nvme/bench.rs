@@ -130,7 +130,7 @@ impl Bench {
     }
 }
 
-/// The progress display. It updates one line on standard error, if that is a terminal.
+/// The progress display. It updates one line on standard error, if standard error is a terminal.
 struct Live {
     terminal: bool,
     block_bytes: u64,

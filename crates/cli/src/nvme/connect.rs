@@ -1,5 +1,5 @@
-//! The flags that the initiator's commands share: which target and namespace to use, as which host, and how
-//! to connect.
+//! The flags that the initiator's commands share. They choose the target, the namespace, the identity of the
+//! host, and how to connect.
 
 use crate::values::{count, time_above_zero};
 use clap::{Args, ValueEnum};
@@ -147,7 +147,7 @@ impl Connect {
     }
 
     /// Asks the target for the NQN of its subsystem. Tries the target's addresses in order until one answers.
-    /// Prints a warning for each failed address, but returns the error of the last one.
+    /// If an address fails, prints a warning. If the last one fails, returns its error.
     fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
         let (last, others) = self.addresses.0.split_last().expect("clap requires an address");
         for address in others {

@@ -1,4 +1,4 @@
-//! Memory of a GPU or a twin as the end of a transfer with a namespace.
+//! Transfers between a namespace and the memory of a GPU or a twin.
 //!
 //! ```text
 //!   read:   TCP -> buffer in host memory -> mover -> device
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Commands and copies overlap: while the mover copies some buffers, further commands use the others. The
-//! buffers are pinned if the device is a GPU. The bytes are checked by a digest of each MiB.
+//! buffers are pinned if the device is a GPU. A digest of each MiB verifies the bytes.
 
 use inlane_copy::cost::{Cache, PathCosts};
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
@@ -28,7 +28,7 @@ const BUFFERS: usize = 32;
 /// The number of bytes that each digest covers. Only the last digest may cover fewer.
 const PIECE: usize = 1 << 20;
 
-/// The digests of each MiB of a stream of bytes.
+/// The digest of each MiB of a stream of bytes, computed as the bytes arrive.
 #[derive(Default)]
 struct Digests {
     whole: Vec<[u8; 4]>,
@@ -50,8 +50,8 @@ impl Digests {
         }
     }
 
-    /// Compares the digests of the pieces of 1 MiB with those of `other`, which must cover equally many
-    /// bytes. If the digest of a piece differs, counts all its bytes as altered.
+    /// Compares the digests of all pieces (1 MiB each) with the digests of `other`. Both must have the same
+    /// number of bytes. If the digest of a piece differs, all its bytes count as altered.
     fn check(&self, other: &Self, method: &str) -> ByteVerification {
         let wrong = self.whole.iter().zip(&other.whole).filter(|(a, b)| a != b).count();
         let last_is_wrong = self.last != other.last || self.last_bytes != other.last_bytes;
@@ -71,8 +71,8 @@ struct Stage {
     selector: PathSelector,
     /// The memory of the device.
     memory: Region,
-    /// The offset in the device's memory at which the next copy starts: the bytes before it were copied, or
-    /// their copies are in flight.
+    /// The offset in the device's memory at which the next copy starts. All bytes before it are already
+    /// copied, or their copies are in flight.
     copied: usize,
     free: Vec<Region>,
     allocated: usize,
@@ -107,7 +107,7 @@ impl Stage {
     }
 }
 
-/// Device memory that is one end of a transfer.
+/// Device memory that is the source or the destination of a transfer.
 pub struct DeviceMemory {
     host: Arc<Device>,
     device: Arc<Device>,
@@ -177,7 +177,7 @@ impl DeviceMemory {
         let total = self.memory.len();
         for at in (0..total).step_by(PIECE) {
             let part = buffer.slice(0, PIECE.min(total - at))?;
-            // SAFETY: only this function uses the region, and its last copy has ended.
+            // SAFETY: only this function uses the region. The last copy from or to the region has ended.
             let mut bytes = unsafe { Buffer::from_region(part.clone()) }?;
             input.read_exact(bytes.bytes_mut()).map_err(|source| match source.kind() {
                 ErrorKind::UnexpectedEof => Error::Incomplete {
@@ -199,8 +199,9 @@ impl DeviceMemory {
     }
 }
 
-/// Returns the whole path of the data: TCP's hops, and the hops by which `selector` copies `bytes` bytes. The
-/// path leads from the target to the device if `into` is set, otherwise from the device to the target.
+/// Returns the whole path of the data: the hops of TCP, and the hops with which `selector` copies `bytes`
+/// bytes. If `into` is set, the path leads from the target to the device. Otherwise it leads from the device
+/// to the target.
 fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> PathExplanation {
     let explained = selector.explain(bytes as u64);
     let tcp = tcp_hops.to_vec();
@@ -247,7 +248,7 @@ impl DeviceSink<'_> {
         for at in (0..memory.len()).step_by(PIECE) {
             let part = buffer.slice(0, PIECE.min(memory.len() - at))?;
             selector.copy(&memory.slice(at, part.len())?, &part)?;
-            // SAFETY: only this function uses the region, and its last copy has ended.
+            // SAFETY: only this function uses the region. The last copy into the region has ended.
             let bytes = unsafe { Buffer::from_region(part) }?;
             found.update(bytes.bytes());
             let what = || "cannot write the data".to_string();
@@ -261,8 +262,8 @@ impl Sink for DeviceSink<'_> {
     fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
-            // Wait for the oldest copy, which frees its buffer. A copy is in flight, because all buffers are
-            // in use and the commands in flight use fewer than all of them.
+            // Wait for the oldest copy, which frees its buffer. A copy must be in flight: all buffers are in
+            // use, and the commands in flight use only some of them.
             None => self.stage.oldest()?.expect("a copy in flight").0,
         };
         // SAFETY: only one user at a time has the region: first the returned buffer, then the copy to the
@@ -298,8 +299,7 @@ impl DeviceSource {
         path(&self.stage.selector, self.chunk, ["kernel TCP sockets".into(), peer.into()], false)
     }
 
-    /// Compares the digests of the bytes that were sent with those of the bytes that were copied to the
-    /// device.
+    /// Compares the digests of the sent bytes with the digests of the bytes that were copied to the device.
     pub fn verification(&self) -> ByteVerification {
         self.loaded.check(&self.sent, "CRC-32C of each MiB, copied to the device and sent from there")
     }
@@ -309,8 +309,8 @@ impl Source for DeviceSource {
     fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
         self.chunk = self.chunk.max(most);
         let total = self.stage.memory.len();
-        // Start copies ahead of the write commands that will send the bytes. Use at most half of the buffers
-        // for this, because the commands in flight hold the others.
+        // Start copies from the device before the write commands that will send the bytes. These copies may
+        // use at most half of the buffers, because the commands in flight use the others.
         while self.stage.copied < total && self.stage.in_flight.len() < BUFFERS / 2 {
             let Some(region) = self.stage.free_buffer(self.chunk)? else { break };
             let bytes = self.chunk.min(total - self.stage.copied);

@@ -62,8 +62,8 @@ impl Nbd {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let stop = stop_on_signal()?;
         let options = self.connect.session(DEPTH)?;
-        // Open a session and close it again, to report a namespace that cannot be accessed before any client
-        // connects. Each client gets its own session.
+        // Open a session and close it again. If the namespace cannot be accessed, this reports the error
+        // before any client connects. Each client gets its own session.
         let session = Session::open(&options)?;
         let namespace = *session.namespace();
         session.close();

@@ -219,7 +219,7 @@ impl Destination {
     fn close(mut self) -> anyhow::Result<()> {
         let name = self.name();
         match &mut self {
-            // Sync only regular files, because fsync fails for pipes and for devices such as /dev/null.
+            // Sync only regular files. fsync fails for pipes and for devices such as /dev/null.
             Destination::File(file, _) if file.metadata().is_ok_and(|file| file.is_file()) => file.sync_all(),
             Destination::File(..) => Ok(()),
             Destination::Stdout(out) => out.flush(),
@@ -243,8 +243,8 @@ impl Write {
             self.check_room(size, session.namespace().bytes())?;
             self.check_blocks(size, session.namespace().block_bytes.into())?;
         }
-        // Pass the length if it is known: the given one, or the file's size. `write_range` then refuses a
-        // range beyond the namespace's end before it writes anything.
+        // Pass the length if it is known: the given length, or the file's size. With a length, `write_range`
+        // refuses a range beyond the end of the namespace before it writes anything.
         let length = self.length.or(size);
         let shown = self.file.display();
         let row = match &self.from {
@@ -273,8 +273,8 @@ impl Write {
         json.write("nvme write", row.of(&options))
     }
 
-    /// Checks that the size of the file is a multiple of the block size. With --length, only that many bytes
-    /// are copied, so any size is accepted.
+    /// Checks that the size of the file is a multiple of the block size. With --length, accepts any size,
+    /// because only that many bytes are copied.
     fn check_blocks(&self, size: u64, block: u64) -> anyhow::Result<()> {
         let whole = size / block * block;
         if self.length.is_some() || size == whole {
@@ -294,7 +294,7 @@ impl Write {
 }
 
 impl Write {
-    /// Opens the input. Returns the input and, if it is a file or a block device, its size.
+    /// Opens the input. Returns a reader, and the size of the input if it is a file or a block device.
     fn open(&self) -> anyhow::Result<(Box<dyn io::Read>, Option<u64>)> {
         if self.file.as_path() == Path::new("-") {
             return Ok((Box::new(io::stdin().lock()), None));
@@ -314,7 +314,7 @@ impl Write {
         }
         let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
         file.rewind().map_err(os)?;
-        // Count the size 0 as unknown, because files of /proc report it although they have contents.
+        // Treat the size 0 as unknown, because files of /proc have size 0 although they have contents.
         let size = Some(size).filter(|size| *size > 0);
         if let (Some(size), Some(length)) =
             (size, self.length.filter(|length| size.is_some_and(|size| size < *length)))

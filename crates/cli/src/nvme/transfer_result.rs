@@ -70,7 +70,8 @@ impl NvmeTransfer {
         }
     }
 
-    /// Adds the device, the path through it and the check of its bytes. Sets the error if bytes were wrong.
+    /// Adds the device, the path through it and the check of the bytes. Sets the error if some bytes were
+    /// wrong.
     #[must_use]
     pub fn on_device(
         mut self,

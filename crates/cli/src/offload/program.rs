@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The number of bytes that are read from the beginning of a program's file, to find its interpreter.
+/// The number of bytes to read from the beginning of a program's file, in order to find its interpreter.
 const HEAD: usize = 4096;
 
 /// Returns the file that the system would start for `program`, or `None` if there is none.
@@ -73,8 +73,8 @@ enum Kind {
 fn kind(head: &[u8]) -> Option<Kind> {
     const PT_INTERP: u32 = 3;
     let rest = head.strip_prefix(b"\x7fELF")?;
-    // Examine only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1), because the offsets below are those of
-    // such files.
+    // Examine only 64-bit little-endian files (EI_CLASS 2, EI_DATA 1), because the offsets below apply only
+    // to such files.
     if rest.get(..2)? != [2, 1] {
         return Some(Kind::Other);
     }
@@ -117,7 +117,7 @@ mod tests {
                 "{found:?}"
             );
         };
-        // Without program headers there is no interpreter, so the program counts as statically linked.
+        // Without program headers, the program has no interpreter. So it counts as statically linked.
         check(&mut |bytes| bytes[56..58].fill(0), Some("statically linked"));
         check(&mut |bytes| bytes[4] = 1, Some("not a 64-bit program"));
         check(&mut |bytes| bytes.truncate(20), Some("not a 64-bit program"));

@@ -177,11 +177,12 @@ impl Serve {
     }
 }
 
-/// Raises the limit of open descriptors as far as the system allows, because each socket takes a descriptor.
+/// Raises this process's limit of open descriptors to the highest allowed value, because each socket needs a
+/// descriptor.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Ignore a failure, because the engine can run with the limit that it has.
+    // Ignore a failure. The engine can also run with the present limit.
     let _ = setrlimit(Resource::Nofile, limit);
 }

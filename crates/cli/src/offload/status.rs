@@ -83,7 +83,7 @@ fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()
             "link: {} frames received, {} sent, {} malformed, {} dropped",
             link.received_packets, link.sent_packets, link.malformed, link.dropped
         )?;
-        // Leave out the line of an only thread, because it would repeat the lines above.
+        // If the engine has only one thread, leave out the thread's line. It would repeat the lines above.
         for thread in engine.threads.iter().filter(|_| engine.threads.len() > 1) {
             writeln!(
                 out,

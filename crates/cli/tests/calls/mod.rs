@@ -1,5 +1,5 @@
-//! Compares what socket calls return on the engine with what they return on the kernel: calls with bad pointers and
-//! lengths, and calls in states in which a socket has no connection. `calls.py` makes the calls.
+//! Compares the results of socket calls on the engine with those on the kernel. Some calls have bad pointers
+//! and lengths, others are made while the socket has no connection. `calls.py` makes the calls.
 
 use super::{Lab, must};
 

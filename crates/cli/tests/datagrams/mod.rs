@@ -8,20 +8,23 @@ use std::process::{Command, Stdio};
 
 const PEER: &str = include_str!("peer.py");
 
-/// A tshark filter for faults in the frames that the engine sent. It ignores UDP checksums within ICMP
-/// errors, because these errors quote datagrams of the kernel, which leaves their checksums to the veth.
+/// A tshark filter that finds faults in the frames of the engine. It ignores the checksum of a UDP datagram
+/// that an ICMP error quotes. Such a datagram comes from the kernel, which does not compute checksums on a
+/// veth.
 const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.status == \"Bad\" \
     || (udp.checksum.status == \"Bad\" && !icmp && !icmpv6) || icmp.checksum.status == \"Bad\" || icmpv6.checksum.status == \"Bad\" \
     || udp.length.bad || ip.fragment.overlap || ip.fragment.error || ipv6.fragment.overlap || ipv6.fragment.error)";
 
-/// A tcpdump capture at the kernel's end of the veth pair that joins it with the engine.
+/// A tcpdump capture of the packets between the kernel and the engine. It captures at the kernel's end of
+/// their veth pair.
 struct Capture {
     tcpdump: Running,
     file: std::path::PathBuf,
 }
 
 impl Capture {
-    /// Starts tcpdump, and waits until it captures. If a program is missing, prints that and returns `None`.
+    /// Starts tcpdump and waits until it captures. If tcpdump or tshark is missing, prints a message and
+    /// returns `None`.
     fn start(lab: &Lab, test: &str) -> Option<Self> {
         for program in ["tcpdump", "tshark"] {
             if Command::new(program).arg("--version").output().is_err() {
@@ -136,12 +139,13 @@ fn iperf_sends_datagrams_in_both_directions_and_rules_count() {
     }
     let status = lab.status();
     let count = |name: &str| status["datagrams"][name].as_u64().unwrap();
-    // Require only one received datagram, because a slow server's full receive buffer drops the others.
+    // Require only one received datagram. If the server is slow, its receive buffer fills up and the others
+    // are dropped.
     assert!(count("received") > 0 && count("sent_bytes") > 500_000, "{status}");
 
-    // Test two refusals and two sockets that stay with the kernel. The engine refuses a destination without a
-    // route, and a broadcast. A rule leaves UDP port 53 to the kernel, and a socket that may send broadcasts
-    // also stays there.
+    // Test two refusals and two sockets that stay with the kernel. The engine must refuse a destination
+    // without a route, and a broadcast. A socket stays with the kernel if a rule leaves its UDP port 53 to
+    // the kernel, or if it may send broadcasts.
     let rules = lab.folder.path().join("rules.toml");
     std::fs::write(&rules, "[[rule]]\nrun_by = \"kernel\"\nprotocol = \"udp\"\nport = 53\n").unwrap();
     let script = "\

@@ -1,5 +1,5 @@
-//! Tests of connections whose bytes go through memory that the engine shares with the programs. Client and
-//! server run `peer.py`, with their sockets on the engine. The client checks every byte.
+//! Tests of connections whose bytes go through memory that the engine shares with programs. Client and server
+//! run `peer.py`, and the engine runs their sockets. The client checks every byte.
 
 use super::{Lab, Running, must};
 use std::io::{BufRead, BufReader};
@@ -15,8 +15,8 @@ fn start(test: &str) -> Option<Lab> {
     start_with(test, &[])
 }
 
-/// As [`start`], for a test that needs further programs. Each program comes with the name of the package that
-/// contains it.
+/// Does the same as [`start`], for a test that needs other programs. Each entry has a program, and the name
+/// of the package that contains it.
 fn start_with(test: &str, programs: &[(&str, &str)]) -> Option<Lab> {
     let mut lab = Lab::new(test, &[&[("python3", "python3")], programs].concat())?;
     lab.serve(&["--loopback", "--spin", "300us"]);
@@ -33,7 +33,7 @@ fn serve(lab: &Lab, port: &str) -> Running {
     Running(server)
 }
 
-/// Runs the clients of `peer.py` one after another, each with a server of its own. All must succeed.
+/// Runs the clients of `peer.py` one after another. Each client has its own server. All clients must succeed.
 fn check(lab: &Lab, clients: &[&str]) {
     for (index, client) in clients.iter().enumerate() {
         let port = (5000 + index).to_string();

@@ -1,5 +1,5 @@
-//! Tests of programs of the C library musl. `peer.c` is compiled with both C libraries, and each checks sockets
-//! with a peer of the other.
+//! Tests of programs that use the C library musl. `peer.c` is compiled with musl and with glibc. Each build
+//! checks sockets with the other build as its peer.
 
 use super::{ENGINE, KERNEL, LIMIT, Lab, Running, must};
 use std::io::{BufRead, BufReader};
@@ -55,7 +55,7 @@ fn programs_of_musl_and_of_glibc_use_the_engine_alike() {
         let said = must(lab.offloaded(client).args(["check", address, &port, other]));
         assert_eq!(String::from_utf8_lossy(&said), "all right\n", "{client} with {server} at {address}");
         let grown = |name: &str| lab.count(name) - before[name].as_u64().unwrap();
-        // The program opens one connection. The programs that it starts open five.
+        // The program opens one connection. Programs that it starts open five more.
         assert_eq!(grown("connected"), 6, "{}", lab.status());
         assert!(grown("received_bytes") > 1_000_000 && grown("sent_bytes") > 1_000_000, "{}", lab.status());
     }

@@ -1,4 +1,4 @@
-//! Tests of the end of `inlane nvme target` and `inlane nvme export`.
+//! Tests of how `inlane nvme target` and `inlane nvme export` end.
 
 use super::proxy::Proxy;
 use super::*;
@@ -13,8 +13,8 @@ use std::time::Instant;
 #[test]
 fn a_second_signal_ends_the_target_at_once() {
     use std::os::unix::process::ExitStatusExt;
-    // After the first SIGTERM, the target drains for at most 5 s and then ends with status 0. A second signal
-    // must arrive within this time. Try again if this test sent it too late.
+    // After the first SIGTERM, the target drains for at most 5 s and then ends with status 0. The second
+    // signal must arrive before that. If this test sent it too late, try again.
     for _ in 0..5 {
         let (mut target, address) = target("memory:64M");
         let proxy = Proxy::start(&address);
@@ -39,8 +39,8 @@ fn a_second_signal_ends_the_target_at_once() {
             assert!(started.elapsed() < TIMEOUT, "the bench does not run");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Stop the bench while it has 64 MiB of reads in flight. Then wait until no more bytes pass the
-        // proxy. The sockets' buffers are then full, so the target still has data to send.
+        // Stop the bench while it has 64 MiB of reads in flight. Then wait until the proxy forwards no more
+        // bytes. The sockets' buffers are then full, so the target still has data to send.
         signal(&bench.0, libc::SIGSTOP);
         let mut passed = usize::MAX;
         while passed != proxy.bytes.load(Ordering::SeqCst) {
@@ -74,7 +74,7 @@ fn an_export_that_ends_reports_what_it_served() {
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     // Negotiate structured replies and choose the export. Then read the first 512 bytes of the namespace, and
-    // 512 bytes beyond its end.
+    // 512 bytes past its end.
     stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
     stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
     let request = |offset: u64| {

@@ -1,4 +1,4 @@
-//! Tests of failures: wrong usage, peers that are no targets, targets that disappear, and full disks.
+//! Tests of failures: wrong usage, peers that are not NVMe targets, targets that disappear, and full disks.
 
 use super::*;
 use std::io::Read;
@@ -177,8 +177,8 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
     const TEST: &str = "a_full_disk_is_reported_and_other_namespaces_still_work";
     let folder = tempfile::tempdir().unwrap();
     let mount = format!("mount -t tmpfs -o size=1M none {}", folder.path().display());
-    // Runs a script in a mount namespace of its own. A file system that it mounts is visible to no other
-    // process, and is unmounted when the script ends.
+    // Runs a script in its own mount namespace. No other process sees the file systems that the script
+    // mounts. They are unmounted when the script ends.
     let inside = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", script]);
@@ -216,8 +216,8 @@ fn a_full_disk_is_reported_and_other_namespaces_still_work() {
 
 #[test]
 fn all_paths_that_cannot_be_reached_are_named() {
-    // Read over two paths to port 1, on which no process listens. The message must name both, with and
-    // without a given subsystem.
+    // Read over two paths to port 1, on which no process listens. The message must name both paths. This must
+    // hold with and without a given subsystem.
     for subsystem in [&[][..], &["--subsystem", "nqn.2026-11.inlane:x"]] {
         let output = inlane(&[&["nvme", "read", "127.0.78.1:1,127.0.78.2:1", "-"], subsystem].concat());
         let message = text(&output.stderr);

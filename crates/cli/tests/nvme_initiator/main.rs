@@ -1,5 +1,5 @@
-//! Tests `inlane nvme` as a process: discover, read, write, bench and export, against inlane's target. If
-//! another program such as QEMU or fio is missing, its test prints this and is skipped.
+//! Tests `inlane nvme` as a process, against inlane's target: discover, read, write, bench and export. If a
+//! test needs another program such as QEMU or fio and it is missing, the test prints this and is skipped.
 
 mod ends;
 mod failures;
@@ -115,6 +115,6 @@ fn has(test: &str, program: &str) -> bool {
 }
 
 fn signal(child: &Child, signal: i32) {
-    // SAFETY: the child was not yet waited for, so the id is still its own.
+    // SAFETY: nobody has waited for the child yet, so its id still belongs to it.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }

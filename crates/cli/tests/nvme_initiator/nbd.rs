@@ -1,4 +1,4 @@
-//! Tests of the NBD export, by requests of the test itself and by other programs.
+//! Tests of the NBD export. Some send requests themselves, others run other programs.
 
 use super::*;
 use std::io::Read;
@@ -77,8 +77,7 @@ fn qemu_copies_a_file_system_through_nbd() {
     run("mkfs.ext4", &["-q", "-F", image]);
     run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &uri]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &uri]);
-    // Expect a map in which all blocks are data, because the namespace does not report which blocks are
-    // allocated.
+    // Expect a map that marks all blocks as data. The namespace does not report which blocks are allocated.
     let map = Command::new("qemu-img").args(["map", "-f", "raw", "--output=json", &uri]).output().unwrap();
     assert!(text(&map.stdout).contains("\"data\": true"), "{}{}", text(&map.stdout), text(&map.stderr));
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);

@@ -1,5 +1,5 @@
-//! Tests of `inlane nvme read` and `write`: ranges that are copied to or from files and the memory of
-//! devices.
+//! Tests of `inlane nvme read` and `write`. They copy ranges of a namespace to or from files and the memory
+//! of devices.
 
 use super::*;
 
@@ -51,7 +51,7 @@ fn a_file_that_does_not_fit_is_refused_before_the_first_write() {
         assert!(read.stdout.iter().all(|byte| *byte == 0), "{arguments:?} wrote something");
     }
     // The length of standard input is unknown in advance. So `nvme write` detects a wrong length only after
-    // it has written a part. The message must say how many bytes were written.
+    // it has written a part of the data. The message must say how many bytes were written.
     for (input, arguments, written) in [
         (pattern(9 << 20), &[][..], "8 MiB were written"),
         (pattern(4096), &["--length", "1M"], "4 KiB were written"),
@@ -84,8 +84,8 @@ fn a_file_that_does_not_end_at_a_block_is_refused_with_the_remedies() {
     );
 }
 
-/// Runs a command with the cache directory `cache`, in which it stores the measured costs of paths. Returns
-/// the command's JSON document.
+/// Runs a command that stores the measured costs of paths in the cache directory `cache`. Returns the
+/// command's JSON document.
 fn with_cache(cache: &Path, arguments: &[&str]) -> serde_json::Value {
     let output = Command::new(INLANE).args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -129,7 +129,7 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
         let hops = row["path"]["hops"][0].as_array().unwrap();
         assert!(hops.iter().any(|hop| *hop == address), "{row}");
-        // The machine's load decides which path costs least, so accept both `dma` and `bar`.
+        // The load of the machine decides which path costs least. So accept both `dma` and `bar`.
         let name = row["path"]["name"].as_str().unwrap();
         assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
     }

@@ -1,5 +1,5 @@
 //! Helpers that wait for an event in another process. Tests wait for events instead of fixed times, because
-//! other jobs may delay a process for long.
+//! other jobs on the machine may delay a process for a long time.
 
 use std::process::Child;
 use std::time::{Duration, Instant};

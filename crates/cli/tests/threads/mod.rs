@@ -91,13 +91,14 @@ fn sockets_of_two_threads_behave_as_programs_expect() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
     must(lab.offloaded("python3").arg(script));
     let engine = lab.engine.as_mut().unwrap();
-    // SAFETY: the child has not been waited for, so the id is still its own.
+    // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.
     unsafe { libc::kill(engine.id() as i32, libc::SIGTERM) };
     assert!(engine.wait().unwrap().success());
     assert!(!lab.socket().exists());
 }
 
-/// Two clients run at once, usually one on each thread of their engine, so both queues of the link carry connections.
+/// Runs two clients at once. Usually each thread of their engine gets one client, so both queues of the link
+/// carry connections.
 #[test]
 fn two_engines_with_two_threads_each_carry_streams_over_memif_with_faults() {
     if !std::path::Path::new(PYTHON).exists() {

@@ -1,12 +1,12 @@
-//! The ceiling of copies by the CPU: the rate of its loads alone or of its stores alone, whichever is lower.
-//! A copy loads and stores every byte, so one thread cannot be faster.
+//! The ceiling of copies by the CPU. This is the lower of two rates: loads alone, and stores alone. A copy
+//! loads and stores every byte, so a copy by one thread cannot be faster.
 //!
 //! ```text
 //!  loads alone:    source slots  -->  scratch       the scratch memory stays in the first-level cache
 //!  stores alone:   scratch       -->  destination slots
 //! ```
 //!
-//! Both use the buffers and the transfer size of the measurement whose ceiling this is.
+//! Both tests use the same buffers and the same transfer size as the measurement that gets this ceiling.
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -26,7 +26,7 @@ const REPEATS: usize = 5;
 /// The longest time of one repeat.
 const TIME: Duration = Duration::from_millis(10);
 
-/// Returns true if one thread of the CPU copies between these endpoints: both are host memory or BARs.
+/// Returns true if a CPU thread copies between these endpoints, because both are host memory or BARs.
 pub fn is_by_cpu(from: &Endpoint, to: &Endpoint) -> bool {
     [from, to].into_iter().all(|end| matches!(end, Endpoint::Host | Endpoint::Bar(_)))
 }
@@ -55,8 +55,8 @@ pub fn of_cpu(buffers: &Buffers, size: usize, access: Option<Access>, plan: &Pla
     Ok(Ceiling::of_bytes(bytes_per_second, format!("{what} alone, by one thread, measured in this run")))
 }
 
-/// Returns the accesses to try: the one that suits the device and the one that the user asked for. Stores to
-/// host memory and to write-combining BARs are also tried with the accesses that bypass the cache.
+/// Returns the accesses to try: the one that suits the device and the one that the user requested. For stores
+/// to host memory and to write-combining BARs, adds the accesses that bypass the cache.
 fn accesses(device: &Device, loads: bool, asked: Option<Access>) -> Vec<Access> {
     let uncached = match device.kind() {
         Kind::Bar { memory, .. } => {
@@ -73,8 +73,8 @@ fn accesses(device: &Device, loads: bool, asked: Option<Access>) -> Vec<Access> 
     accesses
 }
 
-/// Returns the highest rate, in bytes per second, of loads from the source slots or of stores to the
-/// destination slots.
+/// Returns the highest rate of the CPU in bytes per second. Measures loads from the source slots if `loads`
+/// is true, and stores to the destination slots otherwise.
 fn rate(
     buffers: &Buffers,
     scratch: &Region,
@@ -85,8 +85,8 @@ fn rate(
 ) -> Result<f64> {
     let mut mover = CpuMover::new(access)?.reading_bars(loads);
     let rotation = buffers.rotation(size, plan.in_flight_for(size));
-    // Create the slices of all slots before the timed loops, because creating them takes long compared with
-    // copying a small piece.
+    // Create the slices of all slots before the timed loops. Creating them takes long, compared with copying
+    // a small piece.
     let mut slots = Vec::new();
     for slot in 0..rotation.slots {
         let (source, destination) = buffers.regions(rotation, slot)?;

@@ -4,8 +4,8 @@
 //!  machine, source, destination, options  ->  costs, time of the measurement
 //! ```
 //!
-//! The part before the arrow is the key. It contains nothing that changes between runs, such as the rate of
-//! an idle GPU's link.
+//! The part before the arrow is the key. It does not contain values that change between runs, such as the
+//! current rate of an idle GPU's link.
 
 use super::PathCosts;
 use crate::device::Device;
@@ -88,8 +88,9 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Lock the file against other processes from `read` to `rename`, because one of them could otherwise
-    // overwrite this entry. Ignore a failed lock, because an overwritten entry is only measured again later.
+    // Lock the file against other processes from `read` to `rename`. Otherwise, another process could
+    // overwrite this entry. Ignore a failure to lock, because an overwritten entry is only measured again
+    // later.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);
@@ -104,8 +105,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Returns the key of an entry. The key contains everything that changes the costs. It does not contain
-/// `options.largest`, because calibration measures the same sizes for every value.
+/// Returns the key of a cache entry. The key contains everything that changes the costs. It does not contain
+/// `options.largest`, because calibration measures the same sizes for every value of it.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
@@ -187,7 +188,8 @@ mod tests {
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, Costs { link: 1e9, ..Costs::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
-        // Store one more entry. A second cache that reads the same file must then find all entries.
+        // Store one more entry. A second cache that reads the same file must then find this entry and the
+        // earlier ones.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
@@ -209,9 +211,9 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // Each thread has its own `Cache`, as a separate process would. It is read before the
-                    // other threads write, so `put` must also keep entries that are in the file but not in
-                    // this `Cache`.
+                    // Each thread has its own `Cache`, as a separate process would. The thread reads the file
+                    // before the other threads write to it. So `put` must also keep entries of the file that
+                    // this `Cache` does not have.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));

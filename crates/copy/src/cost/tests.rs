@@ -51,10 +51,10 @@ fn refusals_that_the_user_can_change_are_usage_errors() {
     assert_eq!(calibrate(&twins[0], &twins[1], &options).to_string(), excluded);
 }
 
-/// Maps the same memory at two addresses. Poisoning the destination then also overwrites the source, so a
-/// transfer delivers wrong bytes.
+/// Maps the same memory at two addresses, as source and destination. Poisoning the destination then also
+/// overwrites the source, so a transfer delivers wrong bytes.
 fn twice(bytes: usize) -> [Region; 2] {
-    // SAFETY: nothing else uses this file, and both mappings stay until the process ends.
+    // SAFETY: nothing else uses this file. Both mappings stay until the process ends.
     unsafe {
         let file = libc::memfd_create(c"twice".as_ptr(), 0);
         assert!(file >= 0 && libc::ftruncate(file, bytes as libc::off_t) == 0);

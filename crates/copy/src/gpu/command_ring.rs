@@ -7,9 +7,9 @@
 //!  | chunks: channels * slots * chunk bytes | lines: channels * slots * line bytes |
 //! ```
 //!
-//! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. They read
-//! the same ring of commands, but two rings with the same commands if they run on one GPU. A *channel* is one
-//! block of the pusher together with one block of the puller. `staging.cu` has the same layout.
+//! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. Both read
+//! one ring of commands. If both run on one GPU, each reads its own ring with the same commands. A *channel*
+//! is one block of the pusher together with one block of the puller. `staging.cu` has the same layout.
 
 use super::staging_words::{Channel, Control, LEAVE};
 use crate::tuning::SmTuning;
@@ -26,20 +26,20 @@ pub(super) const COMMAND_BYTES: usize = 64;
 pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
 /// The size of one channel's words in the pinned span, in bytes.
 pub(super) const CHANNEL_BYTES: usize = size_of::<Channel>();
-/// The offset in bytes of the `ended` words. Each channel of the puller has one, in which it stores the
-/// number of the newest command that it ended.
+/// The offset in bytes of the `ended` words. Each channel of the puller has one word. There it stores the
+/// number of the newest command that it has ended.
 pub(super) const ENDED: usize = size_of::<Control>();
-/// The offset in bytes of the word in which a kernel that gives up stores the reason.
+/// The offset in bytes of the word for errors. A kernel that gives up stores the reason there.
 const FAILED: usize = offset_of!(Control, failed);
-/// The offset in bytes of the word by which the host tells all kernels to leave at once.
+/// The offset in bytes of the word with which the host makes all kernels leave at once.
 const LEAVE_NOW: usize = offset_of!(Control, leave);
-/// The offset in bytes of the field `seen` in [`Channel`]. Each channel is served by one thread block of the
-/// kernel on the source GPU. The block stores in `seen` the number of the newest command that it has read.
+/// The offset in bytes of the field `seen` in [`Channel`]. On the source GPU, one thread block serves one
+/// channel. The block stores in `seen` the number of the newest command that it has read.
 const SEEN: usize = offset_of!(Channel, seen);
 /// The value of `Control::failed` after a kernel waited too long for a command.
 const NO_COMMAND: u64 = 1;
-/// A kernel that gives up adds this value to the `ended` words of its channels, so that waits for these
-/// channels return.
+/// A kernel that gives up adds this value to the `ended` words of its channels. Waits for these channels then
+/// return.
 const GAVE_UP: u64 = 1 << 30;
 /// How long a kernel waits for the other GPU before it gives up. The host waits equally long for the kernels
 /// to read commands.
@@ -49,8 +49,8 @@ pub(super) const STUCK: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub tuning: SmTuning,
-    /// The number of rings of commands: one, or two if pusher and puller run on the same GPU. With one ring,
-    /// both kernels would read the same cache lines, and these reads would queue behind each other.
+    /// The number of command rings: two if pusher and puller run on the same GPU, or else one. If both
+    /// kernels read one ring, their reads of the same cache lines would queue behind each other.
     pub rings: usize,
 }
 
@@ -59,8 +59,8 @@ impl Layout {
         self.tuning.channels as usize
     }
 
-    /// Returns the offset of the first ring of commands in the pinned span. It is a multiple of 128 bytes, so
-    /// the ring shares no cache line with the `ended` words before it.
+    /// Returns the offset in the pinned span of the first ring of commands. The offset is a multiple of 128
+    /// bytes, so the ring shares no cache line with the preceding `ended` words.
     pub fn commands(&self) -> usize {
         (ENDED + self.channels() * 8).next_multiple_of(128)
     }
@@ -81,7 +81,7 @@ impl Layout {
         self.channels() * self.tuning.slots * self.tuning.line_bytes()
     }
 
-    /// Returns the length in bytes of the pinned memory that the host and both kernels share.
+    /// Returns the length in bytes of the pinned memory that is shared by the host and both kernels.
     pub fn bytes(&self) -> usize {
         self.lines() + self.lines_bytes()
     }
@@ -90,14 +90,14 @@ impl Layout {
 /// Returns the word of the pinned span at `offset` bytes.
 pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= memory.len() && offset.is_multiple_of(8));
-    // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it
-    // atomically only, and the GPUs by single 8-byte loads and stores.
+    // SAFETY: the word is aligned and inside the memory that the region keeps alive. The CPU accesses the
+    // word only atomically, and the GPUs by single 8-byte loads and stores.
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
-/// Returns the number of the newest command that all channels have ended, if it is at least `oldest`.
-/// Otherwise returns some number below `oldest`, because the search stops at the first channel that has not
-/// ended `oldest`.
+/// Returns the number of the newest command that all channels have ended, if this number is at least
+/// `oldest`. Otherwise, the result is any number below `oldest`, because the search stops at the first
+/// channel that has not ended command `oldest`.
 pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
     let mut ended = u64::MAX;
     for channel in 0..channels as usize {
@@ -125,24 +125,24 @@ pub(super) fn check_failed(memory: &Region, name: &dyn Fn() -> String) -> Result
     Err(Error::device_failed(name(), why))
 }
 
-/// Tells all kernels to leave at once, even kernels that wait for a command or a chunk.
+/// Makes all kernels end at once, even kernels that wait for a command or a chunk.
 pub(super) fn leave_now(memory: &Region) {
     word(memory, LEAVE_NOW).store(1, Ordering::Release);
 }
 
-/// The host's end of the ring that takes commands to a pair of staging kernels. The host writes commands; the
-/// kernels read them.
+/// The host's end of a command ring. The host writes commands, and a pair of staging kernels reads them.
 pub(super) struct CommandRing {
     memory: Region,
     layout: Layout,
     name: String,
     /// The number of the newest command.
     sequence: u64,
-    /// The number of the newest command that every channel of the pusher had read when the host last looked.
+    /// The number of the newest command that all channels of the pushing kernel have read, as of the host's
+    /// last check.
     read_by_all: u64,
     /// The upper 32 bits of the current commands' numbers. A line is 16 bytes of the ring: 12 bytes of data,
-    /// and the lower 32 bits of the command's number (its lap). Laps repeat when the upper bits change. The
-    /// lines are cleared before the first command with new upper bits.
+    /// and the lower 32 bits of the command's number (its lap). When the upper bits change, laps repeat. So
+    /// the lines are cleared before the first command with new upper bits.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -179,10 +179,10 @@ impl CommandRing {
         self.running = false;
     }
 
-    /// Writes the next command and returns its number and when it was written.
+    /// Writes the next command. Returns its number and the time at which it was written.
     ///
-    /// A command consists of four values, each followed by the command's number. Each value is stored before
-    /// its number. A GPU loads both by one access, so it never sees a new number with an old value.
+    /// A command consists of four values. The command's number follows each value, and is stored after the
+    /// value. A GPU loads value and number by one access, so it never gets an old value with a new number.
     ///
     /// # Errors
     /// [`Error::Device`] if the kernels do not read their commands.
@@ -202,13 +202,13 @@ impl CommandRing {
         Ok((sequence, self.newest))
     }
 
-    /// Blocks until the slot of command `sequence` is free: every channel of the pusher has read the earlier
-    /// command in that slot. Returns an error if the GPU is lost or stuck.
+    /// Blocks until the slot for command `sequence` is free. It is free once every channel of the pusher has
+    /// read the earlier command in the slot. Returns an error if the GPU is lost or stuck.
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
-        // Keep the result in `read_by_all` for many commands, because loading a channel's word is slow: it
-        // transfers a cache line that a GPU wrote.
+        // Remember the result in `read_by_all`, because loading a channel's word is slow: it transfers a
+        // cache line that a GPU wrote. One result serves many commands.
         while self.read_by_all < old {
             let seen = (0..self.layout.channels()).map(|channel| {
                 let at = self.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
@@ -270,14 +270,14 @@ impl CommandRing {
     }
 
     /// Returns true if the laps in the lines must be cleared before the next command. A line's lap is the
-    /// lower 32 bits of its command's number (see `staging.cu`), so laps repeat after 2^32 commands, and old
-    /// data could be taken for new.
+    /// lower 32 bits of its command's number (see `staging.cu`). Laps therefore repeat after 2^32 commands,
+    /// and a kernel could mistake old data for new data.
     pub fn needs_new_laps(&self) -> bool {
         (self.sequence + 1) >> 32 != self.epoch
     }
 
-    /// Clears the laps of all lines, so that no old lap equals that of a later command. Call it while no
-    /// kernel runs, because kernels access the lines.
+    /// Clears the laps of all lines. Otherwise an old lap could equal the lap of a later command. Call this
+    /// while no kernel runs, because kernels access the lines.
     pub fn renew_laps(&mut self) {
         let lines =
             self.memory.slice(self.layout.lines(), self.layout.lines_bytes()).expect("inside the span");
@@ -318,9 +318,9 @@ struct TimerState {
     started: Condvar,
 }
 
-/// A command ring with a timer thread. If no command came for a while, the timer parks the resident kernels,
-/// which means that it makes them end. Parked kernels no longer occupy SMs or block allocations. The next
-/// transfer launches them again.
+/// A command ring with a timer thread. If no command came for some time, the timer parks the resident
+/// kernels: it makes them end. Parked kernels do not occupy SMs or block allocations. The next transfer
+/// launches the kernels again.
 pub(super) struct ParkedWhenIdle {
     shared: Arc<TimerState>,
     timer: Option<JoinHandle<()>>,
@@ -437,8 +437,8 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(newest_length_field(&parked.lock()), LEAVE);
-            // Do what kernels do on the command LEAVE: report that they have read it and that it has ended.
-            // The next round then finds an idle ring.
+            // Act as kernels do on the command LEAVE: report that the command was read and has ended. The
+            // next round then finds an idle ring.
             end_all(&parked.lock());
         }
     }
@@ -463,8 +463,8 @@ mod tests {
     #[test]
     fn laps_are_renewed_once_in_two_to_the_32_commands() {
         let mut ring = ring();
-        // Start before command 2^32 - 1, because it has the highest lap and the command after it would have
-        // lap 0. `sequence += 1` below stands for sending that command.
+        // Start before command 2^32 - 1. This command has the highest lap, and the next one would have lap 0.
+        // `sequence += 1` below stands for sending command 2^32 - 1.
         ring.sequence = (1 << 32) - 2;
         ring.read_by_all = ring.sequence;
         assert!(!ring.needs_new_laps());

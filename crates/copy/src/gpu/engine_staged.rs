@@ -1,14 +1,14 @@
-//! Staging by copy engines: GPU A's engine writes chunks into a ring in pinned memory, and GPU B's reads them
-//! out.
+//! Staging by copy engines. The copy engine of GPU A writes chunks into a ring in pinned memory. The copy
+//! engine of GPU B reads them from there.
 //!
 //! ```text
 //!  A's stream:  wait(emptied 0) copy -> slot 0, record filled 0 | ... slot 1 ... | ... slot 2 ...
 //!  B's stream:        wait(filled 0) slot 0 -> copy, record emptied 0 | ... slot 1 ...
 //! ```
 //!
-//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once and is idle until
-//! the end. In the steady state the slower link direction determines the rate. The faster direction adds only
-//! the time of one chunk. So a transfer on an idle path starts and ends with small chunks.
+//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once, then it is idle
+//! until the end. In the steady state, the slower of the two copies determines the rate. The faster copy adds
+//! only the time of one chunk, so a transfer on an idle path starts and ends with small chunks.
 
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
@@ -16,11 +16,11 @@ use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Event, EventKind, Gpu, PendingCopies, Stream, drain};
 use std::sync::Arc;
 
-/// Chunks of at least this many bytes all use the same stream. Their copies take so long that the cost of
-/// events hardly matters.
+/// Chunks of at least this many bytes all use one stream. Their copies take so long that the cost of events
+/// hardly matters.
 const LARGE: usize = 4 << 20;
 
-/// A slot of the ring, and the events that mark it full and empty.
+/// A slot of the ring, with the events that record when the slot was filled and when it was emptied.
 struct Slot {
     memory: Region,
     filled: Event,
@@ -69,14 +69,14 @@ impl EngineStaged {
         })
     }
 
-    /// Returns the index of the stream for a chunk. Small chunks alternate between the streams, so that one
-    /// stream copies while another waits for an event. Large chunks all use stream 0, because two copies at
-    /// once would share the link and both end later.
+    /// Returns the index of the stream for a chunk of `bytes` bytes. Small chunks alternate between the
+    /// streams, so that one stream copies while another waits for an event. Large chunks all use stream 0:
+    /// two copies at the same time would share the link, and both would end later.
     fn stream_for(&self, bytes: usize) -> usize {
         if bytes >= LARGE { 0 } else { self.next % self.out.len() }
     }
 
-    /// Queues the two copies of one chunk: from the source to a slot of the ring, and from the slot to the
+    /// Queues the two copies of one chunk: from the source to a slot of the ring, and from that slot to the
     /// destination. Returns the index of the slot.
     fn chunk(&mut self, source: &Region, destination: &Region) -> Result<usize> {
         let index = self.next % self.ring.len();
@@ -84,8 +84,8 @@ impl EngineStaged {
         self.next += 1;
         let (slot, out, into) = (&self.ring[index], &self.out[stream], &self.into[stream]);
         let staged = slot.memory.slice(0, source.len())?;
-        // Wait until the slot is empty. In the first lap, this does not wait, because the driver treats an
-        // event that was never recorded as completed.
+        // Wait until the slot is empty. In the first lap, this does not wait. The driver treats an event that
+        // was never recorded as completed.
         out.wait_for(&slot.emptied)?;
         // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained.
         // The events order the two copies of a slot.
@@ -109,8 +109,8 @@ impl EngineStaged {
             last_of_stream[last_stream] = Some(index);
             offset += length;
         }
-        // Make the stream `end` wait for the last chunk of every other stream and for all earlier transfers,
-        // because the transfer's ticket completes when `end` does.
+        // The transfer's ticket completes when the stream `end` does. So make `end` wait for the last chunk
+        // of every other stream and for all earlier transfers.
         let end = &self.into[last_stream];
         for (stream, index) in last_of_stream.iter().enumerate() {
             if let Some(index) = index
@@ -150,8 +150,8 @@ impl Mover for EngineStaged {
         self.pending.done()?;
         let outcome = self.transfer(source, destination);
         if outcome.is_err() {
-            // Wait until the chunks that are already queued are copied, because nothing keeps their regions
-            // alive after this call.
+            // Wait until the chunks that are already queued are copied. After this call, nothing keeps the
+            // regions of the transfer alive.
             drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
         }
         outcome
@@ -164,8 +164,8 @@ impl Mover for EngineStaged {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
-        // Check the streams of the source's GPU (`out`) too, because the ticket's event is on the
-        // destination's GPU and does not show errors of the source's GPU.
+        // Check the streams of the source's GPU (`out`) too. The ticket's event is on the destination's GPU
+        // and does not show errors of the source's GPU.
         self.pending.wait(&name, ticket, completion, &self.out)
     }
 }

@@ -1,5 +1,5 @@
-//! Compiles this crate's kernels for the installed GPU and loads them: kernels that fill, check and copy
-//! memory, and the two kernels of staging by SMs.
+//! Compiles this crate's kernels for the installed GPU, and loads them. These are the kernels that fill,
+//! check and copy memory, and the two kernels of staging by SMs.
 
 use super::staging_words::layout_assertions;
 use inlane_core::Result;
@@ -12,8 +12,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("staging.h", include_str!("staging.h")),
 ];
 
-/// All kernels of this crate on one GPU. Load them before anything runs there, because loading waits for
-/// running kernels.
+/// All kernels of this crate on one GPU. Load them before any kernel runs on the GPU, because loading waits
+/// for running kernels.
 #[derive(Clone)]
 pub struct Kernels {
     /// Fills memory with the pattern of a seed.

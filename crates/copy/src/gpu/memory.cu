@@ -22,7 +22,7 @@ extern "C" __global__ void fill(char* memory, u64 bytes, u64 seed) {
     }
 }
 
-// Counts the bytes that differ from the pattern of `seed`. Adds the count to the counter `wrong`, which lies
+// Counts the bytes of `memory` that differ from the pattern of `seed`. Adds the count to `wrong`, a counter
 // in this GPU's memory.
 extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* wrong) {
     u64 stride = (u64)gridDim.x * blockDim.x;
@@ -38,7 +38,8 @@ extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* w
     if (found) atomicAdd(wrong, found);
 }
 
-// Copies between this GPU's memory and pinned host memory, in either direction, or within this GPU's memory.
+// Copies from this GPU's memory to pinned host memory, from pinned host memory to this GPU's memory, or
+// within this GPU's memory.
 extern "C" __global__ void __launch_bounds__(1024) copy(char* to, const char* from, u64 bytes) {
     copy_span(to, from, bytes, (u64)blockIdx.x * blockDim.x + threadIdx.x, (u64)gridDim.x * blockDim.x);
 }

@@ -1,4 +1,5 @@
-//! A GPU's memory as an endpoint of transfers. Kernels fill it with patterns and check what arrived.
+//! The memory of a GPU as the source or destination of transfers. Kernels fill the memory with patterns and
+//! check received data.
 
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};
@@ -10,7 +11,8 @@ pub struct GpuMemory {
     gpu: Arc<Gpu>,
     kernels: Kernels,
     stream: Stream,
-    /// A counter of wrong bytes in GPU memory, and the pinned word to which the counter is copied.
+    /// A counter of wrong bytes, which lies in GPU memory. The second region is the pinned word to which the
+    /// counter is copied.
     wrong: Mutex<(Region, Region)>,
 }
 
@@ -38,8 +40,8 @@ impl GpuMemory {
         format!("{} at {}", info.name, info.pci_address)
     }
 
-    /// Returns the GPU's PCIe link as text, and the bits per second that its lanes can signal at their
-    /// highest rate.
+    /// Returns the current state of the GPU's PCIe link as text, and the link's highest rate in bits per
+    /// second. Returns `None` if the link is unknown.
     pub(crate) fn link(&self) -> Option<(String, f64)> {
         let link = self.gpu.info().link.as_ref()?;
         let rate = link.max_gigatransfers * 1e9 * f64::from(link.width);
@@ -68,8 +70,8 @@ impl GpuMemory {
     /// Launches a kernel on this GPU's stream and does not wait for it.
     ///
     /// # Safety
-    /// `arguments` are the kernel's parameters. Regions whose addresses they contain stay alive until the
-    /// stream is finished.
+    /// `arguments` match the parameters of the kernel. If they contain the address of a region, the region
+    /// stays alive until the stream is finished.
     unsafe fn launch<const N: usize>(&self, kernel: &Kernel, arguments: [u64; N]) -> Result<()> {
         let config = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
         // SAFETY: the caller promises that the arguments fit the kernel and that the regions stay alive.

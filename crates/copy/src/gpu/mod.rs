@@ -1,4 +1,4 @@
-//! GPUs: their memory as an endpoint, and the paths on which copy engines or SMs move the bytes.
+//! GPUs: their memory as an endpoint, and the paths on which copy engines or SMs copy the bytes.
 
 mod command_ring;
 pub mod engine_staged;
@@ -24,11 +24,11 @@ use sm_copy::SmCopy;
 use sm_staged::SmStaged;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// True once a path enabled peer access, which the process cannot disable again. Path `cuda` then refuses to
-/// open, because it measures CUDA's own copy without peer access.
+/// True once a path has enabled peer access, because the process cannot disable it again. Path `cuda` then
+/// refuses to open. It measures CUDA's own copy without peer access.
 static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
-/// Opens the mover of a path on which copy engines or SMs of GPUs move all bytes. Returns `None` for other
+/// Opens the mover of `path` if copy engines or SMs of GPUs move all its bytes. Returns `None` for all other
 /// paths.
 pub(crate) fn open_path(
     path: Path,

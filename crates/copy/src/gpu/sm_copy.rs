@@ -6,11 +6,11 @@ use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, PendingCopies, Stream, drain};
 use std::sync::Arc;
 
-/// Bytes that one block of 1024 threads copies per turn of its loop.
+/// The number of bytes that a block of 1024 threads copies in one turn of its loop.
 const TURN: usize = 64 << 10;
 
-/// A mover that copies between a GPU's memory and pinned host memory, or within either, by kernels on the
-/// GPU's SMs.
+/// A mover that copies by kernels on the GPU's SMs. It copies between a GPU's memory and pinned host memory,
+/// or within one of them.
 pub struct SmCopy {
     stream: Stream,
     kernel: Kernel,

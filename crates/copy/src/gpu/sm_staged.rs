@@ -1,10 +1,10 @@
-//! Staging by SMs: a mover whose kernels push chunks into pinned host memory on one GPU and pull them out on
-//! the other. `staging.cu` describes how the kernels hand chunks over, and `command_ring.rs` the memory
-//! shared with the host.
+//! Staging by SMs: a mover with a kernel on each of two GPUs. One kernel pushes chunks into pinned host
+//! memory, the other pulls them out. `staging.cu` describes how the kernels exchange chunks, and
+//! `command_ring.rs` the memory shared with the host.
 //!
 //! Resident kernels keep running between transfers and occupy one block per channel on each GPU. Meanwhile,
 //! allocating, freeing and loading code on these GPUs block. [`Mover::quiesce`] ends the kernels. A timer
-//! ends them, too, when no transfer came for [`PARK_AFTER`].
+//! also ends them after [`PARK_AFTER`] without a transfer.
 
 use super::command_ring::{
     self, CHANNEL_BYTES, COMMANDS_BYTES, CommandRing, DEPTH, ENDED, Layout, ParkedWhenIdle, STUCK,
@@ -21,23 +21,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The size of a relay in bytes. A relay is the ring in GPU memory through which block 0 passes commands on,
-/// and one more line of 64 bytes. A word in that line tells the other blocks that block 0 has left.
+/// The size of a relay in bytes. A relay is a ring in GPU memory through which block 0 passes commands to the
+/// other blocks. One more line of 64 bytes follows. A word in it tells the other blocks that block 0 has
+/// left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-/// How long a resident kernel waits for a command before it ends by itself. Usually a timer of the host ends
-/// idle kernels earlier, after [`PARK_AFTER`]. It cannot while a signal has stopped the process.
+/// How long a resident kernel waits for a command before it ends by itself. Usually, a timer of the host ends
+/// idle kernels earlier, after [`PARK_AFTER`]. The timer does not run while a signal has stopped the process.
 const IDLE: Duration = Duration::from_secs(30);
 /// The timer ends resident kernels after this time without a transfer.
 pub const PARK_AFTER: Duration = Duration::from_secs(10);
 /// The number of commands that resident kernels accept: more than will ever come.
 const UNLIMITED: u64 = 1 << 62;
 
-/// One GPU's side of staging: the kernel that pushes or pulls, and its stream.
+/// The kernel that pushes or pulls on one GPU of a staged path, and its stream.
 struct Side {
     kernel: Kernel,
     stream: Stream,
     threads: u32,
-    /// GPU memory through which block 0 passes commands on to the other blocks.
+    /// GPU memory with which block 0 of the kernel passes commands to the other blocks.
     relay: Region,
 }
 
@@ -47,14 +48,14 @@ impl Side {
     }
 }
 
-/// A mover from one GPU's memory to another's, by the SMs of both.
+/// A mover that copies from one GPU's memory to another GPU's memory. The SMs of both GPUs execute the copy.
 pub struct SmStaged {
     from: Arc<Gpu>,
     to: Arc<Gpu>,
     push: Side,
     pull: Side,
-    /// For waits in completion mode `interrupt`: a stream that waits for the end of a transfer, and the event
-    /// that follows in the stream and wakes the waiting thread.
+    /// Used by waits in completion mode `interrupt`. The stream waits for the end of a transfer. The event
+    /// after that wait in the stream wakes the waiting thread.
     notice: (Stream, PendingCopies),
     memory: Region,
     layout: Layout,
@@ -63,14 +64,15 @@ pub struct SmStaged {
     /// True once an error occurred. No further transfer is accepted.
     broken: bool,
     flight: InFlight,
-    /// The transfers in flight: the number of each one's command, and its regions, which must stay alive.
+    /// The transfers in flight. Each entry has the number of its command, and its regions, which must stay
+    /// alive.
     entries: VecDeque<(u64, [Region; 2])>,
     trace: Option<Trace>,
 }
 
 impl SmStaged {
     /// Allocates pinned memory and streams, and launches both kernels once so that later launches need no
-    /// set-up. `resident` keeps the kernels running between transfers.
+    /// set-up. If `resident` is true, the kernels keep running between transfers.
     ///
     /// # Errors
     /// [`Error::Device`] if the blocks do not fit on a GPU, too little memory can be pinned, or the driver
@@ -106,7 +108,8 @@ impl SmStaged {
         staged.launch(1, 0)?;
         finish(&staged.push.stream)?;
         finish(&staged.pull.stream)?;
-        // Create the event of `notice` now, because creating it later would wait for resident kernels.
+        // Use `notice` once now, because this creates its event. Later, creating the event would wait for
+        // resident kernels.
         let (stream, notices) = &mut staged.notice;
         let first = notices.push(stream, [staged.memory.clone(), staged.memory.clone()])?;
         notices.wait(&String::new, first, CompletionMode::Poll, &[])?;
@@ -126,8 +129,9 @@ impl SmStaged {
         }
     }
 
-    /// Launches both kernels. They read `count` commands, beginning with number `first`, and then end. If
-    /// only the first launch succeeds, that kernel waits for commands until [`SmStaged::give_up`].
+    /// Launches both kernels. They read `count` commands, beginning with command number `first`, and then
+    /// end. If only the first launch succeeds, the launched kernel waits for commands until
+    /// [`SmStaged::give_up`].
     fn launch(&self, first: u64, count: u64) -> Result<()> {
         let tuning = &self.layout.tuning;
         let at = |offset: usize| self.memory.address() + offset as u64;
@@ -240,8 +244,8 @@ impl SmStaged {
             .collect();
         let name = short_name(&self.from, &self.to);
         let (stream, notices) = &mut self.notice;
-        // SAFETY: the words are in pinned memory that outlives the stream. The waits end, because the kernels
-        // advance the words when they end the transfer's command and also when they give up.
+        // SAFETY: the words are in pinned memory that outlives the stream. The waits end: the kernels advance
+        // the words when they end the transfer's command, and also when they give up.
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
         notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
@@ -251,9 +255,9 @@ impl SmStaged {
     }
 }
 
-/// Checks that the kernel's blocks fit in a quarter of the GPU. A GPU that is both endpoints runs four
+/// Checks that the kernel's blocks fit in a quarter of the GPU. If one GPU is both endpoints, it runs four
 /// staging kernels at once, two for each direction. If the blocks of one kernel did not fit, the other kernel
-/// of its direction would wait for them forever.
+/// of the same direction would wait for them forever.
 fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
     let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
     let valid = (1..=fit).contains(&tuning.channels)
@@ -275,8 +279,8 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// Returns the ticket of the newest completed transfer, or `first` if no transfer of `entries` has completed.
-/// The tickets of `entries` follow `first` one by one.
+/// Returns the ticket of the newest completed transfer in `entries`. Returns `first` if none has completed.
+/// The tickets of `entries` are the successive numbers after `first`.
 fn newest_done(
     memory: &Region,
     channels: u32,
@@ -354,9 +358,9 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // Borrow each field separately, because `poll` reads some of them while `flight` is changed.
-                // `entries` does not change during the wait, so its oldest transfer always has the ticket
-                // after `first`.
+                // Borrow each field separately, because `poll` reads some fields while `flight` is changed.
+                // `entries` does not change during the wait. So the ticket of its oldest transfer is always
+                // the one after `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
@@ -462,7 +466,7 @@ mod tests {
             let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
             let ticket = staged.submit(&from, &to).unwrap();
             staged.wait(ticket, CompletionMode::Poll).unwrap();
-            // End the kernels as if no command had come for too long. They then record a timeout.
+            // End the kernels as if they had waited for a command for too long. They then record a timeout.
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();
@@ -475,7 +479,7 @@ mod tests {
         assert_eq!(device.count_wrong(&destination, 3).unwrap(), 0);
     }
 
-    /// Clears the word that [`command_ring::leave_now`] set, so that new kernels do not leave at once.
+    /// Clears the word that [`command_ring::leave_now`] has set. Otherwise new kernels would end at once.
     fn clear(word: &Region) {
         command_ring::word(word, 0).store(0, std::sync::atomic::Ordering::Release);
     }

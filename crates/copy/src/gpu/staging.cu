@@ -9,7 +9,7 @@
 //
 // Chunk k lies in slot k % slots. The pusher may write it while k - taken < slots.
 //
-// A command selects one of two ways to hand chunks over:
+// A command selects one of two ways to transfer chunks:
 //
 //   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The
 //           fence waits until the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the
@@ -18,29 +18,31 @@
 //           puller loads each line again until its lap is that number. This way needs only one round trip and
 //           no fence, but reaches only three quarters of the bandwidth. Lines have a ring of their own.
 //
-// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU relays them to the
-// other blocks through a ring in its GPU's memory, because loads of one host line by many blocks queue behind
-// each other. The word behind the relay says that block 0 has left.
+// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU relays the
+// commands to the other blocks through a ring in its GPU's memory. If all blocks loaded the host's lines,
+// their loads would queue behind each other. The word behind the relay ring says that block 0 has left.
 //
-// Each 16 bytes of a command are a value and the command's number, which one load reads together:
+// Each 16 bytes of a command hold a value and the command's number. One load reads both:
 //
 //   | source, seq | destination, seq | bytes, seq | chunk and way, seq |
 //
-// Chunk c of a transfer goes through channel c % channels. Each channel of the puller stores the number of
-// each command that it ended to its `ended` word. A command is complete when all channels ended it. A kernel
-// that gives up stores the reason in `failed` and advances `ended` by 2^30, so that nothing waits for it.
+// Chunk c of a transfer goes through channel c % channels. Each channel of the puller has an `ended` word.
+// There it stores the number of each command that it has ended. A command is complete when all channels have
+// ended it. A kernel that gives up stores the reason in `failed` and advances `ended` by 2^30. Nothing waits
+// for this kernel then.
 #include "copy.cuh"
 #include "staging.h"
 
-// Bytes of data in a line of the ring. A line is 16 bytes that are stored at once: 12 of data, 4 of lap.
+// Bytes of data in a line of the ring. One store writes a line of 16 bytes: 12 bytes of data and 4 bytes of
+// lap.
 constexpr u32 LINE_DATA = 12;
-// The number of lines that a thread loads before it uses the first of them.
+// The number of lines that a thread has loaded in advance when it uses the first of them.
 constexpr u32 AHEAD = 4;
 // The mask of all 32 threads of a warp.
 constexpr u32 ALL = ~0u;
 
-// Stores a timestamp at the end of a step. Does nothing unless compiled with TRACE, because reading the GPU's
-// timer takes time.
+// Stores a timestamp at the end of a step. Without TRACE, it does nothing, because reading the GPU's timer
+// takes time.
 #ifdef TRACE
 #define MARK(place, index) \
     if (threadIdx.x == 0) place[index] = now_ns()
@@ -53,8 +55,8 @@ struct Pair {
     u64 seq;
 };
 
-// Loads a value and its sequence number by one 16-byte access. PTX treats this as a single access, so value
-// and number always belong together.
+// Loads a value and its sequence number by one 16-byte access. PTX carries this out as a single access, so
+// the value and the number always belong together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {
@@ -72,7 +74,7 @@ __device__ inline Pair load_pair(const char* from, bool host) {
 }
 
 // Stores a value and its sequence number by one 16-byte store, with release order at GPU scope. The other
-// blocks of this GPU load them with `load_pair`.
+// blocks of this GPU load both with `load_pair`.
 __device__ inline void pass_on(char* to, Pair pair) {
     asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
                  :
@@ -98,8 +100,8 @@ __device__ inline void store_line(uint4* to, uint4 line) {
                  : "memory");
 }
 
-// Orders all earlier accesses of this block before the later stores of this thread, for observers in the
-// whole system.
+// Orders all earlier accesses of this block before the later stores of this thread. All observers in the
+// system see this order.
 __device__ inline void fence_system() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
@@ -119,8 +121,8 @@ __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
-// Returns true if block 0 of this GPU has given up. Its other blocks get their commands from block 0, so they
-// give up too.
+// Returns true if block 0 of this GPU has given up. The other blocks then give up too, because they get their
+// commands from block 0.
 __device__ inline bool has_left(const u64* gone) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(gone) : "memory");
@@ -182,9 +184,9 @@ __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u
     }
 }
 
-// Copies a chunk out of its lines. Returns false if the lines did not arrive in time, or the CPU told the
-// kernel to leave. The threads of a warp stay together: the warp reloads a row of 32 lines until all lines of
-// the row carry `lap`.
+// Copies a chunk out of its lines. Returns false if the lines did not arrive in time, or if the CPU told the
+// kernel to leave. The threads of a warp stay together: the warp reloads a row of 32 lines until all 32 lines
+// carry `lap`.
 __device__ inline bool pull_lines(
     char* destination,
     const uint4* place,
@@ -304,9 +306,9 @@ __device__ void serve(
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             u64 give_up = now_ns() + stuck_ns;
             if (threadIdx.x == 0 && (PUSH || !lines)) {
-                // The pusher waits for a free slot, the puller for a filled one. The puller does not wait
-                // here for lines, because each line contains a lap number from which `pull_lines` detects its
-                // arrival.
+                // The pusher waits for a free slot, the puller for a filled slot. For lines, the puller does
+                // not wait here: each line contains a lap number, which shows `pull_lines` that the line has
+                // arrived.
                 for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &channel->taken : &channel->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
@@ -342,14 +344,14 @@ __device__ void serve(
             bool last = offset + gridDim.x * chunk >= bytes;
             if (threadIdx.x == 0) {
                 if (PUSH) {
-                    // Data that is sent as lines carries its own sequence numbers. `ready` then only tells
-                    // the next launch where to continue, so it needs no fence before it.
+                    // Data that is sent as lines carries its own sequence numbers. `ready` then only shows
+                    // the next launch where to continue, so no fence is needed before this store.
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // The bytes that the puller stored must be visible to every thread that waits for the end
-                    // of the transfer. All readers use this GPU's L2 cache, so a fence at GPU scope is
-                    // enough. A fence at system scope would take 2 us longer, because it also waits for PCIe.
+                    // Every thread that waits for the end of the transfer must see the bytes that the puller
+                    // stored. All readers use this GPU's L2 cache, so a fence at GPU scope is enough. A fence
+                    // at system scope would take 2 us longer, because it also waits for PCIe.
                     if (last) {
                         fence_gpu();
                         MARK(channel->pulled, 3);
@@ -359,11 +361,11 @@ __device__ void serve(
                 }
             }
         }
-        // If more than half of the slots seem full, the pusher reads `taken` again here, between two
-        // commands, because the load then delays no transfer.
+        // If more than half of the slots seem full, the pusher reads `taken` again. It does so here, between
+        // two commands, because the load then delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // Each block that copies to the destination (the puller) records the end of a command in `ended`,
-        // together with its last chunk. A block without a chunk of this command records the end here.
+        // Each block of the puller records the end of a command in `ended`, together with the block's last
+        // chunk. If the command has no chunk for this block, the block records the end here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

@@ -1,6 +1,6 @@
-// The words that the host shares with the staging kernels. The file is plain C++, so that an ordinary
-// compiler checks the layout as NVRTC does. `staging_words.rs` has the same structs; staging.cu explains
-// them.
+// The words that the host shares with the staging kernels. `staging_words.rs` has the same structs, and
+// `staging.cu` explains them. This file is plain C++, so both an ordinary compiler and NVRTC check the
+// layout.
 #pragma once
 
 typedef unsigned int u32;
@@ -13,7 +13,7 @@ struct Control {
     u64 pad1[15];
 };
 
-// The number of timestamps that a channel has for the pusher, and again for the puller, if the code is
+// The number of timestamps of a channel's pusher. The puller has as many. They exist only if the code is
 // compiled with TRACE.
 constexpr u32 MARKS = 6;
 
@@ -30,6 +30,6 @@ struct Channel {
 
 // The value of a command's `bytes` that ends the kernel.
 constexpr u64 LEAVE = ~0ull;
-// The bit of a command's `chunk` that is set if the transfer is sent as lines. A line is 16 bytes: 12 of data
-// and 4 of the command's number.
+// This bit of a command's `chunk` is set if the transfer is sent as lines. A line is 16 bytes: 12 of data and
+// 4 of the command's number.
 constexpr u64 LINES = 1ull << 63;

@@ -1,5 +1,5 @@
-//! The words that the host shares with the staging kernels, as `staging.h` has them. Compilers check that
-//! both agree: see [`layout_assertions`].
+//! The words that the host shares with the staging kernels. `staging.h` declares the same words. The
+//! compilers check that both declarations agree: see [`layout_assertions`].
 
 use crate::tuning::LINES;
 
@@ -30,8 +30,8 @@ pub(super) struct Channel {
     pad2: [u64; 8],
 }
 
-/// Returns C++ assertions that the structs and values of `staging.h` equal those of this module. Append the
-/// text to the kernels' source.
+/// Returns C++ assertions that compare the structs and values of `staging.h` with those of this module.
+/// Append the text to the kernels' source.
 pub(super) fn layout_assertions() -> String {
     let control = inlane_core::struct_layout!(Control as "Control" { failed, pad0, leave, pad1 });
     let channel = inlane_core::struct_layout!(Channel as "Channel" {
@@ -48,8 +48,8 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// Checks by the C++ compiler that the structs of `staging.h` have the layout of this module's structs.
-    /// The module `kernels` checks the same with NVRTC.
+    /// Checks with the C++ compiler that the structs of `staging.h` have the same layout as this module's
+    /// structs. The module `kernels` makes the same check with NVRTC.
     #[test]
     fn the_header_has_the_same_layout() {
         let source = |assertions: &str| format!("{}{assertions}", include_str!("staging.h"));

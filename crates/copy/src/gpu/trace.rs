@@ -1,9 +1,9 @@
 //! Measures the steps of a staged transfer by SMs, from timestamps that the kernels record.
 //!
 //! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to
-//! standard error, with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a
-//! GPU's times count from the moment when its first channel saw the command, and the CPU's from the call of
-//! `submit`.
+//! standard error, with medians in microseconds. The clocks of two GPUs and the CPU are not comparable. A
+//! GPU's times count from the moment at which its first channel saw the command. The CPU's times count from
+//! the call of `submit`.
 
 use super::command_ring::CHANNEL_BYTES;
 use super::staging_words::Channel;
@@ -15,8 +15,8 @@ use std::time::Instant;
 /// The names of a transfer's two sides, each with the byte offset of the side's timestamps in [`Channel`].
 const SIDES: [(&str, usize); 2] =
     [("push", offset_of!(Channel, pushed)), ("pull", offset_of!(Channel, pulled))];
-/// The steps of a transfer, each with the index of its timestamp in `Channel::pushed` or `Channel::pulled`.
-/// Index 0 of these arrays holds the number of the command.
+/// The steps of a transfer. The number of a step is the index of its timestamp in `Channel::pushed` or
+/// `Channel::pulled`. Index 0 of these arrays holds the number of the command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
 /// The times of the steps of each transfer since the last report.
@@ -47,12 +47,12 @@ impl Trace {
         self.note("cpu_published".into(), took.as_nanos() as f64);
     }
 
-    /// Records that the end of the transfer was detected. `channels` is the memory with the words of all
-    /// channels.
+    /// Records that the CPU has detected the end of the transfer. `channels` is the memory with the words of
+    /// all channels.
     pub fn ended(&mut self, channels: &Region) {
         self.note("cpu_ended".into(), self.began.elapsed().as_nanos() as f64);
-        // The kernels record their last timestamps after they signal the end, so wait before reading the
-        // timestamps.
+        // The kernels record their last timestamps after they have signalled the end. So sleep before reading
+        // them.
         std::thread::sleep(std::time::Duration::from_micros(20));
         for (side, at) in SIDES {
             let word = |channel: usize, index: usize| -> u64 {

@@ -1,10 +1,10 @@
-//! A barrier at which the threads of a measurement wait for each other. A thread that panics does not block
-//! the others.
+//! A barrier for the threads of a measurement: each waits until all have arrived. If a thread panics, the
+//! others do not wait for it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A reusable barrier for a fixed group of threads. The other threads do not wait for a thread that has left
-/// the group, even by a panic, so they cannot block forever. [`std::sync::Barrier`] lacks this.
+/// A reusable barrier for a fixed group of threads. If a thread leaves the group, even by a panic, the other
+/// threads no longer wait for it, so they cannot block forever. [`std::sync::Barrier`] lacks this.
 pub(super) struct Barrier {
     state: Mutex<State>,
     changed: Condvar,

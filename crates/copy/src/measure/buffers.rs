@@ -1,4 +1,4 @@
-//! The memory that a measurement transfers between, and the check of what arrived.
+//! The source and destination memory of a measurement, and the check of the transferred bytes.
 //!
 //! ```text
 //!  source slots         0  1  2  3      each filled with a pattern of its own
@@ -6,8 +6,8 @@
 //!  lap 1 goes to        3  0  1  2
 //! ```
 //!
-//! In every lap each destination slot receives another source slot's pattern. If a transfer is dropped, its
-//! slot keeps the pattern of the lap before, so the check finds the missing transfer.
+//! In every lap, each destination slot receives the pattern of another source slot. If a transfer is dropped,
+//! its destination slot keeps the previous lap's pattern, so the check finds the missing transfer.
 
 use crate::device::Device;
 use crate::stop::{PIECE, check_stop};
@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The most slots into which a region is cut. Successive transfers use the slots in turn.
 const MOST_SLOTS: usize = 64;
-/// During a run, the last bytes of one transfer in this many are checked. The number is odd, so these checks
-/// cover all slots if the number of slots is a power of two.
+/// During a run, one transfer in this many is checked: its last bytes are compared. The number is odd, so the
+/// checks reach all slots if the number of slots is a power of two.
 const SAMPLE_INTERVAL: usize = 7;
 /// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
 const ALIGNMENT: usize = 4096;
@@ -29,31 +29,31 @@ pub struct Buffers {
     to: Arc<Device>,
     source: Region,
     destination: Region,
-    /// The part of the patterns' seeds that all slots share. Incremented for every repeat, so that patterns
-    /// that are left from the repeat before count as wrong.
+    /// The part of the patterns' seeds that is the same for all slots. Each repeat increments it. If a
+    /// pattern of the previous repeat is left in a slot, it then counts as wrong.
     seed: u64,
 }
 
-/// How the transfers of one repeat rotate over the slots of [`Buffers`].
+/// The assignment of the slots of [`Buffers`] to the transfers of one repeat.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotation {
     size: usize,
     pub(crate) slots: usize,
-    /// If true, each destination slot receives the pattern of another source slot in every lap. If false, it
-    /// always receives the pattern of the source slot with the same number: two transfers in flight may then
+    /// If true, each destination slot receives another source slot's pattern in every lap. If false, it
+    /// always receives the pattern of the source slot with its own number. Two transfers in flight may then
     /// share a destination slot, so they must write the same bytes.
     shifted: bool,
 }
 
 impl Rotation {
-    /// Returns the source slot and the destination slot of a transfer, numbered from 0.
+    /// Returns the numbers of a transfer's source slot and destination slot, counted from 0.
     fn slots_of(&self, transfer: usize) -> (usize, usize) {
         let (lap, slot) = (transfer / self.slots, transfer % self.slots);
         (if self.shifted { (slot + lap) % self.slots } else { slot }, slot)
     }
 
-    /// Returns the offset and the length of the last word of a transfer. It has 8 bytes, or fewer if the
-    /// transfer's size is not a multiple of 8.
+    /// Returns the offset and the length of a transfer's last word. The word has 8 bytes, or fewer if the
+    /// size of the transfer is not a multiple of 8.
     fn tail(&self) -> (usize, usize) {
         let last_word = (self.size - 1) / 8 * 8;
         (last_word, self.size - last_word)
@@ -61,9 +61,8 @@ impl Rotation {
 }
 
 impl Buffers {
-    /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if
-    /// `rotate` is more. Takes at most a third of the smaller device's memory, but always at least `largest`
-    /// bytes.
+    /// Allocates memory for transfers of up to `largest` bytes: two slots of this size, or `rotate` bytes if
+    /// that is more. Uses at most a third of the smaller device's memory, but at least `largest` bytes.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
@@ -127,15 +126,15 @@ impl Buffers {
         Ok(())
     }
 
-    /// Returns the seed of a source slot's pattern. Patterns of two slots have no word in common at the same
-    /// offset.
+    /// Returns the seed for the pattern of a source slot. At the same offset, the patterns of two slots never
+    /// have the same word.
     fn seed_of(&self, source_slot: usize) -> u64 {
         self.seed << 40 | (source_slot as u64) << 32
     }
 
     /// Compares the last bytes (at most 8) of one transfer in seven, because comparing all bytes would slow
-    /// the measurement. Does nothing if the CPU cannot reach the destination as memory. Call it when the
-    /// transfer completed and before its destination slot is used again.
+    /// the measurement. Does nothing if the CPU cannot access the destination as memory. Call it when the
+    /// transfer has completed, and before its destination slot is used again.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -159,8 +158,8 @@ impl Buffers {
     }
 
     /// Compares all bytes of the newest transfer into each slot. `transfers` is the number of transfers made.
-    /// Returns how many bytes this function and [`Buffers::sample`] compared, or 0 if the destination must
-    /// not be read.
+    /// Returns the number of bytes that this function and [`Buffers::sample`] have compared, or 0 if the
+    /// destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -194,8 +193,9 @@ impl Buffers {
     }
 }
 
-/// Calls `act` for each piece of a region, with the index of the piece's first 8-byte word in the region.
-/// Ends early if `stop` is set. A GPU takes the whole region as one piece, because its kernels are fast.
+/// Calls `act` for each piece of a region. The second argument of `act` is the index of the piece's first
+/// 8-byte word in the region. Ends early if `stop` is set. On a GPU, the whole region is one piece, because
+/// its kernels are fast.
 fn in_pieces(
     device: &Device,
     region: &Region,
@@ -210,7 +210,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// Returns the bytes from the start of one slot to the next, for transfers of `size` bytes.
+/// Returns the distance in bytes between the starts of two adjacent slots, for transfers of `size` bytes.
 fn stride(size: usize) -> usize {
     size.next_multiple_of(ALIGNMENT)
 }

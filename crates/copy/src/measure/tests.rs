@@ -108,8 +108,8 @@ fn stages_use_the_completion_mode_that_was_set() {
             );
         }
     }
-    // Waiting for a CPU copy always polls. If a DMA engine copies one of the two stages, the wait for that
-    // stage can sleep, so the mode changes. If the CPU copies both stages, the mode stays `Poll`.
+    // A wait for a CPU copy always polls. If a DMA engine copies one of the two stages, the wait for this
+    // stage can sleep, so the mode must change. If the CPU copies both stages, the mode must stay `Poll`.
     let cpu = || Box::new(CpuMover::widest()) as Box<dyn Mover>;
     let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
     assert_eq!(half.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Interrupt);
@@ -367,7 +367,7 @@ fn calibration_finds_every_path_and_its_stages() {
     let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
     let costs = crate::cost::PathCosts::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
-    // Check only a lower bound, because a busy machine makes a twin slower but never faster than its model.
+    // Check only the lower bound. A busy machine can make a twin slower than its model, but never faster.
     assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
     let predicted = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(predicted >= 2.0 * (1 << 20) as f64 / 2.0, "two stages at 2 bytes per ns: {predicted}");
@@ -388,8 +388,8 @@ fn calibration_both_ways_measures_paths_under_load() {
     assert!(selector.explain(64).not_taken.iter().any(|other| other.why.contains("excluded")));
 }
 
-/// A mover that copies by the CPU but drops the transfers that `drops` selects by their number, counted from
-/// 0.
+/// A mover that copies by the CPU but drops some transfers. `drops` gets the number of a transfer, counted
+/// from 0, and returns true to drop it.
 struct Drops {
     copier: CpuMover,
     submitted: u64,

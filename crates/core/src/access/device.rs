@@ -1,11 +1,11 @@
-//! Short copies to and from device memory, by aligned accesses of at most 8 bytes. On x86-64, whole 64-byte
-//! lines are stored non-temporally. [`copy_coherent`] is for memory that accepts any access.
+//! Short copies to and from device memory. The copies use aligned accesses of at most 8 bytes. On x86-64,
+//! whole 64-byte lines are stored non-temporally. [`copy_coherent`] is for memory that accepts any access.
 
 /// Copies `length` bytes to memory that accepts accesses of any width. A copy of 1, 2, 4 or 8 bytes is a
-/// single store. If its destination is aligned, no reader sees a mix of old and new bytes.
+/// single store. If the destination is aligned, no reader of a single store sees a mix of old and new bytes.
 ///
 /// # Safety
-/// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.
+/// `source` must be readable and `destination` writable for `length` bytes. They must not overlap.
 #[inline(always)]
 pub unsafe fn copy_coherent(destination: *mut u8, source: *const u8, length: usize) {
     // SAFETY: the caller promises `length` bytes. Each arm accesses that many and requires no alignment.
@@ -20,8 +20,8 @@ pub unsafe fn copy_coherent(destination: *mut u8, source: *const u8, length: usi
     }
 }
 
-/// Returns the width of the next access at `address`: the largest of 1, 2, 4 and 8 bytes to which `address`
-/// is aligned and that does not exceed `left` bytes.
+/// Returns the width in bytes of the next access at `address`. It is the largest of 1, 2, 4 and 8 with two
+/// properties: `address` is aligned to it, and it does not exceed `left`.
 #[inline(always)]
 fn width(address: usize, left: usize) -> usize {
     let aligned = 1usize << (address.trailing_zeros().min(3));
@@ -61,7 +61,7 @@ pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usiz
     }
 }
 
-/// Stores one 64-byte line by non-temporal stores, which fill one write-combining buffer.
+/// Stores one 64-byte line with non-temporal stores. Together they fill one write-combining buffer.
 ///
 /// # Safety
 /// `to` is aligned to 64 and writable for 64 bytes, `from` readable for 64.

@@ -1,7 +1,7 @@
-//! Loads and stores by which the CPU accesses device memory, in chosen instructions and widths.
+//! The CPU's loads and stores of device memory, in chosen instructions and widths.
 //!
-//! A BAR accepts only the accesses that its device expects, but a `memcpy` may use another width or access a
-//! byte twice. So each access here is one instruction, naturally aligned at the device's side.
+//! A BAR accepts only the accesses that its device expects. A `memcpy` may use another width or access a byte
+//! twice. So each access here is one instruction with a naturally aligned address in the device's memory.
 //!
 //! * [`Access`] copies long spans in one chosen width;
 //! * [`store_device`] and [`load_device`] copy short spans by aligned accesses;
@@ -34,7 +34,7 @@ pub fn store_fence() {
 /// The width and kind of the loads and stores of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// 4-byte CPU registers. Nearly all registers of devices accept accesses of this width.
+    /// Accesses by 4-byte CPU registers. Nearly all device registers accept this width.
     Bytes4,
     /// 8-byte registers.
     Bytes8,
@@ -46,7 +46,7 @@ pub enum Access {
     Bytes64,
     /// Streaming loads into the widest available registers, and non-temporal stores, which bypass the cache.
     NonTemporal,
-    /// `movdir64b`: 64 bytes that the device receives as one write.
+    /// Stores by `movdir64b`. The device receives the 64 bytes as one write.
     Direct64,
 }
 
@@ -62,7 +62,7 @@ impl Access {
         Access::Direct64,
     ];
 
-    /// Returns the number of bytes that one access moves on this CPU.
+    /// Returns the number of bytes that one access of this kind moves on this CPU.
     pub fn width(self) -> usize {
         match self {
             Access::Bytes4 => 4,
@@ -124,16 +124,16 @@ impl Access {
         Err(Error::device_environment(format!("'{self}'"), why))
     }
 
-    /// Returns true if stores of this access may be delayed or reordered until [`store_fence`].
+    /// Returns true if the CPU may delay or reorder stores of this kind until [`store_fence`].
     pub fn is_weakly_ordered(self) -> bool {
         matches!(self, Access::NonTemporal | Access::Direct64)
     }
 
-    /// Copies `count` times [`Access::width`] bytes in ascending order, each piece by one load and one store.
+    /// Copies `count` pieces of [`Access::width`] bytes in ascending order, each by one load and one store.
     ///
     /// # Safety
-    /// The access is available. Both spans are valid for `count` accesses and do not overlap. For `Direct64`,
-    /// the destination is a multiple of 64. For `NonTemporal`, both addresses are multiples of its width.
+    /// The access is available. Both spans are valid for `count` pieces and do not overlap. For `Direct64`,
+    /// `destination` is a multiple of 64. For `NonTemporal`, both addresses are multiples of the width.
     pub unsafe fn copy(self, destination: *mut u8, source: *const u8, count: usize) {
         // SAFETY: the caller promises what each called function requires.
         unsafe {
@@ -161,8 +161,8 @@ impl Access {
     }
 
     /// Copies `length` bytes: the middle by this access, and both ends by narrow accesses. The middle begins
-    /// where the address `aligned_by` is a multiple of this access's width. Pass `source` or `destination`,
-    /// whichever is on the device's side.
+    /// at the first address from `aligned_by` on that is a multiple of this access's width. Pass `source` or
+    /// `destination` as `aligned_by`, whichever is on the device's side.
     ///
     /// `NonTemporal` uses ordinary accesses unless source and destination are equally aligned. `Direct64`
     /// always aligns to the destination.
@@ -174,8 +174,8 @@ impl Access {
         let mut access = self;
         let width = access.width();
         let both_aligned = (destination as usize ^ source as usize).is_multiple_of(width);
-        // Use ordinary accesses of the same width unless source and destination are equally aligned, because
-        // streaming accesses fault on unaligned addresses.
+        // If source and destination are not equally aligned, use ordinary accesses of the same width.
+        // Streaming accesses fault on unaligned addresses.
         if access == Access::NonTemporal && !both_aligned {
             access = match width {
                 64 => Access::Bytes64,

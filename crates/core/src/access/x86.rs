@@ -1,5 +1,5 @@
-//! Copies in SSE, AVX and AVX-512 registers and by `movdir64b`, in assembly so that each access is one
-//! instruction.
+//! Copies memory in SSE, AVX and AVX-512 registers, and by `movdir64b`. Written in assembly because each
+//! access must be exactly one instruction.
 
 use std::arch::asm;
 
@@ -11,10 +11,11 @@ pub(super) fn has_movdir64b() -> bool {
 
 macro_rules! copy {
     ($name:ident, $feature:literal, $class:ident, $width:literal, $load:literal, $store:literal) => {
-        /// Copies `count` times the width of a register. Loads four registers, then stores the four.
+        /// Copies `count` times the width of a register. Each round does four loads, then four stores.
         ///
         /// # Safety
-        /// As for [`super::Access::copy`], and the CPU has the feature that the instructions need.
+        /// The conditions of [`super::Access::copy`] hold, and the CPU has the feature that the instructions
+        /// need.
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name(destination: *mut u8, source: *const u8, count: usize) {
             let (mut d, mut s) = (destination, source);

@@ -3,15 +3,15 @@
 use super::wait::Slept;
 use std::time::Duration;
 
-/// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes
-/// up.
+/// The expected duration of operations by size, and the lead. The lead is the time between a wait's wake-up
+/// and the expected end of the operation.
 ///
-/// A shorter duration replaces the expected one at once. A longer one, which was probably disturbed, raises
-/// it by an eighth of the difference.
+/// A shorter measured duration replaces the expected one at once. A longer one was probably disturbed, so it
+/// raises the expected one by an eighth of the difference.
 ///
-/// A late wake-up lengthens the lead by half. An early one shortens it by a 64th, or by a 16th above 200 us,
-/// where a late wake-up matters less. If the lead leaves no time for a sleep, waits only poll. Each such wait
-/// shortens the lead, but not below the usual overshoot of a sleep.
+/// A late wake-up lengthens the lead by half. An early wake-up shortens it by a 64th. Above 200 us it
+/// shortens the lead by a 16th, because a late wake-up matters less there. If the lead leaves no time for a
+/// sleep, waits only poll. Each such wait shortens the lead, but not below the usual overshoot of a sleep.
 #[derive(Clone, Debug)]
 pub struct ExpectedDurations {
     by_size: Vec<Entry>,
@@ -30,23 +30,23 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // Sleep only if the sleep saves more than entering and leaving the kernel costs, and if the thread
-        // would then poll at most twice as long as it sleeps.
+        // Sleep only under two conditions. The sleep must save more than entering and leaving the kernel
+        // costs. The thread must then poll at most twice as long as it sleeps.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }
 
 /// The number of size classes per power of two.
 const STEPS: usize = 4;
-/// The duration above which a late wake-up costs only a few percent of an operation.
+/// Above this duration, in nanoseconds, a late wake-up costs only a few percent of an operation.
 const LONG_NS: u64 = 200_000;
 /// The shortest sleep that saves more than entering and leaving the kernel costs.
 const SHORTEST_SLEEP_NS: u64 = 15_000;
-/// A wake-up before the operation's end shortens the lead (how long before the expected end a wait wakes up)
-/// by one part in this many.
+/// The lead is how long before an operation's expected end a wait wakes up. A wake-up before the operation's
+/// end shortens the lead by one part in this many.
 const SHORTEN: u64 = 64;
-/// Replaces [`SHORTEN`] for operations above 200 us: their lead shrinks by one part in 16. It shrinks faster
-/// because a late wake-up costs only a few percent of a long operation.
+/// Replaces [`SHORTEN`] for operations above 200 us. Their lead shrinks by one part in 16. This is faster
+/// than for others, because a late wake-up costs only a few percent of a long operation.
 const SHORTEN_LONG: u64 = 16;
 
 impl Default for ExpectedDurations {
@@ -80,8 +80,8 @@ impl ExpectedDurations {
         }
     }
 
-    /// Learns from the timed sleep of a wait for an operation of `bytes`. Lengthens the lead (how long before
-    /// the expected end a wait wakes up) if the thread woke late, and otherwise shortens it. Updates the
+    /// Records the timed sleep of a wait for an operation of `bytes` bytes. The lead is how long before the
+    /// expected end a wait wakes up. It grows if the thread woke late, and shrinks otherwise. Updates the
     /// average overshoot of sleeps.
     pub fn slept(&mut self, bytes: u64, slept: &Slept) {
         let overshoot = slept.overshoot.as_nanos().min(1_000_000) as u64;
@@ -99,8 +99,8 @@ impl ExpectedDurations {
         Duration::from_nanos(self.by_size[Self::class(bytes)].sleep_ns().unwrap_or(0))
     }
 
-    /// Returns the expected duration of an operation of `bytes`, or `None` if no operation of about this size
-    /// was timed.
+    /// Returns the expected duration of an operation of `bytes` bytes. Returns `None` if no operation of
+    /// about this size has been timed.
     pub fn expected(&self, bytes: u64) -> Option<Duration> {
         match self.by_size[Self::class(bytes)].expected_ns {
             0 => None,
@@ -161,8 +161,9 @@ mod tests {
         assert_eq!(expectation.expected(5 << 20), None, "sizes that differ by a quarter are separate");
     }
 
-    /// Simulates adaptive waits for operations of these durations, with sleeps that overshoot by 2 to 8 us.
-    /// Returns the bandwidth relative to that of polling, and the share of time spent polling.
+    /// Simulates adaptive waits for operations of these durations in nanoseconds. Each sleep overshoots by 2
+    /// to 8 us. Returns the bandwidth relative to the bandwidth of polling, and the share of time spent
+    /// polling.
     fn simulated(durations: impl Iterator<Item = u64>) -> (f64, f64) {
         const BYTES: u64 = 1 << 20;
         let mut expectation = ExpectedDurations::with_overshoot(Duration::from_micros(10));
@@ -187,7 +188,8 @@ mod tests {
     fn adaptive_waits_keep_the_bandwidth_of_polling() {
         let steady = simulated((0..2000).map(|n| 400_000 + n * 104_729 % 20_000));
         assert!(steady.0 > 0.97 && steady.1 < 0.33, "{steady:?}");
-        // 25 short operations alternate with 25 long ones, as for copies that sometimes fit the cache.
+        // Operations that take 56 us and 100 us alternate in groups of 25. Copies that sometimes fit the
+        // cache behave like this.
         let phases = simulated((0..2000).map(|n| if n / 25 % 2 == 0 { 56_000 } else { 100_000 }));
         assert!(phases.0 > 0.97, "{phases:?}");
         let mixed = simulated((0..2000).map(|n: u64| if n * 7_919 % 10 < 5 { 56_000 } else { 100_000 }));

@@ -1,20 +1,20 @@
-//! The loop that waits for an operation: poll, sleep for the expected time, poll, then block.
+//! The loop of a wait for an operation: poll, sleep for the expected time, poll again, then block.
 //!
 //! ```text
 //!  first polls | timed sleep (adaptive) | polls, with a check after each round | block between rounds
 //!              ^ start                                                         ^ start + poll_for
 //! ```
 //!
-//! The clock is read only after the first polls, because most waits are over by then.
+//! The loop reads the clock only after the first polls, because most waits have ended by then.
 
 use std::time::{Duration, Instant};
 
-/// What a wait does after its first polls: how long it sleeps, and how long it then polls before it blocks.
+/// The plan of a wait after its first polls: how long to sleep, and how long to poll before it blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// How long the wait sleeps and polls in total after its first polls. Then it blocks.
+    /// The total time for which the wait sleeps and polls after its first polls. Then it blocks.
     pub poll_for: Duration,
 }
 
@@ -43,9 +43,9 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns the time since the wait's first polls ended, so call this right after the wait. Returns `None`
-    /// if the operation's duration is unknown: the first polls found it completed, or the thread slept past
-    /// its end.
+    /// Returns the time since the first polls of the wait. Call it right after the wait. Returns `None` if
+    /// the operation's duration is unknown. This is so if the first polls found the operation completed, or
+    /// if the thread slept past its end.
     pub fn took(&self) -> Option<Duration> {
         self.start.map(|start| start.elapsed())
     }
@@ -60,16 +60,16 @@ pub trait Wait {
     /// The number of polls that [`Wait::run`] makes between two calls of [`Wait::check`].
     const POLLS: u32;
 
-    /// Polls once. Returns true if the operation has completed. `watched` is true if the wait also polled a
-    /// moment ago. An operation now found complete then completed between the two polls, so its duration is
-    /// known.
+    /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a
+    /// moment ago. If this poll then finds the operation complete, the operation ended between the two polls.
+    /// Its duration is then known.
     ///
     /// # Errors
     /// If the operation failed.
     fn poll(&mut self, watched: bool) -> Result<bool, Self::Error>;
 
-    /// Returns how long the wait sleeps, and how long it then polls before it blocks. Called once, if the
-    /// first polls found the operation incomplete.
+    /// Returns how long the wait sleeps, and how long it polls afterwards before it blocks. Called once, and
+    /// only if the first polls found the operation incomplete.
     fn plan(&mut self) -> WaitPlan;
 
     /// Records how the timed sleep ended. Called after the first poll that follows the sleep.
@@ -77,11 +77,11 @@ pub trait Wait {
         let _ = slept;
     }
 
-    /// Checks for reasons to give up, and does work that must continue during the wait. `waited` is the time
+    /// Checks for reasons to end the wait, and does work that must continue during it. `waited` is the time
     /// since the end of the first polls.
     ///
     /// # Errors
-    /// If the wait should end. The wait still succeeds if one more poll finds the operation completed.
+    /// If the wait should end. If one more poll finds the operation completed, the wait still succeeds.
     fn check(&mut self, waited: Duration) -> Result<(), Self::Error>;
 
     /// Sleeps until an event that may have ended the operation, or for a limited time.
@@ -145,7 +145,8 @@ fn run_after_first_polls<W: Wait + ?Sized>(wait: &mut W) -> Result<Waited, W::Er
     }
 }
 
-/// Sleeps for `time` with a timer slack of 1 ns instead of Linux's default of 50 us.
+/// Sleeps for `time`, more precisely than by default: the timer slack is 1 ns, whereas Linux's default is 50
+/// us.
 pub fn sleep_precisely(time: Duration) {
     #[cfg(target_os = "linux")]
     {

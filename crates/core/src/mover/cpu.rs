@@ -8,14 +8,15 @@ use crate::region::{Location, Region};
 
 /// A mover that copies with loads and stores of one [`Access`].
 ///
-/// It is synchronous: a copy is done when [`Mover::submit`] returns. Stores to a BAR or window have then left
-/// the processor, but are in the destination's memory only after [`CpuMover::flush`].
+/// It is synchronous: a copy is done when [`Mover::submit`] returns. If the destination is a BAR or a window,
+/// the stores have then left the processor. They are in the destination's memory only after
+/// [`CpuMover::flush`].
 #[derive(Debug)]
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// A part of the mover's name, which says how it accesses device memory: `loads`, `stores` or `loads and
-    /// stores`. [`CpuMover::named_after`] sets it.
+    /// A part of the mover's name. It says how the mover accesses device memory: `loads`, `stores` or `loads
+    /// and stores`. [`CpuMover::named_after`] sets it.
     work: &'static str,
     tickets: TicketCounter,
 }
@@ -43,8 +44,8 @@ impl CpuMover {
         self
     }
 
-    /// Sets how the mover's name calls its accesses: `loads` if the mover reads a BAR, `stores` if it writes
-    /// one, or both. Without a BAR, the name says `stores`.
+    /// Sets how the mover's name describes its accesses: `loads` if the mover reads a BAR, `stores` if it
+    /// writes a BAR, or both. Without a BAR, the name contains `stores`.
     #[must_use]
     pub fn named_after(mut self, loads: bool, stores: bool) -> Self {
         self.work = match (loads, stores) {
@@ -78,8 +79,8 @@ impl CpuMover {
         }
         let (start, end) = (region.address(), region.address() + region.len() as u64);
         let word = start.next_multiple_of(4);
-        // SAFETY: the load reads an aligned word or the first byte, inside `region`, which keeps its memory
-        // mapped.
+        // SAFETY: the load reads an aligned word or the first byte. Both are inside `region`, which keeps its
+        // memory mapped.
         unsafe {
             if word + 4 <= end {
                 std::hint::black_box((word as *const u32).read_volatile());
@@ -170,7 +171,7 @@ mod tests {
 
     #[allow(clippy::mut_from_ref, reason = "each test owns its regions")]
     fn bytes(region: &Region) -> &mut [u8] {
-        // SAFETY: the region is host memory of this length, and one thread uses it.
+        // SAFETY: the region is host memory of this length, and only one thread uses it.
         unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
     }
 
@@ -219,8 +220,8 @@ mod tests {
         assert!(odd.unwrap_err().to_string().contains("multiples of 4"));
     }
 
-    /// Returns one new page of memory as a BAR. It becomes resident at its first access, which a test can
-    /// detect.
+    /// Returns one new page of memory as a BAR. The page becomes resident at the first access, so a test can
+    /// detect whether it was accessed.
     #[cfg(not(miri))]
     fn untouched_bar() -> Region {
         struct Page(usize);
@@ -236,7 +237,7 @@ mod tests {
         let address = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: false };
-        // SAFETY: the region keeps `Page`, which unmaps the page only when it is dropped.
+        // SAFETY: the region owns the `Page`, which unmaps the page only when it is dropped.
         unsafe { Region::from_raw(address as u64, 4096, location, Arc::new(Page(address as usize))) }
     }
 

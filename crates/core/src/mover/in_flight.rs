@@ -1,5 +1,6 @@
-//! The copies of a mover that are in flight: their tickets, and when each is expected to complete. A copy is
-//! assumed to begin when it is submitted or when the previous copy completes, whichever is later.
+//! The copies of a mover that are in flight: their tickets, and when each copy is expected to complete. A
+//! copy is assumed to begin at its submission. If the previous copy completes later than that, the copy
+//! begins then.
 
 use super::{Ticket, TicketCounter};
 use crate::completion::{ExpectedDurations, Slept, Wait, WaitPlan};
@@ -19,11 +20,11 @@ pub struct InFlight {
     tickets: TicketCounter,
     done: Ticket,
     entries: VecDeque<Entry>,
-    /// When the last completion was seen. The oldest copy in flight began then, or at its own submission if
-    /// that was later.
+    /// The time at which the last completion was seen. The oldest copy in flight is assumed to have begun
+    /// then. If that copy was submitted later, it began at its submission.
     ended: Instant,
     expectation: ExpectedDurations,
-    /// How long a wait lasts without a completion before it reports the device as lost.
+    /// If a wait lasts this long without any completion, it reports the device as lost.
     pub timeout: Duration,
 }
 
@@ -68,8 +69,8 @@ impl InFlight {
         self.entries.len()
     }
 
-    /// Records that all copies up to `ticket` are done. Set `watched` if another poll a moment ago found that
-    /// `ticket` was not done. The copy then ended between the two polls, so its duration is recorded.
+    /// Records that all copies up to `ticket` are done. Set `watched` if the previous poll, a moment ago,
+    /// found `ticket` not done. The copy then ended between the two polls, so this records its duration.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;
@@ -81,8 +82,8 @@ impl InFlight {
             self.done.0 += 1;
             finished += 1;
             let began = entry.submitted.max(self.ended);
-            // If several copies completed between two polls, the duration of each is unknown. So a duration
-            // is recorded only if exactly one copy completed.
+            // If several copies completed between two polls, the duration of each is unknown. Record a
+            // duration only if exactly one copy completed.
             if watched && finished == 1 && self.done == ticket {
                 self.expectation.learn(entry.bytes, now.duration_since(began).as_nanos() as u64);
             }
@@ -114,7 +115,7 @@ impl InFlight {
         self.wait(device, ticket, poll, false)
     }
 
-    /// Sleeps for most of the time that `ticket` is expected to take, then polls.
+    /// Waits until `ticket` has completed. Sleeps for most of its expected duration, then polls.
     ///
     /// # Errors
     /// As for [`InFlight::wait_polling`].
@@ -149,8 +150,8 @@ impl InFlight {
         for entry in self.entries.iter().take(ahead - 1) {
             match self.expectation.expected(entry.bytes) {
                 Some(expected) => free = free.max(entry.submitted) + expected,
-                // The end of an earlier copy cannot be predicted, because no copy of its size was timed yet.
-                // So the wait only polls, which also times that copy.
+                // No copy of this earlier copy's size was timed yet, so its end cannot be predicted. Only
+                // poll in this wait. Polling also times the earlier copy.
                 None => return (Duration::ZERO, last.bytes),
             }
         }
@@ -176,7 +177,7 @@ impl InFlight {
     }
 }
 
-/// A wait until the copy of `ticket` is done. If `adaptive` is set, the wait may sleep after its first poll.
+/// A wait for the end of the copy `ticket`. If `adaptive` is set, the wait may sleep after its first poll.
 /// Otherwise it only polls.
 struct CopyWait<'a, P> {
     copies: &'a mut InFlight,
@@ -246,11 +247,11 @@ mod tests {
         assert!(!round(&mut copies), "the second copy has an expected time");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // The second copy begins when the first completes, so its sleep is longer by at least the time of one
-        // copy.
+        // The second copy begins when the first completes. So the wait for it sleeps longer, by at least the
+        // time of one copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // If other jobs delay this thread past the expected end of both copies, the sleep is zero.
+        // The sleep is zero if other jobs delay this thread until both copies should already have ended.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

@@ -1,5 +1,5 @@
-//! Movers, which copy bytes between two regions. One thread drives a mover. Copies complete in the order of
-//! submission. [`CpuMover`] copies with the CPU; DMA engines and GPUs are in crates of their own.
+//! Movers, which copy bytes between two regions. Only one thread uses a mover. Copies complete in the order
+//! of submission. [`CpuMover`] copies with the CPU. The movers for DMA engines and GPUs are in other crates.
 
 mod cpu;
 mod in_flight;
@@ -62,8 +62,8 @@ pub trait Mover: Send {
     /// Returns true if the mover can copy from `source` to `destination`.
     fn reaches(&self, source: &Region, destination: &Region) -> bool;
 
-    /// Starts copying `source` to `destination`, of the same length. The mover keeps both alive until the
-    /// ticket is done. Until then, do not write the source or access the destination.
+    /// Starts copying `source` to `destination`, which has the same length. The mover keeps both alive until
+    /// the ticket is done. Until then, do not write to the source and do not access the destination.
     ///
     /// # Errors
     /// - The mover does not reach a region, or the device refuses.
@@ -87,14 +87,16 @@ pub trait Mover: Send {
         false
     }
 
-    /// Sets the completion mode, also for waits within [`Mover::submit`]. Returns the mode in effect, which
-    /// differs if the mover does not support the requested one. It is `Poll` if the CPU itself copies.
+    /// Sets the completion mode. It also applies to waits within [`Mover::submit`]. Returns the mode in
+    /// effect, which differs from `completion` if the mover does not support `completion`. The mode is `Poll`
+    /// if the CPU itself copies.
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         completion
     }
 
     /// Waits for all copies, then releases what the mover keeps between copies, such as resident kernels.
-    /// Call it before a pause, and before other work on the device, which may wait for resident kernels.
+    /// Call it before a pause. Also call it before other work on the device, because that work may wait until
+    /// resident kernels end.
     ///
     /// # Errors
     /// As for [`Mover::wait`].
@@ -103,7 +105,7 @@ pub trait Mover: Send {
     }
 }
 
-/// Checks that two regions have the same length, which is not 0, and do not overlap.
+/// Checks that two regions can be copied: their lengths are equal and not 0, and they do not overlap.
 ///
 /// # Errors
 /// [`Error::Invalid`] that names both regions.

@@ -1,5 +1,5 @@
-//! A pool of packet buffers in any region, without DPDK. Free buffers are in three lists: one that threads
-//! allocate from, one that threads free to, and the owner's.
+//! A pool of packet buffers in any memory region, without DPDK. It has three lists of free buffers: one to
+//! allocate from, one that receives freed buffers, and one for the owner.
 
 use super::{Packet, PacketMeta, Pool};
 use crate::cache::CacheAligned;
@@ -20,11 +20,11 @@ pub struct HeapPool {
     stride: usize,
     headroom: usize,
     count: usize,
-    /// Free buffers. Threads other than the owner allocate from this list, and the owner refills its own list
+    /// Free buffers. Threads that do not own the pool allocate from this list. The owner refills its own list
     /// from it.
     free: CacheAligned<Mutex<Vec<u32>>>,
-    /// The buffers that threads freed. They move to `free` when it runs short. So freeing threads rarely
-    /// contend with allocating ones.
+    /// Buffers that threads have freed. They move to `free` when `free` runs short. Threads that free
+    /// therefore rarely contend with threads that allocate.
     returned: CacheAligned<Mutex<Vec<u32>>>,
     /// The number of the thread that owns the pool, or 0.
     owner: AtomicU64,
@@ -35,12 +35,12 @@ pub struct HeapPool {
 /// The owner's free buffers.
 struct OwnedList {
     list: UnsafeCell<Vec<u32>>,
-    /// The length of `list`, stored here because other threads read it to count the allocated buffers.
+    /// A copy of the length of `list`. Other threads read it to count the allocated buffers.
     count: AtomicUsize,
 }
 
-// SAFETY: only the holder of a packet accesses its metadata (`Pool`'s contract). Locks protect two of the
-// free lists, and only the owner accesses the third.
+// SAFETY: only the holder of a packet accesses the packet's metadata (`Pool`'s contract). Of the three free
+// lists, locks protect two, and only the owner accesses the third.
 unsafe impl Sync for HeapPool {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for HeapPool {}
@@ -50,15 +50,15 @@ const UNPOISONED: &str = "nothing panics while it holds a free list";
 /// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
 pub const HEADROOM: usize = 128;
 
-/// The largest data room in bytes. It is the least power of two that holds a 64 KiB datagram with its
-/// Ethernet header and tags, which Linux may send before segmentation.
+/// The largest data room in bytes. Linux may send a datagram of 64 KiB with its Ethernet header and tags
+/// before segmentation. This is the least power of two that holds such a frame.
 const MAX_ROOM: usize = 128 << 10;
 
 impl HeapPool {
     /// Creates a pool of `count` buffers in host memory, each with a data room of `room` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 128 KiB, [`Error::Memory`] if the
+    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 128 KiB. [`Error::Memory`] if the
     /// system has too little memory.
     pub fn new(count: usize, room: usize) -> Result<Self> {
         let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
@@ -76,7 +76,7 @@ impl HeapPool {
     }
 
     fn stride(room: usize) -> usize {
-        // Round up to whole pairs of cache lines, so that the adjacent-line prefetcher fetches no line of
+        // Round up to whole pairs of cache lines. The adjacent-line prefetcher then fetches no line of
         // another buffer.
         (HEADROOM + room).next_multiple_of(128)
     }
@@ -119,16 +119,16 @@ impl HeapPool {
         if self.owner.load(Ordering::Relaxed) != thread_number() {
             return None;
         }
-        // SAFETY: only the owner thread gets here, and no `f` in this module calls `with_owned`. So this is
-        // the only reference to the list.
+        // SAFETY: only the owner thread gets here, and no `f` in this module calls `with_owned` again. So
+        // this is the only reference to the list.
         let list = unsafe { &mut *self.owned.0.list.get() };
         let result = f(list);
         self.owned.0.count.store(list.len(), Ordering::Relaxed);
         Some(result)
     }
 
-    /// Moves buffers from the shared lists to the owner's list, until it has `wanted` buffers, or a quarter
-    /// of the pool if that is more.
+    /// Moves buffers from the shared lists to `owned`, the owner's list. Stops when `owned` has `wanted`
+    /// buffers or a quarter of the pool's buffers, whichever is more.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);
@@ -139,13 +139,14 @@ impl HeapPool {
         }
     }
 
-    /// Allocates from the end of `free`: the buffer freed last, which is probably cached, comes first.
+    /// Allocates buffers from the end of `free`. The buffer that was freed last comes first, because it is
+    /// probably still cached.
     #[inline]
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // Load both values before the loop. Otherwise the compiler would load them again for each packet,
-        // because it cannot exclude that `packets` aliases the pool's fields.
+        // Load both values before the loop. The compiler cannot exclude that `packets` aliases the pool's
+        // fields, so it would otherwise load them again for each packet.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =
@@ -189,8 +190,8 @@ unsafe impl Pool for HeapPool {
         let owned = self.with_owned(|owned| {
             add(owned);
             if owned.len() > self.count / 2 {
-                // Return a quarter of the pool to the shared list, because the owner holds more than half of
-                // the buffers and other threads may need some.
+                // The owner holds more than half of the pool's buffers, and other threads may need some. So
+                // return a quarter of the pool to the shared list.
                 self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
             }
         });
@@ -231,8 +232,8 @@ unsafe impl Pool for HeapPool {
     }
 }
 
-/// A guard that makes the calling thread a pool's owner until it is dropped; see [`Pool::own`]. Dropping it
-/// returns the owner's free buffers to all threads.
+/// A guard. The calling thread is the pool's owner until the guard is dropped; see [`Pool::own`]. Dropping
+/// the guard makes the owner's free buffers available to all threads.
 pub struct PoolOwner<'a> {
     pool: &'a HeapPool,
     /// Prevents the guard from being sent to another thread.
@@ -243,7 +244,7 @@ impl Drop for PoolOwner<'_> {
     fn drop(&mut self) {
         let pool = self.pool;
         pool.with_owned(|owned| pool.returned.0.lock().expect(UNPOISONED).append(owned));
-        // Release ordering, so that the next owner sees the list as this owner left it.
+        // Release ordering: it makes this owner's changes to the list visible to the next owner.
         pool.owner.store(0, Ordering::Release);
     }
 }

@@ -1,6 +1,5 @@
 //! The syntax of port specifications: `KIND[:ARGUMENT][,KEY=VALUE|,FLAG]...`. [`PortSpec`] splits the text.
-//! Each kind of port reads its options, and calls [`PortSpec::finish`], which refuses options that were not
-//! read.
+//! Each kind of port reads its options and then calls [`PortSpec::finish`], which refuses unread options.
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -26,11 +25,11 @@ pub struct PortSpec<'a> {
     text: &'a str,
     kind: &'a str,
     argument: &'a str,
-    /// The options of the specification that the port's kind has not read yet. Each has a key, and a value
-    /// unless it is a flag.
+    /// The options of the specification that the port's kind has not read yet. Each has a key. It also has a
+    /// value, unless it is a flag.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// The names of the options that the port's kind has read so far, for error messages. When
-    /// [`PortSpec::finish`] is called, these are all options of the kind.
+    /// The names of the options that the port's kind has read so far. When [`PortSpec::finish`] is called,
+    /// these are all options of the kind. Error messages list them.
     known: Vec<&'static str>,
 }
 
@@ -62,7 +61,7 @@ impl<'a> PortSpec<'a> {
         Ok(spec)
     }
 
-    /// Returns the kind of port that `text` names, without checking the rest.
+    /// Returns the kind of the port that `text` describes. Does not check the rest of `text`.
     pub fn kind_of(text: &str) -> &str {
         text.split([':', ',']).next().unwrap_or_default()
     }
@@ -163,11 +162,11 @@ impl<'a> PortSpec<'a> {
             .ok_or_else(|| format!("give a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// Checks that every option of the specification was read. Call it last, because an option that was not
-    /// read is one that this kind of port does not have.
+    /// Checks that every option of the specification was read. Call this last. An option that was not read
+    /// does not exist for this kind of port.
     ///
     /// # Errors
-    /// Names the first such option, and the options that this kind of port has.
+    /// Names the first unread option, and the options of this kind of port.
     pub fn finish(self) -> Result<()> {
         let Some((key, _)) = self.options.first() else { return Ok(()) };
         let known = match self.known.as_slice() {

@@ -1,4 +1,4 @@
-//! Linux capabilities: reads which of them this process holds.
+//! Linux capabilities: reads which capabilities this process holds.
 
 /// A capability, by its bit in the kernel's sets (`linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,8 @@ impl Capability {
     }
 }
 
-/// Returns the capability set `name`, such as `CapEff`, from the text of a `status` file of `/proc`.
+/// Returns the capability set `name`, such as `CapEff`. `status` is the text of a process's `status` file in
+/// `/proc`.
 pub(super) fn set(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     u64::from_str_radix(line.trim(), 16).ok()

@@ -29,7 +29,7 @@ impl PathExplanation {
         self.hops.iter().map(|hops| hops.join(" -> ")).collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the path as cells, each of which is shown as a line of text.
+    /// Returns the path as cells. Each cell is shown as one line of text.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         if !self.hops.is_empty() {
@@ -54,7 +54,7 @@ pub struct NotTaken {
     pub why: String,
 }
 
-/// The highest rate that the resources of a path allow, measured or computed on this machine.
+/// The highest rate that the resources of a path can reach. It is measured or computed on this machine.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Ceiling {
     /// The resource that limits the rate, and how its capacity was measured or computed.
@@ -71,7 +71,7 @@ impl Ceiling {
         Self { what, bytes_per_second: Some(bytes_per_second), packets_per_second: None }
     }
 
-    /// Returns the ceiling as a cell: its rates and the resource that sets them.
+    /// Returns the ceiling as a cell: its rates, and the resource that limits the rates.
     pub fn cell(&self) -> Cell {
         Cell::new("ceiling", rates(self.packets_per_second, self.bytes_per_second, &self.what))
     }
@@ -96,8 +96,8 @@ impl Baseline {
     }
 }
 
-/// Formats rates. If there is a packet rate, the byte rate is shown in bits per second, as is usual for
-/// networks. Otherwise it is shown in bytes per second.
+/// Formats rates. If there is a packet rate, shows the byte rate in bits per second, as is usual for
+/// networks. Otherwise shows it in bytes per second.
 fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
     let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
     parts.extend(bytes.map(|bytes| match packets {

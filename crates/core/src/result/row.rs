@@ -1,4 +1,4 @@
-//! The trait of a row of results ([`Row`]), which returns names and texts. The report crate arranges them in
+//! The trait [`Row`] of a row of results. It returns names and texts, and the report crate arranges them in
 //! tables and lines.
 
 use serde::Serialize;
@@ -6,8 +6,8 @@ use serde::Serialize;
 /// A named value, ready to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// The heading of the column, or the label of the line, in which the value is shown. Contains the unit,
-    /// unless `text` does.
+    /// The heading of the value's column, or the label of its line. Contains the unit, unless `text` contains
+    /// it.
     pub name: String,
     /// The value. Empty if the row has none.
     pub text: String,
@@ -27,16 +27,16 @@ impl Cell {
 
 /// A row of a result document. Each kind of document has its own type of row.
 pub trait Row: Serialize {
-    /// Returns what distinguishes this row, such as burst and method. These are a table's first columns. A
-    /// parameter on which all rows agree is shown once, below the table.
+    /// Returns the parameters that distinguish this row from others, such as burst and method. They are the
+    /// first columns of a table. If all rows agree on a parameter, it is shown once, below the table.
     fn parameters(&self) -> Vec<Cell>;
 
-    /// Returns the measured values for a table. All rows of a type must return the same names in the same
-    /// order. A column is left out if its text is empty in every row.
+    /// Returns the measured values, which become columns of a table. All rows of a type must return the same
+    /// names in the same order. The table omits a column if its text is empty in every row.
     fn figures(&self) -> Vec<Cell>;
 
-    /// Returns the measured values as lines of text, which replace the table of a document with only this
-    /// row. If the list is empty, a table is shown.
+    /// Returns the measured values as lines of text. If a document has only this row, the lines replace its
+    /// table. If the list is empty, the table is shown.
     fn lines(&self) -> Vec<Cell> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! The outcome of checking the data that a run moved: counts of lost, duplicated, reordered and altered
-//! packets, or of altered bytes.
+//! The outcome of checking the data that a run moved. It counts lost, duplicated, reordered and altered
+//! packets, or altered bytes.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -21,7 +21,7 @@ pub struct Verification {
     /// Packets that were received more than once.
     #[serde(rename = "duplicated_packets")]
     pub duplicated: u64,
-    /// Packets that arrived behind a later packet of their flow.
+    /// Packets that arrived after a later packet of the same flow.
     #[serde(rename = "reordered_packets")]
     pub reordered: u64,
     /// Packets whose bytes differ from what was expected.

@@ -1,4 +1,4 @@
-//! The end of the ring at which a worker takes items and completes them.
+//! A worker's end of the burst ring. The worker takes items there and completes them.
 
 use super::layout::{Descriptor, PacketVerdict};
 use super::protocol::{self, Polled};
@@ -15,7 +15,7 @@ pub enum NextItem<T> {
     Closed,
 }
 
-/// One worker's end of the burst ring. The worker polls it for items, and completes them.
+/// One worker's end of the burst ring. The worker polls this end for items, and completes the items.
 pub struct Consumer {
     ring: Arc<Ring>,
     cursor: protocol::ConsumerCursor,
@@ -40,8 +40,8 @@ impl Consumer {
     }
 }
 
-/// An item for a worker to process. If it is dropped without [`SubmittedItem::complete`], the next poll
-/// returns it again.
+/// An item for a worker to process. If the worker drops it without [`SubmittedItem::complete`], the next poll
+/// returns the same item again.
 pub struct SubmittedItem<'a> {
     consumer: &'a mut Consumer,
     slot: u32,

@@ -1,14 +1,14 @@
-//! The end of the ring that submits items and takes them back when they are completed.
+//! The dispatching thread's end of the burst ring. It submits items, and takes completed items back.
 //!
-//! The dispatching thread keeps each item's packets until the item is completed. It needs their cookies and
-//! metadata, which do not cross the ring.
+//! The dispatching thread keeps the packets of an item until the item is completed. It needs their cookies
+//! and metadata, because these are not passed through the ring.
 
 use super::layout::{self, Descriptor, PacketVerdict};
 use super::{Ring, RingWords, protocol};
 use crate::packet::Packet;
 use std::sync::Arc;
 
-/// The dispatching thread's end of the ring. Dropping it closes the ring.
+/// The dispatching thread's end of the burst ring. Dropping it closes the ring.
 pub struct Dispatcher {
     pub(super) ring: Arc<Ring>,
     pub(super) cursor: protocol::DispatcherCursor,
@@ -20,7 +20,7 @@ impl Dispatcher {
         Self { ring, cursor }
     }
 
-    /// Returns the ring, through which other threads, such as a watchdog, can read its progress.
+    /// Returns the ring. Other threads, such as a watchdog, can read its progress from it.
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
@@ -31,8 +31,8 @@ impl Dispatcher {
         self.cursor.claim(&RingWords(&self.ring)).is_some()
     }
 
-    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is
-    /// closed. If it returns true, the packets' bytes belong to the consumer until the item is completed.
+    /// Submits `packets` as one item and returns true. The packets' bytes then belong to the consumer until
+    /// the item is completed. If all slots are in use or the ring is closed, does nothing and returns false.
     ///
     /// # Panics
     /// If there are more packets than [`Ring::burst`].
@@ -42,14 +42,15 @@ impl Dispatcher {
         let words = RingWords(&self.ring);
         let Some(slot) = self.cursor.claim(&words) else { return false };
         let lap = self.cursor.word(&words, 0) as u32;
-        // SAFETY: the claimed slot is the dispatcher's until it is published, and the count was checked.
+        // SAFETY: the dispatcher owns the claimed slot until the slot is published. The number of packets was
+        // checked.
         unsafe { self.ring.describe(slot, lap, packets) };
         self.cursor.publish(&words, packets.len() as u32);
         true
     }
 
-    /// Prefetches half of the cache lines of the next item, which are still in a consumer's cache. Call it
-    /// once for each half, with other work in between: a whole item would exceed the core's line-fill
+    /// Prefetches half of the next item's cache lines, which are still in a consumer's cache. Call it once
+    /// for each half, with other work in between. A whole item at once would exceed the core's line-fill
     /// buffers.
     #[inline]
     pub fn prefetch_next(&self, half: Half) {
@@ -78,16 +79,15 @@ impl Dispatcher {
         self.cursor.in_flight()
     }
 
-    /// Returns the oldest item in flight if it is completed. If the returned item is dropped without
-    /// [`CompletedItem::free`], the next poll returns it again.
+    /// Returns the oldest item in flight if it is completed. If the caller drops the returned item without
+    /// [`CompletedItem::free`], the next poll returns the same item again.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletedItem<'_>> {
         let (slot, info) = self.cursor.poll(&RingWords(&self.ring))?;
         Some(CompletedItem { dispatcher: self, slot, info })
     }
 
-    /// Closes the ring: nothing more can be submitted, and each consumer ends once it has completed its
-    /// items.
+    /// Closes the ring. No more items can be submitted. Each consumer ends after it has completed its items.
     pub fn close(&mut self) {
         self.cursor.close(&RingWords(&self.ring));
     }
@@ -95,7 +95,7 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        // Also closes the ring during a panic, so that the consumers end.
+        // Close the ring in a panic, too. The consumers then end.
         self.close();
     }
 }
@@ -104,7 +104,7 @@ impl Drop for Dispatcher {
 /// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// The cache lines that hold the item's word and the descriptors of its first packets.
+    /// The cache lines with the item's word and the descriptors of its first packets.
     First,
     /// The cache lines that hold the descriptors of the item's last packets.
     Second,
@@ -162,12 +162,12 @@ impl CompletedItem<'_> {
     #[inline]
     pub fn verdict(&self, i: usize) -> PacketVerdict {
         assert!(i < self.dispatcher.ring.burst, "the burst has no such packet");
-        // SAFETY: the slot has room for `burst` verdicts. Faulty device code may still write a completed
-        // item, so a volatile read keeps the compiler from reading twice.
+        // SAFETY: the slot has room for `burst` verdicts. Faulty device code may still write to a completed
+        // item, so use a volatile read. It keeps the compiler from reading twice.
         unsafe { self.dispatcher.ring.verdicts(self.slot).add(i).read_volatile() }
     }
 
-    /// Gives the item's slot back to the ring, which can then hold another item.
+    /// Returns the item's slot to the ring. The ring can then put another item into the slot.
     #[inline]
     pub fn free(self) {
         self.dispatcher.cursor.free(&RingWords(&self.dispatcher.ring));

@@ -11,16 +11,16 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
-//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's line. If a burst has at most that many
-//! packets, device code reads the descriptors together with the word, in one round trip over PCIe (see
-//! `protocol.rs`).
+//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's cache line. If a burst has at most that
+//! many packets, device code reads the descriptors together with the word. This takes one round trip over
+//! PCIe (see `protocol.rs`).
 //!
 //! Rings between threads keep their slots in another order, which `Ring::between_threads` explains.
 //!
-//! A slot has a word in each half of the ring. The low 32 bits of both words are the lap. The dispatcher's
-//! word announces an item, and its high 32 bits are the number of packets. The consumer's word completes the
-//! item. Its high 32 bits are [`UNCHANGED`] if all packets are forwarded at their old length, without
-//! verdicts, or else [`VERDICTS`].
+//! A slot has one word in each half of the ring. The low 32 bits of both words are the lap. The dispatcher's
+//! word announces an item; its high 32 bits are the number of packets. The consumer's word completes the
+//! item; its high 32 bits are [`UNCHANGED`] or [`VERDICTS`]. `UNCHANGED` means that all packets are forwarded
+//! at their old length. The consumer then writes no verdicts.
 
 use std::mem::{offset_of, size_of};
 
@@ -28,12 +28,12 @@ use std::mem::{offset_of, size_of};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// The address of the packet's first byte, as the consumer addresses it.
+    /// The address of the packet's first byte in the consumer's address space.
     pub address: u64,
     /// The number of bytes.
     pub length: u32,
-    /// The lap of the item, by which device code checks a descriptor that it read together with the word. Not
-    /// read if the ring's burst exceeds [`DESCRIPTORS_WITH_WORD`].
+    /// The lap of the item. If device code reads a descriptor together with the slot's word, it checks the
+    /// descriptor by this lap. Not read if the ring's burst exceeds [`DESCRIPTORS_WITH_WORD`].
     pub lap: u32,
 }
 
@@ -54,8 +54,8 @@ pub const DROP: u32 = 1;
 /// Verdict: forward the packet to port n, as `PORT_BASE + n`.
 pub const PORT_BASE: u32 = 2;
 
-/// The high half of the word that completes an item: all packets are forwarded at their old length, without
-/// verdicts.
+/// The high half of a completion word if all packets are forwarded at their old length. The slot then holds
+/// no verdicts.
 pub const UNCHANGED: u32 = 0;
 /// The high half of the word that completes an item: the slot holds a verdict for each packet.
 pub const VERDICTS: u32 = 1;
@@ -95,8 +95,8 @@ const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
     assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
     assert!(size_of::<PacketVerdict>() == 8 && offset_of!(PacketVerdict, verdict) == 4);
-    // Check that the lap follows the length and that the host is little-endian, because both fields are
-    // written as one little-endian word, as GPUs read them.
+    // Check that the lap follows the length and that the host is little-endian. Both fields are written as
+    // one word, and GPUs read it as little-endian.
     assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
     assert!(
         submit_stride(1) == 128 && submit_stride(DESCRIPTORS_WITH_WORD) == 128 && submit_stride(8) == 256

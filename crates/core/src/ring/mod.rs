@@ -1,4 +1,4 @@
-//! The burst ring: a list by which one thread hands bursts to worker threads or to a GPU, and takes them
+//! The burst ring: a list by which one thread passes bursts to worker threads or to a GPU, and takes them
 //! back.
 //!
 //! ```text
@@ -6,12 +6,12 @@
 //! Dispatcher --------------------> Consumer or GPU --------------------------> Dispatcher
 //! ```
 //!
-//! * `protocol.rs` defines how items are handed over, and why no word is mistaken for one of another lap;
-//! * [`layout`] defines their layout in memory.
+//! * `protocol.rs` defines how items are passed, and why no word is mistaken for a word of another lap;
+//! * [`layout`] defines the layout of items in memory.
 //!
-//! The two halves are separate regions: in host memory between threads, in pinned memory towards a GPU. Only
-//! descriptors cross. The packets' cookies stay with the dispatching thread, so a consumer cannot make the
-//! host free a packet that it did not submit.
+//! The two halves are separate regions. They lie in host memory if threads consume items, and in pinned
+//! memory if a GPU does. Only descriptors go through the ring. The packets' cookies stay with the dispatching
+//! thread, so a consumer cannot make the host free a packet that the host did not submit.
 
 mod consumer;
 mod dispatcher;
@@ -37,7 +37,7 @@ pub use dispatcher::{CompletedItem, Dispatcher, Half};
 pub use protocol::{Word, lap_of};
 pub use verdicts::{VerdictCounts, apply_verdicts};
 
-/// The memory of one burst ring, which the dispatcher and the consumers share. Other threads may observe it.
+/// The memory of one burst ring. The dispatcher and the consumers share it. Other threads may observe it.
 ///
 /// A ring has one dispatcher, which its constructor returns. Nothing creates a second one:
 ///
@@ -60,16 +60,17 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// The factor that keeps successive slots apart in memory, because a core that reads a slot also
-    /// prefetches the lines behind it. Slot n of the submission half is stored at index n times this factor,
-    /// modulo the number of slots. The factor is odd, so no two slots share an index.
+    /// The factor that keeps successive slots apart in memory. A core that reads a slot also prefetches the
+    /// cache lines behind it. Slot n of the submission half is stored at index n times this factor, modulo
+    /// the number of slots. The factor is odd, so no two slots share an index.
     submit_spread: u32,
     complete_stride: usize,
     freed: CacheAligned<AtomicU64>,
 }
 
-// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that the
-// protocol gave the slot to. The loom tests check that the hand-over orders those accesses.
+// SAFETY: the shared words are atomics. All other bytes of a slot are accessed only by the end that owns the
+// slot according to the protocol. The loom tests check that accesses before and after a change of the owner
+// are ordered.
 unsafe impl Sync for Ring {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for Ring {}
@@ -87,8 +88,8 @@ impl Words for RingWords<'_> {
 
     #[inline(always)]
     fn submitted(&self, slot: u32) -> &AtomicU64 {
-        // SAFETY: `submit_slot` returns an address in the region, a multiple of 128. All threads access it as
-        // an atomic.
+        // SAFETY: `submit_slot` returns an address inside the region that is a multiple of 128. All threads
+        // access the word there only as an atomic.
         unsafe { AtomicU64::from_ptr(self.0.submit_slot(slot).cast()) }
     }
 
@@ -105,15 +106,15 @@ impl Words for RingWords<'_> {
 
     #[inline(always)]
     fn end(&self) -> &AtomicU64 {
-        // SAFETY: the region begins with this word and is aligned to 128 bytes. All threads access it as an
-        // atomic.
+        // SAFETY: the region begins with this word and is aligned to 128 bytes. All threads access the word
+        // atomically.
         unsafe { AtomicU64::from_ptr(self.0.submit.as_ptr().cast()) }
     }
 }
 
 impl Ring {
-    /// Creates a ring in host memory, of `slots` items of up to `burst` packets. Returns its dispatcher and
-    /// one consumer for each worker.
+    /// Creates a ring in host memory. The ring has `slots` slots for items of up to `burst` packets. Returns
+    /// its dispatcher and one consumer for each worker.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024.
@@ -127,16 +128,16 @@ impl Ring {
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
         // Store submission slot n at index 5n modulo the number of slots. A core that reads an item also
-        // prefetches the lines behind it. If the next slot lay in these lines, they would move to the reader
-        // and back, because the dispatcher is about to write that slot.
+        // prefetches the cache lines behind it. Those lines must not hold the next slot. The dispatcher is
+        // about to write that slot, so its lines would move to the reader and back.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
         Ok((Dispatcher::new(ring), consumers))
     }
 
-    /// Creates a ring over two regions, for device code as the consumer, and returns the dispatcher. The
-    /// regions are zeroed memory that the CPU maps, of at least [`layout::submit_bytes`] and
-    /// [`layout::complete_bytes`], aligned to [`layout::LINE`].
+    /// Creates a ring over two regions and returns its dispatcher. The consumer is device code. The regions
+    /// are zeroed memory that the CPU maps. They have at least [`layout::submit_bytes`] and
+    /// [`layout::complete_bytes`] bytes, and are aligned to [`layout::LINE`].
     ///
     /// # Errors
     /// [`Error::Invalid`] in these cases:
@@ -218,8 +219,8 @@ impl Ring {
         &self.submit
     }
 
-    /// Returns the number of packets of the item at `position`, counted from 0. `None` if it is not submitted
-    /// or its slot was reused.
+    /// Returns the number of packets of the item at `position`, counted from 0. Returns `None` if the item is
+    /// not submitted, or if a later item uses its slot.
     #[inline]
     pub fn submitted(&self, position: u64) -> Option<u32> {
         self.info_of(RingWords(self).submitted(position as u32), position)
@@ -237,7 +238,8 @@ impl Ring {
         (word as u32 == lap_of(position, self.slots)).then_some((word >> 32) as u32)
     }
 
-    /// Returns how many items the dispatcher has freed, which is the position of the oldest item in flight.
+    /// Returns the number of items that the dispatcher has freed. This is also the position of the oldest
+    /// item in flight.
     #[inline]
     pub fn freed(&self) -> u64 {
         self.freed.0.load(Ordering::Acquire)
@@ -249,15 +251,15 @@ impl Ring {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Ends the waits of device code for items that were never submitted, by writing words of items without
-    /// packets. Does nothing before the ring is closed. `posted` is the number of items for which waits were
-    /// queued on the device.
+    /// Ends the waits of device code for items that were never submitted. For this, writes words of items
+    /// without packets. Does nothing before the ring is closed. `posted` is the number of items for which
+    /// waits were queued on the device.
     ///
-    /// A wait for a slot that still holds an earlier item does not end, so do not wait for the device code
-    /// that has such a wait.
+    /// If a slot still holds an earlier item, a wait for that slot does not end. So do not wait for the
+    /// device code that has such a wait.
     pub fn release_waits(&self, posted: u64) {
-        // Return unless the ring is closed, because only the dispatcher may write the words of the submission
-        // half while the ring is open.
+        // Return if the ring is still open. While it is open, only the dispatcher may write the words of the
+        // submission half.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);
@@ -265,7 +267,8 @@ impl Ring {
         }
     }
 
-    /// Returns the address of a slot in the submission half. A `slot` beyond the last one wraps around.
+    /// Returns the address of `slot` in the ring's submission half. A number beyond the last slot wraps
+    /// around.
     #[inline(always)]
     fn submit_slot(&self, slot: u32) -> *mut u8 {
         let index = slot.wrapping_mul(self.submit_spread) & (self.slots - 1);
@@ -283,19 +286,19 @@ impl Ring {
 
     #[inline(always)]
     fn descriptors(&self, slot: u32) -> *mut Descriptor {
-        // SAFETY: a slot has room for `burst` descriptors from there.
+        // SAFETY: from this address on, the slot has room for `burst` descriptors.
         unsafe { self.submit_slot(slot).add(layout::ENTRIES).cast() }
     }
 
     #[inline(always)]
     fn verdicts(&self, slot: u32) -> *mut PacketVerdict {
-        // SAFETY: a slot has room for `burst` verdicts from there.
+        // SAFETY: the slot has room for `burst` verdicts from offset `ENTRIES` on.
         unsafe { self.complete_slot(slot).add(layout::ENTRIES).cast() }
     }
 
-    /// Writes the descriptors of a claimed slot for the item of `lap`, the last one first. The consumer polls
-    /// the cache line that holds the item's word and the first descriptors. This line is written last, so it
-    /// moves between the cores only once.
+    /// Writes the descriptors of a claimed slot for the item of `lap`. Writes the last descriptor first. The
+    /// consumer polls the cache line that holds the item's word and the first descriptors. This line is
+    /// written last, so it moves between the cores only once.
     ///
     /// # Safety
     /// The slot is claimed and not published, and there are at most `burst` packets.
@@ -307,13 +310,15 @@ impl Ring {
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
             // SAFETY: the descriptor is inside the region, and no other thread accesses the claimed slot. A
-            // packet begins with a descriptor's fields, but has its port in place of the lap. Consumers read
-            // laps only in rings of bursts of at most `DESCRIPTORS_WITH_WORD` packets.
+            // packet begins with a descriptor's fields, but has its port in place of the lap. This is sound
+            // because consumers read laps only in rings whose bursts have at most `DESCRIPTORS_WITH_WORD`
+            // packets.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }
 
-    /// Writes the descriptors, with the item's lap, for a consumer that may read them before the item's word.
+    /// Writes the descriptors together with the item's lap. The consumer may then read the descriptors before
+    /// the item's word.
     #[inline(always)]
     fn describe_early(&self, slot: u32, lap: u32, packets: &[Packet]) {
         if lap == 0 {
@@ -324,7 +329,7 @@ impl Ring {
         }
     }
 
-    /// Sets the laps of a slot's descriptors to 0, which no consumer accepts. Called when the 32-bit lap
+    /// Sets the laps of a slot's descriptors to 0. No consumer accepts lap 0. Called when the 32-bit lap
     /// wraps, because a descriptor from 2^32 laps ago would look current. No item may be in the slot.
     #[cold]
     fn clear_laps(&self, slot: u32) {

@@ -1,6 +1,6 @@
-//! Model checks of the ring with loom: explores the interleavings of a small ring's threads, up to a number
-//! of preemptions, and the outcomes of weak memory order. loom's cells detect data races. The assertions
-//! detect lost and duplicated items.
+//! Model checks of the ring with loom. They explore how the threads of a small ring interleave, up to a
+//! number of preemptions, and the outcomes of weak memory order. loom's cells detect data races. The
+//! assertions detect lost and duplicated items.
 
 use crate::ring::protocol::{
     ConsumerCursor, DispatcherCursor, Polled, Word, Words, belongs, describe, lap_of,
@@ -34,7 +34,7 @@ impl Small {
     /// Creates a ring that starts at position `start`, with the words that earlier items would have left.
     fn new(slots: u32, start: u64) -> Arc<Self> {
         let stale = |slot: u32| {
-            // The position of the last item before `start` that used this slot, if any.
+            // The position of the last item before `start` in this slot. `None` if `start` is 0.
             let before = start.checked_sub(1).map(|last| last - ((last - slot as u64) % slots as u64));
             AtomicU64::new(before.filter(|_| start > 0).map_or(0, |position| lap_of(position, slots) as u64))
         };
@@ -78,8 +78,9 @@ fn write(cell: &UnsafeCell<u64>, value: u64) {
     cell.with_mut(|cell| unsafe { *cell = value });
 }
 
-/// One side of the ring, the dispatcher or a consumer, as a machine of single steps. Its thread takes a fixed
-/// number of steps, because a model checker cannot follow unbounded spinning. The main thread takes the rest.
+/// One side of the ring (the dispatcher or a consumer) as a state machine that takes single steps. Its thread
+/// takes a fixed number of steps, because a model checker cannot follow unbounded spinning. The main thread
+/// takes the remaining steps.
 trait Side: 'static {
     /// Takes one step. Returns true if this side has finished.
     fn step(&mut self, ring: &Small) -> bool;
@@ -167,8 +168,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
         let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
         let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
         rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-        // Let the sides take turns until both have finished. The threads were joined, so all their stores are
-        // visible, and each round makes progress. So the number of rounds is limited.
+        // Let the sides take turns on this thread until both have finished. The other threads are joined, so
+        // all their stores are visible. Each round makes progress, so the number of rounds is limited.
         for round in 0.. {
             assert!(round <= 4 * items + 4, "no progress");
             for (side, done) in &mut rest {
@@ -181,19 +182,20 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
     });
 }
 
-/// A function that writes a descriptor: [`describe`], or a wrong one that the model must detect. Its
-/// arguments are the descriptor's two words, the address, the length and the lap.
+/// A function that writes a descriptor: either [`describe`], or a wrong function that the model must detect.
+/// The arguments are the descriptor's two words, the address, the length and the lap.
 type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
-/// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses the descriptor if it
-/// belongs to the word's lap.
+/// Runs a ring of one slot. The consumer reads the descriptor before the word. It uses the descriptor only if
+/// the descriptor belongs to the word's lap.
 fn read_early(start: u64, items: u64, describe: Describe) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // Fill the descriptor as the lap before the first item would have left it. A consumer that reads the
-        // descriptor before the word may read this stale descriptor, and must recognise it by its lap.
+        // Fill the descriptor with the lap before the first item, as if an earlier item had left it. A
+        // consumer may read this stale descriptor before the word. It must recognise the descriptor as stale
+        // by its lap.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {
@@ -203,8 +205,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
                 let mut position = start;
                 for _ in 0..items + 1 {
                     let lap = lap_of(position, 1);
-                    // A device reads both words in one access. Two loads in this order allow every outcome of
-                    // that access, and more.
+                    // A device reads both words of the descriptor in one access. Two loads in this order
+                    // allow every outcome of that access, and more outcomes.
                     let second = Word::load(&words[1]);
                     let early = Word::load(&words[0]);
                     let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };

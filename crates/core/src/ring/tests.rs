@@ -39,8 +39,8 @@ fn take_back(completed: CompletedItem<'_>, item: &mut [Packet]) -> VerdictCounts
     counts
 }
 
-/// Creates a ring to a device. Returns its dispatcher and its two regions, through which a test acts as the
-/// device.
+/// Creates a ring for a device. Returns its dispatcher and its two regions. A test acts as the device through
+/// these regions.
 fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
     let submit = Region::host(layout::submit_bytes(slots, burst)).unwrap();
     let complete = Region::host(layout::complete_bytes(slots, burst)).unwrap();
@@ -70,8 +70,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An item of the model queue. `processed` is `None` until the consumer has processed it, then true if there
-/// are verdicts.
+/// An item of the model queue. `processed` is `None` until the consumer has processed the item. Afterwards it
+/// is true if the item has verdicts.
 struct Item {
     packets: Vec<Packet>,
     processed: Option<bool>,
@@ -263,7 +263,7 @@ fn waits_for_items_that_never_come_are_released() {
     assert_eq!(ring.submitted(1), None, "the ring is open");
     dispatcher.close();
     assert!(!dispatcher.has_room() && !dispatcher.submit(&[packet(1)]), "a closed ring takes no items");
-    // Item 0 is in flight, so `release_waits` must not write into its slot.
+    // Item 0 is in flight, so `release_waits` must not write into the slot of item 0.
     ring.release_waits(4);
     assert_eq!((ring.closed_at(), ring.submitted(0), ring.submitted(1)), (Some(1), Some(1), Some(0)));
     write_as_device(&complete, 0, 1);
@@ -284,8 +284,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begin in the last lap before the 32-bit lap wraps. Each `submit` uses slot 0 of the next lap, and slot
-    // 1 stays unused.
+    // Begin in the last lap before the 32-bit lap number wraps. Each `submit` uses slot 0 of the next lap.
+    // Slot 1 stays unused.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::DispatcherCursor::new(&RingWords(&ring), position);

@@ -1,4 +1,5 @@
-//! Applies the verdicts of a completed item to its packets, and counts them.
+//! Applies the verdicts of a completed item to the item's packets. Counts the packets that are forwarded and
+//! dropped.
 
 use super::layout::{self, PacketVerdict};
 use crate::packet::Packet;
@@ -6,7 +7,8 @@ use crate::packet::Packet;
 /// The numbers of packets that an item's verdicts forward and drop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerdictCounts {
-    /// The number of packets to forward. They are at the front of the array, in their original order.
+    /// The number of packets to forward. These packets are at the front of the array, in their original
+    /// order.
     pub forwarded: usize,
     /// The number of packets to drop. They follow the forwarded packets in the array.
     pub dropped: usize,

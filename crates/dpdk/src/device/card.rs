@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::interface;
 use crate::spec::EthSpec;
 
-/// Checks that the device at PCI address `address` is a network card, bound to a kernel driver that lets
-/// programs use it.
+/// Checks that the device at PCI address `address` is a network card. Also checks that its kernel driver lets
+/// programs use the card.
 pub(super) fn check(spec: &EthSpec, address: &str) -> Result<()> {
     let port = spec.text.clone();
     match interface::pci_driver(address).as_deref() {

@@ -16,23 +16,23 @@ const PAGE: u32 = 4096;
 /// The largest slot in bytes. It holds the largest frame that a packet socket can receive.
 const LARGEST_SLOT: u32 = 1 << 17;
 
-/// The sizes of the slots and blocks of a packet socket's ring. A block is a common multiple of slot and
-/// page, because DPDK's driver expects no unused space at the end of a block.
+/// The slot size and the block size of a packet socket's ring. The block size is a common multiple of the
+/// slot size and the page size, because DPDK's driver expects no unused space at the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RingSizes {
-    /// The size of a slot in bytes.
+    /// The size of a slot in bytes. A slot holds one frame.
     slot: u32,
-    /// The size of a block in bytes, a whole number of slots and of pages.
+    /// The size of a block in bytes. It is a multiple of the slot size and of the page size.
     block: u32,
 }
 
 impl RingSizes {
-    /// Returns the sizes of a packet socket's ring: the smallest slot of at least `bytes`, and the smallest
-    /// block for such slots.
+    /// Returns the sizes for the ring of a packet socket. The slot is the smallest one of at least `bytes`
+    /// bytes. The block is the smallest one for such slots.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
-        // The greatest common divisor of slot size and page size, from which their least common multiple
-        // follows. Because a page is a power of two, so is the divisor.
+        // The greatest common divisor of slot size and page size. A page is a power of two, so the divisor is
+        // one, too. The next line computes the least common multiple from it.
         let shared = (1 << slot.trailing_zeros()).min(PAGE);
         Self { slot, block: slot * (PAGE / shared) }
     }
@@ -42,7 +42,7 @@ impl RingSizes {
         /// The most bytes before a frame in its slot: the kernel's header, an address and padding.
         const BEFORE_FRAME: u32 = 80;
         // A block must be a whole number of slots and of pages. If the slot size is a multiple of 256 bytes,
-        // 16 slots or fewer are enough for that, because 16 * 256 bytes are a page.
+        // 16 slots always fill whole pages, because 16 * 256 bytes are a page. Fewer slots may be enough.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 
@@ -51,15 +51,15 @@ impl RingSizes {
         u32::from(count).next_multiple_of(self.block / self.slot)
     }
 
-    /// Returns the data room of buffers that the AF_PACKET driver demands: the size of a slot in the packet
-    /// socket's ring, less the kernel's header.
+    /// Returns the data room that the AF_PACKET driver needs in each buffer: the slot size of the packet
+    /// socket's ring, minus the kernel's header.
     pub(super) fn required_room(self) -> u32 {
         const HEADER: u32 = 32;
         self.slot - HEADER
     }
 
-    /// Returns the length of the longest frame that fits into a slot. With TPACKET_V2, 66 bytes of the slot
-    /// come before the frame: the kernel's header, an address, and padding (`tpacket_rcv` in Linux's
+    /// Returns the length of the longest frame that fits into a slot of the ring. With TPACKET_V2, the first
+    /// 66 bytes of a slot hold the kernel's header, an address, and padding (`tpacket_rcv` in Linux's
     /// `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
@@ -107,8 +107,9 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has {queues} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // One DPDK device serves `queue` and all later pairs of queues. DPDK's driver counts only pairs, so each
-    // receive queue beyond the pairs needs a device of its own, which `xdp_queues` combines.
+    // One DPDK device serves `queue` and all later pairs of a receive and a transmit queue. DPDK's driver
+    // counts only pairs. A receive queue without a transmit queue needs a device of its own, and `xdp_queues`
+    // combines these devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
@@ -165,8 +166,8 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
         return Err(Error::Busy {
             port: spec.text.clone(),
             what: format!("the name {interface}"),
-            // If the existing interface is a tap, an earlier run may have left it behind, so suggest removing
-            // it. Never suggest this for other interfaces.
+            // An existing tap may be left over from an earlier run, so suggest removing it. Never suggest
+            // this for other interfaces.
             remedy: match Path::new("/sys/class/net").join(interface).join("tun_flags").exists() {
                 true => format!("choose another, or remove that tap: ip link delete {interface}"),
                 false => "choose another".into(),

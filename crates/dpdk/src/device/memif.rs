@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::spec::EthSpec;
 use std::path::Path;
 
-/// Bytes of a Unix socket's path that the kernel takes, without the terminating zero.
+/// The longest path of a UNIX socket that the kernel accepts, in bytes without the terminating zero.
 const LONGEST_PATH: usize = 107;
 
 pub(super) fn plan(
@@ -15,7 +15,7 @@ pub(super) fn plan(
     id: u32,
     secret: Option<&str>,
 ) -> Result<Plan> {
-    // The driver takes only absolute paths, so a relative path is completed here.
+    // The driver accepts only absolute paths, so make a relative path absolute.
     let path = std::path::absolute(socket).map_err(|error| {
         invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))
     })?;
@@ -30,8 +30,8 @@ pub(super) fn plan(
     };
     check_socket(spec, &path, server)?;
     let role = if server { "server" } else { "client" };
-    // Pass `socket-abstract=no`, because by default the driver takes the path as the name of an abstract
-    // socket, which has no file.
+    // Pass `socket-abstract=no`. By default, the driver uses the path as the name of an abstract socket,
+    // which has no file.
     let mut arguments =
         format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
     if let Some(secret) = secret {
@@ -40,8 +40,8 @@ pub(super) fn plan(
     Ok(Plan::new("net_memif", arguments))
 }
 
-/// Returns the size of memif's shared buffers in bytes, which the client sets for both ends. A longer frame
-/// would be split, and DPDK's driver loses some of the parts.
+/// Returns the size of memif's shared buffers in bytes. The client sets this size for both ends. A longer
+/// frame would be split, and DPDK's driver loses some of the parts.
 pub(crate) fn buffer(spec: &EthSpec) -> u32 {
     spec.mtu.map_or(0, |mtu| u32::from(mtu) + LINK_HEADERS).next_multiple_of(64).max(2048)
 }
@@ -78,7 +78,7 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
     if server && nobody_listens(path) {
-        // Ignore a failure, which the driver reports when it binds its socket.
+        // Ignore a failure here. The driver reports it when the driver binds its socket.
         let _ = std::fs::remove_file(path);
     }
     Ok(())

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of a hugepage on x86-64, and on arm64 with pages of 4 KiB.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// The addresses at which memory is placed if possible. Devices use the memory's virtual addresses, and the
-/// IOMMUs of smaller machines translate only 39 bits of an address, so the range ends there. It begins well
-/// above DPDK's own memory, which begins at 4 GiB.
+/// The preferred range of addresses for memory. Devices use the memory's virtual addresses. The range ends at
+/// 39 bits, because the IOMMUs of smaller machines translate only 39 bits of an address. It begins well above
+/// DPDK's own memory, which begins at 4 GiB.
 const LOW: Range<usize> = 1 << 36..1 << 39;
 
 /// The address that the next mapping tries first.
@@ -23,7 +23,7 @@ pub(super) struct Mapping {
     page: usize,
 }
 
-// SAFETY: a mapping is only a span of addresses. Users of the memory order their accesses.
+// SAFETY: a mapping is only a span of addresses. The users of the memory synchronise their accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -89,8 +89,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps `length` bytes, a whole number of hugepages, at an address in [`LOW`] that is aligned to a hugepage.
-/// Returns `None` if no address there is free, or the kernel refuses the mapping.
+/// Maps `length` bytes at an address in [`LOW`] that is aligned to a hugepage. `length` is a whole number of
+/// hugepages. Returns `None` if no address in [`LOW`] is free, or if the kernel refuses the mapping.
 fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
     // If an address is in use, the next attempt skips this many bytes.
     const STEP: usize = 1 << 30;

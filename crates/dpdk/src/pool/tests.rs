@@ -78,8 +78,8 @@ fn metadata_and_segments() {
 
 #[test]
 fn a_pool_has_memory_for_objects_that_cross_no_page() {
-    // If devices get physical addresses, no object may cross the end of a hugepage, because the next one may
-    // lie elsewhere. The pool must still hold all 4096 buffers.
+    // If devices get physical addresses, no object may cross the end of a hugepage, because the next hugepage
+    // may be anywhere in physical memory. The pool must still hold all 4096 buffers.
     assert_eq!(MbufPool::new(4096, 16384).unwrap().capacity(), 4096);
     let page = memory::HUGE;
     // SAFETY: the call only computes a size.

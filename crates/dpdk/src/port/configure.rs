@@ -34,8 +34,8 @@ impl EthPort {
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        // Do not set the MTU of a memif port, because its driver refuses a large one. The port receives
-        // frames up to its buffer size anyway.
+        // Do not set the MTU of a memif port, because its driver refuses a large MTU. The port receives
+        // frames up to the size of its buffers without it.
         if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, PortKind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }
@@ -63,8 +63,8 @@ impl EthPort {
         for pool in &filled {
             self.map(pool)?;
         }
-        // Store the pools before the first queue is set up, because from then on the device may hold their
-        // buffers even if a later step fails.
+        // Store the pools before setting up the first queue. From then on, the device may hold buffers of the
+        // pools, even if a later step fails.
         self.filled = filled;
         for queue in 0..queues {
             let pool = self.filled[queue as usize % self.filled.len()].raw();
@@ -110,8 +110,9 @@ impl EthPort {
         }
     }
 
-    /// Returns an error if the kernel does not accept the pools' buffers for an AF_XDP socket, or the
-    /// interface's frames do not fit them. The kernel would drop such frames.
+    /// Returns an error if the kernel does not accept the pools' buffers for an AF_XDP socket. Also returns
+    /// an error if the interface's frames do not fit into the buffers, because the kernel would drop such
+    /// frames.
     fn check_xdp_frames_fit(&self, name: &str, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let mtu = self.context.interface.as_ref().filter(|_| receives).map(|interface| interface.mtu());
         for pool in filled {
@@ -119,8 +120,8 @@ impl EthPort {
                 return Err(self.usage("AF_XDP needs packets in the pool's own memory (MbufPool::new)"));
             }
             let room = pool.room() as u32;
-            // The data rooms that the kernel accepts, each with its longest frame. The error messages advise
-            // one of them.
+            // The data rooms that the kernel accepts, each with the longest frame that it can hold. Error
+            // messages recommend one of them.
             let fitting: Vec<(u32, u32)> = (64..=4096)
                 .step_by(64)
                 .filter_map(|room| Some((room, pool.longest_xdp_frame(room)?)))

@@ -14,12 +14,12 @@ const FIRST_WAIT_FOR_SERVER: Duration = Duration::from_millis(300);
 /// The longest wait for a card's link to come up. testpmd waits as long.
 const LINK_UP: Duration = Duration::from_secs(9);
 
-/// The longest wait for a card to send the packets that it holds.
+/// The longest time to wait until a card has sent the packets that it holds.
 const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 impl EthPort {
-    /// Starts the device. A memif client can start only while its server listens, so it tries again for as
-    /// long as the specification's `wait=` says.
+    /// Starts the device. A memif client can start only while its server listens. So for a client, tries
+    /// again for as long as the specification's `wait=` allows.
     pub(super) fn start_device(&self) -> Result<()> {
         // SAFETY: `start` checks that the device is configured.
         let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
@@ -66,7 +66,7 @@ impl EthPort {
         }
     }
 
-    /// Waits until the link of a card is up, for at most 9 s, because a card drops packets while its link is
+    /// Waits for at most 9 s until the link of a card is up, because a card drops packets while its link is
     /// down. Warns if the link stays down.
     pub(super) fn wait_for_link(&mut self) {
         let start = Instant::now();
@@ -85,13 +85,14 @@ impl EthPort {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        // Drivers that do not know the rate report 0 or all ones, so those two values are ignored.
+        // Ignore 0 and all ones. Drivers that do not know the link's rate report these values.
         if (1..u32::MAX).contains(&megabits) {
             self.info.link_bits_per_second = Some(f64::from(megabits) * 1e6);
         }
     }
 
-    /// Waits for at most 200 ms until a card has sent its queued packets, which it drops when it stops.
+    /// Waits for at most 200 ms until a card has sent its queued packets. A card drops unsent packets when it
+    /// stops.
     pub(super) fn wait_for_last_packets(&self) {
         let start = Instant::now();
         let mut statistics = sys::rte_eth_stats::default();

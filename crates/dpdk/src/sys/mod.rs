@@ -22,7 +22,7 @@ pub(crate) use bindings::*;
 
 use inlane_core::packet::{Packet, PacketMeta};
 
-// C code accesses packets and their metadata, so sizes and offsets must be equal in both languages.
+// C code accesses packets and their metadata. So sizes and offsets must be equal in Rust and C.
 const _: () = {
     assert!(
         size_of::<Packet>() == size_of::<inlane_packet>()
@@ -46,7 +46,7 @@ pub(crate) fn error_text(code: i32) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the error number of the last DPDK call of this thread that failed.
+/// Returns the error number of this thread's most recent DPDK call that failed.
 pub(crate) fn last_error() -> i32 {
     // SAFETY: reads a thread-local integer.
     unsafe { inlane_errno() }

@@ -21,7 +21,7 @@ pub fn private_network(test: &str) -> bool {
         eprintln!("SKIPPED {test}: the program ip is missing; install iproute2");
         return false;
     }
-    // Without IPv6, the kernel sends no frames of its own on the test's interfaces.
+    // Disable IPv6, because the kernel would otherwise send frames of its own on the test's interfaces.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link set lo up");
     true
@@ -38,8 +38,9 @@ pub fn output_of_ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits up to 20 seconds for a condition, and returns true if it holds. Closing a descriptor may take that
-/// long to release its resource, because a process that another test is starting may hold a copy.
+/// Waits up to 20 seconds until a condition is true. Returns false if it does not become true. Closing a
+/// descriptor can take that long to release its resource, because a process that another test is starting may
+/// hold a copy of the descriptor.
 pub fn eventually(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! Plays another application: loads an XDP program by bpf(2) and attaches it by rtnetlink, as `ip link set
+//! Acts as another application: loads an XDP program by bpf(2), and attaches it by rtnetlink, as `ip link set
 //! dev v0 xdp` does.
 
 use super::output_of_ip;
@@ -69,7 +69,8 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     assert_eq!(answer[4], 0, "attaching to {interface}: {}", std::io::Error::from_raw_os_error(-answer[4]));
 }
 
-/// Returns the id of the XDP program on an interface, if it has one, as `ip link` shows it.
+/// Returns the id of the interface's XDP program, as `ip link` shows it. Returns `None` if the interface has
+/// none.
 pub fn program_id(interface: &str) -> Option<u32> {
     let shown = output_of_ip(&format!("-details link show {interface}"));
     let mut words = shown.split_whitespace().skip_while(|word| *word != "prog/xdp");

@@ -5,7 +5,7 @@ use crate::gpu::{self, Memory};
 use std::fmt;
 use std::str::FromStr;
 
-/// How control flows between the threads of a pipeline and the device that runs its packet function.
+/// How control flows between a pipeline's threads and the device that runs the packet function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
     /// One thread receives, runs the packet function, and sends. On a GPU the thread launches a kernel for
@@ -17,10 +17,10 @@ pub enum Method {
     Split,
     /// GPU only: a resident kernel polls the burst ring for items.
     Persistent,
-    /// GPU only: a feeder posts wait-value operations and kernels in streams, ahead of the items.
+    /// GPU only: a feeder posts wait-value operations and kernels in streams. It posts them before the items
+    /// are submitted.
     Stream,
-    /// GPU only: as [`Method::Stream`], but each CUDA graph posts waits and kernels for several items at
-    /// once.
+    /// GPU only: like [`Method::Stream`], but one CUDA graph posts the waits and kernels of several items.
     Graph,
 }
 
@@ -65,7 +65,7 @@ impl FromStr for Method {
     }
 }
 
-/// A device that can run packet functions, as `--on` names it.
+/// A device that can run packet functions. `--on` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The CPU.
@@ -200,8 +200,8 @@ impl Executor {
         }
     }
 
-    /// Returns the number of threads of one pipeline that run the packet function. 1 for method `single` and
-    /// for a GPU.
+    /// Returns the number of threads of one pipeline that run the packet function. Returns 1 for method
+    /// `single` and for a GPU.
     pub fn workers(&self) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Split { workers }) => *workers,
@@ -218,9 +218,8 @@ impl Executor {
         }
     }
 
-    /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring. `asked` is the
-    /// number in the settings. A GPU executor may change it, because the number of slots must suit its blocks
-    /// or streams.
+    /// Returns the number of slots in each pipeline's burst ring, or 0 if the method has no ring. `asked` is
+    /// the number in the settings. A GPU executor may change it to a number that suits its blocks or streams.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,

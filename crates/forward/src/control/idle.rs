@@ -1,10 +1,10 @@
 //! Waits in polling loops, and measures how long a thread had no work.
 //!
-//! A loop calls [`Idle::wait`] in each round without work, and [`Idle::found_work`] in each other round.
-//! Consecutive rounds without work form an idle period, from the first of these rounds to the last. All other
+//! A loop calls [`Idle::wait`] in each round without work, and [`Idle::found_work`] in each round with work.
+//! Consecutive rounds without work are an idle period, from the first of these rounds to the last. All other
 //! time counts as work.
 //!
-//! Reading the clock in each round would increase latencies. So only every 64th idle period is timed.
+//! Only every 64th idle period is timed, because reading the clock in each round would increase latencies.
 
 use inlane_core::clock::Clock;
 use std::cell::Cell;
@@ -23,17 +23,18 @@ struct Times {
     loops: Cell<u32>,
 }
 
-/// Counts rounds without work, and adds up the time of those rounds that were timed.
+/// Counts rounds without work. Some of these rounds are timed, and their times are added up.
 struct Rounds {
     untimed: Cell<u64>,
     timed: Cell<u64>,
     timed_ticks: Cell<u64>,
-    /// The clock ticks of rounds in which this thread yielded the processor or lost it to others.
+    /// The total duration, in clock ticks, of the rounds in which this thread yielded the processor or was
+    /// preempted.
     yielded_ticks: Cell<u64>,
 }
 
-/// The clock. It is created once, because creating a clock examines the processor's counter, which takes long
-/// in a virtual machine.
+/// The clock. All threads use this one, because creating a clock examines the processor's counter. In a
+/// virtual machine, that takes long.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
@@ -96,8 +97,8 @@ impl Times {
     }
 }
 
-/// Returns how long the calling thread had work, and how long it waited for a full port, in ticks of the raw
-/// clock.
+/// Returns two times of the calling thread, in ticks of the raw clock: how long it had work, and how long it
+/// waited for a full port.
 pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
@@ -107,16 +108,17 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// The number of rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if [`Idle::wait`] reads the clock in the current idle period. After the first measured period,
-    /// only one of 64 is timed, because reading the clock in each round would increase latencies.
+    /// True if [`Idle::wait`] measures the current idle period with the clock. After the first measured
+    /// period, only one period in 64 is measured, because reading the clock in each round would increase
+    /// latencies.
     timed: bool,
     /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
     /// The clock reading at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
-    /// True if this `Idle` measures a wait for a port, inside the thread's polling loop. False if it measures
-    /// the polling loop itself.
+    /// True if this `Idle` measures a wait for a port inside the thread's polling loop. False if this `Idle`
+    /// measures the polling loop itself.
     within: bool,
 }
 
@@ -147,7 +149,7 @@ impl Idle {
     const SPINS: u32 = 512;
     /// One of this many idle periods (consecutive rounds without work) is timed.
     const TIMED: u32 = 64;
-    /// A round that takes at least this many ticks of the raw clock counts as interrupted by other threads.
+    /// If a round takes at least this many ticks of the raw clock, it counts as interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
     /// Ends the current idle period. Call it in each round that found work.
@@ -180,9 +182,9 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Only an idle period with at least two rounds can be timed. Time every period until this succeeded
-        // once, because the duration of a round is unknown until then. After that, time one in
-        // [`Idle::TIMED`] periods.
+        // Only an idle period with at least two rounds can be timed. The duration of a round is unknown until
+        // a period has been timed, so time every period until then. Afterwards, time one in [`Idle::TIMED`]
+        // periods.
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }
@@ -293,7 +295,7 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             wait(&mut idle, 2, 10);
-            // This round takes a million ticks, as if another thread had interrupted it.
+            // Let this round take a million ticks, as if another thread had interrupted it.
             pass(1_000_000);
             idle.wait();
             idle.found_work();
@@ -325,7 +327,7 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
-            // A round of a quarter of a second is so long that it counts as interrupted by other threads.
+            // A round of a quarter of a second is very long, so it counts as interrupted by other threads.
             // Interrupted rounds are idle time.
             wait(&mut idle, 2, second / 4);
             idle.found_work();

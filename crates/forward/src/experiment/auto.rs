@@ -1,14 +1,14 @@
-//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses the best for the
-//! goal.
+//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses the best settings
+//! for the user's goal.
 //!
 //! Each combination of method and burst size first runs at full speed. For the goal throughput, the highest
 //! rate wins.
 //!
-//! For the goal latency, each combination also runs with each flush time at the offered rate. By default,
-//! that is a fifth of the highest rate. Trials whose 99th percentile exceeds the limit are left out. The
-//! others are ordered:
+//! For the goal latency, each combination also runs with each flush time at the offered rate. By default, the
+//! offered rate is a fifth of the highest rate. Trials whose 99th percentile exceeds the limit are left out.
+//! The others are ordered:
 //!
-//! 1. Trials in which the offered rate arrived come first.
+//! 1. Trials in which packets arrived at the offered rate come first.
 //! 2. Then the highest rate wins.
 //! 3. At equal rates, the lowest latency wins.
 //!
@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 const TRIAL: Duration = Duration::from_millis(150);
 /// The time since the start of the search after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
-/// A method carries the offered rate if at least this share of the rate arrives. The share is below 1 because
-/// the start and end of a short run cost some packets.
+/// The least share of the offered rate that must arrive for a method to count as able to carry that rate. The
+/// share is below 1 because the start and end of a short run cost some packets.
 const CARRIED: f64 = 0.95;
-/// A rate that is at least this share of the highest rate counts as equal to it.
+/// A rate counts as equal to the highest rate if it is at least this share of it.
 const EQUAL: f64 = 0.97;
 
 /// The goal of `--method auto`.
@@ -37,8 +37,8 @@ const EQUAL: f64 = 0.97;
 pub enum Goal {
     /// The most packets per second.
     Throughput,
-    /// The most packets per second among the trials in which 99 % of packets take at most this time from
-    /// receiving to sending.
+    /// The most packets per second within a latency limit. Only those trials count in which 99 % of packets
+    /// take at most this time from receiving to sending.
     Latency(Duration),
 }
 
@@ -50,7 +50,7 @@ struct Trial {
     /// The flush time: how long a partial burst waits for more packets. `None` for bursts of one packet and
     /// at full speed.
     flush: Option<Duration>,
-    /// The rate when packets were offered as fast as possible.
+    /// The measured rate in the trial that offered packets as fast as possible.
     packets_per_second: f64,
     p99: Option<Duration>,
     /// True if packets arrived at [`CARRIED`] times the offered rate, or faster, while the latency was
@@ -58,7 +58,7 @@ struct Trial {
     carried: bool,
 }
 
-/// The trials of one search, from which the best is chosen.
+/// The trials of one search. The search chooses the best of them.
 #[derive(Default)]
 struct Trials {
     done: Vec<Trial>,
@@ -192,8 +192,8 @@ fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
         a.carried.cmp(&b.carried).then(rate).then(b.p99.cmp(&a.p99))
     };
     let best = trials.iter().filter(meets).max_by(better)?;
-    // A resident kernel occupies multiprocessors even if no packets arrive. So among equally fast methods,
-    // one without a resident kernel is preferred.
+    // A resident kernel occupies multiprocessors even if no packets arrive. So prefer a method without a
+    // resident kernel if it is as fast.
     let not_resident = |trial: &&Trial| trial.method != Method::Persistent;
     let equal = |trial: &&Trial| {
         trial.carried == best.carried && trial.packets_per_second >= best.packets_per_second * EQUAL
@@ -302,7 +302,7 @@ mod tests {
         config.cores = Some(Vec::new());
         let (taken, why) = choose(&config, Goal::Throughput, &Control::default()).unwrap();
         assert!(taken.executor.method().is_cpu() && why.starts_with("auto: "), "{why}");
-        // Accept a search that ran out of time, because a busy machine may not try all 10 candidates.
+        // A busy machine may not try all 10 candidates in time. So also accept a search that ran out of time.
         let tried = why.contains("of 10 short trials") || why.contains("were not tried");
         assert!(tried, "two methods, five bursts: {why}");
         config.route = Route::OneWay { rx: "pcap:x".into(), tx: vec!["null".into()] };

@@ -28,8 +28,8 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
     short
 }
 
-/// Measures the baseline: a 300 ms run with the same source and executor, packet function `io`, no `--work`,
-/// and port `null` to send to. A capture is played in a loop at full speed.
+/// Measures the baseline: a 300 ms run with the same source and the same executor. Its packet function is
+/// `io`, its transmit port is `null`, and it does no `--work`. A capture is played in a loop at full speed.
 ///
 /// Returns `None` in these cases:
 ///

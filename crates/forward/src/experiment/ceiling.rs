@@ -25,13 +25,13 @@ use std::time::{Duration, Instant};
 
 /// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
-/// The number of packets on which the packet function is timed. They fit the L1 cache.
+/// The number of sample packets on which the packet function is timed. They fit into the L1 cache.
 const SAMPLE: usize = 64;
 /// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;
 
-/// Measures the ceilings of runs and keeps the results. Runs whose settings and packet size give the same
-/// ceiling share one measurement.
+/// Measures the ceilings of runs and keeps the results. If the settings and packet sizes of two runs give the
+/// same ceiling, the runs share one measurement.
 #[derive(Default)]
 pub struct Ceilings {
     known: HashMap<String, Option<Ceiling>>,
@@ -39,8 +39,8 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Returns the ceiling of a run of `config` that had `result`, or `None` if the measurement fails.
-    /// `link_bits_per_second` is the slowest link's rate in one direction.
+    /// Returns the ceiling of a run of `config` whose result is `result`. Returns `None` if the measurement
+    /// fails. `link_bits_per_second` is the slowest link's rate in one direction.
     ///
     /// On the CPU, the packet function is timed on 64 packets of the source. If the source cannot be read
     /// twice, UDP packets of the mean size are used.
@@ -58,8 +58,8 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// Returns a note for the result: the round-trip time of a bare kernel that makes the same dependent
-    /// reads as the executor. Returns `None` unless the run is on a GPU and measures its stages.
+    /// Returns a note for the result: the round-trip time of a bare kernel with the same dependent reads
+    /// as the executor. Returns `None` unless the run is on a GPU and measures its stages.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {
@@ -76,11 +76,11 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
     }
 }
 
-/// Returns the ceiling of a run on the CPU, for all directions together: the slowest link's rate if it is
-/// known, or else the rate at which the workers can run the packet function.
+/// Returns the ceiling of a run on the CPU, for all directions together. This is the rate of the slowest
+/// link. If no link rate is known, it is the rate at which the workers can run the packet function.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
-    // Leave out function `io`, because it does nothing, and timing it would measure only the call.
+    // Do not time function `io`. It does nothing, so a measurement would show only the time of the call.
     let idle = config.function == "io";
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();
@@ -166,11 +166,11 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     let begun = Instant::now();
     let (mut spent, mut done) = (Duration::ZERO, 0u64);
     while begun.elapsed() < CALIBRATION {
-        // Restore the packets' bytes, because a function that decrements hop limits would soon drop them as
-        // expired.
+        // Restore the packets' bytes. Otherwise, a function that decrements hop limits would soon drop the
+        // packets as expired.
         for (packet, content) in packets.iter().zip(&contents) {
-            // SAFETY: this thread owns the packet, in host memory. Its buffer held these bytes before, so
-            // they fit.
+            // SAFETY: this thread owns the packet, and the packet is in host memory. Its buffer held these
+            // bytes before, so they fit.
             unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
                 .copy_from_slice(content);
         }
@@ -182,12 +182,12 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         spent += start.elapsed();
         done += ROUNDS * packets.len() as u64;
     }
-    // SAFETY: the packets come from this pool, and this thread owns them.
+    // SAFETY: the packets are from this pool. This thread holds them, and does not use them again.
     unsafe { pool.free(&packets) };
     Ok(spent.as_secs_f64() * 1e9 / done as f64)
 }
 
-/// Receives up to 64 packets like those of the run. Returns the packets and their pool.
+/// Receives up to 64 sample packets of the kind that the run processed. Returns their pool and the packets.
 fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<Packet>)> {
     let source = match &config.route {
         Route::OneWay { rx, .. } if is_repeatable(rx) => rx.clone(),

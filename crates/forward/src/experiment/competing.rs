@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// How long the job is measured while it runs alone.
 const ALONE: Duration = Duration::from_millis(300);
 
-/// A competing job, and the speed that it had without the pipelines.
+/// A competing job, and the speed that it reached before the pipelines ran.
 pub(crate) struct CompetingJob {
     kind: Kind,
     alone_per_second: f64,
@@ -31,8 +31,9 @@ enum Kind {
 }
 
 impl CompetingJob {
-    /// Prepares the job that the settings ask for and measures it alone for 300 ms. `cores` are the cores of
-    /// the threads of all `pipelines`; empty if not bound. Returns `None` if the settings ask for no job.
+    /// Prepares the competing job and measures it alone for 300 ms. `cores` are the cores to which the
+    /// threads of all `pipelines` are bound; empty if they are not bound. Returns `None` if the settings
+    /// request no competing job.
     ///
     /// # Errors
     /// If the GPU refuses the job.
@@ -65,8 +66,7 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // Stop the job even if `work` panics. The scope waits for the job, so it would otherwise wait
-            // forever.
+            // Stop the job even if `work` panics. Otherwise, the scope would wait forever for the job.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);

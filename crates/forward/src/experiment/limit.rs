@@ -1,8 +1,8 @@
 //! Names what limited a run, with the numbers that show it.
 //!
-//! The processor time of polling threads says little, because they always run. So the dispatching thread
+//! The processor time of polling threads is no evidence, because they always run. So the dispatching thread
 //! measures how long it had work ([`crate::control::Idle`]). If it had work nearly all the time, it is the
-//! limit. If it mostly waited, other evidence shows for what:
+//! limit. If it mostly waited, other evidence shows what it waited for:
 //!
 //! | limit | evidence |
 //! | --- | --- |
@@ -29,23 +29,23 @@ use inlane_ports::pcap::Pace;
 use std::path::Path;
 use std::time::Duration;
 
-/// A thread that is busy for at least this share of the run has no time left.
+/// A thread that is busy for at least this share of the run counts as busy all the time.
 const BUSY: f64 = 0.9;
-/// If at least this share of the offered packets arrived, all count as arrived, because the start and end of
-/// a run lose a few.
+/// If at least this share of the offered packets arrived, the run counts as if all arrived. The start and the
+/// end of a run lose a few packets.
 const ALL: f64 = 0.99;
 /// If at least this share of the offered packets arrived and the threads were not busy, the offered rate was
-/// the limit. The threads could have handled more. A run in which a smaller share arrived has missed its
-/// `--rate`, even if its threads were busy.
+/// the limit: the threads could have handled more packets. If a smaller share arrived, the run has missed its
+/// `--rate`, even if the threads were busy.
 const NEARLY_ALL: f64 = 0.95;
-/// A run that reaches at least this share of a ceiling is limited by that ceiling.
+/// A ceiling limits a run if the run's rate is at least this share of the ceiling.
 const CEILING: f64 = 0.9;
-/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, the waiting
-/// is the limit.
+/// If threads wait for a processor or sleep in system calls for at least this share of the run, this waiting
+/// is the limit of the run.
 const NOT_RUNNING: f64 = 0.2;
-/// A port that accepts nothing for at least this share of the run is the limit.
+/// A port is the limit of a run if it accepts nothing for at least this share of the run.
 const BLOCKED: f64 = 0.5;
-/// A port that refuses at least this share of the packets is the limit.
+/// If a port refuses at least this share of the packets, the port is the limit.
 const REFUSED: f64 = 0.05;
 /// The shortest run for which [`limit`] names a limit. In shorter runs, start-up and shutdown distort the
 /// rates.
@@ -74,7 +74,8 @@ fn lost(result: &PacketResult) -> u64 {
     result.rx.missed + result.dropped_overload
 }
 
-/// Names the offered rate as the limit, if at least `share` of it arrived and nothing was lost.
+/// Returns a text that names the offered rate as the limit. Returns `None` if less than `share` of the
+/// offered rate arrived, or if packets were lost.
 fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
     let (arrived, said) = arrived(config, result)?;
     (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
@@ -88,7 +89,8 @@ pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
     (share < NEARLY_ALL && long_enough).then(|| format!("--rate was not reached: {text}"))
 }
 
-/// Returns the share of the offered rate that arrived, and a text with both rates.
+/// Returns which share of the offered rate arrived, and a text with both rates. Returns `None` if no rate was
+/// set.
 fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     let (arrived, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
         Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
@@ -109,7 +111,7 @@ fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
 }
 
 /// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster than
-/// the run. Names GPU memory if packets are in it from the start, else PCIe.
+/// the run. The limit is GPU memory if packets are there from the start, else PCIe.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =
@@ -125,13 +127,13 @@ fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     ))
 }
 
-/// Returns the rate of a GPU run as a share of the bare kernel's rate.
+/// Returns the packet rate of a GPU run as a share of the rate of a bare kernel. Returns `None` on the CPU.
 fn share_of_bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
     let ceiling = result.ceiling.as_ref()?.packets_per_second?;
     (config.executor.device() != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
 }
 
-/// Names the sending port as the limit, if it made the pipeline wait or refused packets.
+/// Names the sending port as the limit if it made the pipeline wait, or if it refused packets.
 fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let blocked = outcome.time_shares.iter().map(|shares| shares.refused).fold(0.0, f64::max);
     if blocked >= BLOCKED {
@@ -150,8 +152,8 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
     let running = result.cpu_ns as f64 / all;
-    // Count at most the time in which the threads were not on a processor. The kernel's count of time in run
-    // queues can exceed it, because it includes time before the measurement.
+    // Limit the waiting time to the time in which the threads were not on a processor. The kernel's count of
+    // time in run queues can be larger, because it includes time before the measurement.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
     let (thread, noun, they) = match threads {
         1 => ("the thread", "the thread was", "it"),
@@ -222,9 +224,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy one kind of thread was. `share` returns the share of time in which it had work. `one`
-/// and `several` name its task, to complete "the thread that ..." or "the threads that ...". Returns the
-/// description and the largest share.
+/// Describes how busy the threads of one kind were. `share` returns the share of time in which a thread had
+/// work. `one` and `several` name their task: they complete the phrases "the thread that ..." and "the
+/// threads that ...". Returns the description and the largest share.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));

@@ -1,4 +1,4 @@
-//! Finds the highest rate without loss, and measures the latency at shares of that rate.
+//! Finds the highest packet rate without loss, and measures the latency at fractions of that rate.
 
 use super::ceiling::Ceilings;
 use super::limit::limit;
@@ -12,23 +12,24 @@ use inlane_core::units::{self, Rate};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The name of the parameter that holds the offered rate: the rate at which packets were due.
+/// The name of the parameter for the offered rate, which is the rate at which packets were due to be sent.
 pub const OFFERED: &str = "offered";
 
 /// The duration of a trial if the settings have none.
 const TRIAL: Duration = Duration::from_secs(2);
 /// The shortest trial that RFC 2544 (section 24) accepts for measuring the throughput.
 const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
-/// The resolution of the search, as a share of the fastest rate that it tries. The search ends when the
-/// highest rate that passed and the lowest that failed differ by at most this share.
+/// The resolution of the search, as a fraction of the fastest rate that it tries. The search ends when the
+/// highest passed rate and the lowest failed rate differ by at most this fraction.
 const RESOLUTION: f64 = 0.005;
-/// The search gives up when a trial has failed even at a rate below this share of the fastest rate.
+/// The lowest rate of the search, as a share of the fastest rate. If a trial fails below this rate, the
+/// search gives up.
 const LOWEST: f64 = 0.01;
 /// The share of a trial's due packets that may still be unprocessed when the trial ends. [`TAIL`] may allow
 /// more.
 const TOLERANCE: f64 = 0.002;
-/// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
-/// still be in flight.
+/// A trial may end while packets are still in flight. Packets that became due less than this time before the
+/// end of a trial may be unprocessed.
 const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed. `None` if nothing was lost, missed or altered,
@@ -88,8 +89,8 @@ impl Search {
 }
 
 /// Searches for the highest rate without loss by bisection, to 0.5 % (RFC 2544, section 26.1). Then measures
-/// the latency at each of `loads`, in per cent of that rate. Returns the document, and an error if no rate
-/// passed.
+/// the latency at each of `loads`, in per cent of that rate. Returns the document of results. If no trial
+/// passed without loss, also returns an error.
 ///
 /// Each trial lasts `config.duration`. The RFC requires at least 60 s.
 ///
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
     use crate::result::PacketTotals;
 
-    /// Returns the outcome of a trial of `duration` in which `processed` packets were sent.
+    /// Returns the outcome of a trial that lasted `duration` and sent `processed` packets.
     fn outcome(duration: Duration, processed: u64) -> RunOutcome {
         let flow = PacketTotals { packets: processed, ..PacketTotals::default() };
         let result = PacketResult {

@@ -1,5 +1,5 @@
-//! Stands in for the GPU executor in builds without the cargo feature `cuda`. A GPU cannot be opened, and no
-//! value of these types can exist, so the compiler removes the code that uses them.
+//! Replaces the GPU executor in builds without the cargo feature `cuda`. A GPU cannot be opened, and no value
+//! of these types can exist. So the compiler removes the code that uses them.
 
 use super::{LaneReport, Memory, Settings};
 use crate::error::Result;

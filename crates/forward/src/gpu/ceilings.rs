@@ -1,5 +1,5 @@
-//! Measures the ceilings of GPU runs: the rate of bare kernels that move the same bytes, the rate of the copy
-//! engine, and the round trip of a bare kernel. Call these functions while no other kernel runs.
+//! Measures the ceilings of GPU runs: the rate of bare kernels that move the same bytes, the rate of the
+//! copy engine, and the round trip of a bare kernel. No other kernel may run during these functions.
 
 use super::Memory;
 use crate::error::{Error, Result};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
-/// Compiles and loads `bare.cu`. Its kernels cause the memory traffic of a run without running a packet
-/// function, so their rates are the ceilings of a run.
+/// Compiles and loads `bare.cu`. Its kernels cause the memory traffic of a run but run no packet function.
+/// Their rates are therefore the ceilings of a run.
 pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     let program = Source {
         name: "bare.cu",
@@ -25,17 +25,17 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
 }
 
-/// The highest rates that one GPU and its PCIe link allow, measured on this machine.
+/// The highest rates of one GPU and its PCIe link, measured on this machine.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct GpuCeilings {
     /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
-    /// For each burst size: the rate of a bare kernel that copies packets into the GPU (pulls them) and
-    /// writes 16 bytes of each packet back.
+    /// The rates of a bare kernel that copies packets into the GPU (pulls them) and writes 16 bytes of each
+    /// packet back. One entry for each burst size.
     pub pull: Vec<Pull>,
 }
 
-/// The rate of a bare kernel for one burst size, and the launch that reached it.
+/// The highest rate of a bare kernel for one burst size, and the shape of the launch that reached it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Pull {
     /// The number of packets per item.
@@ -44,22 +44,23 @@ pub struct Pull {
     pub size: u32,
     /// The number of bytes that the kernel copied into the GPU from the front of each packet.
     pub moved: u32,
-    /// The number of blocks of the fastest launch that was tried.
+    /// The number of blocks in the fastest of the tried launches.
     pub blocks: u32,
     /// The number of threads per block of the fastest launch that was tried.
     pub threads: u32,
-    /// The rate in bytes per second. A packet counts with its full size, even if only its first bytes were
-    /// copied.
+    /// The rate in bytes per second. Each packet counts with its full size, even if the kernel copied only
+    /// its first bytes.
     pub bytes_per_second: f64,
     /// The rate in packets per second.
     pub packets_per_second: f64,
 }
 
-/// Measures the ceilings for packets of `size` bytes in `memory`. The first `moved` bytes of each packet are
-/// copied into the GPU. `bursts` lists the numbers of packets per item, which are measured one after another.
+/// Measures the ceilings for packets of `size` bytes in `memory`. The kernel copies the first `moved` bytes
+/// of each packet into the GPU. `bursts` lists numbers of packets per item. Each of them is measured, one
+/// after another.
 ///
 /// # Errors
-/// If a driver call fails, or memory is short.
+/// If a driver call fails, or if there is not enough memory.
 pub fn ceilings(
     gpu: &Arc<Gpu>,
     memory: Memory,
@@ -99,7 +100,7 @@ pub fn ceilings(
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // Enough items to run for some milliseconds, so that the cost of a launch is negligible.
+            // Process enough items to run for some milliseconds, so that the cost of a launch is negligible.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)
                 .max(4096);
@@ -139,8 +140,8 @@ pub fn ceilings(
     Ok(found)
 }
 
-/// Returns the seconds that the GPU takes for the work that `queue` puts on `stream`: the median of
-/// `repeats`.
+/// Returns the seconds that the GPU takes for the work that `queue` puts on `stream`. Measures `repeats`
+/// times and returns the median.
 fn timed(
     gpu: &Arc<Gpu>,
     stream: &Stream,
@@ -155,7 +156,7 @@ fn timed(
         queue()?;
         stream.record(&end)?;
         end.synchronize()?;
-        // Skip the first round, because it only warms up the GPU.
+        // Skip the time of the first round, because that round only warms up the GPU.
         if round > 0 {
             times.push(end.since_ns(&start)? / 1e9);
         }
@@ -184,7 +185,7 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     let memory = gpu.pinned(4096)?;
     let (line, answer, packet) = (memory.slice(0, 128)?, memory.slice(512, 128)?, memory.slice(1024, 2048)?);
     let word = |region: &Region, index: usize| {
-        // SAFETY: the word is inside the region and aligned. The CPU accesses it only as an atomic.
+        // SAFETY: the word is aligned and lies inside the region. The CPU accesses it only as an atomic.
         unsafe { AtomicU64::from_ptr(region.as_ptr().cast::<u64>().add(index)) }
     };
     word(&line, 2).store(packet.address(), Ordering::Relaxed);

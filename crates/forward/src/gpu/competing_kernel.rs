@@ -1,8 +1,8 @@
-//! The competing job: a kernel that computes on every multiprocessor while an executor runs.
+//! The competing job: a kernel that computes on every multiprocessor of the GPU while an executor runs.
 //!
 //! The job consists of short blocks of 0.2 ms. A launch has eight times as many blocks as the GPU holds at
-//! once, and two launches are in flight. The executor's new kernels wait until some blocks end. The job's
-//! speed shows how much of the GPU the executor leaves free.
+//! once, and two launches are in flight. The executor's new kernels wait until some blocks end. The speed of
+//! the job shows how much of the GPU the executor leaves free.
 
 use super::ceilings::load;
 use crate::error::{Error, Result};
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The time for which each block of the competing kernel computes before it ends.
+/// The time that each block of the competing kernel computes before it ends.
 const SLICE: Duration = Duration::from_micros(200);
-/// The number of blocks per launch, divided by the number that the GPU holds at once.
+/// The number of blocks in a launch, divided by the number of blocks that the GPU holds at once.
 const WAVES: u32 = 8;
 /// The time between two checks whether a launch has ended. Meanwhile the GPU stays busy, because a second
 /// launch is in flight.
@@ -27,26 +27,26 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The competing job on one GPU.
 pub(crate) struct CompetingKernel {
     kernel: Kernel,
-    /// For each of the two launches in flight: its stream, and pinned memory in which each block stores how
-    /// many rounds of arithmetic it completed.
+    /// The two launches in flight. For each, a stream, and pinned memory in which each block stores how many
+    /// rounds of arithmetic it has completed.
     launches: [(Stream, Region); 2],
     shape: LaunchConfig,
     large: bool,
 }
 
 impl CompetingKernel {
-    /// Compiles and loads the kernel. Call it before a persistent kernel runs. If `large` is set, each block
-    /// uses all shared memory, so it cannot share a multiprocessor with a block of the executor.
+    /// Compiles and loads the kernel. Call this before a persistent kernel runs. If `large` is set, each
+    /// block uses all shared memory, so it cannot share a multiprocessor with a block of the executor.
     ///
     /// # Errors
-    /// If the kernel does not compile, or a driver call fails.
+    /// If the kernel does not compile, or if a driver call fails.
     pub(crate) fn new(gpu: &Arc<Gpu>, large: bool) -> Result<Self> {
         let kernel = load(gpu)?.kernel("bare_compete")?;
         let (threads, shared_bytes) =
             if large { (1024, gpu.max_shared_bytes_per_block()?) } else { (256, 0) };
         if large {
-            // The kernel declares no shared memory of its own, so its launches may use all that a block can
-            // have.
+            // The kernel declares no static shared memory, so its launches may use all shared memory that a
+            // block can have.
             kernel.set_max_dynamic_shared_bytes(shared_bytes)?;
         }
         let blocks = kernel.max_resident_blocks(threads, shared_bytes)? * WAVES;
@@ -55,11 +55,12 @@ impl CompetingKernel {
         Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
     }
 
-    /// Runs the competing job until `stop` is set. Returns the rounds of arithmetic per second of all blocks.
+    /// Runs the competing job until `stop` is set. Returns the rounds of arithmetic per second, summed over
+    /// all blocks.
     ///
     /// # Errors
-    /// If a driver call fails, if a kernel on this GPU is known never to end, or if a launch has not ended 10 s
-    /// after `stop` was set.
+    /// If a driver call fails, or if a kernel on this GPU is known never to end. Also if a launch has not
+    /// ended 10 s after `stop` was set.
     pub(crate) fn run(&self, stop: &AtomicBool) -> Result<f64> {
         let begun = Instant::now();
         let mut rounds = 0;
@@ -87,8 +88,8 @@ impl CompetingKernel {
         Ok(())
     }
 
-    /// Waits until a launch has ended. Returns its rounds of arithmetic. If it has not ended within `LIMIT`
-    /// after `stop` was set, abandons the GPU and returns an error.
+    /// Waits until a launch has ended, and returns its rounds of arithmetic. If the launch has not ended
+    /// within `LIMIT` after `stop` was set, abandons the GPU and returns an error.
     fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
         let gpu = stream.gpu();
         let why = match wait_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
@@ -107,7 +108,8 @@ impl CompetingKernel {
             return Err(Error::Competitor(why));
         }
         let word = |index: usize| {
-            // SAFETY: the word is inside the region and aligned. The CPU accesses it only as an atomic.
+            // SAFETY: the word is aligned and lies inside the region `counts`. The CPU accesses it only as an
+            // atomic.
             unsafe { AtomicU64::from_ptr(counts.as_ptr().cast::<u64>().add(index)) }
         };
         Ok((0..self.shape.blocks as usize).map(|block| word(block).load(Ordering::Relaxed)).sum())

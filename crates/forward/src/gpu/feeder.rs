@@ -1,5 +1,5 @@
-//! The feeder: the thread that launches kernels for a lane's items, or queues them on the GPU before the
-//! items are submitted (posting). It also calls the packet function's `tick`.
+//! The feeder, a thread that launches kernels for a lane's items. In some methods it queues the kernels on
+//! the GPU before the items are submitted (posting). It also calls the packet function's `tick`.
 
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
@@ -14,14 +14,16 @@ use std::time::{Duration, Instant};
 /// The shortest time between two calls of a function's `tick`.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// Launches or posts the kernels of a lane. With `persistent`, it launches one kernel; with `single`, none.
+/// Launches or posts the kernels of a lane. For method `persistent`, launches one kernel. For method
+/// `single`, launches no kernel.
 pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
 }
 
-/// How the feeder gets a kernel for each item: it launches the kernels or queues them on the GPU (posting).
+/// The way in which each item gets a kernel. The feeder launches the kernels, or queues them on the GPU
+/// before the items are submitted (posting).
 enum Posting<'a> {
     /// The feeder posts nothing. With `single`, the dispatching thread launches the kernels; with
     /// `persistent`, one kernel processes all items.
@@ -32,9 +34,9 @@ enum Posting<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    /// Allocates what the method needs and uses each stream once, because the driver sets a stream up at its
-    /// first use. No kernel is running when this returns. `tick_stream` is the stream for the function's
-    /// `tick`, if it has one.
+    /// Allocates the method's resources and uses each stream once. The driver sets up a stream at its first
+    /// use. No kernel is running when this returns. `tick_stream` is the stream for the function's `tick`, if
+    /// the function has one.
     ///
     /// # Errors
     /// If a driver call fails.
@@ -64,14 +66,14 @@ impl<'a> Feeder<'a> {
             // SAFETY: the argument is the kernel's parameter, and the lane outlives its streams.
             unsafe { lane.loaded.persistent.launch(&self.streams[0], lane.shape, arguments)? };
         }
-        // After an error, nothing satisfies the posted waits, and freeing memory would block on them. So
-        // abandon the GPU.
+        // After an error, the posted waits never end, and freeing memory would wait for them. So abandon the
+        // GPU.
         while self.advance().inspect_err(|_| lane.loaded.gpu.abandon())? {}
         Ok(())
     }
 
-    /// Feeds the GPU until the ring is closed and a kernel was launched or posted for every item, or the run
-    /// is aborted.
+    /// Feeds the GPU until a kernel was launched or posted for every item of the closed ring. Also returns if
+    /// the run is aborted.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -97,11 +99,11 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Waits until the lane's streams are idle. Call it after the dispatcher has ended. Abandons the GPU if
-    /// the wait exceeds the watchdog's limit.
+    /// Waits until the lane's streams are idle. Call it after the dispatching thread has ended. Abandons the
+    /// GPU if the wait exceeds the watchdog's limit.
     ///
-    /// - `clean`: true if the run ended normally. If false, kernels are ordered to stop.
-    /// - `stuck`: true if the watchdog found a stuck item. The GPU is then abandoned without a wait.
+    /// - `clean`: true if the run ended normally. If false, orders the kernels to stop.
+    /// - `stuck`: true if the watchdog found a stuck item. If true, abandons the GPU without a wait.
     ///
     /// # Errors
     /// If a kernel failed, or did not end in time.
@@ -128,13 +130,13 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Ends the waits of posted kernels for items that were never submitted, so that the kernels can end. A
-    /// second call changes nothing.
+    /// Ends the waits of kernels that were posted for items that were never submitted. The kernels can then
+    /// end. A second call changes nothing.
     fn release(&mut self) {
         self.lane.ring.release_waits(self.posted());
     }
 
-    /// Returns the number of items for which a kernel was launched or posted.
+    /// Returns the number of items for which the feeder has launched or posted a kernel so far.
     fn posted(&self) -> u64 {
         match &self.posting {
             Posting::None => 0,
@@ -160,8 +162,8 @@ fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result
     streams.iter().try_for_each(|stream| stream.synchronize()).map_err(Into::into)
 }
 
-/// The caller of a packet function's `tick` on the GPU: launches its kernel at most once per millisecond.
-/// Nothing else runs on `stream`, so an idle stream shows that the last `tick` has ended.
+/// Calls a packet function's `tick` on the GPU: launches the kernel of `tick` at most once per millisecond.
+/// Nothing else runs on `stream`, so the last `tick` has ended if the stream is idle.
 pub(super) struct Ticks<'a> {
     lane: &'a Lane,
     stream: &'a Stream,
@@ -188,8 +190,8 @@ impl<'a> Ticks<'a> {
         Ok(())
     }
 
-    /// Launches the last `tick` of a run, with the largest time, so that all of the function's timeouts
-    /// expire.
+    /// Launches the function's `tick` for the last time in a run. Passes the largest time, so all timeouts of
+    /// the function expire.
     ///
     /// # Errors
     /// As for [`Ticks::due`].

@@ -58,8 +58,8 @@ impl LaneParameters {
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
 /// Returns the bytes per packet of the buffers `stage` and `shadow` of [`LaneParameters`], in this order. 0
-/// stands for no buffer. Packets are copied in aligned 16-byte chunks, so an unaligned packet needs up to one
-/// more chunk.
+/// means that the buffer does not exist. Packets are copied in aligned 16-byte chunks. An unaligned packet
+/// may therefore need one more chunk.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {
@@ -81,11 +81,11 @@ pub struct Lane {
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// Regions that must stay allocated: the registered packet memory, the words that block 0 relays to the
-    /// other blocks, and the buffers into which packets are copied.
+    /// Regions that must stay allocated: the registered packet memory, the words that block 0 passes on to
+    /// the other blocks, and the buffers into which packets are copied.
     _memory: Vec<Region>,
     location: Location,
-    /// The address of the memory of the pool for which the lane was created.
+    /// The address of the memory that belongs to the pipeline's packet pool.
     pub(super) packets: u64,
     /// True while `LoadedFunction::starting` counts this lane, because the lane still allocates memory.
     starting: AtomicBool,
@@ -94,11 +94,11 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets; `lanes`
-    /// lanes share the GPU.
+    /// Allocates a lane: a pipeline's ring, buffers, kernels and streams on a GPU. Call it before any kernel
+    /// runs. `pool` provides the pipeline's packets; `lanes` lanes share the GPU.
     ///
-    /// Run all lanes of a loaded function at the same time, each on its own thread, or drop all, because they
-    /// wait for each other.
+    /// Either run all lanes of a loaded function at the same time, each on its own thread, or drop them all.
+    /// This is necessary because the lanes wait for each other.
     ///
     /// # Panics
     /// If packets are to be copied into GPU memory, but the function was loaded for packets that are
@@ -130,8 +130,8 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // Allocate the ring's two halves separately, because only the host writes the submission half and
-        // only the GPU writes the completion half.
+        // Allocate the two halves of the ring separately: only the host writes the submission half, and only
+        // the GPU writes the completion half.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;
@@ -224,20 +224,21 @@ impl Lane {
     }
 
     /// Blocks until every lane has allocated its GPU memory. An allocation waits for all kernels and posted
-    /// waits of the GPU. So if another lane already ran, both would wait forever.
+    /// waits of the GPU. If another lane already ran, that lane and the allocation would wait for each other
+    /// forever.
     pub(super) fn start_together(&self) {
         self.barrier(&self.starting, &self.loaded.starting);
     }
 
     /// Blocks until every lane has finished or the GPU was abandoned. Call it before freeing GPU memory,
-    /// because freeing waits for the kernels of other lanes.
+    /// because freeing waits until the kernels of other lanes end.
     pub(super) fn leave_together(&self) {
         leave_barrier(&self.starting, &self.loaded.starting);
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Counts this lane as arrived, and waits for the other lanes: subtracts it from `count` if `counted` is
-    /// set, then blocks until `count` is 0 or the GPU was abandoned.
+    /// Registers this lane's arrival and waits for the other lanes. If `counted` is set, decrements `count`,
+    /// the number of missing lanes. Then blocks until `count` is 0 or the GPU was abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         leave_barrier(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
@@ -245,10 +246,10 @@ impl Lane {
         }
     }
 
-    /// Checks that the blocks of all lanes' persistent kernels fit the GPU at the same time.
+    /// Checks that the GPU can hold the blocks of all lanes' persistent kernels at the same time.
     ///
     /// # Errors
-    /// If they do not. The message says how many blocks the GPU holds.
+    /// If it cannot. The message contains the number of blocks that the GPU can hold.
     pub fn check_residence<'a>(lanes: impl IntoIterator<Item = &'a Lane>) -> Result<()> {
         let lanes: Vec<_> = lanes.into_iter().collect();
         let Some(lane) = lanes.iter().find(|lane| lane.settings.method == Method::Persistent) else {
@@ -275,7 +276,7 @@ impl Lane {
         1 << self.parameters.slot_shift
     }
 
-    /// Returns the function's output region in GPU memory, if it has one.
+    /// Returns the output region of the packet function in GPU memory, or `None` if the function has none.
     pub fn output(&self) -> Option<&Region> {
         self.output.as_ref()
     }
@@ -283,12 +284,12 @@ impl Lane {
     /// Returns a word by which the host controls running kernels. Index 0 is the order to stop, index 16 the
     /// heartbeat.
     fn control_word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the word is inside the region of two lines and aligned. The CPU accesses it only as an
-        // atomic.
+        // SAFETY: the word is aligned and lies inside the region, which has two cache lines. The CPU accesses
+        // it only as an atomic.
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }
     }
 
-    /// Orders persistent blocks to end at once, even if the ring holds items.
+    /// Makes persistent blocks end at once, even if the ring still holds items.
     pub(super) fn order_exit(&self) {
         self.control_word(0).store(1, Ordering::Release);
     }
@@ -298,21 +299,23 @@ impl Lane {
         self.control_word(16).store(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of items of the whole run, or `None` until the ring is closed.
+    /// Returns the number of items that were submitted in the whole run. Returns `None` until the ring is
+    /// closed.
     #[inline]
     pub(super) fn closed_at(&self) -> Option<u64> {
         self.ring.closed_at()
     }
 
-    /// Returns the number of packets of the item at `position`. `None` if it was not submitted, or its slot
-    /// was reused.
+    /// Returns the number of packets of the item at `position` in the ring. Returns `None` if the item was
+    /// not submitted, or if its slot was reused.
     #[inline]
     pub(super) fn submitted(&self, position: u64) -> Option<u32> {
         self.ring.submitted(position)
     }
 
-    /// Estimates the bytes over PCIe, in both directions together, for `items` items with `packets` packets
-    /// of `bytes` bytes in total. Reads are whole sectors of 32 bytes. Polling is left out.
+    /// Estimates the number of bytes over PCIe, for both directions together. `items` items have `packets`
+    /// packets of `bytes` bytes in total. Each read counts as whole sectors of 32 bytes. Polling does not
+    /// count.
     fn pcie_bytes(&self, items: u64, packets: u64, bytes: u64) -> u64 {
         let info = &self.loaded.info;
         let mean = bytes.checked_div(packets).unwrap_or(0);
@@ -380,8 +383,8 @@ impl Drop for Lane {
     }
 }
 
-/// Leaves a barrier: subtracts a lane from the barrier's `count`. Does so only once, because it clears
-/// `counted`, which is true while the lane counts.
+/// Leaves a barrier: subtracts this lane from the barrier's `count`. `counted` is true while the lane is part
+/// of `count`. The call clears `counted`, so that a second call has no effect.
 fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

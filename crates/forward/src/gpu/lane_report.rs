@@ -10,12 +10,12 @@ pub struct LaneReport {
     /// The memory that holds the burst ring's words, as text for the result. A word tells whether its item
     /// was submitted or completed.
     pub flags: String,
-    /// The memory of the packets, and the part of each that crosses PCIe, as text for the result.
+    /// Text for the result: the memory of the packets, and the part of each packet that crosses PCIe.
     pub memory: String,
-    /// The numbers of blocks, threads and streams of the lane's kernels, as text for the result.
+    /// The number of blocks, threads and streams of the lane's kernels, as text for the result.
     pub shape: String,
-    /// The bytes that crossed PCIe in both directions. This number is computed as [`PCIE_MODEL`] says, not
-    /// measured.
+    /// The number of bytes that crossed PCIe, for both directions together. It is not measured but computed
+    /// by the formula in [`PCIE_MODEL`].
     pub pcie_bytes: u64,
     /// A copy of the packet function's state at the end of the run.
     pub state: Vec<u8>,

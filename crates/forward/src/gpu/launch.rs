@@ -43,7 +43,7 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    /// Returns the number of items for which a kernel was launched so far.
+    /// Returns the number of items for which kernels were launched so far.
     pub(super) fn position(&self) -> u64 {
         self.position
     }
@@ -68,8 +68,8 @@ pub(super) unsafe fn launch_items(
     unsafe { lane.loaded.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }
 
-/// Launches a kernel that finds no packets and ends. Call it before item 0 is submitted, to make the driver
-/// set up the stream.
+/// Launches a kernel that finds no packets and ends at once. Call it before item 0 is submitted, because the
+/// first launch makes the driver set up the stream.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicU32;
 /// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
-/// The number of threads of the kernel that calls a function's `tick`. A multiple of 32, because functions
-/// rely on whole warps.
+/// The number of threads of the kernel that calls a function's `tick`. It is a multiple of 32, because
+/// functions rely on whole warps.
 pub(super) const TICK_THREADS: u32 = 128;
 
 /// The kernels of one packet function, loaded on one GPU. All pipelines of a run share them.
@@ -84,8 +84,8 @@ impl LoadedFunction {
         Ok(blocks.saturating_sub(kept))
     }
 
-    /// Permits launches with the shared memory for items of `burst` packets. Returns the bytes of shared
-    /// memory per block.
+    /// Permits launches with the shared memory that items of `burst` packets need. Returns the number of
+    /// bytes of shared memory per block.
     ///
     /// # Errors
     /// If a block of this GPU cannot have that much shared memory.
@@ -127,7 +127,7 @@ pub(super) enum SharedMemory {
     Allowed,
 }
 
-/// The most bytes of shared memory per block that a launch may use unless the kernel's limit is raised.
+/// The most shared memory per block in a launch of a kernel whose limit was not raised, in bytes.
 const USUAL_SHARED: u32 = 48 << 10;
 
 /// Returns the bytes of shared memory per packet: the packet's descriptor and, if packets are pulled (copied
@@ -145,8 +145,8 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
 /// `burst` packets and the packet function's `fixed` bytes.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // The packet function's bytes come first in shared memory. Round them up to a multiple of 16, because the
-    // packets' descriptors follow and need that alignment.
+    // Shared memory begins with the packet function's bytes. Round them up to a multiple of 16, because the
+    // descriptors of the packets follow and need that alignment.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),

@@ -77,14 +77,15 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
 }
 
 /// Returns true if privileges must be dropped before `function` is loaded, because loading runs code that the
-/// user chose:
+/// user chose. Such code is:
 ///
 /// - a packet function from the user's file
 /// - the run-time compiler that `INLANE_NVRTC` names
-/// - any run-time compiler, if the process does not run as root, because the environment decides which one is
-///   found
+/// - any run-time compiler, if the process does not run as root: the environment then decides which compiler
+///   is found
 ///
-/// If only the installed compiler runs, root keeps its privileges, which its cache of kernels requires.
+/// If only the installed compiler runs, root keeps its privileges. They are required for root's cache of
+/// kernels.
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,

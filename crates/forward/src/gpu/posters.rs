@@ -1,9 +1,9 @@
-//! Posting, for methods `stream` and `graph`: queueing waits and kernels on the GPU before their items are
+//! Posting, for methods `stream` and `graph`: queues waits and kernels on the GPU before their items are
 //! submitted. A wait ends when the word of the item's slot in the ring shows that the item was submitted.
 //!
 //! ```text
 //! stream   stream 0 of S: wait word(p) = lap | kernel(p) | wait word(p+S) = lap | kernel(p+S) | ...
-//! graph    chain 0: wait bit(slot) | kernel(slot) | ...      two graphs for each stretch: for even and odd laps
+//! graph    chain 0: wait bit(slot) | kernel(slot) | ...   two graphs per stretch: for even and odd laps
 //! ```
 //!
 //! Posting takes microseconds per item. If items arrive faster, they are submitted before their waits are
@@ -14,8 +14,8 @@
 //! a graph is launched for lap L only after every item of lap L-1 in its slots is complete. So the slots'
 //! words hold L-1 or L. The kernel takes the lap from the word.
 //!
-//! The kernel itself stores the word by which the host sees that the item is complete, because only the
-//! kernel knows whether it wrote verdicts.
+//! When an item is complete, the kernel itself stores the word that tells the host. Only the kernel knows
+//! whether it wrote verdicts.
 
 use super::lane::Lane;
 use super::launch::launch_items;
@@ -23,20 +23,20 @@ use crate::error::Result;
 use inlane_core::ring::{lap_of, layout};
 use inlane_cuda::{Graph, GraphExec, LaunchConfig, MemoryOperation, Stream, WaitUntil, argument};
 
-/// Returns the address of the word of a slot that shows whether an item was submitted. The word's low half is
-/// the lap.
+/// Returns the address of the word of `slot` by which the dispatcher submits an item. The low half of the
+/// word is the lap.
 fn word_address(lane: &Lane, slot: u64) -> u64 {
     let burst = lane.ring.burst();
     lane.ring.submit_region().address() + (layout::LINE + slot as usize * layout::submit_stride(burst)) as u64
 }
 
-/// Returns an operation that waits until the word of slot 0 is 0, which it is until the first item is
-/// submitted. Queue it before then to make the driver set up a stream.
+/// Returns an operation that waits until the word of slot 0 is 0. The word is 0 until the first item is
+/// submitted. Queue the operation before that, to make the driver set up a stream.
 pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
 }
 
-/// The state of a ring on which posting depends. Tests implement this trait without a GPU.
+/// The state of a ring on which posting depends. Tests implement this trait without using a GPU.
 pub(super) trait RingView {
     /// Returns the number of the ring's slots.
     fn slots(&self) -> u64;
@@ -62,34 +62,35 @@ impl RingView for Lane {
     }
 }
 
-/// Decides what to post next, from the number of submitted items and the number of posted items.
+/// Decides what to post next. Compares the number of posted items with the number of submitted items.
 #[derive(Debug, Default)]
 pub(super) struct PostingCursor {
-    /// The number of items for which kernels were posted.
+    /// The number of items for which kernels have been posted so far.
     pub(super) posted: u64,
-    /// The number of items that `next` has found submitted so far.
+    /// The number of submitted items that `next` has found so far.
     submitted: u64,
 }
 
-/// The decision of a poster: what it posts to the GPU in its next step.
+/// A poster's decision: the operations that it posts to the GPU in its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextPost {
     /// Nothing.
     Nothing,
     /// Post kernels for this many submitted items.
     Kernels(u64),
-    /// Post waits and kernels for the next stretch of consecutive items, because some are not submitted yet.
+    /// Post waits and kernels for the next stretch of consecutive items. Some of these items are not
+    /// submitted yet.
     Waits,
 }
 
 impl PostingCursor {
-    /// Decides what to post next. A stretch is `stretch` consecutive items, which are posted together.
+    /// Decides what to post next. Items are posted in stretches: a stretch is `stretch` consecutive items.
     ///
-    /// - If a whole stretch is submitted, posts kernels for all submitted stretches, but for at most `most`
-    ///   items.
-    /// - If not, posts waits and kernels for the next stretch. But posts nothing if that stretch ends more
-    ///   than `ahead` stretches beyond the submitted items, or if an older item is in flight in one of its
-    ///   slots.
+    /// - If all items of the next stretch are submitted, posts kernels for all submitted stretches, but for
+    ///   at most `most` items.
+    /// - If some are not submitted, posts waits and kernels for the next stretch. Posts nothing if the end of
+    ///   that stretch is more than `ahead` stretches beyond the submitted items. Posts nothing either if one
+    ///   of its slots still holds an older item.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
         // Freed items count as submitted. Their slots may already be reused, so do not read the words.
@@ -124,8 +125,8 @@ impl<'a> StreamPoster<'a> {
         Self { lane, streams, cursor: PostingCursor::default(), turn: 0 }
     }
 
-    /// Launches one kernel for all submitted items. If there are none, posts a wait and a kernel for the next
-    /// item, unless each stream has a wait. Returns false if it launched and posted nothing.
+    /// Launches one kernel for all submitted items. If no item is submitted, posts a wait and a kernel for
+    /// the next item, unless each stream already has a wait. Returns false if it did neither.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -154,7 +155,7 @@ impl<'a> StreamPoster<'a> {
         Ok(true)
     }
 
-    /// Returns the number of items for which a kernel was posted or launched.
+    /// Returns the number of items whose kernels have been posted or launched.
     pub(super) fn posted(&self) -> u64 {
         self.cursor.posted
     }
@@ -165,19 +166,20 @@ pub(super) struct GraphPoster<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     stretches: Vec<Stretch>,
-    /// The number of items of a stretch: the consecutive items whose kernels one graph launches.
+    /// The number of items in a stretch. A stretch is a run of consecutive items whose kernels one graph
+    /// launches.
     items: u64,
     cursor: PostingCursor,
 }
 
-/// The graphs for a stretch: consecutive slots whose kernels one graph launches. Element 0 of each array is
-/// for even laps, element 1 for odd laps.
+/// The graphs for a stretch. A stretch is a number of consecutive slots whose kernels are launched by one
+/// graph. In each array, element 0 is for even laps of the ring and element 1 for odd laps.
 struct Stretch {
-    /// The graphs with a wait and a kernel for each slot, one for even and one for odd laps, whose waits need
-    /// different values. Launched if at least one slot has no submitted item yet.
+    /// The graphs for even and for odd laps, whose waits need different values. A graph has a wait and a
+    /// kernel for each slot. It is launched if at least one slot has no submitted item yet.
     waiting: [GraphExec; 2],
-    /// The graphs that are launched if all slots of the stretch hold submitted items: one for even laps and
-    /// one for odd laps. Each has one kernel with a block per item, and no waits.
+    /// The graphs to launch if all slots of the stretch hold submitted items: one graph for even laps and one
+    /// for odd laps. Each graph has one kernel with a block per item, and no waits.
     ready: [GraphExec; 2],
 }
 
@@ -203,9 +205,9 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches a graph for the next stretch of items: the graph without waits if all these items were
-    /// submitted, else the graph with waits. Each stream holds at most one graph whose items are not
-    /// submitted. Returns false if no graph was launched.
+    /// Launches a graph for the next stretch of items. If all items of the stretch were submitted, launches
+    /// the graph without waits, else the graph with waits. Each stream holds at most one graph whose items
+    /// are not submitted. Returns false if no graph was launched.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -220,36 +222,38 @@ impl<'a> GraphPoster<'a> {
             NextPost::Waits => &mut stretch.waiting,
         };
         let odd = lap_of(cursor.posted, lane.slots() as u32) as usize & 1;
-        // SAFETY: the nodes' addresses lie in the lane, which outlives the streams. The dispatcher or
+        // SAFETY: the addresses of the nodes are in the lane, which outlives the streams. The dispatcher or
         // `release_waits` satisfies the waits. Every item of the previous lap in these slots is complete,
-        // because `next` posts for a slot only after its previous item was freed.
+        // because `next` posts for a slot only after the slot's previous item was freed.
         unsafe { graphs[odd].launch(&streams[number % streams.len()])? };
         cursor.posted += *items;
         Ok(true)
     }
 
-    /// Returns the number of items for which a kernel was posted or launched.
+    /// Returns the number of items whose kernels have been posted or launched.
     pub(super) fn posted(&self) -> u64 {
         self.cursor.posted
     }
 }
 
-/// Builds a graph that processes the `items` slots from `first` on, with a wait before each kernel. The graph
-/// serves odd laps if `odd` is 1, even laps if it is 0.
+/// Builds a graph that processes `items` slots of the lane's ring, starting with slot `first`. Before each
+/// kernel, the graph waits until the slot's item is submitted. `odd` is 1 for odd laps of the ring, 0 for
+/// even laps.
 fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let branches = lane.settings.graph_branches_for();
     let mut graph = Graph::new(lane.loaded.gpu())?;
     for branch in 0..branches {
         let mut last = None;
         for slot in (first + branch..first + items).step_by(branches) {
-            // For an odd lap, waits until the word's lowest bit is set. For an even lap, waits until that bit
-            // is clear. `AnyBitClear` ignores the bits that are set in `value`: here all bits but the lowest.
+            // In an odd lap, wait until the word's lowest bit is set. In an even lap, wait until this bit is
+            // clear. `AnyBitClear` ignores the bits that are set in `value`, which are all bits but the
+            // lowest.
             let (value, until) = if odd == 1 { (1, WaitUntil::AnyBit) } else { (!1, WaitUntil::AnyBitClear) };
             let wait = MemoryOperation::Wait { address: word_address(lane, slot as u64), value, until };
             let index = slot as u32;
             let arguments = [argument(&lane.parameters), argument(&index), argument(&odd)];
-            // SAFETY: the addresses lie in the lane, which outlives the graph's launches. The arguments are
-            // the kernel's parameters, and the dependencies are nodes of this graph.
+            // SAFETY: the addresses lie in the lane, which outlives all launches of the graph. The arguments
+            // match the kernel's parameters. The dependencies are nodes of this graph.
             unsafe {
                 let waited = graph.memory_operations(last.as_slice(), &[wait])?;
                 last = Some(graph.kernel(&[waited], &lane.loaded.slots, lane.shape, arguments)?);
@@ -259,8 +263,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
     Ok(graph.instantiate()?)
 }
 
-/// Builds a graph that processes the `items` slots from `first` on, without waits. The graph serves odd laps
-/// if `odd` is 1, even laps if it is 0.
+/// Builds a graph that processes the `items` slots from slot `first` on, without waiting for them. If `odd`
+/// is 1, the graph serves odd laps. If it is 0, the graph serves even laps.
 fn ready(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let mut graph = Graph::new(lane.loaded.gpu())?;
     let index = first as u32;

@@ -1,13 +1,13 @@
 //! The threads of a pipeline whose function runs on a GPU.
 //!
 //! ```text
-//! single                 [ receive -> submit -> launch -> wait -> send ]            one thread, one item at a time
-//! persistent             [ receive -> submit ... take back -> send ]                one thread
+//! single                 [ receive -> submit -> launch -> wait -> send ]      one thread, one item at a time
+//! persistent             [ receive -> submit ... take back -> send ]          one thread
 //! split, stream, graph   [ receive -> submit ... take back -> send ]   [ launch, or post ahead ]
 //! ```
 //!
-//! The thread that starts these threads owns the packets, the ring and the streams. So a panic of a started
-//! thread does not drop them.
+//! The packets, the ring and the streams belong to the thread that starts these threads. So they are not
+//! dropped if one of the started threads panics.
 
 use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
@@ -45,8 +45,8 @@ pub fn run(
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // Add this error only if no thread has reported one, because it usually is a consequence of the
-        // reported error.
+        // If a thread has already reported an error, drop this one, because it is usually a consequence of
+        // the reported error.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -108,21 +108,21 @@ fn on_streams(
         _ => Ok(()),
     });
     if ended.is_err() || !clean {
-        // This pipeline has failed or was aborted, so the other pipelines must drain and end, too.
+        // This pipeline has failed or was aborted. The other pipelines must then drain and end, too.
         context.control.stop();
     }
-    // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs, which must not
+    // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs. That must not
     // happen while other lanes run.
     lane.leave_together();
     ended
 }
 
-/// Runs three functions until all have ended:
+/// Runs three functions until all three have ended:
 ///
 /// - `moving`, on a new thread, moves packets. It may block in a port.
 /// - `feeding`, on a new thread, launches or posts kernels.
-/// - `watching`, on the calling thread, is the watchdog. It must return when its channel is disconnected,
-///   which happens when `moving` ends.
+/// - `watching`, on the calling thread, is the watchdog. When `moving` ends, the channel of `watching` is
+///   disconnected. `watching` must then return.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
@@ -183,8 +183,8 @@ pub(super) fn on_threads(
     })
 }
 
-/// The dispatching thread's work for a GPU. For method `single`, it launches the kernels. Without a feeder,
-/// it also calls the packet function's `tick`.
+/// The work of the dispatching thread for a GPU. For method `single`, the thread launches the kernels. If the
+/// method has no feeder, the thread also calls the packet function's `tick`.
 struct GpuHooks<'a> {
     /// Launches a kernel for each submitted item. `None` unless the method is `single`.
     launcher: Option<Launcher<'a>>,

@@ -1,5 +1,5 @@
-//! The settings of a GPU executor, and the numbers of blocks, threads, streams and slots that follow from
-//! them.
+//! The settings of a GPU executor. Also the numbers of blocks, threads, streams and slots that result from
+//! these settings.
 
 use crate::config::Method;
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where packets lie, and whether the GPU processes them in place or pulls them into its own memory.
+/// Where packets are stored. Also whether the GPU processes them in place or pulls them into its own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// Packets lie in pinned host memory. The GPU processes them in place, over PCIe.
@@ -74,9 +74,9 @@ pub struct Settings {
     pub blocks: u32,
     /// The number of threads per block.
     pub threads: u32,
-    /// The number of CUDA streams in which kernels are launched or posted.
+    /// The number of CUDA streams that are used to launch or post kernels.
     pub streams: u32,
-    /// The number of items that one launch of a graph processes.
+    /// The number of items that one launch of a CUDA graph processes.
     pub graph_items: u32,
     /// The number of chains that a graph's items are divided into. The chains run side by side.
     pub graph_branches: u32,
@@ -121,9 +121,9 @@ const MOST_LAUNCHES: usize = 512;
 const QUEUES: usize = 32;
 
 impl Settings {
-    /// Returns the settings for each of `lanes` pipelines that share a GPU. Each stream with waits gets a
-    /// hardware queue of its own. Set `ticks` if the function has a `tick`, which needs one more stream per
-    /// lane.
+    /// Returns the settings for each of `lanes` pipelines that share a GPU. Each stream with waits gets its
+    /// own hardware queue. Set `ticks` if the function has a `tick`, because each lane then needs one more
+    /// stream.
     ///
     /// # Errors
     /// If the settings need more queues than the GPU has.
@@ -177,9 +177,9 @@ impl Settings {
         wanted.min(MOST_THREADS).next_multiple_of(32)
     }
 
-    /// Returns the number of blocks of a persistent kernel: the number in the settings, or one that suits the
-    /// burst. Small bursts get few blocks, because waiting blocks poll over PCIe and delay packets. Bursts of
-    /// at least 64 packets get half as many blocks as bursts of 8 to 63.
+    /// Returns the number of blocks of a persistent kernel. This is the number in the settings, or else a
+    /// number that suits the burst. Small bursts get few blocks, because waiting blocks poll over PCIe and
+    /// delay packets. Bursts of at least 64 packets get half as many blocks as bursts of 8 to 63 packets.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,
@@ -209,8 +209,8 @@ impl Settings {
             // Allow one partial burst in flight per block to keep the blocks busy, but at most 16, because
             // the dispatching thread cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
-            // Launching takes about a third of the time from an item's launch to its completion, so four
-            // items in flight are enough to keep the GPU busy.
+            // Four items in flight keep the GPU busy. The launch takes about a third of an item's time from
+            // launch to completion.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,
@@ -232,7 +232,8 @@ impl Settings {
         asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
     }
 
-    /// Returns the number of items of a graph: a power of two, so that graphs divide the ring evenly.
+    /// Returns the number of items that a graph processes. It is a power of two, so that graphs divide the
+    /// ring evenly.
     pub(super) fn graph_items_for(&self) -> usize {
         match self.graph_items {
             0 => 16,
@@ -240,8 +241,9 @@ impl Settings {
         }
     }
 
-    /// Returns the number of a graph's branches, which are chains of items that run in parallel. It divides
-    /// [`Settings::graph_items_for`], because both are powers of two, so all chains have the same length.
+    /// Returns the number of branches of a graph. Each branch is a chain of items, and the branches run in
+    /// parallel. The number divides [`Settings::graph_items_for`], because both are powers of two. So all
+    /// chains have the same length.
     pub(super) fn graph_branches_for(&self) -> usize {
         let branches = if self.graph_branches == 0 { 4 } else { self.graph_branches as usize };
         branches.next_power_of_two().min(self.graph_items_for())

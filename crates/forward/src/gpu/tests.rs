@@ -260,15 +260,15 @@ impl RingView for FakeRing {
     }
 
     fn is_submitted(&self, position: u64) -> bool {
-        // As in a real ring, a slot's word keeps the item's lap until the slot is reused.
+        // As in a real ring, the word of a slot keeps the lap of its item until the slot is reused.
         position < self.submitted && position + SLOTS >= self.submitted
     }
 }
 
-/// Submits, frees and posts for items in random order. Checks these properties:
+/// Submits items, frees items and posts kernels in random order. Checks these properties:
 ///
 /// - Each item gets exactly one kernel.
-/// - No wait is posted for a slot whose previous item is in flight.
+/// - No wait is posted for a slot of the ring whose previous item is in flight.
 /// - At the end, few waits are left for `release_waits`.
 #[test]
 fn every_item_is_posted_for_once() {
@@ -279,11 +279,11 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // The parameters of `PostingCursor::next`: items per stretch, most stretches posted ahead of submission,
-    // and most items of one post. Method `stream` has stretches of one item, method `graph` longer ones.
+    // The parameters of `PostingCursor::next`: the items of a stretch, the most stretches posted before their
+    // submission, and the most items of one post. A stretch has one item in method `stream`, more in `graph`.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
-            // The average number of submissions and frees between two calls of `PostingCursor::next`.
+            // The average number of submissions and of frees between two calls of `PostingCursor::next`.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
             let mut ring = FakeRing { submitted: 0, freed: 0 };
@@ -292,7 +292,7 @@ fn every_item_is_posted_for_once() {
             while ring.freed < published || cursor.posted < published {
                 match roll(2 * others + 2) / others.max(1) {
                     0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
-                    // An item is freed only after it was submitted and its kernel was posted, so both counts
+                    // An item is freed only after it was submitted and its kernel was posted. So both counts
                     // limit `freed`.
                     1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(cursor.posted)),
                     _ => match cursor.next(&ring, stretch, ahead, most) {
@@ -344,8 +344,8 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), LaunchEnd::Late);
     assert!(begun.elapsed() >= short);
-    // This launch takes three times the time limit, which counts only after a stop was ordered. No stop was
-    // ordered here, so the launch is not late.
+    // This launch takes three times the time limit. The limit counts only after a stop was ordered. No stop
+    // was ordered here, so the launch is not late.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), LaunchEnd::Done);

@@ -1,5 +1,5 @@
 //! The watchdog: detects that a GPU makes no progress, and sends the host's heartbeat. It has its own thread,
-//! because the thread that moves packets may block in a port.
+//! because the dispatching thread may block in a port.
 
 use super::lane::Lane;
 use crate::control::Control;
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// ms.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run after an error.
+/// Checks the lane every 20 ms until the sender of the channel `ended` is dropped. Aborts the run after an
+/// error.
 ///
 /// # Errors
 /// [`Error::Stuck`] if one item takes longer than the watchdog's limit, or the error of a failed kernel.
@@ -35,8 +36,8 @@ pub(super) fn watch_until(
     Ok(())
 }
 
-/// Returns the position of the oldest item that is not freed, if this item is in flight. Returns `None` if it
-/// is complete, or if nothing is submitted.
+/// Returns the position of the oldest item that is not freed, if the item is in flight. Returns `None` if the
+/// item is complete, or if no item is submitted.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
     // When the ring is closed, `release_waits` writes words with a packet count of 0, only to end the waits
@@ -45,11 +46,12 @@ pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     (submitted && !ring.is_completed(position)).then_some(position)
 }
 
-/// Measures how long the same item has been the oldest in flight. Reports it as stuck after a time limit.
+/// Measures how long one item has been the oldest item in flight. Reports the item as stuck after a time
+/// limit.
 pub(super) struct Watchdog {
     limit: Duration,
-    /// The oldest item in flight at the last check, and the time of the check that first found it the oldest.
-    /// `None` if no item was in flight.
+    /// The number of the oldest item in flight at the last check, and the time of the first check that found
+    /// this item the oldest. `None` if no item was in flight.
     oldest: Option<(u64, Instant)>,
 }
 
@@ -59,11 +61,12 @@ impl Watchdog {
         Self { limit, oldest: None }
     }
 
-    /// Records the oldest item in flight. If it is the same as last time, also checks `streams` for failed
-    /// kernels.
+    /// Records `oldest`, the oldest item in flight. If it has not changed since the last call, also checks
+    /// `streams` for failed kernels.
     ///
     /// # Errors
-    /// [`Error::Stuck`] if the item exceeded the limit, or the error of a failed kernel.
+    /// [`Error::Stuck`] if the item has been in flight for longer than the limit, or the error of a failed
+    /// kernel.
     pub(super) fn check(&mut self, oldest: Option<u64>, function: &str, streams: &[Stream]) -> Result<()> {
         match (oldest, self.oldest) {
             (Some(item), Some((seen, since))) if item == seen => {

@@ -1,4 +1,4 @@
-//! An array of packets that returns them to their pool when it is dropped, even during a panic.
+//! An array of packets. Dropping the array returns its packets to their pool, even during a panic.
 
 use super::Tally;
 use inlane_core::ring::apply_verdicts;
@@ -6,8 +6,8 @@ use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{Packet, Pool};
 use std::sync::Arc;
 
-/// An array with a fixed number of places for packets. Owns its [`BurstBuffer::len`] packets, and frees them
-/// when it is dropped.
+/// An array with a fixed number of places for packets. It owns the [`BurstBuffer::len`] packets that it
+/// contains, and frees them when it is dropped.
 pub struct BurstBuffer {
     packets: Box<[Packet]>,
     start: usize,
@@ -67,22 +67,22 @@ impl BurstBuffer {
     /// Adds a packet, which must come from the buffer's pool.
     ///
     /// # Panics
-    /// When there is no free place.
+    /// If the buffer is full.
     #[inline]
     pub fn push(&mut self, packet: Packet) {
         self.free_places(self.packets.len())[0] = packet;
         self.end += 1;
     }
 
-    /// Removes the first `count` packets without freeing them. Call it after they got another owner, such as
-    /// a port.
+    /// Removes the first `count` packets without freeing them. Call it after the packets have got another
+    /// owner, such as a port.
     #[inline]
     pub fn release_front(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end);
     }
 
-    /// Removes all packets without freeing them. Call it after they got another owner, such as a port.
+    /// Removes all packets without freeing them. Call this when they have another owner, such as a port.
     #[inline]
     pub fn release_all(&mut self) {
         (self.start, self.end) = (0, 0);
@@ -94,7 +94,8 @@ impl BurstBuffer {
         let from = self.start + keep;
         let count = self.end - from;
         if count > 0 {
-            // SAFETY: this buffer owns these packets, which are of this pool, and removes them below.
+            // SAFETY: this buffer owns these packets, and they are of this pool. The buffer removes them
+            // below.
             unsafe { self.pool.free(&self.packets[from..self.end]) };
             self.end = from;
         }

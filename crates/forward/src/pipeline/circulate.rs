@@ -1,9 +1,9 @@
-//! The dispatching thread of a pipeline: it receives packets, submits them as items, takes completed items
-//! back, and sends them.
+//! The dispatching thread of a pipeline. It receives packets, submits them as items, takes completed items
+//! back, and sends their packets.
 //!
-//! This thread allocates and frees all buffers. So a pool's metadata, such as an mbuf's cache lines, stays in
-//! the cache of one core. Only descriptors and the accessed packet bytes move to a worker's core. Items are
-//! taken back and sent in the order of submission.
+//! This thread allocates and frees all buffers. So the metadata of a pool, such as the mbufs, stays in the
+//! cache of one core. Only descriptors and the accessed packet bytes move to a worker's core. Items are taken
+//! back and sent in the order of submission.
 
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{ReceiveState, RxStage};
@@ -18,13 +18,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The packets of the items in flight, oldest first, and buffers for further items.
+/// The packets of the items in flight, oldest first, and empty buffers for further items.
 ///
-/// The thread that starts the workers owns this value. So if the dispatching thread panics, packets are freed
-/// only after the workers, which may still write them, have ended.
+/// The thread that starts the workers owns this value. So even if the dispatching thread panics, packets are
+/// freed only after the workers have ended. Until then, the workers may still write to packets.
 pub(crate) struct Items {
     in_flight: VecDeque<Item>,
-    /// Empty buffers for further items. The last one added is taken first, because it is still in the cache.
+    /// Empty buffers for further items. The last one added is used first, because it is still in the cache.
     #[expect(clippy::vec_box, reason = "only the pointer moves: see Item")]
     spare: Vec<Box<BurstBuffer>>,
 }
@@ -64,8 +64,8 @@ impl Items {
 pub(crate) struct InFlightLimits {
     /// While this many items are in flight, the dispatching thread does not receive.
     pub all: u64,
-    /// While this many items are in flight, a partial burst waits and grows, because it would only queue
-    /// behind them.
+    /// If this many items are in flight, the dispatching thread does not submit a partial burst. The burst
+    /// waits and grows, because it would only queue behind these items.
     pub partial: u64,
 }
 
@@ -85,8 +85,8 @@ pub(crate) trait CirculationHooks {
         Ok(())
     }
 
-    /// Does the executor's own work while no item completes. The dispatching thread calls it in each round in
-    /// which the oldest item in flight is not complete.
+    /// Does the executor's own work while the dispatching thread waits. The dispatching thread calls this in
+    /// each round in which the oldest item in flight is not complete.
     ///
     /// # Errors
     /// When the executor has failed and no item will complete any more.
@@ -143,8 +143,7 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Count packets that are left in the receiving stage as unsent. There are some only if the run was
-        // aborted.
+        // Count packets that are still in the receiving stage as unsent. This happens only in an aborted run.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());

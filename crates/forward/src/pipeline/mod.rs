@@ -32,7 +32,7 @@ pub use split::run as run_split;
 /// What the pipeline does when the burst ring or the sending port is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overload {
-    /// Wait. Meanwhile the receiving port fills up, and counts the packets that it loses.
+    /// Wait. Meanwhile, the receive port fills up and counts the packets that it loses.
     #[default]
     Wait,
     /// Drop the newest packets and count them.
@@ -88,7 +88,7 @@ impl Default for PipelineSettings {
     }
 }
 
-/// The parts of one pipeline, before its threads run.
+/// The parts of a pipeline whose threads have not started yet.
 pub struct Pipeline {
     /// The receive queue.
     pub rx: Box<dyn Rx>,
@@ -125,7 +125,7 @@ pub struct Tally {
     pub tx: Counters,
     /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// The part of `dropped_overload` that the sending port refused. The other part was dropped because the
+    /// The packets of `dropped_overload` that the sending port refused. The others were dropped because the
     /// ring was full.
     pub refused_packets: u64,
     /// Packets dropped by verdict.
@@ -189,8 +189,8 @@ pub struct StageHistograms {
 }
 
 impl StageHistograms {
-    /// Records a burst of `count` packets, by the raw clock readings when it was received, queued, processed
-    /// and sent.
+    /// Records a burst of `count` packets. The array holds the raw clock readings of the times at which the
+    /// burst was received, queued, processed and sent.
     pub(crate) fn record(
         &mut self,
         clock: &Clock,
@@ -212,8 +212,8 @@ impl StageHistograms {
     }
 }
 
-/// Aborts the run when dropped, because other threads would wait for a thread that has panicked. Call
-/// `forget` on it at a normal end.
+/// Aborts the run when it is dropped. If a thread panics, other threads would otherwise wait for it. Call
+/// `forget` on this value at a normal end.
 pub(crate) struct AbortOnPanic<'a>(pub(crate) &'a Control);
 
 impl Drop for AbortOnPanic<'_> {

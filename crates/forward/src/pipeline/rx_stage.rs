@@ -56,8 +56,8 @@ impl RxStage {
     }
 
     /// Receives once, and adds the packets to the burst. The burst is complete if it is full, if no more
-    /// packets will be received, or if its oldest packet has waited for the flush time. If `grow` is set, the
-    /// flush time does not complete it.
+    /// packets will be received, or if its oldest packet has waited for the flush time. If `grow` is true,
+    /// the flush time does not count.
     // Always inlined, because a call would save and restore registers in each burst.
     #[inline(always)]
     pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> ReceiveState {

@@ -93,7 +93,7 @@ fn run_worker(
                 spin_per_packet(context.clock, settings.work, descriptors.len());
                 let now = if needs_time { context.clock.now_ns() } else { 0 };
                 // SAFETY: the packets are submitted, so only this worker accesses their bytes until it
-                // completes the item. Their memory was checked to be accessible to the CPU.
+                // completes the item. An earlier check has shown that the CPU can access their memory.
                 let info = unsafe { instance.run_descriptors(descriptors, verdicts, now) };
                 item.complete(info);
             }

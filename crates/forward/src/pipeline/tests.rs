@@ -1,5 +1,5 @@
-//! Tests of pipelines between ports in memory: every packet is sent or counted as dropped, even if a port
-//! fails, panics or is full.
+//! Tests of pipelines between ports in memory. Every packet must be sent or counted as dropped, even if a
+//! port fails, panics or is full.
 
 use super::burst_buffer::BurstBuffer;
 use super::tx_stage::TxStage;
@@ -17,7 +17,7 @@ struct Source {
     left: u64,
     next: u64,
     counters: Counters,
-    /// The number of packets generated so far. The test reads it on another thread.
+    /// The number of packets generated so far. The test reads this number on another thread.
     given: Arc<AtomicU64>,
     end: End,
 }
@@ -26,7 +26,7 @@ struct Source {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Exhausted,
-    /// The port returns no packets, but does not report that it is exhausted.
+    /// The port returns no packets and does not report that it is exhausted.
     Silent,
     Error,
     Panic,
@@ -100,7 +100,7 @@ unsafe impl Tx for Sink {
             self.counters.packets += 1;
             self.counters.bytes += packet.length as u64;
         }
-        // SAFETY: the packets were handed to this port, are of this pool, and are not used again.
+        // SAFETY: the caller gave the packets to this port. They are of this pool, and are not used again.
         unsafe { self.pool.free(&packets[..count]) };
         Ok(count)
     }
@@ -139,8 +139,8 @@ impl Default for Case {
     }
 }
 
-/// Runs a pipeline. Checks that no buffer is lost and that packets arrive once and in order. Returns the
-/// tally, and the numbers of the packets that the sink accepted.
+/// Runs a pipeline. Checks that no buffer is lost, and that packets arrive once and in order. Returns the
+/// tally of the pipeline, and the numbers of the packets that the sink accepted.
 fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));

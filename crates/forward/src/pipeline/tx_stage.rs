@@ -15,9 +15,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Sends packets to the transmit queues of a pipeline.
 pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
-    /// One buffer per transmit port, into which bursts with packets for several ports are sorted.
+    /// One buffer per transmit port. If a burst has packets for several ports, the packets are sorted into
+    /// these buffers.
     by_port: Vec<BurstBuffer>,
-    /// Collects packets whose verdict names a port that does not exist, until they are freed.
+    /// Holds packets whose verdict names a port that does not exist, until these packets are freed.
     invalid: BurstBuffer,
     overload: Overload,
     /// The number of packets dropped because a port was full.
@@ -55,9 +56,9 @@ impl TxStage {
         self.send_to(0, true, burst, control, clock)
     }
 
-    /// Sends a burst, each packet to the port that it names. Drops and counts packets for missing ports. If a
-    /// port is full, waits or drops, as [`Overload`] says. Returns true if every port took its packets in one
-    /// call.
+    /// Sends each packet of a burst to the port in the packet's `port` field. Drops and counts packets for
+    /// missing ports. If a port is full, waits or drops, as [`Overload`] says. Returns true if the first call
+    /// to every port sent all packets.
     #[inline]
     pub fn send(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         let Some(first) = burst.as_slice().first() else { return true };
@@ -96,15 +97,15 @@ impl TxStage {
         burst: &mut BurstBuffer,
     ) -> inlane_core::Result<usize> {
         let (tx, packets) = (&mut self.txs[port], burst.as_slice());
-        // SAFETY: the buffer owns these packets, which are of this queue's pool. The sent packets are removed
-        // from the buffer below.
+        // SAFETY: the buffer owns these packets, and they are from this queue's pool. The sent packets are
+        // removed from the buffer below.
         let sent = unsafe { if as_received { tx.send_as_received(packets) } else { tx.send(packets) } }?;
         burst.release_front(sent);
         Ok(sent)
     }
 
-    /// Handles the packets that the port did not take in the first call, whose result is `outcome`: offers
-    /// them again, waits, or drops them.
+    /// Handles the packets that the port did not accept in the first call. `outcome` is the result of that
+    /// call. Offers the packets to the port again, waits, or drops them.
     #[cold]
     fn send_rest(
         &mut self,
@@ -183,7 +184,7 @@ impl TxStage {
         }
     }
 
-    /// Waits until each port has sent the packets that it buffers. Once the run is stopped, waits at most
+    /// Waits until each port has sent its buffered packets. After the run is stopped, waits at most
     /// [`STOP_TIMEOUT`].
     fn finish_ports(&mut self, control: &Control) {
         let mut stopped: Option<Instant> = None;

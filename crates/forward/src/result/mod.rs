@@ -57,7 +57,7 @@ impl PacketTotals {
 /// The result of one run.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct PacketResult {
-    /// The settings in which this run differs from the other rows: burst, method, size and others.
+    /// The settings of this run that differ between the rows: burst, method, size and others.
     pub parameters: Parameters,
     /// Why the run failed. The figures are then zero, or those up to the failure.
     pub error: Option<String>,
@@ -69,7 +69,7 @@ pub struct PacketResult {
     pub shape: Option<String>,
     /// The highest rate that the resources of the path allow.
     pub ceiling: Option<Ceiling>,
-    /// The rate of a short run without the packet function's work. Null if it was skipped.
+    /// The baseline: the rate of a short run without the packet function. Null if that run was skipped.
     pub baseline: Option<Baseline>,
     /// The outcome of checking the packets. Null if nothing checked them.
     pub verification: Option<Verification>,
@@ -89,13 +89,13 @@ pub struct PacketResult {
     pub dropped_unsent: u64,
     /// Buffers that did not return to their pool. Any number above 0 is a defect of inlane.
     pub leaked_buffers: u64,
-    /// The latency from the time at which a packet was due to its arrival at the checker.
+    /// The latency at the checker: from the time at which a packet was due to be sent until it arrives.
     pub latency: Option<Percentiles>,
     /// The latency of each stage. Null unless `--stages` was given.
     pub stages: Option<Stages>,
     /// The processor time of all threads of the pipelines.
     pub cpu_ns: u64,
-    /// The memory that holds the words by which the burst ring hands over items. Null on the CPU.
+    /// The memory with the words by which host and GPU hand over items of the burst ring. Null on the CPU.
     pub flags: Option<String>,
     /// Where packets lie, and which of their bytes cross PCIe. Null on the CPU.
     pub memory: Option<String>,
@@ -114,8 +114,8 @@ pub struct PacketResult {
 /// The bytes that crossed PCIe between host and GPU because of the packets.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pcie {
-    /// The number of bytes that crossed PCIe because of the packets, in both directions together. Computed,
-    /// not measured.
+    /// The number of bytes that the packets caused to cross PCIe, in both directions together. Computed, not
+    /// measured.
     pub modelled_bytes: u64,
     /// How `modelled_bytes` was computed.
     pub model: String,
@@ -126,24 +126,26 @@ pub struct Pcie {
 /// The rates that the GPU's own counter reports for its PCIe link.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PcieMeasured {
-    /// The rate of all traffic into the GPU over its PCIe link, also of traffic that the packets do not cause.
+    /// The rate of all traffic into the GPU over its PCIe link, including traffic that the packets do not
+    /// cause.
     pub in_bytes_per_second: Summary,
-    /// The rate of all traffic out of the GPU over its PCIe link, also of traffic that the packets do not cause.
+    /// The rate of all traffic out of the GPU over its PCIe link. Includes traffic that is not caused by
+    /// packets.
     pub out_bytes_per_second: Summary,
     /// Which counter was read, and how.
     pub how: String,
 }
 
-/// The competing job of `--compete`, which ran on the same processor or GPU as the pipelines.
+/// The competing job of `--compete`. It ran on the same processor or GPU as the pipelines.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Competitor {
     /// What the competing job does.
     pub what: String,
-    /// The competing job's rounds of work per second while it ran alone, before packets flowed.
+    /// The rounds of work that the competing job did per second while it ran alone, before packets flowed.
     pub alone_per_second: f64,
     /// The competing job's rounds of work per second while packets flowed.
     pub beside_per_second: f64,
-    /// The competing job's rate while packets flowed, divided by its rate while it ran alone.
+    /// The competing job's rate during the packet flow, divided by its rate when it ran alone.
     pub kept: f64,
 }
 
@@ -164,15 +166,15 @@ impl PacketResult {
         self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
-    /// Returns the median latency in nanoseconds. With repeats, it is the median of the repeats' medians;
-    /// otherwise it is that of [`PacketResult::total_latency`].
+    /// Returns the median latency in nanoseconds. With repeats, returns the median of the repeats' medians.
+    /// Otherwise returns the median of [`PacketResult::total_latency`].
     pub fn p50_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))
     }
 
-    /// Returns the 99th percentile of the latency in nanoseconds. With repeats, it is the median of their
-    /// percentiles; otherwise it is that of [`PacketResult::total_latency`].
+    /// Returns the 99th percentile of the latency in nanoseconds. With repeats, returns the median of the
+    /// repeats' percentiles. Otherwise returns the percentile of [`PacketResult::total_latency`].
     pub fn p99_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p99_ns))
@@ -192,7 +194,7 @@ pub struct Stages {
     pub queue: Option<Percentiles>,
     /// The time from submitting a packet to the ring until the packet function has processed it.
     pub process: Option<Percentiles>,
-    /// The time from the end of processing until the packet is handed to the transmit port.
+    /// The time from the end of processing until the packet is passed to the transmit port.
     pub send: Option<Percentiles>,
     /// The time from receiving a packet until it is handed to the transmit port.
     pub total: Option<Percentiles>,

@@ -1,4 +1,4 @@
-//! The parameters, with units, that distinguish the runs of one result, such as burst and size.
+//! The parameters of a run, with units, such as burst and size. They distinguish the runs of one result.
 
 use inlane_core::units::{self, Rate};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -16,7 +16,7 @@ pub enum Quantity {
     Time(f64),
     /// A number of bytes.
     Size(u64),
-    /// A rate of bits (of frames) or of packets.
+    /// A rate: bits of frames in a second, or packets in a second.
     Rate(Rate),
     /// A percentage.
     Percent(f64),
@@ -103,8 +103,8 @@ impl From<String> for Quantity {
     }
 }
 
-/// The parameters that distinguish a run from the other runs of the same result, such as burst and method. In
-/// JSON they are one object, with the unit in each key: `flush_ns`, `size_bytes`.
+/// The parameters that distinguish a run from other runs in the same result, such as burst and method. In
+/// JSON, they are one object. Its keys contain the units: `flush_ns`, `size_bytes`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters(Vec<(String, Quantity)>);
 

@@ -1,4 +1,4 @@
-//! Formats a packet result as columns of a table, or as lines of text if it is the only result.
+//! Formats a packet result: as the columns of a table, or as lines of text if it is the only result.
 
 use super::{Competitor, PacketResult, PacketTotals, Pcie, Repeats};
 use inlane_core::result::{Baseline, Ceiling, Cell, Row};

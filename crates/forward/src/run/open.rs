@@ -72,11 +72,11 @@ pub(super) fn pools(
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // Let the GPU's driver allocate the memory, because its pages are larger than those of memory
+                // Let the GPU's driver allocate the memory. Its pages are then larger than those of memory
                 // that is only registered with the driver.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
                 // For mbufs in host memory, use the code below, which also serves runs on the CPU. DPDK
-                // allocates their memory, and `Lane::new` later registers it with the GPU's driver.
+                // allocates their memory. Later, `Lane::new` registers it with the GPU's driver.
                 (_, true) => {}
             }
         }
@@ -100,10 +100,11 @@ fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn P
     Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?)
 }
 
-/// Drops the process's privileges permanently: it continues as an ordinary user without capabilities.
+/// Drops the process's privileges permanently. The process continues as an ordinary user without
+/// capabilities.
 ///
 /// # Errors
-/// When a step fails. The process must end then, because it may have dropped only part of its privileges.
+/// If a step fails. The process must then end, because some of its privileges may still be in effect.
 pub(super) fn drop_privileges() -> Result<()> {
     inlane_core::privileges::drop_privileges()?;
     Ok(())

@@ -1,4 +1,4 @@
-//! The outcome of a run: the added-up results of its pipelines, and the path that packets took.
+//! The outcome of a run: the sums of its pipelines' results, and the path that packets took.
 
 use super::wiring::Direction;
 use super::wrappers::faults_note;
@@ -28,8 +28,8 @@ pub struct RunOutcome {
     pub link_bits_per_second: Option<f64>,
     /// How the threads of each pipeline spent their time.
     pub time_shares: Vec<TimeShares>,
-    /// The nanoseconds in which the pipelines' threads were ready to run while other threads had the
-    /// processors.
+    /// The time in which threads of the pipelines were ready to run while other threads used the processors,
+    /// in nanoseconds.
     pub queued_ns: u64,
     /// The number of packets that `--overload drop` dropped because a port refused them.
     /// `result.dropped_overload` includes this number.
@@ -42,7 +42,7 @@ pub struct RunOutcome {
 
 #[cfg(test)]
 impl RunOutcome {
-    /// Creates an outcome that has only a result. All other fields are empty.
+    /// Creates an outcome from a result. All other fields are empty.
     pub(crate) fn of(result: PacketResult) -> Self {
         Self {
             result,
@@ -194,8 +194,8 @@ fn stages(histograms: &StageHistograms) -> Stages {
     }
 }
 
-/// Returns the parameters that distinguish this run from others. Always includes function, device, method and
-/// burst, and on a GPU the memory. Includes others only if they differ from their defaults.
+/// Returns the parameters that distinguish this run from other runs. Always includes function, device, method
+/// and burst, and for a GPU the memory. Includes another parameter only if it differs from its default.
 fn parameters(config: &Config) -> Parameters {
     let (settings, executor) = (&config.per_pipeline, &config.executor);
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);

@@ -47,8 +47,8 @@ fn dpdk_ports_need_the_feature_dpdk() {
     assert!(refused.to_string().contains("cargo feature dpdk"), "{refused}");
 }
 
-/// Linux may deliver frames of 65,549 bytes, because it segments datagrams of 64 KiB only at the network
-/// card.
+/// Checks frames of 65,549 bytes. Linux may deliver such frames, because it segments datagrams of 64 KiB only
+/// at the network card.
 #[test]
 fn the_largest_frames_pass() {
     let directory = tempfile::tempdir().unwrap();

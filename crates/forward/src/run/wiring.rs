@@ -1,4 +1,4 @@
-//! Lists the directions in which a run moves packets, and creates the pipelines that connect its ports.
+//! Lists the directions in which a run forwards packets, and creates the pipelines for these directions.
 
 use super::open;
 use super::wrappers::Wrappers;
@@ -9,21 +9,22 @@ use inlane_core::{Pool, Port, units};
 use inlane_ports::wrap::fault;
 use std::sync::Arc;
 
-/// One direction of a run: the indices of the port to receive from and of the ports to send to.
+/// One direction of a run. Holds the index of the port to receive from, and the indices of the ports to send
+/// to.
 pub(super) struct Direction {
     pub(super) rx: usize,
     pub(super) tx: Vec<usize>,
 }
 
-/// Lists the ports of a route, and its directions. A port named twice is listed once if one open port can
-/// serve both directions.
+/// Lists the ports of a route, and its directions. If the route names a port twice and one open port can
+/// serve both directions, the port is listed once.
 ///
 /// # Errors
-/// [`Error::Config`] for two names of one ring with different options.
+/// [`Error::Config`] if two names of the same ring have different options.
 pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
     let mut names: Vec<String> = Vec::new();
-    // A route may name one ring twice, with options at either name. So compare names of rings without
-    // options.
+    // A route may name the same ring twice, with the options at only one of the names. So compare the names
+    // of rings without options.
     let is_ring = |name: &str| open::kind(name) == "ring";
     let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
     let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));
@@ -57,11 +58,10 @@ pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)>
     Ok((names, directions))
 }
 
-/// Configures every port with the queues that its directions need, and creates the pipelines of each
-/// direction.
+/// Configures every port with the queues that its directions need. Creates the pipelines of each direction.
 ///
 /// # Errors
-/// When a port lacks queues, or a wrapper (faults, pacing, a capture) cannot be put around a queue.
+/// If a port lacks queues, or a wrapper (faults, pacing, a capture) cannot be put around a queue.
 pub(super) fn connect(
     config: &Config,
     ports: &mut [Box<dyn Port>],

@@ -45,7 +45,7 @@ impl Section {
 /// A U-plane packet.
 #[derive(Clone, Debug)]
 pub struct UPlane {
-    /// The slot's number, counted from the start of the cycle of 256 frames (2560 ms).
+    /// The slot's number in its cycle. A cycle has 256 frames (2560 ms), and its first slot is 0.
     pub slot: u32,
     /// The index of the antenna-carrier in `Carrier::eaxc`.
     pub stream: usize,
@@ -57,8 +57,8 @@ pub struct UPlane {
     pub sections: Vec<Section>,
 }
 
-/// Returns test samples for a PRB, which depend only on the arguments. No byte is zero, unlike in a missing
-/// PRB.
+/// Returns test samples for a PRB. They depend only on the arguments. No byte is zero, so samples differ from
+/// a missing PRB.
 pub fn samples(carrier: &Carrier, slot: u32, stream: usize, symbol: u8, prb: u16) -> Vec<u8> {
     let seed = slot.wrapping_mul(1_000_003) + stream as u32 * 10_007 + symbol as u32 * 331 + prb as u32;
     (0..carrier.prb_bytes as u32)

@@ -5,7 +5,7 @@ use inlane_core::struct_layout;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// One place of `flow-count`'s hash table. The C++ source calls this struct `flow`.
+/// One place in the hash table of the function `flow-count`. The C++ source calls this struct `flow`.
 #[repr(C, align(64))]
 struct Place {
     tag: u32,
@@ -51,8 +51,8 @@ pub struct Flow {
 /// Returns the flows in a state of `flow-count`, in descending order of packets.
 pub fn flows(state: &[u8]) -> Vec<Flow> {
     let table = state.get(offset_of!(State, flows)..).unwrap_or_default();
-    // List only places with a tag above 1, because tag 0 marks a free place, and tag 1 a place that a thread
-    // had not finished filling.
+    // List only places of the flow table with a tag above 1. Tag 0 marks a free place. Tag 1 marks a place
+    // that a thread had not finished filling.
     let used =
         table.chunks_exact(size_of::<Place>()).filter(|place| u32_at(place, offset_of!(Place, tag)) > 1);
     let mut flows: Vec<Flow> = used.map(flow).collect();

@@ -1,5 +1,5 @@
-//! The built-in packet functions: what each does, its settings and its report. build.rs compiles their
-//! sources in `functions/` into this crate.
+//! The built-in packet functions. For each function: what it does, its settings and its report. build.rs
+//! compiles the sources in `functions/` into this crate.
 
 mod flows;
 mod oran;
@@ -34,7 +34,8 @@ pub struct Builtin {
     pub name: &'static str,
     /// A description of the function in one line.
     pub about: &'static str,
-    /// The syntax of the function's settings, which follow its name and a colon. Empty if it has none.
+    /// The syntax of the function's settings. On the command line they follow the function's name and a
+    /// colon. Empty if the function has no settings.
     pub syntax: &'static str,
     /// An example for the command line.
     pub example: &'static str,
@@ -235,7 +236,8 @@ mod tests {
         assert_eq!(BUILTINS.len(), BUILT.len());
     }
 
-    /// Runs both builds on the same frames. Other tests run only the build that the machine selects.
+    /// Runs both builds on the same frames: with and without AVX2. Other tests run only the build that the
+    /// machine selects.
     #[test]
     fn both_builds_give_the_same_results() {
         if !has_avx2() {

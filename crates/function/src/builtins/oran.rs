@@ -74,7 +74,7 @@ struct Record {
     reserved: u32,
 }
 
-/// Returns C++ text that asserts the layouts of the state and of a record.
+/// Returns C++ text that asserts the layouts of the state and of an output record.
 pub(super) fn layout() -> String {
     let state = struct_layout!(State as beginning of "oran_reorder" {
         streams, prbs, prb_bytes, slots_per_subframe, windows, has_compression, compression, taken, limit_ns, eaxc, packets,
@@ -108,7 +108,7 @@ pub enum DeliveryReason {
     Complete,
     /// The radio slot's time limit had passed.
     TimeUp,
-    /// A later radio slot needed this slot's window, the memory in which it was assembled.
+    /// A later radio slot needed this slot's window. The window is the memory in which a slot is assembled.
     Overtaken,
 }
 
@@ -119,11 +119,11 @@ pub struct OranSlot<'a> {
     record: &'a [u8],
 }
 
-/// Returns the `n`th delivered slot, counted from 0. Returns `None` if it is not among the last 64 delivered
-/// slots.
+/// Returns the `n`th delivered slot, counted from 0. Returns `None` if this slot is not among the last 64
+/// delivered slots.
 ///
-/// Slots whose numbers differ by a multiple of the setting `windows` share memory, so the first packet of a
-/// later one overwrites the data.
+/// Slots whose numbers differ by a multiple of the setting `windows` share memory. So the first packet of
+/// such a later slot overwrites the data.
 pub fn oran_slot(output: &[u8], n: u64) -> Option<OranSlot<'_>> {
     let at = (n % RECORDS as u64) as usize * size_of::<Record>();
     let record = output.get(at..at + size_of::<Record>())?;
@@ -138,8 +138,8 @@ impl<'a> OranSlot<'a> {
         (self.record[frame], self.record[subframe], self.record[slot])
     }
 
-    /// Returns when the slot's first packet arrived and when the slot was delivered, in nanoseconds of the
-    /// executor's clock.
+    /// Returns two times in nanoseconds of the executor's clock: when the first packet of the slot arrived,
+    /// and when the slot was delivered.
     pub fn times_ns(&self) -> (u64, u64) {
         (
             u64_at(self.record, offset_of!(Record, opened_ns)),

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 /// The most rules that the settings of `drop-rule` can contain.
 const MOST: usize = 32;
 
-// Bits of `Rule::checks`. A set bit means that the rule checks the packet field that names the constant.
+// Bits of `Rule::checks`. If a bit is set, the rule checks the packet field with the name of the constant.
 const TYPE: u32 = 1;
 const VERSION: u32 = 2;
 const PROTOCOL: u32 = 4;
@@ -24,7 +24,7 @@ const DESTINATION_PORT: u32 = 16;
 const SOURCE_NET: u32 = 32;
 const DESTINATION_NET: u32 = 64;
 
-/// One rule as the function reads it. The C++ source calls this struct `rule`.
+/// One rule in the format that the packet function reads. The C++ source calls this struct `rule`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Rule {
@@ -49,7 +49,8 @@ struct State {
     hits: [u64; MOST],
 }
 
-/// Returns C++ assertions that the C++ structs of `drop-rule` have the layout of the Rust structs.
+/// Returns C++ assertions which check that the C++ structs of `drop-rule` have the same layout as the Rust
+/// structs.
 pub(super) fn layout() -> String {
     let rule = struct_layout!(Rule as "rule" {
         checks, ether_type as "type", version, protocol, first_port, last_port, verdict, reserved, net, mask

@@ -52,8 +52,9 @@ impl Compiler {
         })
     }
 
-    /// Returns the translation unit for a user's source: the header, the source under its own file name and
-    /// line numbers, and assertions that the shared structs have the layout that this build expects.
+    /// Returns the translation unit to compile for a user's source. It consists of the header, the source
+    /// with its own file name and line numbers, and assertions. The assertions check that the shared structs
+    /// have this build's layout.
     pub fn unit(&self, file: &str, source: &str) -> String {
         format!(
             "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",
@@ -96,8 +97,8 @@ impl Compiler {
             .spawn()
             .map_err(failed)?;
         let mut input = child.stdin.take().expect("stdin is piped");
-        // If the compiler fails early, it closes its input and this write fails. That is ignored, because the
-        // compiler's own messages say what is wrong.
+        // If the compiler fails early, it closes its input, and this write fails. Ignore that, because the
+        // compiler's own messages explain the failure.
         let _ = input.write_all(unit.as_bytes());
         drop(input);
         let output = child.wait_with_output().map_err(failed)?;
@@ -113,7 +114,7 @@ impl Compiler {
     }
 }
 
-/// Describes the processor that `-march=native` compiles for. The cache key of compiled code contains this
+/// Describes the processor for which `-march=native` compiles. The cache key of compiled code contains this
 /// text, because machines with different processors may share a cache directory.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

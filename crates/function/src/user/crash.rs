@@ -12,7 +12,7 @@ const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SI
 /// The message that the handler prints. It is allocated before the handler can run.
 static MESSAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// The action that each of [`SIGNALS`] had before the handler was installed.
+/// The action of each signal of [`SIGNALS`] before the handler was installed.
 static FORMER: [AtomicPtr<libc::sigaction>; SIGNALS.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS.len()];
 

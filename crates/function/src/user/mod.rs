@@ -1,10 +1,10 @@
-//! Packet functions that the user wrote: a `.cu` file named on the command line, compiled when it first runs
-//! on the CPU.
+//! Packet functions of the user. The command line names a `.cu` file. It is compiled when it first runs on
+//! the CPU.
 //!
 //! # Privileges
 //!
 //! The code runs with all rights of the process. [`UserFunction::read`] runs nothing. [`UserFunction::load`]
-//! runs the compiler (`CXX`) and loads the result, so callers drop privileges before it.
+//! runs the compiler (`CXX`) and loads the result, so callers drop privileges before that.
 
 mod compiler;
 mod crash;
@@ -16,7 +16,7 @@ use libloading::Library;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A user's function: its source, and its CPU code once it was compiled.
+/// A user's function: its source, and its CPU code if it has been compiled.
 pub(crate) struct UserFunction {
     /// The name of the function's C++ struct in the source.
     pub symbol: String,
@@ -32,7 +32,7 @@ struct LoadedCode {
     _library: Library,
 }
 
-// SAFETY: the entry is a constant in the library, which stays loaded while this value lives.
+// SAFETY: the entry is a constant in the library. The library stays loaded while this value lives.
 unsafe impl Send for LoadedCode {}
 
 /// Splits `FILE.cu[:NAME[:PARAMETERS]]` into its three parts. Returns `None` if `text` names no source file.
@@ -85,7 +85,7 @@ impl UserFunction {
         Ok(Self { symbol, file: path.display().to_string(), source, code: Mutex::new(None) })
     }
 
-    /// Returns the function's code for this CPU. The first call compiles it or takes it from the cache.
+    /// Returns the function's code for this CPU. The first call compiles the code or loads it from the cache.
     pub fn load(&self) -> Result<*const FunctionEntry> {
         let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*code {
@@ -96,8 +96,8 @@ impl UserFunction {
         let unit = compiler.unit(&self.file, &self.source);
         let library = library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
         let symbol = format!("inlane_function_{}\0", self.symbol);
-        // SAFETY: INLANE_FUNCTION defines this symbol as an inlane_entry. Its version is checked before other
-        // fields are used.
+        // SAFETY: INLANE_FUNCTION defines this symbol with the type inlane_entry. The version is checked
+        // before any other field is used.
         let entry = unsafe { library.get::<*const FunctionEntry>(symbol.as_bytes()).map(|symbol| *symbol) }
             .map_err(|error| {
             failed(format!("compiled, but its function is missing from the result: {error}"))
@@ -115,15 +115,16 @@ impl UserFunction {
     }
 }
 
-/// Loads the cached shared object for `key`, which `compile` writes if it is missing. Without a cache, uses a
-/// temporary directory.
+/// Loads the shared object for `key` from the cache. If it is missing there, `compile` writes it first. Uses
+/// a temporary directory if there is no cache.
 fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Library> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| Error::Environment {
         what: format!("compiled packet function {}", path.display()),
         why: format!("{error}; set INLANE_CACHE to a directory of your own on a file system without noexec"),
     };
     let open = |path: &Path| {
-        // SAFETY: the object holds the user's own code, which is trusted. Only the user can write it.
+        // SAFETY: the object holds the user's own code, so it is trusted. Only the user can write to the
+        // object.
         unsafe { Library::new(path) }.map_err(|error| failed(path, &error))
     };
     let cache = CodeCache::open("functions").unwrap_or_else(|error| {
@@ -145,8 +146,8 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     let entry = cache.insert(key);
     compile(entry.path())?;
     let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
-    // Load the object before this function returns, because a temporary cache then removes its files. A
-    // loaded object no longer needs its file.
+    // Load the object before this function returns. After the return, a temporary cache removes its files,
+    // but a loaded object no longer needs its file.
     open(&path)
 }
 

@@ -1,5 +1,5 @@
-// Calls a packet function for GPUs, or its `tick`, with an emulated block of threads (cuda.h). Include this
-// file after the function's source.
+// Calls a packet function for GPUs, or the function's `tick`, with an emulated block of threads (cuda.h).
+// Include this file after the function's source.
 namespace emulated {
 
 static struct {

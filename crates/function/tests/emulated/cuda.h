@@ -1,7 +1,8 @@
 // Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use.
 //
-// Each GPU thread is a fiber. Fibers switch at random, depending on a seed, at barriers, atomics and fences.
-// Blocks share the function's state. Each block is a copy of the shared object, on its own CPU thread.
+// Each GPU thread is a fiber. At barriers, atomics and fences, fibers switch at random. A seed determines the
+// random choices. Blocks share the function's state. Each block is a copy of the shared object, on a CPU
+// thread of its own.
 //
 // Weak memory order, coalescing and timing are not emulated. If some threads do not reach a barrier, the
 // program ends with a message.
@@ -81,8 +82,8 @@ static void turn() {
     if (what < 16) switch_away();
 }
 
-// Blocks the calling fiber until `members` fibers have arrived. Returns true if the `value` of any of them is
-// not 0.
+// Blocks the calling fiber until `members` fibers have arrived. Returns true if any of these fibers passed a
+// `value` other than 0.
 static int wait_at(barrier &at, unsigned members, int value) {
     at.any |= value;
     if (++at.arrived == members) {

@@ -127,7 +127,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 frame.extend(kind.to_be_bytes());
                 frame.extend(tag.to_be_bytes());
             }
-            // Limit addresses and ports to a few values, so that several frames belong to one flow.
+            // Limit addresses and ports to a few values. Several frames then belong to one flow.
             let low = |byte: u8| byte % 3;
             let mut segment: Vec<u8> = match upper {
                 0 => [
@@ -221,7 +221,7 @@ pub fn hostile() -> impl Strategy<Value = Vec<u8>> {
         (well_formed(), proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6));
     let changed = changed.prop_map(|(mut frame, changes)| {
         for (at, byte) in changes {
-            // Change only the first 70 bytes, which contain the headers.
+            // Change only bytes in the first 70 bytes, because these contain the headers.
             let at = at.index(frame.len().min(70));
             frame[at] = byte;
         }

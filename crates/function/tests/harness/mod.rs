@@ -62,7 +62,7 @@ pub fn run_by(
 ) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
-        // Each frame has its own allocation, so that a sanitizer finds accesses outside it.
+        // Allocate each frame separately, so that a sanitizer finds accesses outside the frame.
         let mut buffers: Vec<Vec<u8>> = frames
             .iter()
             .map(|frame| {

@@ -1,7 +1,8 @@
-//! The handshake with one peer: both sides exchange sizes and epochs through scratchpads until they agree.
+//! The handshake with one peer. Both sides exchange their sizes and epochs through scratchpads until they
+//! agree.
 //!
-//! [`protocol`] defines the exchanged values. This module writes them over a bridge and repeats them until
-//! the peer answers. A lost write or doorbell therefore only delays the handshake.
+//! [`protocol`] defines the exchanged values. This module writes the values over a bridge, and repeats this
+//! until the peer answers. A lost write or doorbell therefore only delays the handshake.
 
 pub mod protocol;
 #[cfg(test)]
@@ -55,7 +56,7 @@ pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
 
 fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     let row = ntb.port() * ROW as u32;
-    // Invalidate the check word first, so that the peer does not accept a half-written row.
+    // Invalidate the check word first. Otherwise, the peer could accept a row that is only half written.
     ntb.peer_scratchpad_write(peer, row + ROW as u32 - 1, !words[ROW - 1])?;
     for (index, word) in words.iter().enumerate() {
         ntb.peer_scratchpad_write(peer, row + index as u32, *word)?;
@@ -63,11 +64,12 @@ fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     ntb.peer_doorbell_set(peer, DOORBELL)
 }
 
-/// Connects to `peer`. Each side writes its sizes and its epoch into a row of scratchpads of the other side.
-/// Returns when the peer's row names this side's epoch, and both sides have set their translations.
+/// Connects to `peer`. Each side writes its sizes and its epoch into a row of scratchpads at the other side.
+/// Returns when the peer's row contains this side's epoch, and both sides have set their address
+/// translations.
 ///
 /// # Errors
-/// * [`Error::Window`] if one side's memory does not fit the other side's window.
+/// * [`Error::Window`] if the memory of one side does not fit into the memory window of the other.
 /// * [`Error::Version`] if the peer uses another protocol version.
 /// * [`Error::Handshake`] if the bridge has too few scratchpads, or if the peer does not answer in time or
 ///   only with garbage.
@@ -109,7 +111,8 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         }
         match progress {
             NextStep::Connected(connection) => {
-                // Write the row once more, because the peer connects only after it has read this final row.
+                // Write this side's final row once more. The peer connects only after it has read the final
+                // row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
                 return Ok(connection);

@@ -1,8 +1,8 @@
-//! The handshake as a state machine without registers and time, so that a model checker can run it.
+//! The handshake as a state machine. It accesses no registers and no clock, so a model checker can run it.
 //!
-//! Each side writes its epoch, its sizes and the epoch it has read into a row of 8 scratchpads at the peer. A
-//! row may be read twice, late or half-written, and may remain from an earlier process. The last word is a
-//! check over the other words, so a half-written row does not decode.
+//! Each side writes its epoch, its sizes and the peer's epoch as read into a row of 8 scratchpads at the
+//! peer. A row may be read twice, late or half-written, and may remain from an earlier process. The last word
+//! is a checksum of the other words, so a half-written row does not decode.
 //!
 //! ```text
 //! 0  magic << 16 | version         4  limit: pages of the largest window this side has onto the peer
@@ -11,9 +11,8 @@
 //! 3  reserved, 0                   7  check over 0..6, written last; then the doorbell
 //! ```
 //!
-//! A side is connected when it reads a row that names its own epoch and says that the translation is set. A
-//! tag computed from both epochs marks every word written later, so stores of an older connection are
-//! ignored.
+//! A side is connected when the peer's row contains the side's own epoch and the flag for the translation.
+//! Every later word carries a tag computed from both epochs, so stores of an older connection are ignored.
 
 /// Version of everything that peers exchange: the handshake's row, the layout of inbound memory, and
 /// requests.
@@ -31,9 +30,9 @@ pub struct ScratchpadRow {
     pub epoch: u32,
     /// The peer's epoch as the writer has last read it; 0 if the writer has read none.
     pub seen: u32,
-    /// Size of the largest window that the writer has onto the peer, in pages of 4 KiB.
+    /// The size of the writer's largest window to the peer, in pages of 4 KiB.
     pub limit_pages: u32,
-    /// Size of the memory that the writer offers, in pages of 4 KiB.
+    /// Size of the memory that the writer offers to the peer, in pages of 4 KiB.
     pub inbound_pages: u32,
     /// True once the writer has set its translation.
     pub ready: bool,
@@ -76,7 +75,7 @@ impl ScratchpadRow {
     }
 }
 
-/// The epochs of both sides, which identify a connection.
+/// The epochs of this side and the peer. Together they identify a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionEpochs {
     /// This side's epoch.
@@ -86,8 +85,8 @@ pub struct ConnectionEpochs {
 }
 
 impl ConnectionEpochs {
-    /// Returns the tag for words written over this connection. Both sides compute the same tag, which is
-    /// never 0.
+    /// Returns the tag that marks words written over this connection. Both sides compute the same tag, which
+    /// is never 0.
     pub fn tag(&self) -> u32 {
         let (low, high) = (self.ours.min(self.theirs), self.ours.max(self.theirs));
         check(&[low, high]) | 1
@@ -99,9 +98,10 @@ impl ConnectionEpochs {
 pub enum NextStep {
     /// Wait: nothing has changed.
     Wait,
-    /// Write this side's row, which has changed, and ring the doorbell.
+    /// This side's row has changed: write it and ring the doorbell.
     Write,
-    /// The connection is established. Write this side's row, which may have changed, and ring the doorbell.
+    /// The connection is established. Write this side's row again, because it may have changed, and ring the
+    /// doorbell.
     Connected(ConnectionEpochs),
     /// The peer answers this side, but uses another protocol version.
     OtherVersion(u16),
@@ -151,9 +151,9 @@ impl Handshake {
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // Scratchpads may still hold the row of an earlier connection, with any version. Report another
-            // version only if the row contains this side's epoch, which shows that the peer answers this
-            // side.
+            // The scratchpads may still hold the peer's row of an earlier connection, with any version.
+            // Report another version only if the row contains the epoch of this side. The epoch shows that
+            // the peer answers this side.
             let ours = row.seen == self.own.epoch;
             return if ours { NextStep::OtherVersion(row.version) } else { self.changed(fresh) };
         }

@@ -1,5 +1,5 @@
-//! Tests of the handshake under arbitrary rows (the scratchpads of one writer) and arbitrary interleavings,
-//! and with loom.
+//! Tests of the handshake with arbitrary rows (a row is the scratchpads of one writer) and with arbitrary
+//! interleavings. Some tests use loom.
 
 use super::protocol::*;
 use proptest::prelude::*;
@@ -30,8 +30,8 @@ proptest! {
         }
     }
 
-    // Lets two sides write rows, read rows and restart in random order, so rows can be read late. Checks that
-    // the tags of two sides agree whenever each is connected to the other's current epoch.
+    // Lets two sides write rows, read rows and restart in random order, so rows can be read late. If each
+    // side is connected to the other side's current epoch, their tags must agree.
     #[test]
     fn connected_sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
         let mut epochs = 1u32;
@@ -58,8 +58,8 @@ proptest! {
                 }
             }
         }
-        // From here on, no side restarts and each row is read as soon as it is written. Three rounds must
-        // then connect both sides.
+        // From here on, no side restarts, and each row is read as soon as it is written. Both sides must then
+        // be connected after three rounds.
         for _ in 0..3 {
             for me in 0..2 {
                 rows[1 - me] = sides[me].row().encode();
@@ -82,15 +82,16 @@ fn another_version_is_reported_only_for_a_current_row() {
     assert_eq!(side.read(&current.encode()), NextStep::OtherVersion(2));
 }
 
-/// Checks that a handshake never uses the epoch of a process that has ended. One side has restarted, and the
-/// row of its earlier process is still there. Tries all interleavings with at most two preemptions.
+/// Checks that a handshake never accepts the epoch of a process that has ended. One side has restarted, and
+/// the scratchpads still hold the row of its earlier process. Tries all interleavings with at most two
+/// preemptions.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
 
-    // The registers of both sides: words 1, 2 and 7 of each row. The other words are left out, because they
-    // are the same in all rows of this test. Word 7 is the check over all words.
+    // The registers of both sides: words 1, 2 and 7 of each row. Word 7 is the check over all words. The
+    // other words are left out, because they are the same in all rows of this test.
     struct Registers([[AtomicU32; 3]; 2]);
 
     fn write(registers: &Registers, to: usize, row: &ScratchpadRow) {

@@ -1,19 +1,19 @@
 //! Two or more virtual machines joined by a PCI device: QEMU's ivshmem with doorbells, under vfio-pci.
 //!
 //! ```text
-//! BAR 0   0x08  number of this machine      0x0c  doorbell: peer << 16 | vector  ---- MSI-X ---->  the peer's eventfd
+//! BAR 0   0x08  number of this machine   0x0c  doorbell: peer << 16 | vector -- MSI-X --> the peer's eventfd
 //! BAR 2   0           a magic number, and the number of ports that share the memory
 //!         4096        registers of port 0, of port 1, ...             (see crate::registers)
 //!         ...         inbound memory of port 0, of port 1, ...        equal shares of the rest
 //! ```
 //!
 //! The memory behind BAR 2 is ordinary coherent memory of the host, so stores are not posted or reordered.
-//! Windows still declare their stores as posted ([`crate::device::Ordering::Posted`]), so that the layers
-//! above execute the steps that real hardware needs. No address is translated: a port can offer only its
-//! share of the BAR.
+//! Memory windows still declare their stores as posted ([`crate::device::Ordering::Posted`]). The layers
+//! above then execute the steps that real hardware needs. Addresses are not translated, so a port can offer
+//! only its share of the BAR.
 //!
-//! No event signals that a machine has ended. Each port therefore advances a heartbeat counter. If a port's
-//! counter stops for [`HEARTBEAT_TIMEOUT`], the port's links go down.
+//! No event signals that a machine has ended. So each port advances a heartbeat counter. If the counter of a
+//! port stops for [`HEARTBEAT_TIMEOUT`], the links of this port go down.
 
 mod partition;
 
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 /// Offset in BAR 0 of this machine's number (QEMU, "Device Specification for Inter-VM shared memory device",
 /// section Registers).
 const IV_POSITION: usize = 0x08;
-/// Offset in BAR 0 of the register that interrupts a peer (the same section of QEMU's specification).
+/// Offset in BAR 0 of the register that sends an interrupt to a peer (same section of QEMU's specification).
 const DOORBELL: usize = 0x0c;
 /// The interrupt vector of link events. Lower vectors are the doorbell's.
 const LINK_VECTOR: u32 = VECTORS;
@@ -50,7 +50,7 @@ pub struct Ivshmem {
     heartbeat: Option<JoinHandle<()>>,
 }
 
-/// The state of a peer's heartbeat, as this side sees it.
+/// The state of a peer's heartbeat, as this port observes it.
 #[derive(Default)]
 struct PeerHeartbeat {
     /// The peer's heartbeat counter as last read.
@@ -84,8 +84,8 @@ struct Inner {
 }
 
 impl Ivshmem {
-    /// Opens the device at `address` as one of `ports` ports. The link stays down until
-    /// [`Ntb::link_enable`].
+    /// Opens the device at `address` as one of `ports` ports. The link stays down until [`Ntb::link_enable`]
+    /// is called.
     ///
     /// # Errors
     /// * Errors of VFIO.
@@ -96,8 +96,8 @@ impl Ivshmem {
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
         let sysfs = Sysfs::system();
-        // Check that the device is an ivshmem device before opening it. The error for a device in use advises
-        // the user to unbind it, which would be wrong for any other device.
+        // Check that the device is an ivshmem device before opening it. If a device is in use, the error of
+        // opening advises the user to unbind it. This advice would be wrong for other devices.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
@@ -284,8 +284,8 @@ impl Ntb for Ivshmem {
         let ours = self.inner.registers(self.inner.port).link.0.load(Ordering::Acquire);
         let theirs = self.inner.registers(peer).link.0.load(Ordering::Acquire);
         let heartbeat = &self.inner.peer_heartbeats[peer as usize];
-        // A lost peer may have come back and completed a handshake before the heartbeat thread's next check,
-        // so compare the heartbeat counters here too.
+        // A lost peer may come back and complete a handshake before the heartbeat thread checks again. So
+        // compare the heartbeat counters here, too.
         if heartbeat.lost.load(Ordering::Acquire)
             && self.inner.registers(peer).heartbeat.0.load(Ordering::Acquire)
                 != heartbeat.counter.load(Ordering::Acquire)
@@ -295,9 +295,8 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // Keep only the low 20 bits of `ours` and the low 12 bits of `changes`, because no more fit. A
-            // reader misses changes only if exactly a multiple of 2^20 or 2^12 of them lies between two
-            // readings.
+            // The generation has room for only the low 20 bits of `ours` and the low 12 bits of `changes`. A
+            // reader misses changes only if their number between two readings is a multiple of 2^20 or 2^12.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

@@ -5,8 +5,8 @@ use inlane_core::region::Region;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
-/// The first word of the memory: `ntbiv` and the version of the partition. The top byte is 0 here. In the
-/// memory it holds the number of ports.
+/// The first word of the partitioned memory: `ntbiv` and the version of the partition. The word in the memory
+/// also holds the number of ports in its top byte. That byte is 0 in this constant.
 const MAGIC: u64 = 0x0001_766962746e;
 
 /// The offsets of each port's registers and memory.
@@ -44,10 +44,12 @@ impl Partition {
     }
 }
 
-/// Writes the number of `ports` into the first word of the memory, if the word is still 0. Otherwise, checks
-/// the word. Returns a message if it holds another number of ports, or if another program uses the memory.
+/// Writes the number of `ports` into the first word of the memory if the word is still 0. Otherwise checks
+/// the word. Returns an error message if the word holds another number of ports, or if another program uses
+/// the memory.
 pub(super) fn claim(shared: &Region, ports: u32) -> Result<(), String> {
-    // SAFETY: the word is aligned, at the start of a page. Every machine uses it as an atomic.
+    // SAFETY: the word is at the start of a page, so it is aligned. Every machine accesses it only as an
+    // atomic.
     let word = unsafe { AtomicU64::from_ptr(shared.as_ptr().cast()) };
     let mine = MAGIC | u64::from(ports) << 56;
     match word.compare_exchange(0, mine, Ordering::AcqRel, Ordering::Acquire) {

@@ -22,8 +22,8 @@ const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes shared memory of `bytes` bytes whose size cannot be changed (sealed memfd). If a peer could shrink
-/// it, accesses beyond its new end would raise SIGBUS.
+/// Makes a sealed memfd of `bytes` bytes: shared memory of fixed size. If a peer could shrink the memory,
+/// accesses beyond its new end would raise SIGBUS.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
@@ -60,7 +60,8 @@ struct Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `map` made the mapping, which is unmapped once. Regions that use it hold this value.
+        // SAFETY: `map` made the mapping, and only this drop unmaps it. Regions over the mapping hold this
+        // value, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.address as *mut _, self.bytes) };
     }
 }
@@ -85,7 +86,8 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Locat
     Ok(mapped(address, bytes, location))
 }
 
-/// Maps the first `bytes` of `fd` at a multiple of `align`, a power of two of at least the page size.
+/// Maps the first `bytes` bytes of `fd` to an address that is a multiple of `align`. `align` is a power of
+/// two and at least the page size.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
@@ -111,11 +113,11 @@ pub(crate) fn map_aligned(
     let end = address + bytes.next_multiple_of(PAGE);
     for (from, to) in [(start, address), (end, start + reserved.next_multiple_of(PAGE))] {
         if from < to {
-            // SAFETY: this part of the reservation is unused.
+            // SAFETY: this function made the reservation, and nothing uses this part of it.
             let _ = unsafe { rustix::mm::munmap(from as *mut _, to - from) };
         }
     }
-    // SAFETY: the span is the rest of the reservation, which nothing else uses.
+    // SAFETY: the span is what remains of the reservation. Nothing else uses it.
     if let Err(error) = unsafe { map_at(fd, 0, bytes, address as *mut u8) } {
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::munmap(address as *mut _, bytes) };
@@ -135,14 +137,14 @@ fn mapped(address: *mut std::ffi::c_void, bytes: usize, location: Location) -> R
     unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) }
 }
 
-/// Maps `bytes` of `fd` from `offset` at `address`, in place of what was mapped there. All three numbers are
-/// multiples of the page size.
+/// Maps `bytes` bytes of `fd`, starting at `offset`, to `address`. Replaces the previous mapping there.
+/// `offset`, `bytes` and `address` are multiples of the page size.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
 ///
 /// # Safety
-/// The caller owns the `bytes` at `address`, and no thread accesses them meanwhile.
+/// The caller owns the `bytes` bytes at `address`. No thread accesses them during the call.
 pub(crate) unsafe fn map_at(fd: BorrowedFd<'_>, offset: u64, bytes: usize, address: *mut u8) -> Result<()> {
     // SAFETY: the caller owns the bytes at `address`, so the new mapping may replace them.
     let mapped = unsafe {

@@ -1,8 +1,8 @@
-//! The fabric of a twin: the memories and registers of all ports, and the hub that owns them.
+//! The fabric of a twin: the memory and registers of all ports, and the hub that owns them.
 //!
 //! The hub stands in for the bridge's hardware. It outlives the ports' processes, so memory and registers
-//! survive a restart, stale scratchpads included. When a port's process ends, the hub takes the port's links
-//! down.
+//! survive a restart of a process. This includes stale scratchpads. When a port's process ends, the hub takes
+//! the port's links down.
 
 use super::descriptors;
 use crate::error::{Error, Result};
@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length in bytes of the hub's first message to a process that attaches. It holds the magic number, the
-/// port, the number of ports and the size of each port's inbound memory.
+/// Length in bytes of the first message that the hub sends to a process after it attaches. The message holds
+/// the magic number, the port, the number of ports and the size of each port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
@@ -51,15 +51,15 @@ impl Fabric {
     }
 }
 
-/// An event of a port's process, as the [`Hub`] reports it.
+/// An event of the process at a port. The [`Hub`] reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortEvent {
     /// The process mapped the fabric.
     Attached,
     /// The process has finished and will not use the fabric any more.
     Finished,
-    /// The process ends because its link to the port with this number went down. The process at that port is
-    /// the cause.
+    /// The process ends because its link to the port with this number went down. So the process at that other
+    /// port is the cause.
     Lost(u32),
     /// The process asks the launcher to end all processes, and to exit with this status.
     ExitAll(i32),
@@ -74,14 +74,14 @@ pub(super) const MESSAGE_LOST: u32 = 4;
 /// The process has started and asks the hub for the descriptors of the fabric.
 pub(super) const MESSAGE_HELLO: u32 = 5;
 
-/// The hub of a twin bridge: the owner of the fabric, which is the memories and registers of all ports. The
-/// hub admits processes to the ports and reports their events.
+/// The hub of a twin bridge. It owns the fabric, which consists of the memories and registers of all ports.
+/// It admits processes to the ports and reports events of these processes.
 pub struct Hub {
     fabric: Arc<Fabric>,
     events: Sender<(u32, PortEvent)>,
     receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
-    /// For each process that has not ended: the number of its port, and the socket that connects the hub to
-    /// it.
+    /// One entry for each process that has not ended: the number of its port, and the socket between the hub
+    /// and the process.
     sockets: Sockets,
 }
 
@@ -92,11 +92,11 @@ fn lock(sockets: &Sockets) -> std::sync::MutexGuard<'_, Vec<(u32, Arc<OwnedFd>)>
 }
 
 impl Hub {
-    /// Makes a fabric of `ports` ports, each with `window_bytes` of inbound memory, rounded up to pages.
-    /// Untouched pages take no memory.
+    /// Creates a fabric of `ports` ports. Each port has `window_bytes` bytes of inbound memory, rounded up to
+    /// pages. Untouched pages use no memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 64 ports with 1 byte to 1 TiB each; [`Error::Os`] if the
+    /// [`Error::Invalid`] unless there are 1 to 64 ports with 1 byte to 1 TiB each. [`Error::Os`] if the
     /// system refuses memory or descriptors.
     pub fn new(ports: u32, window_bytes: u64) -> Result<Self> {
         if !(1..=MAX_PORTS).contains(&ports) {
@@ -130,12 +130,12 @@ impl Hub {
         self.receiver.lock().unwrap_or_else(|poison| poison.into_inner()).take()
     }
 
-    /// Admits a process to `port`. Pass the returned socket to that process, which gives it to
+    /// Admits a process to `port`. Pass the returned socket to that process. The process gives it to
     /// [`super::Twin::attach`]. When the socket closes, the port's link goes down, and another process can be
     /// admitted to the port.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`] if the system refuses a socket or
+    /// [`Error::Invalid`] if the port does not exist, [`Error::Os`] if the system refuses a socket or a
     /// thread.
     pub fn admit(&self, port: u32) -> Result<OwnedFd> {
         let (ours, theirs) =
@@ -146,7 +146,7 @@ impl Hub {
     }
 
     /// Admits a process to `port` like [`Hub::admit`], but over an existing connection. `socket` is the hub's
-    /// end of a connected UNIX socket of type SOCK_SEQPACKET. The process holds the other end.
+    /// end of a UNIX socket pair of type SOCK_SEQPACKET. The process holds the other end.
     ///
     /// # Errors
     /// As for [`Hub::admit`].
@@ -196,8 +196,8 @@ fn send_fabric(fabric: &Fabric, port: u32, socket: &OwnedFd) -> Result<()> {
     descriptors::send_descriptors(socket.as_fd(), &fds)
 }
 
-/// Serves one port's process until its socket closes. The descriptors are sent only when the process asks for
-/// them, because the system limits how many unreceived descriptors a user may have.
+/// Serves the process of one port until the process's socket closes. Sends the descriptors only when the
+/// process requests them, because the system limits how many unreceived descriptors a user may have.
 fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, PortEvent)>) {
     let mut attachment = None;
     loop {

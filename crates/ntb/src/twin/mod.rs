@@ -28,13 +28,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// One port of a twin's fabric. Each process attaches to its port and reaches the other ports through it.
+/// One port of the fabric of a twin. Each process attaches to its own port, and reaches the other ports
+/// through it.
 pub struct Twin {
     inner: Arc<Inner>,
 }
 
-/// The largest alignment of the inbound memory's address, in bytes. Symmetric memory lies in the inbound
-/// memory, so a program cannot allocate it with a larger alignment.
+/// The largest alignment of the inbound memory's address, in bytes. A program cannot allocate symmetric
+/// memory with a larger alignment, because symmetric memory is a part of the inbound memory.
 const ALIGNMENT: usize = 1 << 30;
 
 /// How long to wait for the [`Hub`]'s answer.
@@ -50,8 +51,8 @@ struct Inner {
 }
 
 impl Twin {
-    /// Attaches to the fabric at the other end of `socket`, which [`Hub::admit`] made. The link stays down
-    /// until [`Ntb::link_enable`].
+    /// Attaches to the fabric over `socket`, which [`Hub::admit`] has returned. The link stays down until
+    /// [`Ntb::link_enable`] is called.
     ///
     /// # Errors
     /// [`Error::Invalid`] if no hub of this version answers, [`Error::Os`] if the system refuses a mapping.
@@ -59,8 +60,8 @@ impl Twin {
         Self::attach_with(socket, faults, |_| usize::MAX)
     }
 
-    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` gets the
-    /// fabric's number of ports and returns how many bytes to map.
+    /// Attaches like [`Twin::attach`], but maps only the start of the inbound memory. `needed` receives the
+    /// number of ports of the fabric, and returns the number of bytes to map.
     ///
     /// # Errors
     /// As for [`Twin::attach`].
@@ -101,8 +102,8 @@ impl Twin {
         })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        // Wait without a timeout from now on, because the hub's next message, which asks this process to end,
-        // may come at any time.
+        // From now on, wait without a timeout. The hub's next message asks this process to end, and may come
+        // at any time.
         set_socket_timeout(&socket, Timeout::Recv, None).map_err(os)?;
         descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
@@ -111,7 +112,7 @@ impl Twin {
         let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memory = memories[port as usize].as_fd();
         let bytes = needed(ports).clamp(1, window_bytes as usize).next_multiple_of(4096);
-        // Align to no more than the memory's size, because `map_aligned` reserves `align` more bytes of
+        // Align to at most the size of the memory. `map_aligned` reserves `align` additional bytes of
         // addresses, which takes long under memory checkers such as AddressSanitizer.
         let align = bytes.next_power_of_two().clamp(4096, ALIGNMENT);
         let inbound = descriptors::map_aligned(memory, bytes, align, Location::Host)?;
@@ -163,8 +164,8 @@ impl Twin {
         self.inner.send_message(MESSAGE_EXIT, status as u32);
     }
 
-    /// Blocks until the [`Hub`] asks this process to end. Returns the status to end with, or `None` if the
-    /// hub has ended. Call it from one thread only.
+    /// Blocks until the [`Hub`] asks this process to end. Returns the exit status that the hub asks for, or
+    /// `None` if the hub has ended. Only one thread may call this.
     pub fn wait_for_end(&self) -> Option<i32> {
         loop {
             let mut message = [0u8; 8];
@@ -178,16 +179,15 @@ impl Twin {
         }
     }
 
-    /// Maps `bytes` of the inbound memory from `offset` a second time, at `address`, in place of what was
-    /// mapped there. Use it to let peers access static objects, whose addresses are fixed. All three numbers
-    /// are multiples of the page size.
+    /// Maps `bytes` bytes of the inbound memory, from `offset` on, a second time at `address`. Replaces the
+    /// former mapping there. Use this to let peers access static objects, because these have fixed addresses.
+    /// All three numbers are multiples of the page size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bytes outside the inbound memory; [`Error::Os`] if the system refuses.
     ///
     /// # Safety
-    /// No thread accesses the `bytes` at `address` during the call. The inbound memory replaces their
-    /// contents.
+    /// No thread accesses the memory at `address` during the call. Its old contents are lost.
     pub unsafe fn map_inbound_at(&self, offset: usize, bytes: usize, address: *mut u8) -> Result<()> {
         self.inner.inbound.slice(offset, bytes)?;
         let memory = &self.inner.fabric.memories[self.inner.port as usize];
@@ -210,8 +210,8 @@ fn capabilities(window_bytes: u64) -> Capabilities {
     }
 }
 
-/// Takes the link down for 2 ms at random intervals of 0.5 to 1.5 times `faults.flap`, until the port is
-/// dropped.
+/// Takes the link down at random intervals, each time for 2 ms. An interval is 0.5 to 1.5 times
+/// `faults.flap`. Ends when the port is dropped.
 fn flap(port: Weak<Inner>, faults: Faults) {
     let mut random = Random::new(faults.seed ^ 0xF1A9);
     std::thread::spawn(move || {

@@ -164,8 +164,8 @@ fn the_hub_asks_all_processes_to_end() {
     let (hub, a, b) = pair(1 << 20);
     hub.end_all(7);
     assert_eq!((a.wait_for_end(), b.wait_for_end()), (Some(7), Some(7)));
-    // Shut down this end of the socket, so that the hub's thread closes its end. The port then has no hub
-    // left that could ask it to end.
+    // Shut down this end of the socket. The hub's thread then closes its own end, so no hub is left that
+    // could ask the port to end.
     rustix::net::shutdown(&a.inner.socket, rustix::net::Shutdown::Write).unwrap();
     assert_eq!(a.wait_for_end(), None);
 }
@@ -176,7 +176,7 @@ fn inbound_memory_is_aligned_and_can_be_mapped_again() {
     assert_eq!(a.inbound().address() as usize % (1 << 20), 0);
     let place = Region::host(3 * 4096).unwrap();
     let address = (place.address() as usize).next_multiple_of(4096) as *mut u8;
-    // SAFETY: the page lies in `place`, which only this test uses.
+    // SAFETY: the page is in `place`. Only this test uses `place`.
     unsafe {
         a.map_inbound_at(8192, 4096, address).unwrap();
         address.write_volatile(77);

@@ -12,17 +12,17 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The number of bytes of a response before its data.
+/// The number of bytes in a response that precede its data.
 const RESPONSE_HEADER: usize = 24;
 /// The alignment in bytes that O_DIRECT needs for memory and offsets.
 const ALIGNMENT: usize = 4096;
 /// The size of a huge page. Large data lies in one, as in the target's buffers.
 const HUGE_PAGE: usize = 2 << 20;
-/// The number of completions after which the server sends the responses to small reads. The client then works
-/// on these responses while the server continues.
+/// The number of completed small reads after which the server sends their responses. The client then works on
+/// these responses while the server continues.
 const BATCH: usize = 8;
-/// The size in bytes from which a read counts as large. A large read is answered as soon as it completes.
-/// Small reads are answered in batches.
+/// The least size in bytes of a large read. A large read is answered as soon as it completes. Small reads are
+/// answered in batches.
 const LARGE: usize = 64 << 10;
 
 const RECEIVE: u64 = u64::MAX;
@@ -33,8 +33,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data. The data begins at an
-/// address that is a multiple of [`ALIGNMENT`], or of [`HUGE_PAGE`] if the data is large.
+/// A buffer for one response: a header of `RESPONSE_HEADER` bytes, then the data. The data's address is a
+/// multiple of [`ALIGNMENT`]. For large data it is a multiple of [`HUGE_PAGE`].
 struct Slot {
     memory: Vec<u8>,
     /// The index of the first data byte in `memory`.
@@ -96,12 +96,12 @@ pub fn answer(stream: &TcpStream, file: &File, spin: Duration) -> io::Result<()>
     };
     push(&mut ring, receive(&mut buffer))?;
     let (mut in_flight, mut ended) = (1, false);
-    // Go on until no request is in flight, because the kernel uses the buffers until then.
+    // Continue until no request is in flight, because the kernel may use the buffers until then.
     while in_flight > 0 {
         wait(&mut ring, spin)?;
         loop {
-            // Handle completions of receives and sends before the results of reads, even if a result has
-            // waited longer, because new requests keep the disk busy.
+            // Handle completed receives and sends before results of reads, even if a result has waited
+            // longer. Receives bring new requests, which keep the disk busy.
             let completed = ring.completion().map(|entry| (entry.user_data(), entry.result()));
             let (mut part, results): (Vec<_>, Vec<_>) = completed.partition(|(tag, _)| *tag >= SEND);
             reads.extend(results);

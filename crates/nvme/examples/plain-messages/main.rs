@@ -1,13 +1,13 @@
-//! Measures plain request and response messages over TCP. The result is an upper bound for the throughput of
-//! storage protocols with messages of these sizes.
+//! Measures the throughput of plain request and response messages over TCP. A storage protocol with messages
+//! of these sizes cannot be faster than the result.
 //!
 //!     plain-messages serve 127.0.0.1:7000
 //!     plain-messages serve-file 127.0.0.1:7000 FILE SPIN_US
 //!     plain-messages load 127.0.0.1:7000 DEPTH REQUEST_BYTES RESPONSE_BYTES SECONDS [SPIN_US]
 //!
 //! The server answers each request with bytes from 1 GiB of memory (`serve`) or from a file (`serve-file`).
-//! DEPTH is the number of requests in flight. SPIN_US is how long a side polls before it sleeps, in
-//! microseconds. `load` prints one line of JSON.
+//! DEPTH is the number of requests in flight. SPIN_US is the time in microseconds that a side polls before it
+//! sleeps. `load` prints one line of JSON.
 
 mod file;
 
@@ -174,8 +174,8 @@ fn load(
     Ok(())
 }
 
-/// Polls the socket for up to `spin`, then sleeps until bytes arrive. Returns their number, or 0 at the end
-/// of the stream.
+/// Polls the socket for up to `spin`. If no bytes have arrived, sleeps until bytes arrive. Returns the number
+/// of received bytes, or 0 at the end of the stream.
 fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin: Duration) -> std::io::Result<usize> {
     let start = Instant::now();
     while !spin.is_zero() && start.elapsed() < spin {

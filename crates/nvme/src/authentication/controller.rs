@@ -24,7 +24,7 @@ pub enum Progress {
     Failed(AuthenticationFailure),
 }
 
-/// The authentication of a host on one queue, as the controller sees it.
+/// The controller's side of the authentication of a host on one queue.
 #[derive(Debug)]
 pub struct ControllerSide {
     credentials: Arc<Credentials>,
@@ -87,8 +87,8 @@ impl ControllerSide {
         self.state = State::Failure1(AuthenticationFailure::FAILED);
     }
 
-    /// Returns true if [`ControllerSide::receive`] can take milliseconds for this message, because it computes
-    /// with the values of a Diffie-Hellman group.
+    /// Returns true if the call of [`ControllerSide::receive`] for this message can take milliseconds. Such a
+    /// call computes with values of a Diffie-Hellman group.
     pub fn is_slow(&self, message: &[u8]) -> bool {
         if self.group == Group::Null {
             return false;
@@ -160,7 +160,7 @@ impl ControllerSide {
         }
     }
 
-    /// Checks that the host offers what this side requires.
+    /// Checks that the host's offer contains what this controller requires.
     fn check_offer(&self, offer: Option<Offer>) -> Result<(), AuthenticationFailure> {
         let offer = offer.ok_or(AuthenticationFailure::PROTOCOL_UNUSABLE)?;
         if offer.concatenation != 0 {
@@ -212,16 +212,16 @@ impl ControllerSide {
             return Err(AuthenticationFailure::FAILED.into());
         }
         let Some((sequence, challenge)) = &reply.challenge else { return Ok(State::Success1(None)) };
-        // Refuse a challenge that equals the controller's own, because a host that sends a challenge back may
-        // be mounting a reflection attack.
+        // Refuse a challenge that equals the controller's own challenge. A host that sends it back may be
+        // mounting a reflection attack.
         let secret = self.credentials.target.as_ref().filter(|_| challenge != &own.challenge);
         let secret = secret.ok_or(AuthenticationFailure::FAILED)?;
         let response = Response { challenge, sequence: *sequence, role: Role::Controller, ..response };
         Ok(State::Success1(Some(response.compute(secret))))
     }
 
-    /// Returns the message to send as the data of an Authentication Receive whose host expects at most `most`
-    /// bytes. Returns `None` if there is no message, or a longer one.
+    /// Returns the next message to the host, as the data of an Authentication Receive command. The host
+    /// expects at most `most` bytes. Returns `None` if there is no message, or if it is longer.
     pub fn next_message(&mut self, most: usize) -> Option<Vec<u8>> {
         let message = match &self.state {
             State::Challenge(own) => AuthenticationMessage::Challenge(Challenge {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The flag that names the file.
 const FLAG: &str = "--secrets-file";
 
-/// The contents of a file of secrets. Targets and hosts use the same format: each line has a host's NQN, the
+/// The contents of a secrets file. Targets and hosts use the same format. Each line has a host's NQN, the
 /// host's secret and, optionally, the target's secret for this host. `#` starts a comment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecretsFile {
@@ -20,7 +20,7 @@ pub struct SecretsFile {
 }
 
 impl SecretsFile {
-    /// Reads a file that only its owner can access.
+    /// Reads the secrets file at `path`. Only its owner may have access to it.
     ///
     /// # Errors
     /// If the file cannot be read, is not a regular file of UTF-8 text, other users can access it, or a line
@@ -40,10 +40,10 @@ impl SecretsFile {
         })
     }
 
-    /// Parses the contents of a file.
+    /// Parses the contents of a secrets file.
     ///
     /// # Errors
-    /// The number of the first invalid line, and why it is invalid.
+    /// The number of the first invalid line, and why the line is invalid.
     pub fn parse(text: &str) -> Result<Self, (usize, String)> {
         let mut hosts = BTreeMap::new();
         for (line, number) in text.lines().zip(1..) {

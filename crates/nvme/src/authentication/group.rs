@@ -29,8 +29,8 @@ pub enum Group {
 /// group. This length is enough for the largest group.
 const EXPONENT_BITS: u32 = 512;
 
-/// The first 8064 bits of the binary expansion of e, in hexadecimal. RFC 7919 defines each modulus by a prefix
-/// of these bits. The first two bits are the integer part.
+/// The first 8064 bits of the binary expansion of the number e, in hexadecimal. The first two bits are the
+/// integer part. RFC 7919 computes each modulus from the first bits of e.
 const E: &str = "\
     adf85458a2bb4a9aafdc5620273d3cf1d8b9c583ce2d3695a9e13641146433fbcc939dce249b3ef97d2fe363630c75d8\
     f681b202aec4617ad3df1ed5d5fd65612433f51f5f066ed0856365553ded1af3b557135e7f57c935984f0c70e0e68b77\
@@ -83,8 +83,8 @@ impl Group {
         let mut bytes = vec![0xFF; 8];
         bytes.extend((0..middle).map(|n| u8::from_str_radix(&E[n * 2..n * 2 + 2], 16).expect("a digit")));
         let low: &mut [u8; 8] = bytes.last_chunk_mut().expect("at least 8 bytes");
-        // The formula's last term, -1, sets all of the lowest 64 bits, because they would otherwise be 0. It
-        // borrows 1 from the next 64 bits, which are `low`.
+        // Before the last term of the formula, -1, the lowest 64 bits are 0. Subtracting 1 sets all of them,
+        // and borrows 1 from the next 64 bits, which are `low`.
         *low = (u64::from_be_bytes(*low) + x - 1).to_be_bytes();
         bytes.extend([0xFF; 8]);
         bytes
@@ -143,9 +143,9 @@ impl KeyPair {
         &self.public
     }
 
-    /// Returns the shared secret with the peer that has this public value, in as many bytes as the modulus
-    /// has. Returns `None` if the value is not from 2 to p - 2: other values would reveal the shared secret
-    /// (RFC 7919 section 5.1).
+    /// Returns the secret shared with the peer whose public value is `peer`. The secret has as many bytes as
+    /// the modulus. Returns `None` if the value has a wrong length. Also returns `None` if it is not from 2
+    /// to p - 2, because such a value would reveal the secret (RFC 7919 section 5.1).
     pub fn shared(&self, peer: &[u8]) -> Option<Zeroizing<Box<[u8]>>> {
         if peer.len() != self.group.value_bytes() {
             return None;

@@ -84,7 +84,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// The authentication of a queue, as the host sees it. Call [`HostSide::begin`], [`HostSide::challenged`] and
+/// The host's side of the authentication of a queue. Call [`HostSide::begin`], [`HostSide::challenged`] and
 /// [`HostSide::succeeded`] in this order, once each.
 #[derive(Debug)]
 pub struct HostSide<'a> {

@@ -1,11 +1,11 @@
-//! The messages of DH-HMAC-CHAP (Base section 8.13.5), as bytes and as values.
+//! The messages of DH-HMAC-CHAP (Base section 8.13.5). Converts them between bytes and values.
 
 use super::{AuthenticationFailure, Group, Hash};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The longest message that a peer may send, in bytes. The longest valid one is a challenge or a reply with
-/// a public value of 1024 bytes.
+/// The longest message that a peer may send, in bytes. The longest valid messages are a challenge and a reply
+/// with a public value of 1024 bytes.
 pub const MAX_MESSAGE: usize = 4096;
 
 /// AUTH_TYPE: the message belongs to no authentication protocol.
@@ -71,7 +71,7 @@ wire! {
     pub struct ChallengeHeader {
         /// The common first bytes.
         pub start: MessageStart,
-        /// HL: the length of a hash value, and so of the challenge, in bytes.
+        /// HL: the length of a hash value in bytes. The challenge has the same length.
         pub hash_bytes: u8,
         /// Reserved.
         pub reserved: u8,
@@ -136,7 +136,7 @@ wire! {
     }
 }
 
-/// The hash functions and groups that AUTH_Negotiate offers.
+/// The hash functions and groups that the host offers in AUTH_Negotiate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// SC_C: 0 if no secure channel is to follow.
@@ -174,7 +174,7 @@ pub struct AuthenticationReply {
     pub value: Vec<u8>,
 }
 
-/// A message of an authentication, without its transaction.
+/// A message of an authentication. The transaction ID in the message's header is not included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthenticationMessage {
     /// AUTH_Negotiate: the host begins. `None` if the host does not offer DH-HMAC-CHAP.
@@ -185,7 +185,8 @@ pub enum AuthenticationMessage {
     Reply(AuthenticationReply),
     /// DH-HMAC-CHAP_Success1: the host is authenticated.
     Success1 {
-        /// The length of a hash value. If `response` is `None`, as many zero bytes are sent in its place.
+        /// The length of a hash value in bytes. If `response` is `None`, the message contains this many zero
+        /// bytes in its place.
         hash_bytes: u8,
         /// R2: the controller's response to the host's challenge. `None` if there was no challenge.
         response: Option<Vec<u8>>,
@@ -267,11 +268,11 @@ impl AuthenticationMessage {
         }
     }
 
-    /// Decodes a message and its transaction. Bytes behind the message are ignored, because a controller pads
-    /// its messages to the length that the host asked for.
+    /// Decodes a message. Returns its transaction ID and the message. Ignores bytes after the message,
+    /// because a controller pads messages to the length that the host requested.
     ///
     /// # Errors
-    /// The failure to report to the peer.
+    /// Returns the failure to report to the peer.
     pub fn decode(bytes: &[u8]) -> Result<(u16, Self), AuthenticationFailure> {
         let (start, _) =
             MessageStart::ref_from_prefix(bytes).map_err(|_| AuthenticationFailure::INCORRECT_PAYLOAD)?;

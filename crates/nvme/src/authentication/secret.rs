@@ -9,8 +9,9 @@ use std::fmt;
 use std::str::FromStr;
 use zeroize::Zeroizing;
 
-/// A secret: `DHHC-1:0t:BASE64:` (Base section 8.13.5). The Base64 text contains the secret's bytes and their
-/// CRC-32. The digit t is 0, or the hash function by which the secret is transformed before it is used.
+/// A secret in the form `DHHC-1:0t:BASE64:` (Base section 8.13.5). The Base64 text contains the secret's
+/// bytes and their CRC-32. The digit t names the hash function that transforms the secret before it is used.
+/// If t is 0, the secret is not transformed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
@@ -44,8 +45,8 @@ impl Secret {
         Zeroizing::new(format!("DHHC-1:{:02}:{}:", self.transform.map_or(0, |hash| hash as u8), *text))
     }
 
-    /// Returns the key of the HMAC. It is the secret itself or, if the secret's representation names a hash,
-    /// an HMAC of the owner's NQN with the secret.
+    /// Returns the key for the HMAC. If the secret's text form names a hash, the key is an HMAC of the
+    /// owner's NQN with the secret. Otherwise the key is the secret itself.
     pub(super) fn key(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.transform {
             None => self.bytes.clone(),
@@ -88,7 +89,7 @@ impl FromStr for Secret {
     }
 }
 
-/// Returns the CRC-32 of a secret as it is stored behind the secret.
+/// Returns the CRC-32 of a secret, as the four bytes that follow the secret in its text form.
 fn crc32(bytes: &[u8]) -> [u8; 4] {
     (checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32).to_le_bytes()
 }

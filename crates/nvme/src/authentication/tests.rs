@@ -1,4 +1,5 @@
-//! Both sides of an authentication against each other, against known values, and against wrong messages.
+//! Tests of both sides of an authentication: against each other, against known values, and with wrong
+//! messages.
 
 use super::*;
 use proptest::prelude::*;
@@ -335,8 +336,8 @@ proptest! {
         let length = bytes.len();
         bytes.resize(length + padding, 0);
         prop_assert_eq!(AuthenticationMessage::decode(&bytes).unwrap(), (transaction, message.clone()));
-        // A message without its last byte is invalid. The exception is Success1 without a response, because
-        // its unused response field may be missing.
+        // A message without its last byte must be invalid. The exception is Success1 without a response,
+        // because its response field is unused and may be missing.
         if !matches!(message, AuthenticationMessage::Success1 { response: None, .. }) {
             prop_assert!(AuthenticationMessage::decode(&bytes[..length - 1]).is_err());
         }
@@ -365,8 +366,9 @@ proptest! {
         let Some(message) = controller.next_message(MAX_MESSAGE) else {
             return Err(TestCaseError::fail("no message"));
         };
-        // Bytes 7 and 9 are reserved, so a change of them has no effect. Byte 8 is C2's flag, which every
-        // value except 0 sets. The host refuses the response to a changed or missing C2.
+        // Bytes 7 and 9 are reserved, so a change of them must have no effect. Byte 8 is the flag for C2.
+        // Every value except 0 sets this flag. If C2 is changed or missing, the host must refuse the
+        // response.
         let reserved = matches!(position, 7 | 9);
         let accepted = match AuthenticationMessage::decode(&message).unwrap().1 {
             AuthenticationMessage::Success1 { response: Some(_), .. } => host.succeeded(&message).is_ok(),

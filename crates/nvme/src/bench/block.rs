@@ -1,4 +1,4 @@
-//! The blocks that a bench with verification writes, and their check when they are read.
+//! The blocks that a bench with verification writes, and the check of these blocks when they are read.
 //!
 //! ```text
 //!   0        8        16         24         28      32

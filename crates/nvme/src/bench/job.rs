@@ -1,4 +1,5 @@
-//! A job of a bench: a thread that keeps a set number of commands in flight, and measures and verifies them.
+//! A job of a bench: a thread that keeps a set number of commands in flight. It measures the commands and
+//! verifies their data.
 
 use super::workload::Workload;
 use super::{Counters, block};
@@ -11,7 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The counts and latencies of a job's reads, or of its writes.
+/// The counts and latencies of one kind of a job's operations: reads or writes.
 #[derive(Clone, Default)]
 pub(super) struct Tally {
     pub(super) operations: u64,
@@ -59,10 +60,11 @@ pub(super) struct Job<'a> {
     /// The operations by token.
     operations: Vec<Operation>,
     random: u64,
-    /// The index of the next block of a sequential workload, counted from the start of this job's part.
+    /// The next block of a sequential workload, as an index from the start of this job's part of the
+    /// namespace.
     next: u64,
-    /// For each block, the number of its writes, plus [`BUSY`] while an operation on it is in flight. Empty
-    /// without verification of writes.
+    /// For each block, the number of writes to it. [`BUSY`] is added while an operation on the block is in
+    /// flight. Empty if writes are not verified.
     written: Vec<u32>,
     submitted: u64,
     reads: Tally,

@@ -50,7 +50,7 @@ pub struct IoResult {
     pub latency: Option<Percentiles>,
     /// The latency at the percentiles that fio prints.
     pub latency_percentiles: Vec<LatencyPercentile>,
-    /// The processor time of all jobs as a share of their elapsed time. 1 means that no job ever slept.
+    /// The processor time of all jobs divided by their elapsed time. 1 means that no job ever slept.
     pub cpu_share: f64,
     /// How often a job switched to another path, or reconnected on the same path.
     pub failovers: u64,

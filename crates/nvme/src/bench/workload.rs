@@ -76,7 +76,7 @@ impl FromStr for Pattern {
             Pattern::RandWrite,
             Pattern::RandRw,
         ];
-        // Accept `readwrite`, because fio has it as another name of `rw`.
+        // Accept `readwrite`, because it is fio's other name for `rw`.
         let text = if text == "readwrite" { "rw" } else { text };
         all.into_iter()
             .find(|pattern| pattern.name() == text)
@@ -97,8 +97,8 @@ pub struct Workload {
     pub jobs: u32,
     /// The share of reads in mixed workloads, in percent.
     pub read_percent: u32,
-    /// How long the jobs run. `None`: each job submits one operation for each `block_bytes` bytes of its
-    /// part.
+    /// How long the jobs run. `None`: each job runs once over its part of the range, with one operation for
+    /// each `block_bytes` bytes.
     pub duration: Option<Duration>,
     /// The offset in the namespace at which the range of the workload starts, in bytes.
     pub offset: u64,

@@ -72,17 +72,17 @@ const PSDT_SGL: u8 = 0x40;
 impl Sgl {
     /// The value of `identifier` if the data lies in the capsule, at the offset `address`.
     pub const IN_CAPSULE: u8 = 0x01;
-    /// The value of `identifier` if the transport transfers the data in PDUs of its own.
+    /// The value of `identifier` if the transport sends the data in separate PDUs.
     pub const TRANSPORT: u8 = 0x5A;
     /// The descriptor of a command without data.
     pub const NONE: Sgl = Sgl::transport(0);
 
-    /// Creates the descriptor of `length` bytes that follow the command in its capsule.
+    /// Creates the SGL descriptor for `length` bytes of data that follow the command in its capsule.
     pub const fn in_capsule(length: u32) -> Self {
         Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::IN_CAPSULE }
     }
 
-    /// Creates the SGL descriptor of `length` bytes of data that travel in C2HData or H2CData PDUs.
+    /// Creates the SGL descriptor for `length` bytes of data that are transferred in C2HData or H2CData PDUs.
     pub const fn transport(length: u32) -> Self {
         Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::TRANSPORT }
     }
@@ -129,7 +129,7 @@ impl Command {
         u64::from(self.cdw10.get()) | u64::from(self.cdw11.get()) << 32
     }
 
-    /// Returns the number of blocks of a command on a range of blocks, 1 to 65,536.
+    /// Returns the number of blocks, 1 to 65,536, on which a command operates.
     #[inline]
     pub fn block_count(&self) -> u32 {
         (self.cdw12.get() & 0xFFFF) + 1
@@ -249,8 +249,8 @@ pub mod dsm {
         pub struct Range {
             /// Context attributes.
             pub attributes: U32,
-            /// The number of blocks. Unlike most counts in commands, it is the count itself, not the count
-            /// less one.
+            /// The number of blocks. Unlike most counts in commands, the field holds the count itself, not
+            /// the count minus 1.
             pub blocks: U32,
             /// The first block.
             pub lba: U64,
@@ -270,8 +270,8 @@ pub mod feature {
     pub const ERROR_RECOVERY: u8 = 0x05;
     /// Volatile Write Cache.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
-    /// Number of Queues. Dword 11 and the result hold the number of submission queues in bits 15:0 and the
-    /// number of completion queues in bits 31:16, each less one.
+    /// Number of Queues. Dword 11 and the result contain two numbers, each minus one: submission queues in
+    /// bits 15:0, and completion queues in bits 31:16.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
     /// Write Atomicity Normal.
     pub const WRITE_ATOMICITY: u8 = 0x0A;

@@ -86,7 +86,7 @@ impl Cap {
     }
 }
 
-/// Values of fields of Connect and of its data (Base section 6.3).
+/// Values of fields of the command Connect and of its data (Base section 6.3).
 pub mod connect {
     /// CATTR: the host does not use submission queue flow control.
     pub const DISABLE_FLOW_CONTROL: u8 = 1 << 2;

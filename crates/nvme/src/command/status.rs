@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The status of a completion.
+/// The status field of a completion, without the phase tag.
 ///
 /// | bits | contents |
 /// | --- | --- |
@@ -130,7 +130,7 @@ statuses! {
     COMPARE_FAILURE = 2, 0x85, "Compare Failure";
     /// Access is denied.
     ACCESS_DENIED = 2, 0x86, "Access Denied";
-    /// An error inside the controller that concerns only the path from this host to the namespace.
+    /// An error inside the controller. It concerns only the path from this host to the namespace.
     INTERNAL_PATH_ERROR = 3, 0x00, "Internal Path Error";
     /// The controller has lost access to the namespace for good.
     ANA_PERSISTENT_LOSS = 3, 0x01, "Asymmetric Access Persistent Loss";
@@ -168,8 +168,8 @@ impl Status {
         self.0 & Self::DO_NOT_RETRY == 0 && self.0 >> 8 & 7 == 3 && !by_host
     }
 
-    /// Returns true if a retry or another path may succeed: Do Not Retry is not set, and the status is a path
-    /// error (type 3) or one of the temporary errors below.
+    /// Returns true if the host may retry the command, possibly on another path. The Do Not Retry bit must be
+    /// clear. The status must be a path error (type 3) or one of the temporary errors below.
     pub fn is_retryable(self) -> bool {
         let code = Status(self.0 & 0x7FF);
         self.0 & Self::DO_NOT_RETRY == 0

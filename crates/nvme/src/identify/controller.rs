@@ -66,7 +66,8 @@ wire! {
         pub cctemp: U16,
         /// MTFA to FWUG.
         pub reserved4: [u8; 50],
-        /// KAS: the granularity of the keep-alive timer, in units of 100 ms; 0 if it is unsupported.
+        /// KAS: the granularity of the keep-alive timer, in units of 100 ms. 0 if the controller has no such
+        /// timer.
         pub kas: U16,
         /// HCTMA to ENDGIDMAX.
         pub reserved5: [u8; 20],
@@ -163,7 +164,7 @@ pub mod oncs {
 }
 
 impl Controller {
-    /// Returns the most data of a command in bytes, or `None` if it is unlimited.
+    /// Returns the largest data transfer of a command in bytes, or `None` if there is no limit.
     pub fn max_transfer_bytes(&self) -> Option<u64> {
         let bytes = if self.mdts < 52 { 4096 << self.mdts } else { u64::MAX };
         (self.mdts != 0).then_some(bytes)

@@ -1,4 +1,4 @@
-//! The discovery log page, which lists subsystems and their addresses (Base section 5.16.1.23).
+//! The discovery log page. It lists subsystems and their addresses (Base section 5.16.1.23).
 
 use zerocopy::little_endian::{U16, U64};
 
@@ -48,7 +48,7 @@ wire! {
     }
 }
 
-/// The values of SUBTYPE: the kind of subsystem that an entry of the discovery log leads to.
+/// The values of SUBTYPE: the kind of subsystem that an entry of the discovery log points to.
 pub mod subsystem_type {
     /// The entry leads to another discovery service.
     pub const REFERRAL: u8 = 1;

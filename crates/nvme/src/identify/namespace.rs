@@ -92,8 +92,8 @@ wire! {
 }
 
 impl Namespace {
-    /// Returns the block size in bytes. `None` if the format in use is unsupported: it has metadata, or its
-    /// blocks have less than 512 bytes or at least 4 GiB.
+    /// Returns the block size in bytes. Returns `None` if the format in use is unsupported. Such a format has
+    /// metadata, or its blocks have less than 512 bytes or at least 4 GiB.
     pub fn block_bytes(&self) -> Option<u32> {
         let index = usize::from(self.flbas & 0x0F | (self.flbas >> 1 & 0x30));
         let format = self.lbaf.get(index)?;
@@ -102,7 +102,7 @@ impl Namespace {
     }
 }
 
-/// An identifier of a namespace, as Identify with CNS 03h lists it.
+/// An identifier of a namespace in the list that Identify with CNS 03h returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceDescriptor {
     /// NIDT 1: an IEEE Extended Unique Identifier.

@@ -3,11 +3,12 @@
 use inlane_core::error::{Error, Result};
 use inlane_core::region::Region;
 
-/// Host memory with one owner. A request moves it into the connection until the command has completed.
+/// Host memory with one owner. A request moves the buffer into the connection. The connection returns it when
+/// the command has completed.
 #[derive(Debug)]
 pub struct Buffer {
     region: Region,
-    /// The number of bytes in use, which lie at the start of the region.
+    /// The number of bytes in use, from the start of the region.
     len: usize,
 }
 
@@ -20,7 +21,7 @@ impl Buffer {
         Ok(Self { region: Region::host(bytes)?, len: bytes })
     }
 
-    /// Creates a buffer whose memory is `region`, such as pinned memory.
+    /// Creates a buffer that uses the memory of `region`, such as pinned memory.
     ///
     /// # Safety
     /// Nothing else accesses the region's memory until the buffer is dropped.

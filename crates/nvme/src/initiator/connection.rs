@@ -5,7 +5,7 @@
 //!   next_done <-- done <-- slot <-- inbox <-- receive_slices / received <------------- socket
 //! ```
 //!
-//! The caller sends what [`Connection::transmit_slices`] returns. It receives into what
+//! The caller sends the bytes that [`Connection::transmit_slices`] returns. It receives into the memory that
 //! [`Connection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
 //! scratch buffer for headers.
 //!
@@ -30,8 +30,8 @@ use outbox::Outbox;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
-/// The number of low bits of a command identifier that hold the slot's index. The other bits count the uses
-/// of the slot, so that a late completion of an earlier command is detected.
+/// A command identifier holds the slot's index in this number of low bits. The other bits count the uses of
+/// the slot, which reveals a late completion of an earlier command.
 const INDEX_BITS: u32 = 12;
 /// The most entries of a queue.
 pub const MAX_ENTRIES: u32 = 1 << INDEX_BITS;
@@ -44,7 +44,8 @@ pub struct Connection {
     closed: bool,
     max_capsule_data: u32,
     max_h2c_data: u32,
-    /// The alignment, in bytes, of the data in sent PDUs. The controller requests it in its ICResp.
+    /// The alignment of the data in sent PDUs, in bytes. The controller requests this alignment in its
+    /// ICResp.
     alignment: u8,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -100,7 +101,7 @@ impl Connection {
         if self.is_ready() { self.free.len() } else { 0 }
     }
 
-    /// Sets the most bytes of a write that travel with its command.
+    /// Sets the most bytes of a write's data that are sent within the command capsule.
     pub fn set_max_capsule_data(&mut self, bytes: u32) {
         self.max_capsule_data = bytes;
     }
@@ -174,8 +175,9 @@ impl Connection {
         }
     }
 
-    /// Returns where the next received bytes go: the part of a command's buffer whose data is still missing,
-    /// which may be empty, and scratch space. Fill the first slice before the second.
+    /// Returns the memory for the next received bytes. The first slice is the part of a command's buffer
+    /// whose data is still missing. It may be empty. The second slice is scratch space. Fill the first slice
+    /// before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
         let ReceivedBytes { payload, scratch, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {
@@ -232,9 +234,9 @@ impl Connection {
         }
     }
 
-    /// Returns the header of the last received PDU. After a fault, this is the faulty PDU, and a termination
-    /// request sends its header back. If the PDU's first 8 bytes (the common header) are invalid, returns
-    /// only these 8 bytes.
+    /// Returns the header of the last received PDU. After a fault, this is the header of the faulty PDU, and
+    /// a termination request sends it back. If the PDU's first 8 bytes (the common header) are invalid,
+    /// returns only these 8 bytes.
     pub fn faulty_pdu(&self) -> &[u8] {
         self.inbox.faulty_pdu()
     }

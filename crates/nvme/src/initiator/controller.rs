@@ -22,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 const ADMIN_ENTRIES: u32 = 32;
 /// The most in-capsule data of a Fabrics or admin command, in bytes (NVMe/TCP section 3.3.2).
 const ADMIN_CAPSULE_DATA: u32 = 8192;
-/// The most data of one command, in bytes, even if the controller allows more.
+/// The most data bytes of one command, even if the controller allows more.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
 
 /// How to connect to a controller.
@@ -54,7 +54,7 @@ pub struct Controller {
     events: Vec<u32>,
 }
 
-/// The token that marks the completion of an admin command that the caller waits for.
+/// The token of an admin command that the caller waits for. It marks the completion of the command.
 const TOKEN_COMMAND: u64 = 0;
 /// The token that marks the completion of a Keep Alive.
 const TOKEN_KEEP_ALIVE: u64 = 1;
@@ -62,8 +62,8 @@ const TOKEN_KEEP_ALIVE: u64 = 1;
 const TOKEN_EVENT: u64 = 2;
 
 impl Controller {
-    /// Connects to a controller of a subsystem, enables it and identifies it. Tries each address that the
-    /// target's name resolves to.
+    /// Connects to a controller of a subsystem, enables it and identifies it. If the target's name resolves
+    /// to several addresses, tries them in turn.
     ///
     /// # Errors
     /// If the target cannot be reached, refuses the host or the subsystem, or does not become ready.
@@ -238,8 +238,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Asks for `count` I/O queues and connects as many of them as the controller grants, at least one. Call
-    /// it once, because a controller grants queues only before the first one is connected (Base section
+    /// Requests `count` I/O queues. Connects as many of them as the controller grants, at least one. Call it
+    /// once, because a controller grants queues only before the first one is connected (Base section
     /// 5.27.1.5).
     ///
     /// # Errors
@@ -270,8 +270,9 @@ impl Controller {
             let command = Command::connect(qid, entries, attributes, 0);
             connect_queue(&mut queue, command, self.id, &self.options).map(|_| queue)
         };
-        // Without flow control, the controller may omit the completions of successful reads. A controller
-        // need not support this mode. If it refuses, connect again with flow control.
+        // Without flow control of the submission queue, the controller may omit the completions of successful
+        // reads. Controllers need not support this mode. If the controller refuses it, connect again with
+        // flow control.
         let mut queue = match connect(connect::DISABLE_FLOW_CONTROL) {
             Err(Error::Status { .. }) => connect(0)?,
             result => result?,

@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 /// The most entries of a discovery log that are read. A log with more is refused, because a hostile target
 /// could announce any number.
 const MAX_ENTRIES: u64 = 16_384;
-/// The number of entries of the discovery log that one command reads.
+/// The number of entries that one command reads from the discovery log.
 const CHUNK: u64 = 4;
 const ENTRY: usize = size_of::<DiscoveryEntry>();
 
@@ -33,10 +33,11 @@ pub struct Discovered {
     pub port_id: u16,
 }
 
-/// Reads the discovery log of a target.
+/// Reads the discovery log of the target at `address`.
 ///
 /// # Errors
-/// If the target cannot be reached, has no discovery service, or its log changes faster than it can be read.
+/// If the target cannot be reached or has no discovery service. Also if the log changes faster than it can be
+/// read.
 pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) -> Result<Vec<Discovered>> {
     let options = ConnectOptions {
         subsystem: DISCOVERY_NQN.into(),

@@ -1,5 +1,5 @@
-//! The identity that a host shows to targets: its NQN and its host identifier, by default read from this
-//! machine's files.
+//! The identity that a host shows to targets: its NQN and its host identifier. By default, both are read from
+//! files of this machine.
 
 use crate::authentication::{Credentials, SecretsFile};
 use crate::{Error, Result};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 const MAX_NQN: usize = 223;
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// The NQN and the identifier of a host, and the secrets that prove its identity.
+/// The NQN and the identifier of a host, with the secrets that prove the host's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     /// The host's NQN.
@@ -22,11 +22,11 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// Returns the identity of this machine, read from `/etc/nvme/hostnqn` and `/etc/nvme/hostid` like
-    /// nvme-cli.
+    /// Returns the identity of this machine. Like nvme-cli, reads it from `/etc/nvme/hostnqn` and
+    /// `/etc/nvme/hostid`.
     ///
-    /// If the host identifier is missing, it is taken from the NQN, or else from `/etc/machine-id`. If the
-    /// NQN is missing, it is made from the host identifier.
+    /// If the host identifier is missing, takes it from the NQN. If the NQN has none, takes it from
+    /// `/etc/machine-id`. If the NQN is missing, makes it from the host identifier.
     pub fn this_machine() -> Self {
         let read = |path| std::fs::read_to_string(path).ok().map(|text| text.trim().to_string());
         let machine = read("/etc/machine-id").and_then(|text| parse_uuid(&text)).unwrap_or([0x69; 16]);

@@ -1,5 +1,5 @@
-//! A queue of a controller: its TCP socket, and the state machine of the protocol that the socket's bytes
-//! drive.
+//! A queue of a controller: its TCP socket and a protocol state machine. The received bytes of the socket
+//! drive the state machine.
 
 use super::connection::{Connection, Done, Failure, Request};
 use crate::pdu::{Digests, Sender, encode_termination};
@@ -11,9 +11,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// The longest time that a blocking receive waits before it returns to its caller.
+/// A blocking receive returns to its caller after at most this time.
 const TICK: Duration = Duration::from_millis(100);
-/// The most slices of memory that one call of sendmsg sends.
+/// The most memory slices that one call of sendmsg sends.
 const SLICES: usize = 64;
 
 /// How a queue is connected.
@@ -48,11 +48,12 @@ pub struct Queue {
     peer: String,
     timeout: Duration,
     spin: Duration,
-    /// When the wait for the controller's next answer began. This is when bytes last arrived, or when a
-    /// command was submitted while no other was in flight, whichever is later. Held commands, which the
-    /// controller may leave unanswered, do not count.
+    /// When the wait for the controller's next answer began. This is the later of two times: when bytes last
+    /// arrived, and when a command was last submitted while none was in flight. Held commands do not count,
+    /// because the controller may leave them unanswered.
     last_arrival: Instant,
-    /// The number of held commands: those in flight that the controller may leave unanswered for any time.
+    /// The number of held commands in flight. The controller may leave a held command unanswered for any
+    /// time.
     held: usize,
 }
 
@@ -102,7 +103,7 @@ impl Queue {
         &self.peer
     }
 
-    /// Returns the socket, to wait for it together with others. Always wait for input. If
+    /// Returns the queue's socket. Use it to wait for several sockets at once. Always wait for input. If
     /// [`Queue::has_output`], also wait for output.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -123,7 +124,7 @@ impl Queue {
         self.connection.in_flight()
     }
 
-    /// Sets the most bytes of a write that travel with its command.
+    /// Sets the most bytes of a write's data that are sent within the command capsule.
     pub fn set_max_capsule_data(&mut self, bytes: u32) {
         self.connection.set_max_capsule_data(bytes);
     }
@@ -140,16 +141,16 @@ impl Queue {
         self.connection.submit(request)
     }
 
-    /// Queues a held command: one that the controller may leave unanswered for any time, such as an
-    /// Asynchronous Event Request.
+    /// Queues a held command. The controller may leave a held command unanswered for any time. An example is
+    /// an Asynchronous Event Request.
     pub(super) fn submit_held(&mut self, request: Request) {
         if self.submit(request).is_ok() {
             self.held += 1;
         }
     }
 
-    /// Subtracts one from the number of held commands, which the controller may leave unanswered for any
-    /// time. Call it when one has completed.
+    /// Subtracts one from the number of held commands. Call it when a held command has completed. A held
+    /// command is one that the controller may leave unanswered for any time.
     pub(super) fn held_completed(&mut self) {
         self.held = self.held.saturating_sub(1);
     }
@@ -159,12 +160,12 @@ impl Queue {
         self.connection.next_done()
     }
 
-    /// Sends queued bytes and receives what has arrived. With `wait`, blocks for up to 100 ms until
+    /// Sends queued bytes and receives what has arrived. If `wait` is true, blocks for up to 100 ms until
     /// something arrives.
     ///
     /// # Errors
-    /// If the connection ended, the target violated the protocol, or it has not answered for too long. The
-    /// queue then cannot be used any more. [`Queue::fail`] returns the commands in flight.
+    /// If the connection ended, the target violated the protocol, or the target has not answered for too
+    /// long. The queue cannot be used afterwards. [`Queue::fail`] returns the commands in flight.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         self.send()?;
         if wait && self.connection.has_output() {

@@ -1,4 +1,5 @@
-//! The I/O queues of a session: spreads commands over them, and waits for all of them together.
+//! The I/O queues of a session. Spreads commands over the queues, and waits for completions of all queues
+//! together.
 
 use super::connection::{Done, Request};
 use super::{Controller, Queue};

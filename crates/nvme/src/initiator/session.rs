@@ -2,13 +2,13 @@
 //!
 //! A path is an address of the subsystem. A session uses one path at a time. If the path fails, the session
 //! connects to the next one and sends the commands in flight again. The target may then execute a command
-//! twice, and two commands in any order. So:
+//! twice, and may execute two commands in any order. So:
 //!
 //! * submit only idempotent commands, such as reads, writes and flushes;
 //! * have only one write to a block in flight.
 //!
-//! Connecting blocks, so the session does it in other threads. A path that does not answer does not delay the
-//! next path.
+//! Connecting blocks, so other threads connect for the session. If a path does not answer, it does not delay
+//! the attempt for the next path.
 
 mod reconnect;
 
@@ -21,8 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// The least time between two rounds in which a session sends and receives on its admin queue, which keeps
-/// the controller alive. Also the longest time for which a wait for a reconnection blocks.
+/// The least time between two rounds on the admin queue. In such a round, a session sends and receives on
+/// this queue to keep the controller alive. A wait for a reconnection also blocks for at most this time.
 const TICK: Duration = Duration::from_millis(100);
 /// How many times a command is sent again after transient errors, at most.
 const RETRIES: u32 = 3;
@@ -38,8 +38,8 @@ pub struct SessionOptions {
     pub nsid: Option<u32>,
     /// The most I/O queues, at least 1. Each is a TCP connection. Commands go to them in turn.
     pub io_queues: u16,
-    /// How long the session tries to reconnect after a path has failed. Then it gives up, even if an attempt
-    /// is still in progress.
+    /// How long the session tries to reconnect after a path has failed. After this time, it gives up, even if
+    /// an attempt is still in progress.
     pub reconnect: Duration,
 }
 
@@ -64,29 +64,29 @@ pub struct Session {
     options: SessionOptions,
     namespace: NamespaceInfo,
     live: Option<Live>,
-    /// The index of the path in use, or of the next one to try.
+    /// The index of the path in use. If no path is in use, the index of the next path to try.
     path: usize,
     /// Requests to send again.
     pending: VecDeque<Request>,
     done: VecDeque<Done>,
     /// The commands that were sent again, by their tokens.
     retries: HashMap<u64, Retries>,
-    /// The number of answers without a path error or transient error. If it grows while one command keeps
-    /// getting path errors, the paths work, so that command is failed.
+    /// The number of answers without a path error or transient error. If this number grows while one command
+    /// keeps getting path errors, the paths work. The session then fails that command.
     answers: u64,
     last_tick: Instant,
-    /// The channel on which the reconnecting thread sends its result. `None` if no such thread runs.
+    /// Receives the result of the thread that reconnects. `None` if no such thread runs.
     attempt: Option<Receiver<Reconnected>>,
     /// When the last attempt to reconnect ended. The next attempt starts at least `PAUSE` later.
     attempt_ended: Option<Instant>,
     /// When a path first failed after the last answer. `None` if no path has failed since then, or if the
     /// session has reconnected with no command to send again.
     lost_since: Option<Instant>,
-    /// The status of a command that failed because of its path. The next [`Session::progress`] gives up the
-    /// path in use.
+    /// The status of a command that failed because of its path. `None` if there was none. Otherwise the next
+    /// [`Session::progress`] gives up the path in use.
     path_error: Option<Status>,
-    /// The indices of the paths that have reported a path error since the session last received an answer to
-    /// a command. These paths are tried last.
+    /// The indices of the paths that have reported a path error since the controller last answered a command.
+    /// The session tries these paths last.
     inaccessible: BTreeSet<usize>,
     /// The last error of each path that has failed since a command was last answered, by the path's index.
     errors: BTreeMap<usize, String>,
@@ -176,7 +176,7 @@ impl Session {
         self.failovers
     }
 
-    /// Returns the number of commands that can be submitted now. 0 while no path works, or while commands of
+    /// Returns the number of commands that can be submitted now. It is 0 if no path works, or if commands of
     /// a failed path wait to be sent again.
     pub fn available(&self) -> usize {
         if !self.pending.is_empty() {
@@ -233,11 +233,11 @@ impl Session {
         None
     }
 
-    /// Returns a completed command for the caller. If its path failed, or if retries are left after a
-    /// transient error, queues the command to be sent again and returns `None`.
+    /// Returns a completed command for the caller. Returns `None` and queues the command to be sent again in
+    /// two cases: its path failed, or a transient error occurred and retries are left.
     ///
-    /// Also returns a command whose path errors last for [`SessionOptions::reconnect`] while the controller
-    /// answers other commands. Otherwise this command would make the session reconnect forever.
+    /// If a command has path errors for [`SessionOptions::reconnect`] while the controller answers other
+    /// commands, returns it, too. Otherwise, this command would make the session reconnect forever.
     fn settled(&mut self, done: Done) -> Option<Done> {
         let status = done.status();
         if status.is_path_error() {
@@ -283,10 +283,10 @@ impl Session {
     /// # Errors
     /// The session cannot be used any more after an error. Errors are:
     ///
-    /// * a path failed, or its controller cannot access the namespace, and no command was answered for
-    ///   [`SessionOptions::reconnect`] since then;
+    /// * a path failed, or its controller cannot access the namespace. Since then, no command was answered
+    ///   for [`SessionOptions::reconnect`];
     /// * the authentication failed on each path when the session reconnected;
-    /// * the target has another namespace under the same number, or with another block size.
+    /// * the target has another namespace under the same number, or a namespace with another block size.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         if let Some(status) = self.path_error {
             let error = Error::Disconnected { peer: self.path().to_string(), why: no_access(status) };

@@ -41,10 +41,10 @@ pub trait Sink {
     fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()>;
 }
 
-/// Provides the data of [`write_from`]. Implement it to write from memory of a device.
+/// Provides the data that [`write_from`] writes. Implement it to write from a device's memory.
 pub trait Source {
-    /// Returns a buffer with the next `most` bytes of the data, or with fewer at the end of the data. The
-    /// buffer has exactly the length of these bytes. `None` if no data is left.
+    /// Returns a buffer with the next `most` bytes of the data. At the end of the data it may be fewer bytes.
+    /// The buffer's length is exactly the number of these bytes. Returns `None` if no data is left.
     ///
     /// # Errors
     /// If the data cannot be read.
@@ -218,8 +218,8 @@ pub fn read_to(
     Ok(())
 }
 
-/// Writes the bytes of `input` from `offset`, up to its end or `length` bytes, and flushes them. Returns the
-/// number of bytes written.
+/// Writes `input` to the namespace at `offset`, and flushes the data. Stops at the end of `input` or after
+/// `length` bytes. Returns the number of bytes written.
 ///
 /// # Errors
 /// Bytes before the error may have been written. Errors are:

@@ -12,7 +12,7 @@ const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 /// The ioctl that returns the size of a block device's logical block (linux/fs.h).
 const BLKSSZGET: libc::c_ulong = 0x1268;
 
-/// An open file or block device. It is locked, so that no second target can write to it.
+/// An open file or block device. It is locked, so no second target can write to it.
 #[derive(Debug)]
 pub struct FileStorage {
     file: File,
@@ -24,10 +24,10 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// Opens and locks what `specification` names.
+    /// Opens and locks the file or block device that `specification` names.
     ///
-    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is
-    /// not `Some(false)`. A block device with a mounted file system can only be opened read-only.
+    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is not
+    /// `Some(false)`. A block device with a mounted file system can only be opened read-only.
     ///
     /// # Errors
     /// If the file cannot be opened or locked, is not of the kind that `specification` names, or has blocks
@@ -51,7 +51,7 @@ impl FileStorage {
         let (file, direct) = match (direct, open(libc::O_DIRECT)) {
             (Some(false), _) => (open(0), false),
             (_, Ok(file)) => (Ok(file), true),
-            // A file system without O_DIRECT refuses the flag with EINVAL, so the file is opened without it.
+            // A file system without O_DIRECT refuses the flag with EINVAL. Open the file without the flag.
             (None, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
             (Some(true), Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let why = "the file system does not support direct=on; leave it out";
@@ -108,7 +108,8 @@ impl FileStorage {
         self.file.as_raw_fd()
     }
 
-    /// Returns the alignment of requests, in bytes: their offsets and lengths must be multiples of it.
+    /// Returns the alignment of requests in bytes. The offset and the length of a request must be multiples
+    /// of it.
     pub fn alignment(&self) -> u32 {
         self.alignment
     }
@@ -136,7 +137,8 @@ fn os(path: &Path, what: &str, source: std::io::Error) -> Error {
     Error::Os { what: format!("{what} {}", path.display()), source }
 }
 
-/// Creates a file of `bytes` bytes. Accepts an existing file of this size; one of another size is an error.
+/// Creates a file of `bytes` bytes. Accepts an existing file of this size. An existing file of another size
+/// is an error.
 fn create(path: &Path, bytes: u64) -> Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(file) => file.set_len(bytes).map_err(|source| os(path, "cannot set the size of", source)),

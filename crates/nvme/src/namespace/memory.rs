@@ -1,8 +1,8 @@
 //! A namespace in memory.
 //!
-//! Hosts may read and write the same memory at the same time, so no reference to its bytes exists. The bytes
-//! are copied by inlane-core's assembly, by atomic words, or by the kernel when it sends them. A block that
-//! is read while it is written may contain both old and new bytes.
+//! Hosts may read and write the same memory at the same time, so the code creates no Rust reference to its
+//! bytes. The bytes are copied by inlane-core's assembly, by atomic words, or by the kernel when it sends
+//! them. If a block is written during a read, the read may return both old and new bytes.
 
 use crate::{Error, Result};
 use inlane_core::access::Access;
@@ -24,17 +24,17 @@ pub struct Memory {
     access: Access,
 }
 
-// SAFETY: only atomic operations, assembly and the kernel access the memory, which stays mapped as long as
-// this value.
+// SAFETY: the memory stays mapped as long as this value. Only atomic operations, assembly and the kernel
+// access the memory.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, which make random accesses faster.
+    /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, because they make random accesses faster.
     ///
     /// # Errors
-    /// If `bytes` is not a multiple of 512, or if the address space is too small.
+    /// If `bytes` is 0 or not a multiple of 512. If the address space is too small.
     pub fn new(bytes: u64) -> Result<Self> {
         let what = || format!("memory:{bytes}");
         if bytes == 0 || !bytes.is_multiple_of(512) {
@@ -66,8 +66,8 @@ impl Memory {
         })
     }
 
-    /// Returns the address of byte `offset`. The kernel may send `length` bytes from it while this value
-    /// lives.
+    /// Returns the address of byte `offset` of this memory. The kernel may send the `length` bytes at the
+    /// address while this value lives.
     ///
     /// # Panics
     /// If the range ends beyond the memory.
@@ -83,7 +83,8 @@ impl Memory {
         unsafe { self.start.as_ptr().add(offset as usize) }
     }
 
-    /// Returns the words of the `length` bytes that start at byte `offset`. Both are multiples of 8.
+    /// Returns the `length` bytes from byte `offset` on as words of 8 bytes. `offset` and `length` must be
+    /// multiples of 8.
     #[inline]
     fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
@@ -99,7 +100,8 @@ impl Memory {
     #[inline]
     pub fn read(&self, offset: u64, to: &mut [u8]) {
         let source = self.whole_lines(offset, to.len());
-        // SAFETY: both spans have the length of `to`, a multiple of every width, and do not overlap.
+        // SAFETY: both spans have the length of `to` and do not overlap. The length is a multiple of every
+        // width.
         unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
     }
 
@@ -131,7 +133,8 @@ impl Memory {
     #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) {
         let destination = self.whole_lines(offset, from.len());
-        // SAFETY: both spans have the length of `from`, a multiple of every width, and do not overlap.
+        // SAFETY: both spans have the length of `from`, which is a multiple of every access width. They do
+        // not overlap.
         unsafe { self.access.copy(destination, from.as_ptr(), from.len() / self.access.width()) };
     }
 
@@ -175,7 +178,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, to which no reference exists any more.
+        // SAFETY: `new` made this mapping. No reference into the mapping exists any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes as usize) };
     }
 }

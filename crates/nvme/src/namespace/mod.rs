@@ -1,7 +1,7 @@
-//! Namespaces: the drives that a target serves, in memory, in a file or on a block device.
+//! Namespaces: the drives that a target serves. A namespace is in memory, in a file or on a block device.
 //!
-//! A [`Namespace`] checks ranges. It reads and writes memory directly, but does no I/O on files: the target's
-//! worker threads do that.
+//! A [`Namespace`] checks ranges. It reads and writes memory directly, but does no I/O on files. The target's
+//! worker threads do that I/O.
 //!
 //! | storage | volatile cache | a flush | deallocated blocks read as |
 //! | --- | --- | --- | --- |
@@ -24,7 +24,7 @@ pub use specification::{Specification, StorageKind};
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// The most namespaces of a target. They fit into one list of active namespaces.
+/// The most namespaces of a target. A list of active namespaces has room for this number.
 pub const MAX_NAMESPACES: usize = 1024;
 
 /// Where the bytes of a namespace lie.
@@ -39,7 +39,7 @@ pub enum Storage {
 /// A drive that a target serves.
 #[derive(Debug)]
 pub struct Namespace {
-    /// The text from which the namespace was opened, such as `file:/srv/disk`.
+    /// The text that the user gave to open the namespace, such as `file:/srv/disk`.
     pub name: String,
     /// The namespace identifier (NSID), 1 or higher.
     pub id: u32,
@@ -47,7 +47,7 @@ pub struct Namespace {
     pub storage: Storage,
     /// True if hosts may not write.
     pub read_only: bool,
-    /// The size of a block is 2 to the power of this number.
+    /// The binary logarithm of the block size: a block has 2^`block_shift` bytes.
     pub block_shift: u8,
     /// The UUID by which hosts recognise the namespace.
     pub uuid: [u8; 16],
@@ -160,10 +160,10 @@ impl Namespace {
         (end <= self.blocks()).then(|| (start << self.block_shift, u64::from(count) << self.block_shift))
     }
 
-    /// Reads the size of the storage again. Returns true if the number of blocks changed.
+    /// Reads the size of the storage again. Returns true if the number of blocks has changed.
     ///
     /// # Errors
-    /// If the size cannot be read. The number of blocks then stays as it is.
+    /// If the size cannot be read. The number of blocks then stays unchanged.
     pub fn refresh(&self) -> Result<bool> {
         let Storage::File(file) = &self.storage else { return Ok(false) };
         let blocks = file.bytes()? >> self.block_shift;

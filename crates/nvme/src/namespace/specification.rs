@@ -5,7 +5,7 @@ use inlane_core::units;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The kind of storage and its place.
+/// The kind of storage, with the data that locates it, such as a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StorageKind {
     /// Memory of the target's process.
@@ -17,7 +17,7 @@ pub enum StorageKind {
     File {
         /// Its path.
         path: PathBuf,
-        /// The size with which the file is created if it does not exist. `None`: the file must exist.
+        /// If the file does not exist, it is created with this size. `None`: the file must exist.
         create_bytes: Option<u64>,
         /// Whether reads and writes bypass the page cache. `None`: they do if the file system allows it.
         direct: Option<bool>,
@@ -47,7 +47,8 @@ pub struct Specification {
 impl FromStr for Specification {
     type Err = Error;
 
-    /// Parses `KIND:ARGUMENT[,OPTION]...`. Options are read from the end of the text, so a path may contain commas.
+    /// Parses `KIND:ARGUMENT[,OPTION]...`. Reads options from the end of the text, so a path may contain
+    /// commas.
     fn from_str(text: &str) -> Result<Self> {
         let invalid = |why: String| Error::Invalid { what: format!("namespace '{text}'"), why };
         let Some((kind, mut rest)) = text.split_once(':') else {

@@ -1,4 +1,4 @@
-//! Serves one NBD client: reads its requests, runs them as NVMe commands, and writes the replies.
+//! Serves one NBD client. Reads the client's requests, runs them as NVMe commands, and writes the replies.
 
 mod receive;
 mod request;
@@ -25,13 +25,13 @@ const TICK: Duration = Duration::from_millis(100);
 const MAX_HELD: usize = 64 << 20;
 /// The most unanswered requests of a client. Above it, reading from the client pauses.
 const MAX_REQUESTS: usize = 256;
-/// The most parts of replies that wait to be sent, and the most NVMe commands that wait for the session. Above
-/// either, reading from the client pauses.
+/// A limit for two numbers: the parts of replies that wait to be sent, and the NVMe commands that wait for
+/// the session. If either is above the limit, reading from the client pauses.
 const MAX_PARTS: usize = 4096;
 /// The longest sleep while the session reconnects. No socket shows the end of an attempt to reconnect.
 const RECONNECT_TICK: Duration = Duration::from_millis(5);
 
-/// A reply or a part of it.
+/// A reply or a part of a reply.
 enum Output {
     Header(Vec<u8>),
     Data(Buffer),
@@ -61,10 +61,10 @@ pub(super) struct Client<'a> {
     gone: bool,
     active: HashMap<u64, Active>,
     next_id: u64,
-    /// NVMe commands that wait until the session can submit them, because its queue is full.
+    /// NVMe commands that wait until the session's queue has room for them.
     waiting: VecDeque<Request>,
     output: VecDeque<Output>,
-    /// The number of bytes of the first element of `output` that were already sent.
+    /// The number of bytes of `output`'s first element that were already sent.
     sent: usize,
     spare: Vec<Buffer>,
     held: usize,
@@ -93,8 +93,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Serves requests until the client ends or `stop` is set. Before it returns, it completes the requests
-    /// in flight and sends their replies.
+    /// Serves requests until the client ends or `stop` is set. Before returning, completes the requests in
+    /// flight and sends their replies.
     pub(super) fn serve(mut self, stop: &AtomicBool) -> Result<()> {
         loop {
             self.closing |= stop.load(Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl<'a> Client<'a> {
             || self.output.len().max(self.waiting.len()) >= MAX_PARTS
     }
 
-    /// Returns the events of the client's socket for which the server waits.
+    /// Returns the socket events for which the server waits on the client's socket.
     fn client_events(&self) -> PollFlags {
         let mut events = PollFlags::empty();
         if !self.closing && !self.is_full() {

@@ -41,7 +41,8 @@ const INFO_BLOCK_SIZE: u16 = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Export<'a> {
     pub(super) namespace: &'a NamespaceInfo,
-    /// The name by which clients select the export. The empty name, NBD's default export, selects it too.
+    /// The export's name. Clients select the export by this name, or by the empty name of NBD's default
+    /// export.
     pub(super) name: &'a str,
 }
 
@@ -64,7 +65,7 @@ impl Export<'_> {
         flags
     }
 
-    /// Returns the size of the export and its transmission flags, as answers contain them.
+    /// Returns the size of the export and its transmission flags in the form that answers contain.
     fn size_and_flags(&self, features: Features) -> [u8; 10] {
         let mut bytes = [0; 10];
         bytes[..8].copy_from_slice(&self.namespace.bytes().to_be_bytes());
@@ -162,8 +163,8 @@ pub(super) fn negotiate<S: Read + Write>(
             option::SET_META_CONTEXT if !features.structured => answer(stream, option, answer::INVALID, &[])?,
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 let set = option == option::SET_META_CONTEXT;
-                // A new SET_META_CONTEXT clears the contexts that earlier ones selected, even if the new one
-                // is invalid.
+                // A new SET_META_CONTEXT clears the contexts that earlier requests of this kind selected,
+                // even if the new request is invalid.
                 features.allocation &= !set;
                 let Some((name, queries)) = queries_of(&data) else {
                     answer(stream, option, answer::INVALID, &[])?;
@@ -174,7 +175,7 @@ pub(super) fn negotiate<S: Read + Write>(
                     continue;
                 }
                 // LIST without a query lists all contexts. LIST with the query "base:" lists all contexts
-                // whose names begin with "base:". SET selects contexts by their full names only.
+                // whose names begin with "base:". SET selects a context only by its full name.
                 let wanted = queries.contains(&CONTEXT)
                     || !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
                 if wanted {

@@ -12,8 +12,8 @@ const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// The length in bytes of an NBD request's header.
 pub(super) const REQUEST: usize = 28;
-/// The most data of one request in bytes. Clients may rely on this size without being told (section "Block
-/// sizes").
+/// The most data of one request in bytes. Clients may use requests of this size without asking (section
+/// "Block sizes").
 pub(super) const MAX_DATA: u32 = 32 << 20;
 
 /// Transmission flags.
@@ -50,7 +50,7 @@ pub(super) const ALLOCATION: u32 = 1;
 pub(super) struct Features {
     /// True if the client has negotiated structured replies, which reads and block status requests get.
     pub(super) structured: bool,
-    /// True if the client has selected the metadata context `base:allocation`, so it may request block
+    /// True if the client has selected the metadata context `base:allocation`. Only then it may request block
     /// status.
     pub(super) allocation: bool,
 }
@@ -92,7 +92,8 @@ pub struct NbdRequest {
 }
 
 impl NbdRequest {
-    /// Returns the number of bytes of data that follow the request. It is 0 unless the request is a write.
+    /// Returns the number of data bytes that follow the request header. Only writes have data; for others, it
+    /// is 0.
     pub(super) fn payload(&self) -> u32 {
         if self.kind == RequestType::Write { self.length } else { 0 }
     }
@@ -134,8 +135,8 @@ pub(super) fn reply(cookie: u64, error: u32) -> [u8; 16] {
     bytes
 }
 
-/// Returns a structured reply of one chunk, without the chunk's data. `data_bytes` bytes of data must follow
-/// it.
+/// Returns the header and `payload` of a structured reply with one chunk. The caller must send `data_bytes`
+/// bytes of data after it.
 fn chunk(kind: u16, cookie: u64, payload: &[u8], data_bytes: u32) -> Vec<u8> {
     const DONE: u16 = 1 << 0;
     let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();

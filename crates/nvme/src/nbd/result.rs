@@ -1,4 +1,4 @@
-//! The counters of an NBD server, and the row of its result document.
+//! The counters of an NBD server, and the row for them in the result document.
 
 use super::protocol::RequestType;
 use crate::initiator::NamespaceInfo;
@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The counters of a server, which the threads of all clients share.
+/// The counters of an NBD server. The threads of all its clients share them.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) clients: AtomicU64,
@@ -54,7 +54,7 @@ impl Counters {
     }
 }
 
-/// What an NBD server did from its start to its end.
+/// The result of an NBD server's run, from its start to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ExportResult {
     /// Where the server listened: `unix:PATH` or `HOST:PORT`.
@@ -67,7 +67,7 @@ pub struct ExportResult {
     pub namespace_bytes: u64,
     /// The number of clients that were served.
     pub clients: u64,
-    /// The number of clients that were refused, because too many were connected.
+    /// The number of clients that were refused because too many others were connected.
     pub refused_clients: u64,
     /// The number of successful reads.
     pub reads: u64,
@@ -77,7 +77,8 @@ pub struct ExportResult {
     pub writes: u64,
     /// The number of bytes that successful writes stored.
     pub written_bytes: u64,
-    /// The number of other successful requests: flushes, trims, zeroed ranges and queries of the states of blocks.
+    /// The number of successful requests of other kinds: flushes, trims, zeroed ranges and queries of block
+    /// states.
     pub other_requests: u64,
     /// The number of requests that were answered with an error.
     pub errors: u64,

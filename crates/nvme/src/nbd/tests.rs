@@ -18,7 +18,7 @@ const NAMESPACE: NamespaceInfo = NamespaceInfo {
 };
 const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
 
-/// A client in memory, in place of a socket: the bytes that the client sends and those that it has received.
+/// A client that replaces a socket in tests: the bytes that it sends, and the bytes that it has received.
 struct Client<'a> {
     sends: &'a [u8],
     receives: Vec<u8>,

@@ -2,13 +2,13 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// Returns the digest of `bytes` as it is sent, little-endian.
+/// Returns the digest of `bytes` in the byte order of the protocol, which is little-endian.
 #[inline]
 pub fn digest(bytes: &[u8]) -> [u8; 4] {
     crc_fast::crc32_iscsi(bytes).to_le_bytes()
 }
 
-/// The digest of data that is processed in parts. Update it right after a part was copied, because the part
+/// The digest of data that is processed in parts. Update it directly after copying a part, because the part
 /// is then still in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningDigest(u32);
@@ -29,7 +29,7 @@ impl RunningDigest {
         self.0 = digest.get_state() as u32;
     }
 
-    /// Returns the digest of all bytes so far as it is sent, little-endian.
+    /// Returns the digest of all bytes so far in the form in which it is sent: little-endian.
     #[inline]
     pub fn bytes(self) -> [u8; 4] {
         (!self.0).to_le_bytes()

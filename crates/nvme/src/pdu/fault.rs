@@ -5,8 +5,8 @@ use super::{Common, Kind, Sender, TermReq};
 use std::fmt;
 use zerocopy::IntoBytes;
 
-/// The reason for which a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). FEI is the field
-/// of the termination request with the details, such as the offset of an invalid field.
+/// The reason why a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). The termination request
+/// also has a field FEI with details, such as the offset of an invalid field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {
@@ -95,8 +95,8 @@ impl fmt::Display for Termination {
     }
 }
 
-/// Writes a termination request from `sender` into `out`. `received` is the start of the faulty PDU, of which
-/// up to 128 bytes are sent. Returns the bytes written, at most 152.
+/// Writes a termination request from `sender` into `out`. `received` is the start of the faulty PDU. The
+/// request contains up to 128 bytes of it. Returns the number of bytes written, at most 152.
 ///
 /// # Panics
 /// If `out` is shorter than 152 bytes.

@@ -1,4 +1,4 @@
-//! The headers of each type of PDU, as they are on the wire.
+//! The headers of each type of PDU, in their layout on the wire.
 
 use super::layout::{COMMON, DDGSTF, DIGEST, HDGSTF};
 use super::{Digests, FatalStatus, Fault, Kind, Layout, Termination, digest};
@@ -13,7 +13,7 @@ wire! {
         pub code: u8,
         /// FLAGS.
         pub flags: u8,
-        /// HLEN: the length of the header in bytes, without its digest.
+        /// HLEN: the length of the header in bytes. The header digest is not included.
         pub hlen: u8,
         /// PDO: the offset of the data in the PDU, in bytes.
         pub pdo: u8,
@@ -27,7 +27,8 @@ wire! {
         pub common: Common,
         /// PFV: the version of the PDU format, 0.
         pub pfv: U16,
-        /// HPDA: the data alignment that the host asks for, in units of 4 bytes, less one.
+        /// HPDA: the data alignment that the host asks for, in units of 4 bytes, minus one. 0 stands for 4
+        /// bytes.
         pub hpda: u8,
         /// DGST: the digests that the host asks for.
         pub dgst: u8,
@@ -43,7 +44,7 @@ wire! {
         pub common: Common,
         /// PFV: the version of the PDU format, 0.
         pub pfv: U16,
-        /// CPDA: the data alignment that the controller asks for, in units of 4 bytes, less one.
+        /// CPDA: the data alignment that the controller asks for, in units of 4 bytes, minus 1.
         pub cpda: u8,
         /// DGST: the digests that the connection uses, as the controller has chosen.
         pub dgst: u8,
@@ -205,10 +206,11 @@ impl R2t {
     }
 }
 
-/// Writes a header with its digest, and the padding before `data_bytes` bytes of data. Returns the bytes
-/// written. The caller sends them, then the data, and then the data's [`digest`] if data digests are in use.
+/// Writes a header with its digest to `out`, and the padding before `data_bytes` bytes of data. Returns the
+/// number of written bytes. The caller sends these bytes, then the data, and then the data's [`digest`] if
+/// data digests are in use.
 ///
-/// `alignment` is the data alignment that the receiver asked for, 4 to 128 bytes.
+/// `alignment` is the data alignment that the receiver requested, 4 to 128 bytes.
 ///
 /// # Panics
 /// If `out` is too short. [`super::MAX_HEADER`] bytes suffice.

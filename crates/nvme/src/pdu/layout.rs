@@ -131,8 +131,8 @@ impl Digests {
     }
 }
 
-/// The limits and digests by which a receiver checks PDUs, from the negotiation and from the receiver's own
-/// limits.
+/// The limits and digests that a receiver uses to check PDUs. Some are negotiated, others are the receiver's
+/// own.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// The side that sends the received PDUs.
@@ -147,7 +147,7 @@ pub struct Rules {
     pub max_data: u32,
 }
 
-/// The layout of one PDU: its type, flags, and the lengths of its parts.
+/// The layout of one PDU: its type, its flags, and the lengths of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The PDU's type.
@@ -160,7 +160,8 @@ pub struct Layout {
     pub header_digest: bool,
     /// True if the data has a digest.
     pub data_digest: bool,
-    /// The number of bytes of padding between the header, with its digest, and the data.
+    /// The number of padding bytes between the header and the data. The header's digest, if any, precedes the
+    /// padding.
     pub padding_bytes: u8,
     /// The data's length in bytes, without its digest.
     pub data_bytes: u32,
@@ -170,8 +171,8 @@ impl Layout {
     /// Decodes the common header, the first 8 bytes of a PDU.
     ///
     /// # Errors
-    /// A [`Fault`] if the type is unknown or from the wrong side, a length is impossible or exceeds the
-    /// limits of `rules`, or the digest flags differ from the negotiation.
+    /// A [`Fault`] if the type is unknown or not allowed from the sender. Also if a length is impossible or
+    /// exceeds the limits of `rules`, or if the digest flags differ from the negotiated ones.
     #[inline]
     pub fn decode(common: &[u8; COMMON], rules: &Rules) -> Result<Self, Fault> {
         let [code, flags, hlen, pdo, l0, l1, l2, l3] = *common;

@@ -173,8 +173,8 @@ proptest! {
         prop_assert!(matches!(header, Header::R2t(found) if found.r2tl.get() == 512));
     }
 
-    /// Changes one byte of a header. With a header digest, decoding must fail. Without a header digest, it
-    /// must return a layout within the limits, or a fault whose offset lies in the header.
+    /// Changes one byte of a header. With a header digest, decoding must fail. Without a header digest,
+    /// decoding must return a layout within the limits, or a fault with an offset inside the header.
     #[test]
     fn mutated_headers_are_refused_or_harmless(
         digests in any_digests(),

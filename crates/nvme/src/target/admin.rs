@@ -35,12 +35,12 @@ pub enum Reply {
     Data(Vec<u8>),
     /// Do not complete the command yet: it is an Asynchronous Event Request, which waits for an event.
     Hold,
-    /// The command is an Abort. Complete it with success, and complete the Asynchronous Event Request with
-    /// this identifier as aborted.
+    /// The command is an Abort. Complete the Abort with success. Complete the Asynchronous Event Request that
+    /// has this identifier as aborted.
     Abort(u16),
-    /// The command has set the property CC. Complete it with success.
+    /// The command has set the property CC. Complete the command with success.
     ///
-    /// * After a reset, drop the Asynchronous Event Requests that wait for an event, without a completion.
+    /// * After a reset, drop the waiting Asynchronous Event Requests without a completion.
     /// * For a shutdown, make the data of all namespaces durable.
     Configured(Transition),
 }
@@ -76,7 +76,7 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
             }
             match context.held.iter().position(|held| queue == 0 && *held == cid) {
                 Some(index) => Ok(Reply::Abort(context.held.remove(index))),
-                // Only waiting event requests are aborted: all other commands end soon by themselves. Bit 0
+                // Abort only waiting event requests, because all other commands end soon by themselves. Bit 0
                 // of the result says that nothing was aborted.
                 None => done(1),
             }
@@ -126,8 +126,8 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let dwords = u64::from(cdw10 >> 16 | (command.cdw11.get() & 0xFFFF) << 16) + 1;
     let length = dwords * 4;
     let offset = u64::from(command.cdw12.get()) | u64::from(command.cdw13.get()) << 32;
-    // Bit 23 of dword 14 is OT (offset type). With OT set, the offset is an index of a list entry instead of
-    // bytes, which this target does not support.
+    // Bit 23 of dword 14 is OT (offset type). If it is set, the offset is the index of a list entry instead
+    // of a number of bytes. This target does not support that.
     if length > context.subsystem.limits.transfer_bytes().into()
         || !offset.is_multiple_of(4)
         || command.cdw14.get() & 1 << 23 != 0
@@ -145,7 +145,7 @@ fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     let start = usize::try_from(offset).ok().filter(|start| *start <= page.len());
     let rest = &page[start.ok_or(Status::INVALID_FIELD.dnr())?..];
     let length = length as usize;
-    // Fill the rest of the host's buffer with zeros, because the host may read beyond the end of a log page.
+    // The host may read beyond the end of a log page, so fill the rest of the host's buffer with zeros.
     let mut bytes = rest[..length.min(rest.len())].to_vec();
     bytes.resize(length, 0);
     Ok(Reply::Data(bytes))
@@ -194,7 +194,8 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             controller.grant_io_queues(granted);
             done(u64::from(granted - 1) * 0x1_0001)
         }
-        // Accept only a request to leave the volatile write cache on, because this target cannot turn it off.
+        // Accept a request that leaves the volatile write cache on. Refuse to turn it off: this target cannot
+        // do that.
         feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => match value & 1 {
             1 => done(0),
             _ => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),
@@ -212,8 +213,8 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     }
 }
 
-/// Returns the identifier of the one namespace that a command names. Returns `None` for 0 and FFFFFFFFh, which
-/// stand for no namespace and for all namespaces.
+/// Returns the identifier of the namespace that a command names. Returns `None` for 0, which stands for no
+/// namespace, and for FFFFFFFFh, which stands for all namespaces.
 fn named_namespace(command: &Command) -> Option<u32> {
     Some(command.nsid.get()).filter(|id| !matches!(*id, 0 | u32::MAX))
 }

@@ -1,19 +1,20 @@
 //! Data buffers of a worker thread.
 //!
 //! A command with data holds one buffer until the data is sent or stored. The buffers of a worker have a
-//! common budget, which bounds the target's memory. Each connection has a quota of the budget, so one host
-//! cannot take all buffers. A command that gets no buffer waits until other commands give their buffers back.
+//! common memory budget. It bounds the target's memory. Each connection has a quota of the budget, so one
+//! host cannot take all buffers. A command that gets no buffer waits until other commands give their buffers
+//! back.
 //!
 //! ```text
 //!   Pool --share--> Share of a connection --allocate--> Buffer --drop--> free list of its size
 //! ```
 //!
-//! Buffers have 4 KiB, 8 KiB and so on, in powers of two, and are aligned to 4 KiB. Buffers of less than 2 MiB lie
-//! in huge pages while these take at most half of the budget. A huge page without a used buffer can be divided
-//! anew, into buffers of another size.
+//! The sizes of buffers are powers of two from 4 KiB. Buffers are aligned to 4 KiB. Buffers smaller than 2
+//! MiB lie in huge pages, until huge pages take half of the budget. If no buffer of a huge page is in use,
+//! the page can be divided again into buffers of another size.
 //!
-//! A reused buffer contains old data, perhaps of another host. Send only bytes that the current command has
-//! written.
+//! A reused buffer contains old data, perhaps data of another host. Send only bytes that the current command
+//! has written.
 
 #[cfg(test)]
 mod tests;
@@ -50,7 +51,7 @@ struct Shared {
     allocated_bytes: usize,
     /// The free buffers of each size that lie in huge pages. Index n holds buffers of `UNIT << n` bytes.
     free_in_pages: Vec<Vec<BufferMemory>>,
-    /// The free buffers of each size that were allocated one by one, outside huge pages.
+    /// The free buffers of each size that were allocated individually, outside huge pages.
     free_alone: Vec<Vec<BufferMemory>>,
     /// The bytes of all buffers in `free_alone`.
     free_alone_bytes: usize,
@@ -64,8 +65,8 @@ struct Shared {
     returned: u64,
 }
 
-/// A huge page that is divided into buffers of one size. A disk transfers a buffer of small pages in many
-/// pieces, because such pages are scattered in physical memory. Some disks need twice the time for that.
+/// A huge page that is divided into buffers of one size. Small pages are scattered in physical memory, so a
+/// disk transfers a buffer of small pages in many pieces. Some disks need twice the time for that.
 #[derive(Debug)]
 struct HugePage {
     start: NonNull<u8>,
@@ -82,7 +83,7 @@ struct BufferMemory {
     page: Option<usize>,
 }
 
-/// A buffer of a [`Pool`]. Dropping it returns it to the pool.
+/// A buffer of a [`Pool`]. Dropping the buffer returns it to the pool.
 #[derive(Debug)]
 pub struct Buffer {
     memory: BufferMemory,
@@ -106,13 +107,14 @@ impl Pool {
         })))
     }
 
-    /// Creates the share of one connection, which may use at most `quota_bytes` of the pool's memory.
+    /// Creates the share of one connection. The connection may use at most `quota_bytes` of the pool's
+    /// memory.
     pub fn share(&self, quota_bytes: usize) -> Rc<Share> {
         Rc::new(Share { pool: self.0.clone(), quota_bytes, used_bytes: Cell::new(0) })
     }
 
-    /// Returns the number of buffers given back so far. While it is unchanged, a failed allocation fails
-    /// again.
+    /// Returns the number of buffers that were given back so far. If an allocation failed and this number has
+    /// not changed since, another attempt fails, too.
     pub fn returned(&self) -> u64 {
         self.0.borrow().returned
     }
@@ -219,8 +221,8 @@ impl Shared {
         }
     }
 
-    /// Removes the buffers of a huge page of which none is in use. Returns the page's index, or `None` if there
-    /// is no such page.
+    /// Removes all buffers of one idle huge page. A huge page is idle if none of its buffers is in use.
+    /// Returns the page's index, or `None` if no page is idle.
     fn remove_idle_page_buffers(&mut self) -> Option<usize> {
         // Skip the search below, because usually no huge page is idle.
         if self.idle_pages == 0 {
@@ -307,7 +309,7 @@ fn map_huge_page() -> Option<NonNull<u8>> {
 }
 
 fn unmap(page: &HugePage) {
-    // SAFETY: the huge page was mapped with this size, and none of its buffers is used any more.
+    // SAFETY: the huge page was mapped with this size. None of its buffers is in use any more.
     unsafe { libc::munmap(page.start.as_ptr().cast(), HUGE_PAGE) };
 }
 
@@ -345,15 +347,15 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer owns this memory, which was zeroed when it was allocated.
+        // SAFETY: the buffer owns this memory. The memory was zeroed when it was allocated.
         unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), self.capacity()) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer owns this memory, which was zeroed when it was allocated. The borrow is
-        // exclusive.
+        // SAFETY: the buffer owns this memory, which was zeroed at its allocation. The mutable borrow of the
+        // buffer makes the slice exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.capacity()) }
     }
 }

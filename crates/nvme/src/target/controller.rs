@@ -1,9 +1,9 @@
 //! A controller: the target's side of an association with one host.
 //!
-//! An association has an admin queue and I/O queues, each on its own connection. Threads that serve these
+//! An association has an admin queue and I/O queues, each on its own connection. The threads that serve these
 //! connections share the controller: its properties, the keep-alive timer and the events for the host. The
-//! controller ends when the admin queue's connection ends or the keep-alive timer expires. Then all its
-//! connections are closed.
+//! controller ends when the connection of the admin queue ends or the keep-alive timer expires. The target
+//! then closes all connections of the controller.
 
 use super::error_log::ErrorLog;
 use super::inbox::{ConnectionId, Inbox, Message};
@@ -19,7 +19,7 @@ const SHUTDOWN_IN_PROGRESS: u32 = 1 << 2;
 /// The granularity of the keep-alive timer (KAS), in milliseconds.
 pub const KEEP_ALIVE_UNIT_MS: u64 = 100;
 
-/// A host, as it identifies itself when it connects.
+/// The identity that a host states when it connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The host's NQN.
@@ -40,12 +40,13 @@ pub struct Reach {
 impl Reach {
     /// Returns true if `other` stands for the same connection.
     pub fn is_same(&self, other: &Self) -> bool {
-        // Compare the inboxes, too, because two threads can have connections with the same number.
+        // Also compare the inboxes, which identify the threads. Two threads can have connections with the
+        // same number.
         self.connection == other.connection && Arc::ptr_eq(&self.inbox, &other.inbox)
     }
 }
 
-/// A kind of asynchronous event that this target reports.
+/// A kind of asynchronous event that this target reports to hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A namespace changed its size.
@@ -61,20 +62,19 @@ pub struct Controller {
     pub id: u16,
     /// The host.
     pub host: Host,
-    /// The [`network`](super::network::network) of the host's address, from which the admin queue was connected.
+    /// The [`network`](super::network::network) of the address from which the host connected the admin queue.
     pub source: IpAddr,
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
-    /// True if the host has authenticated itself on the admin queue, or if it need not authenticate. A
-    /// discovery controller without authentication is not trusted if other controllers require
-    /// authentication.
+    /// True if the host has authenticated itself on the admin queue, or need not authenticate itself. For a
+    /// discovery controller without authentication, false if other controllers require authentication.
     trusted: AtomicBool,
     alive: AtomicBool,
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
-    /// True if the controller is ready: a copy of bit RDY of CSTS, which every command reads without the
-    /// lock.
+    /// True if the controller is ready. This copies bit RDY of CSTS, because every command reads it and must
+    /// not take the lock.
     ready: AtomicBool,
     state: Mutex<State>,
     errors: Mutex<ErrorLog>,
@@ -88,19 +88,19 @@ struct State {
     /// thread.
     queues: BTreeMap<u16, Reach>,
     granted_io_queues: u16,
-    /// The value of the feature Asynchronous Event Configuration, in which the host selects the events to
+    /// The value of the feature Asynchronous Event Configuration. With it the host selects the events to
     /// report.
     event_configuration: u32,
     namespaces: Pending,
     discovery: Pending,
     changed_namespaces: BTreeSet<u32>,
-    /// The values of features that have no effect on this target, such as the arbitration burst. The keys are
-    /// the feature and the namespace's identifier, which is 0 for all namespaces.
+    /// The values of features that have no effect on this target, such as the arbitration burst. A key is the
+    /// feature and the identifier of a namespace, or 0 for all namespaces.
     features: BTreeMap<(u8, u32), u32>,
 }
 
-/// Whether an event waits to be reported, and whether further events of its kind are masked until the host
-/// reads the log page.
+/// The state of one kind of event. `waiting` is true if an event waits to be reported. `masked` is true if
+/// further events are masked until the host reads the log page.
 #[derive(Debug, Default)]
 struct Pending {
     waiting: bool,
@@ -110,8 +110,8 @@ struct Pending {
 /// The transition that a write to the property CC asks for: a reset, a shutdown, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transition {
-    /// The controller was disabled: its I/O queues end, and so do Asynchronous Event Requests that wait for an
-    /// event.
+    /// True if the controller was disabled. Its I/O queues end. Asynchronous Event Requests that still wait
+    /// for an event end, too.
     pub reset: bool,
     /// The host shuts the controller down: written data must become durable, then [`Controller::shut_down`] is
     /// called.
@@ -175,8 +175,8 @@ impl Controller {
         self.alive.load(Relaxed)
     }
 
-    /// Ends the controller and asks the threads of its connections to close them. Returns false if it had
-    /// ended before.
+    /// Ends the controller and asks the threads of its connections to close them. Returns false if the
+    /// controller had already ended.
     pub fn end(&self) -> bool {
         let first = self.alive.swap(false, Relaxed);
         for reach in std::mem::take(&mut self.state().queues).into_values() {
@@ -207,8 +207,9 @@ impl Controller {
         self.is_ready() && id <= self.granted_io_queues()
     }
 
-    /// Removes an I/O queue whose connection has ended. After the last one, wakes the admin queue's thread:
-    /// when the target shuts down, the admin queue's connection stays open until there are no I/O queues.
+    /// Removes an I/O queue after its connection has ended. After the last I/O queue, wakes the thread of the
+    /// admin queue. When the target shuts down, the admin queue's connection stays open until all I/O queues
+    /// are removed.
     pub fn remove_queue(&self, id: u16, connection: &Reach) {
         let mut state = self.state();
         if state.queues.get(&id).is_some_and(|reach| reach.is_same(connection)) {
@@ -226,7 +227,7 @@ impl Controller {
         self.state().queues.keys().copied().filter(|id| *id != 0).collect()
     }
 
-    /// Records that the host sent a command at `now_ms`, which restarts the keep-alive timer.
+    /// Restarts the keep-alive timer: records that the host sent a command at `now_ms`.
     #[inline]
     pub fn heard(&self, now_ms: u64) {
         if self.heard_at_ms.load(Relaxed) != now_ms {
@@ -279,8 +280,8 @@ impl Controller {
         (command_set, page, arbitration) == (0, 0, 0) && entries
     }
 
-    /// Handles a write of the property CC (controller configuration). The returned transition says whether
-    /// the write reset the controller or began a shutdown, which the caller must then complete.
+    /// Handles a write of the property CC (controller configuration). Returns a transition that shows whether
+    /// the write reset the controller or began a shutdown. The caller must then complete it.
     pub fn configure(&self, configuration: u32) -> Transition {
         let mut state = self.state();
         let before = std::mem::replace(&mut state.configuration, configuration);
@@ -327,16 +328,17 @@ impl Controller {
         self.state().granted_io_queues = count;
     }
 
-    /// Returns the value that the host has stored for a feature, or 0 if it has stored none. These features
-    /// have no effect on this target. `namespace` is `None` for the value that applies to all namespaces.
+    /// Returns the value that the host has stored for a feature, or 0 if it has stored none. Such features
+    /// have no effect on this target. If `namespace` is `None`, returns the value that applies to all
+    /// namespaces.
     pub fn feature(&self, id: u8, namespace: Option<u32>) -> u32 {
         let state = self.state();
         let value = |namespace| state.features.get(&(id, namespace));
         namespace.and_then(value).or_else(|| value(0)).copied().unwrap_or(0)
     }
 
-    /// Stores the value of a feature that has no effect on this target: for one namespace, or for all if
-    /// `namespace` is `None`.
+    /// Stores the value of a feature that has no effect on this target. The value applies to one namespace,
+    /// or to all namespaces if `namespace` is `None`.
     pub fn set_feature(&self, id: u8, namespace: Option<u32>, value: u32) {
         let features = &mut self.state().features;
         if namespace.is_none() {
@@ -355,7 +357,7 @@ impl Controller {
         self.state().event_configuration = configuration;
     }
 
-    /// Records that a namespace changed, and reports that to the host if it asked for such events.
+    /// Records that namespace `id` changed. Reports the change to the host if the host asked for such events.
     pub fn namespace_changed(&self, id: u32) {
         let mut state = self.state();
         state.changed_namespaces.insert(id);
@@ -380,8 +382,8 @@ impl Controller {
         }
     }
 
-    /// Returns an event to report whose kind is not masked, and masks its kind until [`Controller::unmask`].
-    /// `None` if no such event waits.
+    /// Returns an event that waits to be reported and whose kind is not masked. Masks this kind until
+    /// [`Controller::unmask`]. Returns `None` if there is no such event.
     pub fn next_event(&self) -> Option<Event> {
         let mut state = self.state();
         let mut take = |event| {

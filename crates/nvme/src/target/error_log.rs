@@ -25,7 +25,7 @@ wire! {
         pub lba: U64,
         /// The command's namespace.
         pub nsid: U32,
-        /// The fields from VSIA to the end of the entry, which are all 0.
+        /// The fields from VSIA to the end of the entry. They are all 0.
         pub reserved: [u8; 36],
     }
 }

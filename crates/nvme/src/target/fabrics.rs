@@ -34,11 +34,11 @@ pub struct Connected {
     pub authentication: Option<Box<ControllerSide>>,
 }
 
-/// Carries out a Connect from the host at `address`: creates a controller with its admin queue, or adds an I/O
-/// queue to a controller.
+/// Carries out a Connect from the host at `address`. For an admin queue, creates a controller. For an I/O
+/// queue, adds the queue to an existing controller.
 ///
 /// # Errors
-/// The status, and dword 0 of the completion, which names the invalid parameter.
+/// The status of the completion, and its dword 0, which names the invalid parameter.
 pub fn connect(
     subsystem: &Subsystem,
     reach: &Reach,
@@ -70,8 +70,8 @@ pub fn connect(
     if !discovery && subsystem_nqn != subsystem.nqn {
         return Err(invalid(true, subsystem_offset));
     }
-    // Refuse hosts that may not connect, except at the discovery service, because it answers every host and
-    // lists only what that host may use.
+    // Refuse hosts that are not allowed to connect. Let every host use the discovery service, because it
+    // lists only the addresses that the host may use.
     let admission = if discovery { Some(None) } else { subsystem.admission(host_nqn) };
     let authentication = admission.ok_or((Status::CONNECT_INVALID_HOST.dnr(), 0))?;
     let authentication = authentication.map(|Authentication { credentials, hash, group }| {
@@ -116,10 +116,10 @@ fn nqn(field: &[u8]) -> Option<&str> {
     ((1..=223).contains(&end) && printable).then_some(text)
 }
 
-/// Returns the value of a property.
+/// Returns the value of the property that `command` names.
 ///
 /// # Errors
-/// The status of the command, if the property or its size is invalid.
+/// The status for the command, if the property does not exist or its size is wrong.
 pub fn property_get(
     subsystem: &Subsystem,
     controller: &Controller,
@@ -132,8 +132,8 @@ pub fn property_get(
     };
     match (command.cdw11.get(), wide) {
         (property::CAP, true) => {
-            // TO, the longest time until a controller is ready, is 15 units of 500 ms. This target is ready
-            // at once, so it needs only a part of that time.
+            // Set TO, the longest time until a controller is ready, to 15 units of 500 ms. This target is
+            // ready at once, so it needs only a part of that time.
             Ok(Cap::new(subsystem.limits.queue_entries.into(), 15).0)
         }
         (property::VS, false) => Ok(VERSION.into()),

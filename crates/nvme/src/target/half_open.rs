@@ -1,12 +1,13 @@
-//! The half-open connections of a target: those whose hosts may not use a queue yet.
+//! The half-open connections of a target: the connections whose hosts may not use a queue yet.
 //!
-//! Anybody can open connections, so their number is limited. Beyond the limit, one of them is closed:
+//! Anybody can open connections, so their number is limited. Beyond the limit, one connection is closed.
+//! Three rules choose it:
 //!
-//! * of the addresses with the most half-open connections, so that a flood from one address does not close the
-//!   connections of other hosts;
-//! * at the [`Step`] that most connections of these addresses have reached, so that a flood of silent
-//!   connections does not close that of a host at the same address, which is authenticating itself;
-//! * the oldest of these.
+//! * Its address has the most half-open connections. So a flood from one address does not close the
+//!   connections of other hosts.
+//! * Of the connections of such addresses, it is at the [`Step`] that most of them have reached. So a flood
+//!   of silent connections does not close the connection of an authenticating host at the same address.
+//! * It is the oldest of the remaining connections.
 
 use super::controller::Reach;
 use super::inbox::Message;
@@ -28,7 +29,7 @@ pub enum Step {
 
 const STEPS: [Step; 3] = [Step::Silent, Step::Initialized, Step::Connected];
 
-/// The place of a connection among the half-open ones.
+/// The key of a connection in the table of half-open connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     source: IpAddr,
@@ -44,8 +45,8 @@ pub struct HalfOpen {
     table: Mutex<Table>,
 }
 
-/// Half-open connections in the order of arrival, by their numbers. The value is `None` until the connection's
-/// thread has taken it.
+/// The half-open connections of one address in one step, by number. The numbers are in the order of arrival.
+/// The value is `None` until the connection's thread has taken the connection.
 type Connections = BTreeMap<u64, Option<Reach>>;
 
 #[derive(Debug, Default)]
@@ -85,8 +86,8 @@ impl HalfOpen {
         ticket
     }
 
-    /// Records that the thread of a connection has taken it, and how to reach it. Returns false if the connection
-    /// was displaced before.
+    /// Records that a connection's thread has taken the connection, and how to reach it there. Returns false
+    /// if the connection was displaced before.
     pub fn taken(&self, ticket: &Ticket, reach: Reach) -> bool {
         let mut table = self.table();
         let is_there = table.remove(ticket).is_some();
@@ -110,19 +111,19 @@ impl HalfOpen {
         }
     }
 
-    /// Removes a connection whose host may use its queue now, or that was closed. Does nothing if the table does
-    /// not have it any more.
+    /// Removes a connection from the table. Call this when its host may use the queue, or when it was closed.
+    /// Does nothing if the table no longer contains the connection.
     pub fn remove(&self, ticket: &Ticket) {
         self.table().remove(ticket);
     }
 
-    /// Removes the connection that is to be closed before the others, and asks its thread to close it. A thread
-    /// that has not taken it yet will close it then.
+    /// Removes the connection that is first in the order of closing, and asks its thread to close it. If the
+    /// thread has not received the connection yet, it closes the connection on receipt.
     pub fn displace(&self) {
         self.table().displace();
     }
 
-    /// Returns the address of the connection that was last closed to make room, or its network.
+    /// Returns the source of the connection that was last closed to make room: its address, or its network.
     pub fn last_source(&self) -> Option<IpAddr> {
         self.table().last_source
     }
@@ -158,8 +159,8 @@ impl Table {
         let most = self.sources.values().map(total).max()?;
         let busiest = || self.sources.iter().filter(|(_, steps)| total(steps) == most);
         let count = |step: &Step| busiest().map(|(_, steps)| steps[*step as usize].len()).sum::<usize>();
-        // `max_by_key` returns the last of equal ones. So if steps have equally many connections, the silent
-        // ones are closed first.
+        // `max_by_key` returns the last of several equal elements. If two steps have equally many
+        // connections, connections of the silent step are therefore closed first.
         let step = STEPS.into_iter().rev().max_by_key(count)?;
         let oldest = |(source, steps): (&IpAddr, &[Connections; STEPS.len()])| {
             Some(Ticket { source: *source, step, number: *steps[step as usize].first_key_value()?.0 })

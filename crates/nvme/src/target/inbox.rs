@@ -1,4 +1,4 @@
-//! The inbox of a worker thread: other threads put messages into it, which wakes the worker.
+//! The inbox of a worker thread. Other threads put messages into the inbox, which wakes the worker.
 
 use super::half_open::Ticket;
 use crate::authentication::ControllerSide;
@@ -22,7 +22,7 @@ pub enum Message {
     },
     /// Close this connection, because its controller ended.
     Close(ConnectionId),
-    /// Close this connection to make room for others, unless its host may use its queue by now.
+    /// Close this connection to make room for others. Do nothing if its host may use its queue by now.
     Displace(ConnectionId),
     /// Serve this connection of an admin queue: an event may be ready, or the last I/O queue has ended.
     Event(ConnectionId),
@@ -69,8 +69,9 @@ impl Inbox {
     /// Returns all messages in the order of their arrival.
     pub fn take(&self) -> Vec<Message> {
         let mut count = [0_u8; 8];
-        // Clear the event before taking the messages, because a message that arrives now then sets it again.
-        // SAFETY: the call writes at most the array's 8 bytes.
+        // Clear the event before taking the messages. A message that arrives between the two then sets the
+        // event again.
+        // SAFETY: the call writes at most the 8 bytes of the array.
         unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -114,11 +114,11 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     Ok(request)
 }
 
-/// Returns the byte ranges that a Dataset Management command deallocates. Returns none if the command asks
-/// for something else.
+/// Returns the byte ranges that a Dataset Management command deallocates. The list is empty if the command
+/// does not ask to deallocate.
 ///
 /// # Errors
-/// The status with which the command completes, if a range lies beyond the namespace.
+/// If a range lies beyond the namespace: the status for the command.
 pub fn ranges(
     command: &Command,
     count: u16,
@@ -139,8 +139,8 @@ pub fn ranges(
         .collect()
 }
 
-/// Carries out an operation on memory. `data` is the data that the host sent. Does nothing for a read,
-/// because its data is sent from the memory itself.
+/// Carries out an operation on a namespace in memory. `data` is the data that the host sent. Does nothing for
+/// a read, because the data of a read is sent directly from the namespace's memory.
 ///
 /// # Errors
 /// The status with which the command completes.
@@ -171,8 +171,8 @@ pub fn execute_on_memory(
     Ok(())
 }
 
-/// Completed commands that are not yet added to the counters of their namespace. A connection adds them once
-/// for each batch of commands, because all threads share the counters.
+/// Counts of completed commands that are not yet added to the counters of their namespace. All threads share
+/// the namespace's counters, so a connection adds its counts only once for each batch of commands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     namespace: u32,

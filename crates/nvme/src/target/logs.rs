@@ -9,9 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Returns a whole log page. `nsid` is the namespace that the command names. `local` is the address at which
-/// the host reached the target. Unless `retain_events` (RAE) is set, the controller may then report the next
-/// event about this page.
+/// Returns a whole log page. `nsid` is the namespace in the command. `local` is the address at which the host
+/// reached the target. If `retain_events` (RAE) is not set, the controller may report the next event about
+/// this page afterwards.
 ///
 /// # Errors
 /// The status of the command, if the controller does not have the page.
@@ -93,8 +93,8 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
     page
 }
 
-/// Returns the SMART / Health Information (Base section 5.16.1.3) of a namespace, or added up over all
-/// namespaces if `nsid` is 0 or FFFFFFFFh.
+/// Returns the SMART / Health Information (Base section 5.16.1.3) of a namespace. If `nsid` is 0 or
+/// FFFFFFFFh, returns the sums over all namespaces.
 ///
 /// # Errors
 /// The status of the command, if there is no such namespace.
@@ -108,8 +108,8 @@ fn health(subsystem: &Subsystem, controller: &Controller, nsid: u32) -> Result<V
         namespaces.iter().map(|namespace| counter(&namespace.counters).load(Relaxed)).sum()
     };
     let mut set = |offset: usize, value: u64| page[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
-    // Data units are thousands of 512 bytes, rounded up.
-    // The NVM command set counts a Compare as a read.
+    // A data unit is 1000 * 512 bytes; counts of units are rounded up. The NVM command set counts a Compare
+    // as a read.
     set(32, (sum(|it| &it.read_bytes) + sum(|it| &it.compared_bytes)).div_ceil(512_000));
     set(48, sum(|it| &it.written_bytes).div_ceil(512_000));
     set(64, sum(|it| &it.reads) + sum(|it| &it.compares));

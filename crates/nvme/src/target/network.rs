@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Returns the network that stands for a host: the first 64 bits of an IPv6 address, because one host can use all
-/// addresses that start with them. Of IPv4, it is the address.
+/// Returns the network that stands for the host with this address. For IPv6, this is the first 64 bits,
+/// because one host can use all addresses that start with them. For IPv4, it is the address itself.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

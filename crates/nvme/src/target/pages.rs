@@ -74,9 +74,9 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
 
 /// Returns Identify Controller for the NVM command set (NVM section 4.1.5.2).
 pub fn nvm_controller() -> Vec<u8> {
-    // WZSL: the most blocks of a Write Zeroes, as a power of two of pages. 13 stands for 32 MiB, which is
-    // 65,536 blocks of 512 bytes. Without this field, Linux limits a Write Zeroes to the size of a data
-    // transfer.
+    // WZSL: the most blocks of a Write Zeroes command, as a power of two of pages. 13 stands for 32 MiB,
+    // which is 65,536 blocks of 512 bytes. Without this field, Linux limits a Write Zeroes to the size of a
+    // data transfer.
     const WRITE_ZEROES_SHIFT: u8 = 13;
     let mut page = vec![0; IDENTIFY_BYTES];
     page[1] = WRITE_ZEROES_SHIFT;

@@ -1,4 +1,4 @@
-//! The result document of a target: what each namespace served to hosts from the target's start to its end.
+//! The result document of a target: the I/O that hosts did on each namespace while the target ran.
 
 use super::server::Target;
 use inlane_core::result::{Cell, Row};
@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What a target served from its start to its end.
+/// Summary of a target's run: what it served from its start to its end.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct TargetResult {
     /// The addresses on which the target listened.
@@ -18,11 +18,11 @@ pub struct TargetResult {
     pub threads: usize,
     /// The number of connections that were accepted.
     pub connections: u64,
-    /// The number of refused connections, refused Connect commands, failed authentications, and connections
-    /// that were closed because of a limit or a timeout.
+    /// The number of refusals: refused connections, refused Connect commands, failed authentications, and
+    /// connections that were closed because of a limit or a timeout.
     pub refused: u64,
-    /// The number of connections that were closed to make room for others, because too many hosts had not connected a
-    /// queue, or had not authenticated themselves. `refused` counts them, too.
+    /// The number of connections that were closed to make room for others. This happens if too many hosts
+    /// have not connected a queue or have not authenticated themselves. `refused` includes these connections.
     pub displaced: u64,
     /// The number of connections that the target ended because the host violated the protocol.
     pub protocol_violations: u64,
@@ -30,7 +30,7 @@ pub struct TargetResult {
     pub data_digest_errors: u64,
     /// The number of controllers that hosts created.
     pub controllers: u64,
-    /// The number of controllers that ended because their keep-alive timer expired.
+    /// The number of controllers that ended because their keep-alive timers expired.
     pub keep_alive_expirations: u64,
     /// What hosts did with each namespace.
     pub namespaces: Vec<NamespaceResult>,
@@ -41,9 +41,9 @@ pub struct TargetResult {
 pub struct NamespaceResult {
     /// The namespace identifier.
     pub id: u32,
-    /// The namespace as the user wrote it, such as `memory:1G`.
+    /// The specification of the namespace as the user wrote it, such as `memory:1G`.
     pub name: String,
-    /// The size of the namespace in bytes, at the end of the run.
+    /// The size of the namespace in bytes when the run ended.
     pub size_bytes: u64,
     /// The size of a block in bytes.
     pub block_bytes: u32,

@@ -7,10 +7,11 @@ use io_uring::{IoUring, opcode, squeue};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// The number of entries of the submission queue. When the queue is full, its requests are submitted, which
-/// makes room.
+/// The number of entries of the submission queue. A full queue is submitted to the kernel, which makes room
+/// for further requests.
 const SUBMISSIONS: u32 = 256;
-/// The number of entries of the completion queue. The kernel keeps further completions until there is space.
+/// The number of entries of the completion queue. If it is full, the kernel keeps further completions until
+/// there is space.
 const COMPLETIONS: u32 = 4096;
 
 /// `IORING_RECVSEND_POLL_FIRST`: wait for data instead of trying to receive at once.
@@ -40,7 +41,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Creates the ring. Only the calling thread may use it.
+    /// Creates the io_uring. Only the calling thread may use it.
     ///
     /// # Errors
     /// If the kernel has no io_uring, or does not let this process use it.
@@ -76,7 +77,8 @@ impl Ring {
 
     fn push(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: callers keep the memory of a request valid until it has completed.
+            // SAFETY: the callers guarantee that the memory of a request stays valid until the request has
+            // completed.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
@@ -134,7 +136,7 @@ impl Ring {
     /// Submits a system call of a file operation.
     ///
     /// # Safety
-    /// The memory of the call must stay valid until the request has completed, and nothing else may use it.
+    /// The memory of the call must stay valid until the request has completed. Nothing else may use it.
     pub unsafe fn call(&mut self, descriptor: RawFd, call: Call, tag: u64) {
         let fd = Fd(descriptor);
         let entry = match call {
@@ -153,8 +155,8 @@ impl Ring {
         self.push(&entry.user_data(tag));
     }
 
-    /// Submits all requests and polls for a completion. Returns true as soon as there is one, and false if
-    /// there is none after `time`.
+    /// Submits all requests and polls for a completion. Returns true once a completion exists. Returns false
+    /// if none exists after `time`.
     fn poll_for(&mut self, time: Duration) -> std::io::Result<bool> {
         self.enter(0)?;
         let start = Instant::now();

@@ -30,16 +30,16 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// The namespaces.
     pub namespaces: Vec<Specification>,
-    /// The NQN of the subsystem. With `None`, it is made of the host name and the port.
+    /// The NQN of the subsystem. If `None`, the target forms an NQN from the host name and the port.
     pub nqn: Option<String>,
     /// The hosts that may connect.
     pub hosts: Hosts,
-    /// The cores to which worker threads are bound, one thread each. If no cores are given, the target starts
-    /// `threads` threads that are not bound.
+    /// The cores for worker threads. Each core gets one thread, which is bound to it. If the list is empty,
+    /// the target starts `threads` threads that are not bound.
     pub cores: Vec<usize>,
     /// The number of worker threads if `cores` is empty.
     pub threads: usize,
-    /// How long a worker thread polls for work before it sleeps. Zero: it sleeps at once.
+    /// How long a worker thread polls for work before it sleeps. If zero, it sleeps at once.
     pub spin: Duration,
     /// The limits.
     pub limits: Limits,
@@ -51,8 +51,8 @@ pub struct Target {
     subsystem: Arc<Subsystem>,
     workers: Vec<WorkerHandle>,
     acceptor: Option<JoinHandle<()>>,
-    /// The jobs and their thread, which runs the slow parts of authentications. `None` unless hosts
-    /// authenticate with a Diffie-Hellman group.
+    /// The queue of jobs and the thread that runs them. A job is a slow part of an authentication. `None`
+    /// unless hosts authenticate with a Diffie-Hellman group.
     jobs: Option<(Arc<Jobs>, JoinHandle<()>)>,
     stop: Arc<AtomicBool>,
     failed: Arc<AtomicBool>,
@@ -177,7 +177,7 @@ impl Target {
         self.workers.len()
     }
 
-    /// Returns the number of authentications that wait for the thread that computes them.
+    /// Returns the number of authentications that wait for the authentication thread.
     #[cfg(test)]
     pub(crate) fn waiting_jobs(&self) -> usize {
         self.jobs.as_ref().map_or(0, |(jobs, _)| jobs.count())
@@ -188,8 +188,8 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.connections.load(Relaxed)).sum()
     }
 
-    /// Returns, for each worker thread, the number of its connections without an admin queue. These carry an
-    /// I/O queue, or may still get one.
+    /// Returns for each worker thread the number of connections that have no admin queue. Such a connection
+    /// has an I/O queue or no queue yet.
     #[cfg(test)]
     pub(crate) fn io_queues(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
@@ -200,8 +200,8 @@ impl Target {
         self.failed.load(Relaxed)
     }
 
-    /// Ends the target: accepts no more connections and commands, completes the commands in progress, closes
-    /// all connections, and makes all data durable. Returns what it served.
+    /// Ends the target. Accepts no more connections and commands, completes the commands in progress, closes
+    /// all connections, and makes all data durable. Returns a summary of the target's run.
     ///
     /// # Errors
     /// If the data of a namespace cannot be made durable. All other steps are still taken.

@@ -1,7 +1,7 @@
 //! Operations on files and block devices, as sequences of system calls.
 //!
-//! [`OngoingOperation`] returns calls and turns their results into the next call or a status. It makes no
-//! calls itself: a worker submits them to its io_uring, and tests make them directly.
+//! [`OngoingOperation`] returns a system call, takes its result, and returns the next call or the final
+//! status. It makes no calls itself: a worker submits them to its io_uring, and tests make them directly.
 
 use super::io::{Operation, Request};
 use crate::command::Status;
@@ -69,7 +69,7 @@ pub enum Next {
 enum ZeroMethod {
     /// The file system zeroes the range and keeps its blocks allocated.
     ZeroRange,
-    /// The file system deallocates the blocks, which then read as zero.
+    /// The file system deallocates the blocks of the range. They then read as zero.
     PunchHole,
     /// The file system refuses to zero or deallocate ranges, so zeros are written as data.
     Write,
@@ -86,7 +86,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 pub struct OngoingOperation {
     request: Request,
     address: *mut u8,
-    /// The number of bytes of the request's range that are already read, written or zeroed. Not used for
+    /// The number of bytes of the request's range that were already read, written or zeroed. Not used for
     /// deallocation.
     done: u64,
     /// The ranges still to deallocate, the current one last.
@@ -108,8 +108,8 @@ impl OngoingOperation {
         Self { request, address, done: 0, ranges, zero, syncing }
     }
 
-    /// Returns true if the operation is a deallocation without ranges. It then completes without a system
-    /// call.
+    /// Returns true if the operation is a deallocation without ranges. Such an operation completes without a
+    /// system call.
     pub fn is_empty(&self) -> bool {
         matches!(self.request.operation, Operation::Deallocate { .. }) && self.ranges.is_empty()
     }
@@ -227,10 +227,10 @@ impl OngoingOperation {
     }
 }
 
-/// Makes a call, blocks until it has returned, and returns its result as io_uring does. For tests and
-/// fuzzing, which have no worker thread.
+/// Makes the system call `call` and blocks until it has returned. Returns its result in the form of io_uring.
+/// Used by tests and fuzzing, which have no worker thread.
 pub fn make(call: Call, descriptor: RawFd) -> i32 {
-    // SAFETY: the caller of `OngoingOperation` keeps the memory of its calls valid.
+    // SAFETY: the user of `OngoingOperation` guarantees that the memory of its calls is valid.
     let result = unsafe {
         match call {
             Call::Read { address, length, offset } => {

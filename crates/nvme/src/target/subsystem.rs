@@ -1,7 +1,7 @@
 //! The subsystem: a target's namespaces, the hosts that may use them, and the controllers of connected hosts.
 //!
-//! All threads of a target share one [`Subsystem`]. A discovery subsystem, which tells hosts where the
-//! subsystem can be reached, is served on the same addresses.
+//! All threads of a target share one [`Subsystem`]. The target also serves a discovery subsystem at the same
+//! addresses. It tells hosts where to reach the subsystem.
 
 use super::controller::{Controller, Host};
 use super::half_open::HalfOpen;
@@ -27,22 +27,24 @@ pub struct Limits {
     pub queue_entries: u16,
     /// The most I/O queues of a controller.
     pub io_queues: u16,
-    /// The most controllers, of all hosts together. If hosts must authenticate themselves, at most a quarter of
-    /// them are discovery controllers or belong to hosts that have not authenticated themselves.
+    /// The most controllers, of all hosts together. If the target requires authentication, at most a quarter
+    /// of them are discovery controllers or controllers of hosts that are not yet authenticated.
     pub controllers: usize,
-    /// MDTS: the most data of a command is 4096 bytes times 2 to the power of this number.
+    /// MDTS: the most data of one command. A command can have 4096 * 2^n bytes of data, where n is this
+    /// number.
     pub transfer_shift: u8,
     /// The most data within a command capsule, in bytes. A multiple of 16.
     pub capsule_data_bytes: u32,
-    /// The most memory for data buffers of all connections of one thread together, in bytes.
+    /// The most memory for data buffers in one thread, in bytes. All connections of the thread share it.
     pub buffer_bytes: usize,
-    /// The most memory for data buffers of one connection, in bytes. It must hold at least the data of the
-    /// largest command.
+    /// The most memory for the data buffers of one connection, in bytes. The data of the largest command must
+    /// fit into it.
     pub connection_bytes: usize,
     /// The most connections, of all threads together.
     pub connections: usize,
-    /// The most time from opening a connection until the host may use its queue: after Connect, and after its
-    /// authentication if it must prove its identity. Also the most time for a repeated authentication.
+    /// The most time from opening a connection until the host may use its queue. This is after Connect, or
+    /// after authentication if the host must prove its identity. Also the most time for a repeated
+    /// authentication.
     pub handshake_timeout: Duration,
     /// How long a host may take to read responses or to send requested data. Then its connection is closed.
     pub stall_timeout: Duration,
@@ -71,8 +73,8 @@ impl Limits {
         4096 << self.transfer_shift
     }
 
-    /// Returns the limit on untrusted controllers: those of hosts that must authenticate themselves and have
-    /// not done so yet. It is a quarter of all controllers.
+    /// Returns the limit on untrusted controllers: a quarter of all controllers. An untrusted controller
+    /// belongs to a host that must authenticate itself and has not done so yet.
     fn untrusted_controllers(&self) -> usize {
         (self.controllers / 4).max(1)
     }
@@ -89,7 +91,8 @@ pub struct Authentication {
     pub group: Group,
 }
 
-/// The hosts that may connect, by their NQNs. A host without [`Authentication`] need not prove its identity.
+/// The hosts that may connect, by NQN. A host without [`Authentication`] (`None`) need not prove its
+/// identity.
 pub type AllowedHosts = BTreeMap<String, Option<Authentication>>;
 
 /// The settings from which a [`Subsystem`] is created.
@@ -112,11 +115,11 @@ pub struct Definition {
 pub struct Counters {
     /// Connections that were accepted.
     pub connections: AtomicU64,
-    /// Connections and Connect commands that were refused, failed authentications, and connections that were
+    /// The sum of refused connections, refused Connect commands, failed authentications, and connections
     /// closed because of a limit or a timeout.
     pub refused: AtomicU64,
-    /// Half-open connections that were closed, and controllers of strangers that were ended, because there were
-    /// too many. They are also counted as refused.
+    /// The number of half-open connections that were closed because there were too many. Includes controllers
+    /// of strangers that were ended for this reason. They are also counted as refused.
     pub displaced: AtomicU64,
     /// Connections that were ended because the host violated the protocol.
     pub violations: AtomicU64,
@@ -154,14 +157,15 @@ pub struct Subsystem {
 struct Controllers {
     alive: BTreeMap<u16, Arc<Controller>>,
     last: u16,
-    /// The controllers that were untrusted when they were created, the oldest first. Each creation of a
-    /// controller removes the entries that have become trusted or have ended.
+    /// The controllers that were untrusted when they were created, oldest first. When a controller is
+    /// created, entries that have ended or have become trusted are removed.
     untrusted: VecDeque<Arc<Controller>>,
 }
 
 impl Controllers {
-    /// Removes the oldest untrusted controller of the addresses with the most of them, and returns it. Counts
-    /// one more for `newcomer`. Returns `None` if all controllers are trusted.
+    /// Finds the addresses with the most untrusted controllers. Removes the oldest untrusted controller of
+    /// these addresses and returns it. Counts one controller more for the address `newcomer`. Returns `None`
+    /// if all controllers are trusted.
     fn remove_stranger(&mut self, newcomer: Option<IpAddr>) -> Option<Arc<Controller>> {
         let mut counts = HashMap::new();
         for source in self.untrusted.iter().map(|it| it.source).chain(newcomer) {
@@ -180,7 +184,7 @@ impl Subsystem {
     /// Creates a subsystem.
     ///
     /// # Errors
-    /// If the NQN of the subsystem, or of a host that may connect, is invalid.
+    /// If the NQN of the subsystem or of an allowed host is invalid.
     pub fn new(definition: Definition) -> Result<Self> {
         let Definition { nqn, namespaces, hosts, listeners, limits } = definition;
         check_nqn(&nqn)?;
@@ -240,13 +244,14 @@ impl Subsystem {
         hosts.iter().flat_map(AllowedHosts::values).any(Option::is_some)
     }
 
-    /// Replaces the list of hosts that may connect; `None` allows all. Returns true if the list changed.
+    /// Replaces the list of hosts that may connect. `None` allows all hosts. Returns true if the list
+    /// changed.
     ///
-    /// Ends the controllers of removed hosts. The discovery controllers of added and removed hosts are
-    /// notified that their discovery log changed. New secrets of a host apply to its next authentication.
+    /// Ends the controllers of removed hosts. Notifies the discovery controllers of added and removed hosts
+    /// that their discovery log has changed. New secrets of a host apply from its next authentication on.
     ///
     /// # Errors
-    /// If an NQN is invalid. The list then stays as it is.
+    /// If an NQN is invalid. The list then stays unchanged.
     pub fn set_hosts(&self, hosts: Option<AllowedHosts>) -> Result<bool> {
         for host in hosts.iter().flat_map(AllowedHosts::keys) {
             check_nqn(host)?;
@@ -284,12 +289,13 @@ impl Subsystem {
         self.generation.load(Relaxed)
     }
 
-    /// Creates a controller. It is `trusted` if the host need not authenticate itself. Returns `None` if the
-    /// target has as many controllers as its limit allows.
+    /// Creates a controller for `host`. Set `trusted` if the host need not authenticate itself. Returns
+    /// `None` if the target has as many controllers as its limit allows.
     ///
-    /// Untrusted controllers have a smaller limit, and make room for others if a limit is reached. Otherwise
-    /// strangers could use up all controllers. Of the addresses with the most of them, the oldest one ends, so
-    /// that a flood from one address does not end those of other addresses.
+    /// Untrusted controllers have a smaller limit, because otherwise strangers could use up all controllers.
+    /// If a limit is reached, an untrusted controller ends to make room: the oldest one of the address with
+    /// the most untrusted controllers. So a flood from one address does not end controllers of other
+    /// addresses.
     pub fn create_controller(
         &self,
         host: Host,
@@ -315,8 +321,8 @@ impl Subsystem {
                 if ended.discovery { DISCOVERY_NQN } else { &self.nqn }
             );
         }
-        // Identifiers are assigned in turn, so a late command for an ended controller does not reach a new
-        // one.
+        // Assign identifiers in turn, without reusing one soon. A late command for an ended controller then
+        // does not reach a new controller.
         let mut id = controllers.last;
         loop {
             id = if id >= MAX_CONTROLLER { 1 } else { id + 1 };
@@ -363,8 +369,8 @@ impl Subsystem {
     }
 
     /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of
-    /// changed namespaces, and the first error if the size of a namespace cannot be read. The other
-    /// namespaces are still checked.
+    /// the changed namespaces. Also returns the first error if the size of a namespace could not be read.
+    /// After an error, the remaining namespaces are still checked.
     pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
         let (mut changed, mut failure) = (Vec::new(), None);
         for namespace in &self.namespaces {
@@ -384,7 +390,7 @@ impl Subsystem {
     }
 }
 
-/// Checks an NQN: it starts with `nqn.`, is not too long, and has only printable characters.
+/// Checks an NQN: it must start with `nqn.`, have at most 223 bytes, and contain only printable characters.
 ///
 /// # Errors
 /// [`Error::Invalid`] that says what is wrong.

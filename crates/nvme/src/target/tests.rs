@@ -77,7 +77,8 @@ fn try_send(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::R
     stream.write_all(&bytes)
 }
 
-/// Sends a command with `data` in its capsule. Returns dword 0 of the response, which must not carry data.
+/// Sends a command with `data` in its capsule. Returns dword 0 of the response. The response must not carry
+/// data.
 fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::Result<u32> {
     try_send(stream, command, data)?;
     let mut response = [0; 24];
@@ -88,8 +89,8 @@ fn call(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::Resul
     Ok(u32::from_le_bytes(response[8..12].try_into().unwrap()))
 }
 
-/// Connects an admin queue and an I/O queue. Tries again if the target closes one of them, because a loaded
-/// machine can delay the test beyond a short timeout of the target.
+/// Connects an admin queue and an I/O queue. Tries again if the target closes one of them: on a loaded
+/// machine, the test can be too slow for a short timeout of the target.
 fn attach(target: &Target, keep_alive_ms: u32) -> (TcpStream, TcpStream) {
     let start = Instant::now();
     loop {
@@ -139,12 +140,12 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     let limits =
         Limits { connections: 64, handshake_timeout: Duration::from_millis(700), ..Limits::default() };
     let target = start("memory:1M", limits);
-    // Keep only the last 300 of the 3000 connections open, because a process is often limited to 1024 open
-    // descriptors.
+    // A process is often limited to 1024 open descriptors. So keep only the last 300 of the 3000 connections
+    // open.
     let mut silent = VecDeque::new();
     for number in 0..3000 {
         let mut stream = open(&target);
-        // Half of the connections send the start of a PDU and then nothing. The others send nothing at all.
+        // Half of the connections send the start of a PDU and then stop. The others send nothing.
         if number % 2 == 0 {
             let _ = stream.write_all(&[0, 0, 128]);
         }
@@ -153,8 +154,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
             silent.pop_front();
         }
     }
-    // The limit is 64 connections, and a quarter of them (16) may be without a queue. Wait until the target
-    // has closed all others.
+    // The limit is 64 connections. A quarter of them, 16, may be without a queue. Wait until the target has
+    // closed all other connections without a queue.
     let start = Instant::now();
     while target.subsystem().counters.connections.load(Relaxed) < 3000 || target.connections() > 16 {
         assert!(start.elapsed() < PATIENCE, "{} connections", target.connections());
@@ -168,7 +169,8 @@ fn half_open_connections_end_and_do_not_disturb_other_hosts() {
     assert!(target.subsystem().counters.refused.load(Relaxed) >= 200);
 }
 
-/// Only 16 connections may be without a queue. Connections that have one, or that have ended, must not count.
+/// The target allows only 16 half-open connections, which have no queue. Connections with a queue, and
+/// connections that have ended, must not count.
 #[test]
 fn only_connections_without_a_queue_count_as_half_open() {
     let limits = Limits { connections: 64, handshake_timeout: PATIENCE, ..Limits::default() };
@@ -202,8 +204,8 @@ fn a_host_that_stops_reading_is_closed_and_others_are_served() {
         assert!(start.elapsed() < PATIENCE, "the greedy host is not closed");
     }
     assert!(is_closed(&mut greedy));
-    // The target must still serve the other host. It does not count this host as stalled, because 64 KiB of
-    // data fit into the socket's buffers.
+    // The target must still serve the other host. It does not treat this host as stalled, because the 64 KiB
+    // of data fit into the socket's buffers.
     assert_eq!(read(&mut other, 128).len(), 64 << 10);
 }
 
@@ -244,8 +246,8 @@ fn a_target_that_stops_closes_its_connections_and_reports_what_it_served() {
 #[test]
 fn io_queues_are_spread_over_the_threads() {
     let target = start("memory:1M", Limits::default());
-    // Each host opens an admin queue and then an I/O queue. If the target counted both kinds alike, one of
-    // its two threads would get all I/O queues.
+    // Each host opens an admin queue and then an I/O queue. If the target did not count both kinds
+    // separately, one of its two threads would get all I/O queues.
     let _hosts: Vec<_> = (0..6).map(|_| attach(&target, 0)).collect();
     assert_eq!(target.io_queues(), [3, 3]);
 }

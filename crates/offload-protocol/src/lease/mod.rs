@@ -68,16 +68,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of slots in the memory that the engine shares with a process.
 pub const SLOTS: usize = 64;
-/// The size of a slot's send ring in bytes, a power of two.
+/// The size of the send ring in a slot of shared memory, in bytes. A power of two.
 pub const SEND: usize = 32768;
 /// The most bytes of a posted receive.
 pub const RECEIVE: usize = 65536;
 
-/// A 64-bit word that the engine and the program share, and that both change by compare-and-exchange. This is
-/// a trait because the tests' model checker needs its own atomic type.
+/// A 64-bit word that the engine and the program share. Both change it by compare-and-exchange. This is a
+/// trait because the model checker of the tests needs its own atomic type.
 pub trait Word {
-    /// Loads the word with acquire ordering. Everything that the other side wrote before it stored the word
-    /// is then visible.
+    /// Loads the word with acquire ordering. If the other side stored this value, all its earlier writes are
+    /// then visible.
     fn load(&self) -> u64;
     /// Stores the word.
     fn store(&self, value: u64);
@@ -116,20 +116,20 @@ const CLAIMED: u64 = 2;
 const ENDED: u64 = 3;
 const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
-/// The number of attempts of the engine to change a word before it gives up. A program that follows the
-/// protocol changes the word only once or twice meanwhile.
+/// The engine tries this many times to change a word before it gives up. If the program follows the protocol,
+/// it changes the word only once or twice during these attempts.
 const ATTEMPTS: usize = 100;
 
 fn send_word(state: u64, position: u64) -> u64 {
     state << STATE_SHIFT | position & POSITION
 }
 
-/// The error of a lease that the engine cannot end now, because the program has claimed the ring or keeps
-/// changing the word.
+/// The error of an attempt to end a lease. The engine cannot end the lease now, because the program has
+/// claimed the ring or keeps changing the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed;
 
-/// The send lease of a slot: the program's permission to put bytes into the slot's send ring. Contains the
+/// The send lease of a slot: the program's permission to put bytes into the slot's send ring. It wraps the
 /// slot's send word.
 pub struct SendLease<'a, W>(pub &'a W);
 
@@ -143,14 +143,15 @@ pub struct Claim {
 }
 
 impl<W: Word> SendLease<'_, W> {
-    /// Makes all bytes go through the pair until the next [`SendLease::grant`]. The engine calls this for a
-    /// slot that no connection uses. `position` is that of the next byte to be sent through the slot.
+    /// Makes all bytes go through the socket pair until the next [`SendLease::grant`]. The engine calls this
+    /// for a slot that no connection uses. `position` is the position of the next byte that will be sent
+    /// through the slot.
     pub fn reset(&self, position: u64) {
         self.0.store(send_word(PAIR, position));
     }
 
-    /// Lets the program put bytes into the send ring. The engine calls this when it has read all bytes from
-    /// the pair. Does nothing if the lease is already granted or has been abandoned.
+    /// Lets the program put bytes into the send ring. The engine calls this after it has read all bytes from
+    /// the socket pair. Does nothing if the lease is already granted or has been abandoned.
     pub fn grant(&self) {
         let word = self.0.load();
         if word >> STATE_SHIFT == PAIR {
@@ -164,12 +165,13 @@ impl<W: Word> SendLease<'_, W> {
         self.0.load() & POSITION
     }
 
-    /// Ends the lease until the next grant. Returns the position up to which bytes are committed. If no lease
-    /// was granted, changes nothing and returns the position.
+    /// Ends the lease until the next grant. Returns the position of the end of the committed bytes. If no
+    /// lease is granted, only returns the position.
     ///
     /// # Errors
-    /// If a thread of the program has claimed the ring. That thread may commit more bytes, so call this again
-    /// later. Also if a hostile program changed the word during each of many attempts.
+    /// If a thread of the program has claimed the ring. That thread may still commit bytes, so call this
+    /// again later. Also if another process changed the word in each of many attempts, which only a hostile
+    /// program does.
     pub fn revoke(&self) -> Result<u64, Claimed> {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -182,8 +184,8 @@ impl<W: Word> SendLease<'_, W> {
         Err(Claimed)
     }
 
-    /// Ends the lease permanently, even if a thread has claimed the ring. That thread's commit will fail.
-    /// Returns the position up to which bytes are committed.
+    /// Ends the lease permanently, even if a thread has claimed the ring. The commit of that thread will then
+    /// fail. Returns the position up to which bytes are committed.
     ///
     /// # Errors
     /// If a hostile program changed the word during each of many attempts.
@@ -198,7 +200,7 @@ impl<W: Word> SendLease<'_, W> {
     }
 
     /// Claims the send ring for the calling thread. Returns `None` if the lease is not granted, or if another
-    /// thread has claimed the ring. The bytes must then go through the pair.
+    /// thread has claimed the ring. The bytes must then go through the socket pair.
     #[inline]
     pub fn claim(&self) -> Option<Claim> {
         let word = self.0.load();
@@ -206,8 +208,8 @@ impl<W: Word> SendLease<'_, W> {
             .then_some(Claim { position: word & POSITION })
     }
 
-    /// Returns the position in the send ring at which the next claim would write. Returns `None` if the lease
-    /// is not granted, or if a thread has claimed the ring.
+    /// Returns the position in the send ring at which the next claim would write. Returns `None` if no lease
+    /// is granted, or if a thread has claimed the ring.
     #[inline]
     pub fn granted(&self) -> Option<u64> {
         let word = self.0.load();
@@ -215,7 +217,7 @@ impl<W: Word> SendLease<'_, W> {
     }
 
     /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns false if the
-    /// engine has ended the claim meanwhile. The bytes must then go through the pair.
+    /// engine has ended the claim meanwhile. The bytes must then go through the socket pair.
     #[inline]
     pub fn commit(&self, claim: Claim, len: u64) -> bool {
         let next = claim.position.wrapping_add(len);
@@ -250,18 +252,18 @@ fn sequence(word: u64) -> u64 {
     word >> SEQUENCE_SHIFT & SEQUENCE
 }
 
-/// The receive that a program posts in a slot, so that the engine can put received bytes there. Contains the
-/// slot's receive word.
+/// The receive word of a slot of shared memory. The program posts a receive in this word. The engine then
+/// puts received bytes into the slot.
 pub struct PostedReceive<'a, W>(pub &'a W);
 
-/// A receive that the program has posted, as the engine sees it.
+/// The engine's view of a receive that the program has posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Post {
     word: u64,
 }
 
-/// Bytes that the engine has put into a slot for a posted receive.
+/// An offer: bytes that the engine has put into a slot of shared memory for a posted receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Offer {
@@ -270,10 +272,10 @@ pub struct Offer {
     pub len: u64,
 }
 
-/// What the program did with the bytes that the engine offered in a slot.
+/// What the program has done with bytes that the engine has offered in a slot of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The program has not taken the bytes yet, or only a part of them.
+    /// The program has not taken the bytes yet, or has taken only a part of them.
     Pending,
     /// The program has taken all the bytes.
     Taken,
@@ -284,7 +286,8 @@ pub enum Answer {
 }
 
 impl<W: Word> PostedReceive<'_, W> {
-    /// Lets the program post receives. The engine calls this for a slot that no connection uses.
+    /// Lets the program post receives. The engine calls this only while no connection uses the slot of shared
+    /// memory.
     pub fn reset(&self) {
         let word = self.0.load();
         self.0.store(receive_word(IDLE, sequence(word), 0));
@@ -296,22 +299,22 @@ impl<W: Word> PostedReceive<'_, W> {
         self.0.store(receive_word(CLOSED, sequence(word), 0));
     }
 
-    /// Posts a receive of at most [`RECEIVE`] bytes. Returns false if one is already posted, if the engine has
-    /// not yet settled the last offer, or if the slot is closed.
+    /// Posts a receive of at most [`RECEIVE`] bytes in the slot. Returns false if a receive is already
+    /// posted, if the engine has not yet settled its last offer, or if the slot is closed.
     pub fn post(&self) -> bool {
         let word = self.0.load();
         let posted = receive_word(POSTED, sequence(word) + 1, RECEIVE as u64);
         word >> KIND_SHIFT == IDLE && self.0.exchange(word, posted)
     }
 
-    /// Returns true if the program has posted no receive, and the engine has settled its last offer of bytes.
+    /// Returns true if the program has no posted receive and the engine has no unsettled offer of bytes.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.0.load() >> KIND_SHIFT == IDLE
     }
 
-    /// Returns the engine's offer of received bytes, even if another thread has posted the receive. Returns
-    /// `None` if no offer waits for an answer.
+    /// Returns the received bytes that the engine offers, even if another thread has posted the receive.
+    /// Returns `None` if no offer waits for an answer.
     #[inline]
     pub fn offered(&self) -> Option<Offer> {
         let word = self.0.load();
@@ -319,9 +322,9 @@ impl<W: Word> PostedReceive<'_, W> {
             .then_some(Offer { word, len: word & LENGTH })
     }
 
-    /// Takes the first `len` bytes of an offer, which the program has copied. The receive stays posted. Returns
-    /// true if the program keeps the bytes. Returns false if the engine has withdrawn the offer or another thread
-    /// has taken bytes: discard the copy.
+    /// Takes the first `len` bytes of an offer, which the program has already copied. The receive stays
+    /// posted. Returns true if the bytes now belong to the program. Returns false if the engine has withdrawn
+    /// the offer or another thread has taken bytes. The program must then discard its copy.
     #[must_use]
     pub fn take(&self, offer: Offer, len: u64) -> bool {
         let next = match offer.len.saturating_sub(len) {
@@ -337,8 +340,8 @@ impl<W: Word> PostedReceive<'_, W> {
         matches!(self.0.load() >> KIND_SHIFT, MOVING | ASKED)
     }
 
-    /// Ends a posted receive. Returns false if the engine has offered bytes that must be taken or moved to
-    /// the pair first.
+    /// Ends a posted receive. Returns false if the engine has already offered bytes to it. These bytes must
+    /// first be received or moved to the socket pair.
     pub fn stop(&self) -> bool {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -355,8 +358,8 @@ impl<W: Word> PostedReceive<'_, W> {
         false
     }
 
-    /// Ends a posted receive. If bytes are offered, asks the engine to move them to the pair. Returns true
-    /// while the engine moves bytes.
+    /// Ends a posted receive. If bytes are offered in shared memory, asks the engine to move them to the
+    /// socket pair. Returns true if the engine then has to move bytes, or already does.
     pub fn ask(&self) -> bool {
         for _ in 0..ATTEMPTS {
             if self.stop() {
@@ -374,8 +377,8 @@ impl<W: Word> PostedReceive<'_, W> {
         false
     }
 
-    /// Returns the receive that the program has posted, and the most bytes that the receive accepts. Returns
-    /// `None` if no receive is posted, or if its length is invalid.
+    /// Returns the receive that the program has posted, and the most bytes that this receive accepts. Returns
+    /// `None` if no receive is posted, or if the posted length is invalid.
     #[inline]
     pub fn posted(&self) -> Option<(Post, u64)> {
         let word = self.0.load();
@@ -383,15 +386,15 @@ impl<W: Word> PostedReceive<'_, W> {
             .then_some((Post { word }, word & LENGTH))
     }
 
-    /// Offers the program `len` bytes, which the engine has already copied into the slot. Returns `None` if
-    /// the program has cancelled the receive.
+    /// Offers the program `len` bytes for its posted receive. The engine has already copied them into the
+    /// slot. Returns `None` if the program has cancelled the receive.
     pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
         let word = receive_word(OFFERED, sequence(post.word), len);
         self.0.exchange(post.word, word).then_some(Offer { word, len })
     }
 
-    /// Returns the program's answer to an offer of received bytes. If the program has taken the bytes, posts
-    /// its receive again, unless the program has ended the receive.
+    /// Returns the program's answer to an offer of received bytes. If the program has taken all bytes and has
+    /// not ended the receive, posts its receive again.
     pub fn settle(&self, offer: Offer) -> Answer {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
@@ -412,24 +415,25 @@ impl<W: Word> PostedReceive<'_, W> {
         Answer::Invalid
     }
 
-    /// Returns true if the program has taken all bytes of an offer and has not ended its receive. The engine
-    /// may leave such an offer as it is until more received bytes wait for the program.
+    /// Returns true if the program has taken all bytes of `offer` and has not ended its posted receive. The
+    /// engine may leave such an offer unsettled until it has more received bytes for the program.
     #[inline]
     pub fn is_renewed(&self, offer: Offer) -> bool {
         self.0.load() == receive_word(RENEWED, sequence(offer.word), 0)
     }
 
-    /// Returns true if the program has not answered an offer yet, or has taken only a part. Returns false if the
-    /// program has answered, or has broken the protocol.
+    /// Returns true if the program has not answered the offer yet, or has taken only a part of its bytes.
+    /// Returns false if the program has answered or has broken the protocol.
     #[inline]
     pub fn is_pending(&self, offer: Offer) -> bool {
         let word = self.0.load();
         word >> KIND_SHIFT == OFFERED && sequence(word) == sequence(offer.word)
     }
 
-    /// Withdraws an offer, and returns how many of its bytes the program has not taken. Write them to the pair,
-    /// then call [`PostedReceive::end_move`]. Returns `None` if the program has already answered the offer or has
-    /// broken the protocol. Then call [`PostedReceive::settle`] for the answer.
+    /// Withdraws an offer. Returns the number of its bytes that the program has not taken. Write these bytes
+    /// to the socket pair, then call [`PostedReceive::end_move`]. Returns `None` if the program has already
+    /// answered the offer or has broken the protocol. In that case, call [`PostedReceive::settle`] for the
+    /// answer.
     #[must_use]
     pub fn withdraw(&self, offer: Offer) -> Option<u64> {
         for _ in 0..ATTEMPTS {
@@ -446,7 +450,8 @@ impl<W: Word> PostedReceive<'_, W> {
         None
     }
 
-    /// Lets the program post receives again, after the bytes of a withdrawn offer were written to the pair.
+    /// Ends a move: the bytes of a withdrawn offer are now in the socket pair. The program may post receives
+    /// again.
     pub fn end_move(&self) {
         let word = self.0.load();
         if word >> KIND_SHIFT == MOVING {

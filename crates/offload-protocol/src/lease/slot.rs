@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub struct Line(pub AtomicU64);
 
-/// The header of a slot: the words that the engine and the program share. Both access them only as atomics.
-/// The engine checks every value that it reads, because the program may write anything.
+/// The header of a slot of shared memory. The engine and the program share its words, and access them only as
+/// atomics. The engine checks every value that it reads, because the program may write any value.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Header {
@@ -23,37 +23,38 @@ pub struct Header {
     pub send: Line,
     /// The word of [`PostedReceive`].
     pub receive: Line,
-    /// The position up to which the engine has copied bytes out of the send ring. Only the engine writes it.
+    /// The position in the send ring up to which the engine has copied bytes out. Only the engine writes it.
     pub copied: Line,
-    /// The number of received bytes that the engine has put into the slot and currently offers to the
-    /// program. Only the engine writes it.
+    /// The number of received bytes in the slot that the engine currently offers to the program. Only the
+    /// engine writes it.
     pub offered: AtomicU64,
-    /// The last time at which the engine recorded that it was running, in nanoseconds of CLOCK_MONOTONIC.
-    /// Only the engine writes it.
+    /// The last time at which the engine recorded that it is running, in nanoseconds of CLOCK_MONOTONIC. Only
+    /// the engine writes this word.
     pub alive_ns: AtomicU64,
-    /// The inode of the program's end, or 0 if no connection uses the slot. Only the engine writes it.
+    /// The inode of the program's end of the socket pair, or 0 if no connection uses the slot. Only the
+    /// engine writes it.
     pub inode: AtomicU64,
-    /// The device number (`st_dev`) of the program's end. Only the engine writes it.
+    /// The device number (`st_dev`) of the program's end of the socket pair. Only the engine writes it.
     pub device: AtomicU64,
     /// 1 once the program has shut down its sending direction. Only the program writes it.
     pub shut: AtomicU64,
-    /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the pair, where the
-    /// kernel applies the option. Only the program writes it.
+    /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the socket pair,
+    /// because the kernel applies this option there. Only the program writes this word.
     pub low_water: AtomicU64,
 }
 
-/// The offset of the send ring from the start of a slot, in bytes.
+/// The offset of the send ring in bytes, counted from the start of a slot.
 const SEND_AT: usize = 4096;
-/// The offset of the received bytes from the start of a slot, in bytes.
+/// The offset of the memory for received bytes from the start of a slot, in bytes.
 const RECEIVE_AT: usize = SEND_AT + SEND;
-/// The distance between the memories of two slots, in bytes: the slot and a page, because slots start at
-/// different distances from the start of a page ([`SHIFTS`]).
+/// The distance in bytes from the memory of one slot to that of the next. It has a page more than a slot,
+/// because slots start at different distances from the start of a page ([`SHIFTS`]).
 const LEN: usize = RECEIVE_AT + RECEIVE + 4096;
-/// The number of different distances of slots from the start of a page. With one distance, the headers of
-/// all slots would compete for the same few sets of a processor's first cache.
+/// The number of different offsets within a page at which slots start. If all slots had the same offset,
+/// their headers would compete for the same few sets of a processor's first-level cache.
 const SHIFTS: usize = 16;
-/// Successive slots start at offsets within a page that differ by this many bytes, so that their headers fall
-/// into different sets of the cache.
+/// The difference between the starts of successive slots within a page, in bytes. Because of it, their
+/// headers fall into different sets of the cache.
 const SHIFT: usize = 256;
 
 const _: () = assert!(size_of::<Header>() <= SHIFT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));
@@ -67,38 +68,38 @@ impl Area {
     /// The length of an area, in bytes.
     pub const LEN: usize = LEN * SLOTS + 4096;
 
-    /// Creates a handle of the area that is mapped at `start`.
+    /// Creates a handle for the area that is mapped at `start`.
     ///
     /// # Safety
-    /// [`Area::LEN`] bytes of shared memory are mapped there, readable and writable, as long as this value
-    /// and the slots made from it are used.
+    /// [`Area::LEN`] bytes of readable and writable shared memory are mapped at `start`. They stay mapped as
+    /// long as this value and its slots are used.
     pub unsafe fn new(start: NonNull<u8>) -> Self {
         Self(start)
     }
 
-    /// Returns the ready word. The engine sets bit n when it offers bytes to the posted receive of slot n, and
-    /// never reads the word. The program clears the bit when it finds no offer in the slot.
+    /// Returns the area's ready word. The engine sets bit n when it offers bytes to the posted receive of
+    /// slot n. It never reads the word. The program clears the bit when it finds no offer in the slot.
     pub fn ready(&self) -> &AtomicU64 {
         // SAFETY: the word lies in the mapped area, behind the slots. An atomic is valid for any bytes and may be
         // shared with other processes.
         unsafe { self.0.add(LEN * SLOTS).cast().as_ref() }
     }
 
-    /// Returns the index of a slot of this area, or `None` if the slot belongs to another area.
+    /// Returns the index of `slot` in this area, or `None` if the slot belongs to another area.
     pub fn index_of(self, slot: Slot) -> Option<usize> {
         let offset = (slot.0.as_ptr() as usize).checked_sub(self.0.as_ptr() as usize)?;
         Some(offset / LEN).filter(|&index| self.slot(index) == Some(slot))
     }
 
-    /// Returns the slot with this index, or `None` if `index` is not below [`SLOTS`].
+    /// Returns slot `index` of the shared memory, or `None` if `index` is not below [`SLOTS`].
     pub fn slot(self, index: usize) -> Option<Slot> {
         // SAFETY: `index` is below `SLOTS`, so the slot is in the mapped area.
         (index < SLOTS).then(|| Slot(unsafe { self.0.add(index * LEN + index % SHIFTS * SHIFT) }))
     }
 }
 
-/// A slot of an area. Other processes may write to its memory at any time. So its bytes are only copied, and
-/// no reference to them is made. Its words are atomics.
+/// A slot of an area of shared memory. Other processes may write to the slot at any time. So its bytes are
+/// only copied, and no reference to them exists. Its words are atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(NonNull<u8>);
 
@@ -108,7 +109,7 @@ impl Slot {
         self.0.as_ptr()
     }
 
-    /// Creates a handle of the slot at the address `start`. Returns `None` if the address is null.
+    /// Creates a handle of the slot of shared memory at `start`. Returns `None` if `start` is null.
     ///
     /// # Safety
     /// `start` comes from [`Slot::as_ptr`] of a slot whose area is still mapped.
@@ -118,8 +119,9 @@ impl Slot {
 
     /// Returns the words.
     pub fn header(&self) -> &Header {
-        // SAFETY: a slot begins with its header. The header consists of atomics, which are valid for any
-        // bytes and may be shared with other processes.
+        // SAFETY: the slot lies in an area that is mapped while the slot is used (see [`Area::new`]). A slot
+        // begins with its header. The header consists of atomics, which are valid for any bytes and may be
+        // shared with other processes.
         unsafe { self.0.cast().as_ref() }
     }
 
@@ -163,8 +165,9 @@ impl Slot {
         assert!(to.len() <= SEND);
         let (from, room) = self.send_at(position);
         let (low, high) = to.split_at_mut(to.len().min(room));
-        // SAFETY: both parts lie within the ring. If the program writes these bytes during the copy, the copy
-        // mixes old and new bytes. Only the peer of the slot's connection receives them.
+        // SAFETY: both source spans lie within the send ring. If the program writes to them during the copy,
+        // the copy mixes old and new bytes. That harms only this connection, because only its peer receives
+        // the bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, low.as_mut_ptr(), low.len());
             std::ptr::copy_nonoverlapping(self.send_at(0).0, high.as_mut_ptr(), high.len());
@@ -212,7 +215,7 @@ impl Slot {
     /// `to` has room for `len` bytes.
     unsafe fn read_received_at(self, from: usize, to: *mut u8, len: usize) {
         let from = from.min(RECEIVE);
-        // SAFETY: the bytes lie within the slot, and the caller promises that `to` has room for them.
+        // SAFETY: the bytes lie within the slot, and the caller guarantees that `to` has room for them.
         unsafe {
             let bytes = self.0.as_ptr().add(RECEIVE_AT + from);
             std::ptr::copy_nonoverlapping(bytes, to, len.min(RECEIVE - from));

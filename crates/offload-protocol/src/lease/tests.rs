@@ -1,5 +1,5 @@
-//! Checks the protocol with the model checker loom and with random words. Also checks that a slot returns the
-//! bytes that were written to it.
+//! Checks the lease protocol with the model checker loom and with random words. Also checks that the bytes
+//! read from a slot are the bytes that were written to it.
 
 use super::*;
 use loom::cell::UnsafeCell;
@@ -24,7 +24,7 @@ impl Word for Modelled {
 /// The size of the send ring in the model, in bytes. The tests send fewer bytes, so the ring never wraps.
 const RING: usize = 8;
 
-/// A connection on which the program sends through the send ring or the pair.
+/// A connection for tests. The program sends through the send ring or through the socket pair.
 struct Sending {
     word: Modelled,
     ring: Vec<UnsafeCell<u8>>,
@@ -58,7 +58,7 @@ impl Sending {
         self.write(byte);
     }
 
-    /// Writes a byte directly to the pair, like a system call that bypasses the preloaded library.
+    /// Writes a byte directly to the socket pair, like a system call that bypasses the preloaded library.
     fn write(&self, byte: u8) {
         self.pair.lock().unwrap().push(byte);
     }
@@ -72,8 +72,8 @@ impl Sending {
         }
     }
 
-    /// Runs one round of the engine: takes the program's bytes from the ring and the pair, and grants or ends
-    /// the lease.
+    /// Runs one round of the engine. Takes the program's bytes from the ring and the socket pair. Grants or
+    /// ends the lease.
     fn serve(&self, sent: &mut Sent) {
         let lease = SendLease(&self.word);
         if self.pair.lock().unwrap().is_empty() {
@@ -87,7 +87,7 @@ impl Sending {
     }
 }
 
-/// The bytes that the engine has taken from the ring and the pair, in order.
+/// The bytes that the engine has taken from the ring and the socket pair, in order.
 #[derive(Default)]
 struct Sent {
     bytes: Vec<u8>,
@@ -101,8 +101,8 @@ fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Runs the engine beside a program that sends the bytes 1, 2 and 3, and checks their order. The program
-/// writes the byte `raw` directly to the pair; 0 means none. If `checks` is false, the program omits the
-/// check that the pair is empty.
+/// writes the byte `raw` directly to the socket pair; 0 means none. If `checks` is false, the program does
+/// not check that the pair is empty.
 fn sends_in_order(raw: u8, checks: bool) {
     model(3, move || {
         let sending = Sending::new();
@@ -184,7 +184,7 @@ fn model_an_abandoned_claim_sends_its_bytes_through_the_pair_once() {
     });
 }
 
-/// A connection that has received the byte 7, which the program has not got yet.
+/// A connection that has received the byte 7. The program has not got this byte yet.
 struct Receiving {
     word: Modelled,
     offered: Modelled,
@@ -255,8 +255,8 @@ fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
                 let receive = PostedReceive(&connection.word);
                 assert!(receive.post());
                 let mut taken: Vec<u64> = take(&connection).into_iter().collect();
-                // Stop the receive, as a thread does before it sleeps. This fails while an offer is in the
-                // slot, so take the offer.
+                // Stop the receive, like a thread that is about to sleep. Stopping fails while an offer is in
+                // the slot, so take the offer first.
                 while !receive.stop() {
                     taken.extend(take(&connection));
                 }
@@ -294,7 +294,7 @@ fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
     });
 }
 
-/// [`RECEIVE`] as u64, the type of the room that [`PostedReceive::posted`] returns.
+/// [`RECEIVE`] as `u64`, because [`PostedReceive::posted`] returns the length of the receive as `u64`.
 const RECEIVE_BYTES: u64 = RECEIVE as u64;
 
 #[test]

@@ -14,8 +14,8 @@ use inlane_wire::tcp::RST;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// The time in nanoseconds after which a thread first tries again to send a connection to the program. Each
-/// further attempt waits twice as long, until the wait is 2 to the power of `MOST_DOUBLINGS` times this time.
+/// How long a thread waits before its first retry to send a connection to the program, in nanoseconds. Each
+/// further wait is twice as long, until it has doubled `MOST_DOUBLINGS` times.
 const RETRY_NS: u64 = 2_000_000;
 const MOST_DOUBLINGS: u32 = 6;
 
@@ -43,8 +43,9 @@ impl Engine {
         }
         match verdict {
             Verdict::Drop => false,
-            // The listener on this thread has no handshake for the segment, so it replies with a reset. Pass
-            // the segment to the next thread instead, because the SYN may have arrived on another queue.
+            // The listener on this thread has no handshake for the segment, so it replies with a reset. But
+            // the SYN may have arrived on another queue. So pass the segment to the next thread instead of
+            // sending the reset.
             Verdict::Reply(header)
                 if header.has(RST) && self.shared.is_some() && self.pass_to_next(packet) =>
             {
@@ -61,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// Creates the connection of a completed handshake and queues it for the program.
+    /// Creates the connection of a completed handshake. Queues the connection for the program.
     fn establish(
         &mut self,
         now: u64,
@@ -87,8 +88,8 @@ impl Engine {
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
-            // The program has too many sockets, or the engine too few descriptors. Reset the connection,
-            // because for the peer it is established already.
+            // The program has too many sockets, or the engine has too few free descriptors. Reset the
+            // connection, because the peer already considers it established.
             if let Some(header) = inlane_tcp::reset_for(segment) {
                 self.send_header(now, flow, &header);
             }
@@ -106,9 +107,9 @@ impl Engine {
         self.on_stream_segment(now, key, segment);
     }
 
-    /// Sends the listener's queued connections to the program until the listener's pair is full. Removes the
-    /// listener if the program has closed it. After another error, such as too little memory or too many
-    /// descriptors in flight, tries again later.
+    /// Sends the listener's queued connections to the program until the listener's socket pair is full.
+    /// Removes the listener if the program has closed it. After another error, tries again later. Examples
+    /// are too little memory and too many descriptors in flight.
     pub(super) fn serve_listener(&mut self, now: u64, key: Key) {
         let jitter = self.random() % RETRY_NS;
         let several = self.shared.is_some();
@@ -133,9 +134,9 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {
                     listening.full = true;
                     listening.requeue(pending);
-                    // Retry by a timer if epoll may stay silent. Epoll reports room only once most of the
-                    // pair is empty, but other threads may keep the shared pair fuller. Errors other than a
-                    // full pair cause no event at all.
+                    // Retry after a timer if epoll may stay silent. Epoll reports room only once most of the
+                    // socket pair is empty. But if threads share the pair, other threads may keep it fuller
+                    // than that. Errors other than a full pair cause no event at all.
                     if several || error.kind() != io::ErrorKind::WouldBlock {
                         let wait = RETRY_NS << listening.failures.min(MOST_DOUBLINGS);
                         listening.failures += 1;
@@ -144,7 +145,7 @@ impl Engine {
                 }
                 Err(_) => {
                     // The program has closed the listener. Dropping `pending` closes the program's end of the
-                    // connection, so the engine resets the connection.
+                    // new connection's socket pair, so the engine resets that connection.
                     let connection = pending.key;
                     drop(pending);
                     self.touch(connection);

@@ -13,8 +13,8 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// Only root may bind ports below this number.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
-/// The most sockets of a port that one check examines for ends that programs have closed. A program can bind
-/// very many sockets to one port, and each examination is a system call.
+/// One check examines at most this many sockets of a port, to find sockets that the program has closed. A
+/// program can bind very many sockets to one port, and each examination is a system call.
 const MOST_CHECKED: usize = 64;
 
 /// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`
@@ -64,9 +64,9 @@ impl Engine {
         if datagrams { &mut self.datagram_ports } else { &mut self.ports }
     }
 
-    /// Removes the bound and listening sockets on `port` that their programs have closed. Their ports are
-    /// then free at once, although epoll may not have reported the closing yet. If the port has very many
-    /// sockets, checks only the newest, because epoll has probably reported the older ones' closing.
+    /// Removes bound and listening sockets on `port` that their programs have closed. The port is then free
+    /// at once, even if epoll has not reported the closing yet. If the port has very many sockets, checks
+    /// only the newest ones. Epoll has probably reported the closing of the older ones.
     pub(super) fn remove_closed(&mut self, port: u16, datagrams: bool) {
         let Some(holders) = self.ports_of(datagrams).get(&port) else { return };
         let closed = |&&key: &&Key| {
@@ -79,7 +79,7 @@ impl Engine {
         let now = self.clock.now_ns();
         for key in closed {
             match datagrams {
-                // Send the datagrams that the program wrote before it closed the socket, then remove the
+                // Send the datagrams that the program wrote before it closed the socket. Then remove the
                 // socket.
                 true => self.drain_datagrams(now, key),
                 false => self.remove(key),
@@ -106,8 +106,8 @@ impl Engine {
         })
     }
 
-    /// Returns EADDRINUSE if another socket listens on the same port at an overlapping address, unless both
-    /// sockets have SO_REUSEPORT.
+    /// Returns EADDRINUSE if another socket listens on the same port and their addresses overlap. Two sockets
+    /// that both have SO_REUSEPORT do not conflict.
     pub(super) fn check_listen(&self, key: Key) -> Result<(), Refusal> {
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
         match self.conflicts(socket.local, false, &socket.options, Some(key)) {
@@ -136,8 +136,8 @@ impl Engine {
         }
     }
 
-    /// Returns the ports that this thread chooses from, beginning with a random one. Other threads choose from
-    /// other ports, so that two threads never choose the same one.
+    /// Returns the ports from which this thread chooses, beginning with a random one. Each thread has its own
+    /// ports, so two threads never choose the same port.
     fn ephemeral_ports(&mut self) -> impl Iterator<Item = u16> + use<> {
         let first = self.random();
         let count = EPHEMERAL.len() as u64;

@@ -26,25 +26,26 @@ use std::sync::{Arc, Mutex};
 
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
-/// The most clients at once. A process keeps one connection, and `inlane offload status` opens one for its
-/// request.
+/// The most clients at the same time. Each process keeps one connection open. `inlane offload status` also
+/// opens one for its request.
 const MOST_CLIENTS: usize = 16384;
-/// The most requests of one client that are processed in one round, so that one client cannot hold up the
-/// engine.
+/// The most requests that the engine processes for one client in one round. Without this limit, one client
+/// could hold up the engine.
 const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
 /// How long a request is put off, in nanoseconds, if it names a socket that another client may be opening. That client's
 /// request arrived earlier, so the engine usually processes it in the next rounds.
 const EARLY_NS: u64 = 10_000_000;
 /// The most requests that are put off at the same time.
 const MOST_EARLY: usize = 256;
-/// The most requests of one client that other threads process at once. Then the engine reads no further ones.
+/// The most requests of one client that other threads process at once. At this number, the engine reads no
+/// further request of the client.
 pub(super) const MOST_PASSED: usize = 64;
-/// The most clients of one process, so that one program cannot keep others from the engine. Threads that send
-/// requests at the same time need a client each.
+/// The most clients of one process. Without this limit, one program could exclude others from the engine. If
+/// threads of a process send requests at the same time, each of them needs its own client.
 const MOST_OF_PROCESS: usize = 1024;
 
-/// A process that has connected to the control socket. One thread receives its requests. Other threads reply to
-/// requests that were passed to them.
+/// A process that has connected to the control socket. One thread receives the client's requests and may pass
+/// a request to another thread. That thread then sends the reply.
 pub(super) struct Client {
     fd: ManuallyDrop<OwnedFd>,
     /// The client's process ID, from the kernel (SO_PEERCRED).
@@ -53,15 +54,15 @@ pub(super) struct Client {
     pub user: u32,
     /// The memory that the engine shares with the process. `None` until the process asks for it.
     pub area: Mutex<Option<Arc<SharedArea>>>,
-    /// The number of this client's requests that were passed to other threads and are not answered yet.
+    /// The number of this client's unanswered requests at other threads of the engine.
     passed: AtomicUsize,
     closer: Arc<Closer>,
     /// Counts the client until its descriptor is closed. `None` if the process has too many clients.
     place: Option<Place>,
 }
 
-/// Work that other threads do for a client. Counts as `weight` of the client's passed requests until it is
-/// dropped.
+/// Work that other threads do for a client. Until this value is dropped, it counts as `weight` passed
+/// requests of the client.
 pub(super) struct Outstanding {
     client: Arc<Client>,
     weight: usize,
@@ -91,7 +92,7 @@ impl Drop for Outstanding {
 /// A request that one thread has received and passes to another.
 pub(super) struct PassedRequest {
     request: Request,
-    /// Counts this request among its client's passed requests until it is processed.
+    /// Counts this request as one of its client's passed requests, until the request has been processed.
     _outstanding: Outstanding,
 }
 
@@ -164,15 +165,15 @@ impl Client {
         self.closer.close(descriptors, place.map(|place| Box::new(place) as Box<dyn Send>));
     }
 
-    /// Sends a reply, and the descriptor with it if there is one. Disconnects a client that does not read its
+    /// Sends a reply. Sends `descriptor` with it if there is one. Disconnects a client that does not read its
     /// replies.
     pub fn reply(&self, reply: &Message, descriptor: Option<&OwnedFd>) {
         if reply.operation.has_reply()
             && pair::send_descriptor(self.fd.as_raw_fd(), &reply.encode(), descriptor.map(AsRawFd::as_raw_fd))
                 .is_err()
         {
-            // The thread that receives the client's requests then finds the end of the stream, and removes the
-            // client.
+            // The thread that receives this client's requests then reads the end of the stream, and removes
+            // the client.
             let _ = net::shutdown(&*self.fd, net::Shutdown::Both);
         }
     }
@@ -191,21 +192,22 @@ impl Drop for Client {
     }
 }
 
-/// The file of the control socket, and the listening socket behind it. Dropping it removes the file.
+/// The listening control socket and its file. Dropping this value removes the file.
 struct ControlListener {
     fd: OwnedFd,
     path: PathBuf,
-    /// The folders that `open` created. They are removed when this field is dropped, which is after
-    /// `drop` has removed the socket.
+    /// The folders that `open` created. They are removed when this field is dropped. By then, `drop` has
+    /// removed the control socket.
     _folders: Folders,
 }
 
-/// The control socket as one thread sees it: the clients that the thread serves.
+/// One thread's part of the control socket: the clients that the thread serves, and their requests.
 pub(super) struct Control {
     /// The control socket, on the one thread that accepts clients. `None` on the other threads.
     listener: Option<ControlListener>,
     clients: Arena<Arc<Client>>,
-    /// The requests for a report that wait for their turn, the oldest first. Each client has at most one.
+    /// The requests for a report that wait for their turn, the oldest first. Each client has at most one such
+    /// request.
     reports: VecDeque<PassedRequest>,
     /// The requests about sockets that other clients have not opened yet, the oldest first, and in how many rounds each
     /// was processed in vain.
@@ -218,7 +220,8 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Creates the control socket. Replaces the file of an engine that has ended.
+    /// Creates the control socket. If the path holds the socket file of an engine that has ended, replaces
+    /// this file.
     ///
     /// # Errors
     /// If another engine listens there, a file that is not a socket exists at the path, or the socket cannot
@@ -269,8 +272,8 @@ impl Control {
         })
     }
 
-    /// Creates the part of the control socket for a thread that does not accept clients. All parts share the
-    /// limits on the sockets of a process.
+    /// Creates the `Control` of another engine thread. It accepts no clients. All threads share the limits on
+    /// the sockets of a process.
     pub fn share(&self) -> Self {
         let (usage, limit) = (self.usage.clone(), self.limit);
         let (reports, early) = (VecDeque::new(), VecDeque::new());
@@ -309,7 +312,7 @@ impl Control {
         admitted.then(|| Place { usages: self.usage.clone(), process, client: true })
     }
 
-    /// Returns the number of processes that have at least one socket.
+    /// Returns the number of processes that have at least one socket on the engine.
     pub fn processes(&self) -> usize {
         lock(&self.usage).values().filter(|usage| usage.sockets > 0).count()
     }
@@ -367,8 +370,8 @@ impl Drop for Folders {
     }
 }
 
-/// Checks that the path of the control socket leads to a socket or to nothing. Other files are never
-/// replaced.
+/// Checks that the control socket's path leads to a socket or to nothing. The engine never replaces a file of
+/// another kind.
 fn check_replaceable(path: &Path) -> Result<()> {
     let kind = match path.symlink_metadata() {
         Ok(found) if found.is_symlink() => "a symbolic link",
@@ -412,7 +415,7 @@ impl Drop for Request {
     }
 }
 
-/// Returns the name of a process, or "?" if it has ended.
+/// Returns the name of the program that `process` runs, or "?" if the process has ended.
 fn program_of(process: i32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
     name.map_or_else(|_| "?".into(), |name| name.trim_end().to_owned())
@@ -444,8 +447,7 @@ impl Engine {
             if client.place.is_none() {
                 continue;
             }
-            // Spread the clients over the threads, because a thread also runs the connections that its clients
-            // open.
+            // Spread the clients over the threads, because a thread also runs the connections of its clients.
             match &self.shared {
                 Some(shared) => {
                     let thread = shared.choose_for_client();
@@ -483,8 +485,8 @@ impl Engine {
         }
     }
 
-    /// Replies in this engine's version to a client of another version, so that the client can report both
-    /// versions. Lists the client's socket among the sockets that stay with the kernel.
+    /// Replies in the engine's version to a client of another version, so that the client can report both
+    /// versions. Adds the client's socket to the list of sockets that stay with the kernel.
     fn refuse_version(&mut self, key: Key, version: u8) {
         let Some(client) = self.control.clients.get(key) else { return };
         client.reply(&Message::new(Operation::Status), None);
@@ -509,7 +511,7 @@ impl Engine {
             if client.passed.load(Ordering::Relaxed) >= MOST_PASSED {
                 return;
             }
-            // Receive up to one byte more than a message has, so that a longer message is noticed.
+            // Receive up to one byte more than the length of a message, in order to detect a longer message.
             let mut bytes = [0; message::LEN + 1];
             let request = match pair::receive_descriptors(client.fd.as_raw_fd(), &mut bytes, &self.closer) {
                 Ok((len, descriptors)) => match Message::decode(&bytes[..len]) {
@@ -534,8 +536,8 @@ impl Engine {
             self.totals.requests += 1;
             let operation = request.message.operation;
             if operation == Operation::Status {
-                // Count the status request as MOST_PASSED requests, the most that a client may have in
-                // progress. The engine then reads no further request of this client until it has sent the
+                // Count the status request as MOST_PASSED requests. A client may not have more than that in
+                // progress. So the engine reads no further request of this client until it has sent the
                 // report.
                 let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
                 self.control.reports.push_back(PassedRequest { request, _outstanding });
@@ -553,8 +555,8 @@ impl Engine {
                     }
                 }
             }
-            // Stop after a request that has a reply, and after Start, because either is usually its client's
-            // last request. If another one waits, epoll reports it in the next round.
+            // Stop after a request that has a reply, and after Start. Such a request is usually the client's
+            // last one. If another request waits, epoll reports it in the next round.
             if operation.has_reply() || operation == Operation::Start {
                 return;
             }
@@ -601,8 +603,8 @@ impl Engine {
         }
     }
 
-    /// Processes the oldest request for a report, after all other requests of the round. A report of many sockets
-    /// takes long, so the other clients have their turn before the next one.
+    /// Processes the oldest request for a report. The engine does this after all other requests of a round. A
+    /// report of many sockets takes long, so other clients have their turn before the next report.
     pub(super) fn report_next(&mut self, now: u64) {
         let Some(PassedRequest { request, _outstanding }) = self.control.reports.pop_front() else { return };
         match self.shared {
@@ -619,8 +621,8 @@ impl Engine {
     /// Processes a request that another thread has passed to this one.
     pub(super) fn on_passed_request(&mut self, now: u64, passed: Box<PassedRequest>) {
         let Some(shared) = self.shared.clone() else { return };
-        // If the socket has moved to another thread since this request was passed here, pass the request on
-        // to that thread. It receives the socket first, because its inbox already holds the socket.
+        // The socket may have moved to another thread since this request was passed here. If so, pass the
+        // request to that thread. It receives the socket first, because its inbox already holds the socket.
         let thread = self.thread_of_request(&shared, &passed.request);
         if thread != self.thread {
             return shared.give(thread, Task::Request(passed));

@@ -1,5 +1,6 @@
-//! Copies of listeners. The thread on which a program's socket is bound has the listener, and each other thread
-//! has a copy, because SYNs arrive on every queue. All of them hand their connections to the same pair.
+//! Copies of listeners. A program's listening socket is bound on one thread, which has the listener. Each
+//! other thread has a copy of it, because SYNs arrive on every queue. The listener and its copies pass their
+//! connections to the same socket pair.
 
 use super::Engine;
 use super::control::{Client, Outstanding};
@@ -13,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// A new or changed listener, for the threads that get copies of it.
+/// The announcement of a new or changed listener. It is for the threads that get copies of the listener.
 pub(super) struct Announcement {
     id: u64,
     inode: u64,
@@ -24,20 +25,21 @@ pub(super) struct Announcement {
     options: SocketOptions,
     backlog: usize,
     waiting: Arc<AtomicUsize>,
-    /// The engine's end of the pair.
+    /// The engine's end of the listener's socket pair.
     end: OwnedFd,
-    /// Counts the announcement as an open request of its client until all threads have processed it.
+    /// Counts the announcement as an outstanding request of its client, until all threads have processed it.
     client: Outstanding,
     reply: Message,
     /// The number of threads that have not processed the announcement. The last one sends the reply.
     remaining: AtomicUsize,
-    /// The errno of a thread that could not create its copy of the listener, or 0.
+    /// The errno of a thread that could not create its copy of the listener. 0 if no thread has failed.
     errno: AtomicI32,
 }
 
 impl Engine {
-    /// Announces a listener to the other threads. The last of them sends `reply` to the client, because
-    /// connections may come as soon as the program has the reply. Returns false if the socket does not listen.
+    /// Announces a listener to the other threads. The last thread that handles the announcement sends `reply`
+    /// to the client, because connections may arrive once the program has the reply. Returns false if the
+    /// socket does not listen.
     pub(super) fn announce(&mut self, key: Key, client: &Arc<Client>, reply: &Message) -> bool {
         let Some(shared) = &self.shared else { return false };
         let Some(socket) = self.sockets.get(key) else { return false };
@@ -76,7 +78,8 @@ impl Engine {
         if let Err(errno) = self.copy_listener(announcement) {
             announcement.errno.store(errno, Ordering::Relaxed);
         }
-        // Release and acquire, so that the last thread sees the errno of the others.
+        // Use release and acquire ordering, so that the last thread sees the errno that other threads have
+        // stored.
         if announcement.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut reply = announcement.reply;
             reply.status = announcement.errno.load(Ordering::Relaxed);
@@ -85,8 +88,8 @@ impl Engine {
     }
 
     fn copy_listener(&mut self, announcement: &Announcement) -> Result<(), i32> {
-        // Free the port of earlier listeners that the program has closed, because the engine may not yet have
-        // processed their events from epoll.
+        // Free the port of earlier listeners that the program has closed. The engine may not yet have
+        // processed epoll's events for them.
         self.remove_closed(announcement.local.port(), false);
         let holders = self.ports.get(&announcement.local.port()).into_iter().flatten();
         let existing = holders.copied().find(|&key| {
@@ -135,8 +138,8 @@ impl Engine {
         options: &SocketOptions,
         backlog: usize,
     ) -> Result<Listening, i32> {
-        // A listener announces one MSS in all of its SYN,ACKs: loopback's MSS if its address is a loopback
-        // address, else the port's. When a connection sends, it uses the MSS of its route.
+        // A listener announces the same MSS in all its SYN,ACKs. If its address is a loopback address, this
+        // is loopback's MSS, or else the port's. Each connection then sends with the MSS of its own route.
         use crate::network::Route;
         let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
         let mss = self.network.mss(route, local.is_ipv6());
@@ -161,8 +164,8 @@ impl Listening {
         self.listener.set_backlog(backlog);
     }
 
-    /// Sets in the listener how many connections wait in the accept queues of its copies on other threads,
-    /// because they also count toward the backlog.
+    /// Sets the number of connections in the accept queues of the listener's copies on other threads. These
+    /// connections also count against the listener's backlog.
     pub(super) fn note_elsewhere(&mut self) {
         let waiting = self.waiting.load(Ordering::Relaxed);
         self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));

@@ -1,7 +1,7 @@
-//! Moves the datagrams of UDP sockets between the pair and the network.
+//! Moves the datagrams of UDP sockets between socket pairs and the network.
 //!
-//! The pair is the socket's only queue, so its size bounds the socket's memory. A received datagram that
-//! finds the pair full is dropped and counted, as in a kernel.
+//! The socket pair is the only queue of a UDP socket, so the size of the pair bounds the socket's memory. If
+//! the pair is full, a received datagram is dropped and counted, as in a kernel.
 
 use super::Engine;
 use super::input::{ReceivedPacket, original};
@@ -15,10 +15,10 @@ use inlane_wire::{icmp, ipv4, ipv6, udp};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// The most datagrams that one socket sends before other sockets have their turn.
+/// The most datagrams that one socket sends in a turn. Then other sockets have their turn.
 const TURN: usize = 64;
-/// Before a socket closes, or its address or options change, the engine sends the datagrams that wait in the
-/// socket's pair. It takes at most this many turns of [`TURN`] datagrams for that.
+/// Limits the datagrams that the engine sends for a socket before the socket closes, or before its address or
+/// options change. They wait in the socket pair. The engine sends at most this many times [`TURN`] of them.
 const MOST_TURNS: usize = 16;
 /// A limit for the packets that the engine has sent to itself and not processed yet. At this number, the
 /// engine reads no more datagrams from the pairs.
@@ -29,15 +29,15 @@ const MOST_QUOTED_V4: usize = 548;
 /// The most bytes of a received packet that an ICMPv6 error about the packet quotes. The error is then at
 /// most 1280 bytes long, IPv6's least MTU (RFC 4443, section 2.4).
 const MOST_QUOTED_V6: usize = 1232;
-/// The number of ICMP errors that the engine may send to other hosts in a burst. The budget regains one error
-/// every `ICMP_NS` nanoseconds. Linux has the same limits. The engine's threads have equal shares.
+/// The number of ICMP errors that the engine may send to other hosts in a burst. Later, it may send one more
+/// error every `ICMP_NS` nanoseconds. Linux has the same limits. The engine's threads share them equally.
 const ICMP_BURST: u64 = 50;
 const ICMP_NS: u64 = 1_000_000;
-/// TTL and hop limit of sockets without an option for them.
+/// TTL and hop limit of sockets on which the program has not set them.
 const HOPS: u8 = 64;
 
-/// Returns the errno of a connected UDP socket for an ICMP message of type `UNREACHABLE`, or `None` if UDP
-/// ignores the code.
+/// Converts the code of an ICMP message of type `UNREACHABLE`. Returns the errno for a connected UDP socket,
+/// or `None` if UDP ignores the code.
 pub(super) fn error_v4(code: u8) -> Option<i32> {
     match code {
         2 => Some(libc::ENOPROTOOPT),
@@ -90,9 +90,9 @@ impl Socket {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 if let (Some(end), Some(bytes)) = (&self.end, options.receive_buffer) {
-                    // Limit the send buffer of the engine's end, because the kernel charges it with the
-                    // datagrams that wait for the program. Pass half of the value, because the kernel doubles
-                    // it.
+                    // Limit the send buffer of the engine's end of the socket pair, because the kernel counts
+                    // the datagrams that wait for the program in this buffer. Pass half of the value, because
+                    // the kernel doubles it.
                     let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 2);
                 }
             }
@@ -168,7 +168,7 @@ impl Engine {
     /// closed it.
     pub(super) fn serve_datagrams(&mut self, now: u64, key: Key) {
         let mut buffer = std::mem::take(&mut self.datagram_buffer);
-        // One byte more than the largest datagram has, so that a longer one is noticed.
+        // Make room for one byte more than the largest datagram, to detect a longer datagram.
         buffer.resize(datagram::LEN + datagram::MOST_V6 + 1, 0);
         let mut errors = 0;
         for count in 0.. {
@@ -209,9 +209,9 @@ impl Engine {
         self.datagram_buffer = buffer;
     }
 
-    /// Handles a message that the engine read from a program's pair: a header, if there is one, and data.
-    /// Sends the data as a datagram, or keeps it until the program has sent the rest of the datagram. The
-    /// program may be hostile, so `bytes` can be anything.
+    /// Handles a message that the engine read from the engine's end of a socket pair. The message has data,
+    /// and may begin with a header. Sends the data as a datagram, or keeps it until the program has sent the
+    /// rest of the datagram. The program may be hostile, so `bytes` can be anything.
     fn on_program_datagram(&mut self, now: u64, key: Key, bytes: &[u8]) {
         let (header, data) = match Header::decode(self.number, bytes) {
             Some(header) => (header, &bytes[datagram::LEN..]),
@@ -236,7 +236,7 @@ impl Engine {
         }
     }
 
-    /// Sends the datagram whose parts the engine has collected, if there is one.
+    /// If the engine has collected the parts of a datagram, sends this datagram.
     fn finish_datagram(&mut self, now: u64, key: Key) {
         if let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key)
             && let Some((header, data)) = datagram.unfinished.take()
@@ -258,8 +258,8 @@ impl Engine {
         self.report_error(key, error);
     }
 
-    /// Sends the datagrams that the program has written to the pair until now. Call this before the socket's
-    /// address or options change, because these datagrams must be sent with the old ones.
+    /// Sends the datagrams that the program has written to the socket pair so far. Call this before the
+    /// address or options of the socket change, because these datagrams must be sent with the old ones.
     pub(super) fn drain_datagrams(&mut self, now: u64, key: Key) {
         for _ in 0..MOST_TURNS {
             let Some(Socket { role: Role::Datagram(datagram), .. }) = self.sockets.get_mut(key) else {
@@ -370,7 +370,7 @@ impl Engine {
         if let (Role::Datagram(datagram), Some(fd)) = (&socket.role, socket.fd())
             && datagram.remote.is_some()
         {
-            // Ignore a full pair, because the program then already has datagrams or errors to read.
+            // Ignore a full socket pair, because the program then already has datagrams or errors to read.
             let _ = pair::send(fd, &header.encode(), &[]);
         }
     }
@@ -398,7 +398,8 @@ impl Engine {
         self.refuse(now, packet);
     }
 
-    /// Returns the ports and the payload of a datagram, or `None` if it is malformed.
+    /// Checks a datagram. Returns its source port, destination port and payload, or `None` if it is
+    /// malformed.
     fn checked_datagram<'a>(&self, packet: &ReceivedPacket<'a>) -> Option<((u16, u16), &'a [u8])> {
         let view = udp::Datagram::new(packet.payload).ok()?;
         let len = usize::from(view.length());
@@ -412,7 +413,8 @@ impl Engine {
             return None;
         }
         let bytes = &packet.payload[..len];
-        // Pass UDP's length to the pseudo header, because this length may be less than that of IP's payload.
+        // Pass the length from the UDP header to the pseudo header. It may be less than the length of the IP
+        // payload.
         let pseudo = match (packet.source, packet.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 Sum::new().add_pseudo_v4(source, destination, ipv4::UDP, len as u32)
@@ -470,8 +472,8 @@ impl Engine {
         equal.map(|(.., key)| key).next_back()
     }
 
-    /// Writes a received datagram to the pair of the socket `key`. If the pair is full, counts the datagram
-    /// as dropped. Returns false if the socket does not exist any more, because the program has closed it.
+    /// Writes a received datagram to the socket pair of the socket `key`. If the pair is full, counts the
+    /// datagram as dropped. Returns false if the socket no longer exists, because the program has closed it.
     fn deliver(
         &mut self,
         now: u64,
@@ -519,8 +521,8 @@ impl Engine {
         self.icmp_budget.take(now, ICMP_BURST.div_ceil(threads), ICMP_NS * threads)
     }
 
-    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1), unless the
-    /// budget of ICMP errors is used up or there is no route.
+    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1). Sends
+    /// nothing if the budget of ICMP errors is used up, or if there is no route.
     fn refuse(&mut self, now: u64, packet: &ReceivedPacket<'_>) {
         if !packet.arrival.trusted && !self.may_send_icmp_error(now) {
             return;
@@ -538,8 +540,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about a datagram of the engine that was too large for a link. `quoted` is the
-    /// start of the datagram's IP packet.
+    /// Processes an ICMP error which reports that a datagram of the engine was too large for a link. `quoted`
+    /// is the start of that datagram's IP packet. `mtu` is the reported MTU.
     pub(super) fn on_datagram_too_big(&mut self, now: u64, quoted: &[u8], mtu: u32) {
         if let Some((flow, _)) = original(quoted, ipv4::UDP)
             && self.datagram_socket(flow.local, flow.remote).is_some()

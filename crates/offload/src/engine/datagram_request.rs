@@ -53,7 +53,8 @@ impl Engine {
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if request.attached.is_some() {
             let key = self.attached(request)?;
-            // Send the datagrams that the program has already written, because they go to the former address.
+            // First send the datagrams that the program has already written, because they go to the old
+            // address.
             self.drain_datagrams(now, key);
             self.reconnect(key, remote)?;
             return Ok((Message::new(Operation::Connect), None));

@@ -34,7 +34,7 @@ pub(super) struct Arrival {
     pub trusted: bool,
     /// The number of threads that have passed the packet on.
     pub hops: usize,
-    /// The thread that received the packet. `None` if it is this one.
+    /// The other thread that received the packet and passed it on. `None` if this thread received it.
     pub from: Option<usize>,
 }
 
@@ -187,8 +187,9 @@ impl Engine {
         })
     }
 
-    /// Returns true if the checksum of a TCP segment is correct, or if the segment needs none: it is the
-    /// engine's own, or a sender on the same machine left the checksum to a network card.
+    /// Returns true if the checksum of a TCP segment is correct or not needed. It is not needed for the
+    /// engine's own segments. It is also not needed if a sender on the same machine left the checksum to a
+    /// network card.
     fn is_intact(&self, packet: &ReceivedPacket<'_>) -> bool {
         packet.arrival.trusted
             || packet.pseudo.add_bytes(packet.payload).finish() == 0
@@ -325,8 +326,8 @@ impl Engine {
         }
     }
 
-    /// Processes an ICMP error about a packet that the engine sent. `original` is the start of that packet.
-    /// TCP checks the sequence number in it, because the message may be forged (RFC 5927).
+    /// Processes an ICMP error about a packet that the engine sent. `original` is the start of the sent
+    /// packet. The message may be forged, so TCP checks the sequence number in `original` (RFC 5927).
     fn on_icmp_error(&mut self, now: u64, original: &[u8], error: IcmpError) {
         if let IcmpError::TooBig(mtu) = error {
             self.on_datagram_too_big(now, original, mtu);
@@ -377,9 +378,9 @@ impl Engine {
     }
 }
 
-/// Parses the start of an IP packet of the engine, which an ICMP error quotes. Returns the packet's flow, and
-/// the four bytes after the ports, which in TCP are the sequence number. Returns `None` if the packet has
-/// another protocol than `wanted`.
+/// Parses the start of one of the engine's own IP packets, which an ICMP error message quotes. Returns the
+/// packet's flow, and the four bytes after the ports (in TCP, the sequence number). Returns `None` if the
+/// packet's protocol is not `wanted`.
 pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
     let (source, destination, protocol, at): (IpAddr, IpAddr, u8, usize) = match original.first()? >> 4 {
         4 => {
@@ -403,7 +404,7 @@ pub(super) fn original(original: &[u8], wanted: u8) -> Option<(Flow, u32)> {
 /// What an ICMP error reports about a packet that the engine sent.
 #[derive(Clone, Copy)]
 enum IcmpError {
-    /// The packet is longer than the path MTU, which is this many bytes.
+    /// The packet is longer than the path MTU. The value is the path MTU in bytes.
     TooBig(u32),
     /// The packet did not arrive. `hard` is set if the destination has no such protocol or port.
     Unreachable { hard: bool },

@@ -1,5 +1,5 @@
-//! The connections whose programs may use shared memory now, and the handling of a program's request for a
-//! slot.
+//! The list of connections whose programs may use shared memory now. Also processes the requests of programs
+//! for a slot of shared memory.
 
 use super::Engine;
 use super::control::Request;
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex, Weak};
 const MOST_AREAS: usize = 256;
 /// The most shared areas of one process.
 const MOST_AREAS_OF_PROCESS: usize = 2;
-/// The most leases at once. They are limited because the engine checks each of them in every round.
+/// The most leases at once. The limit is needed because the engine checks each lease in every round.
 const MOST_LEASES: usize = 128;
 
-/// The interval at which the engine checks all leases, in nanoseconds. In other rounds, it checks only leases
-/// whose send word has changed or that have an offer.
+/// The interval at which the engine checks all leases, in nanoseconds. Between these checks, it looks only at
+/// leases that have an offer or a changed send word.
 const CHECK_NS: u64 = 100_000;
 
-/// With at most this many leases, the engine handles each answer to an offer at once. With more leases, it
-/// saves work: it handles an answer only when further bytes wait for the program or the next check of all
-/// leases is due.
+/// With at most this many leases, the engine handles the answer to an offer at once. With more leases, it
+/// saves work and handles the answer later. It then waits until further bytes wait for the program, or until
+/// the next check of all leases.
 const FEW_LEASES: usize = 4;
 
 /// A connection whose program may use shared memory now.
@@ -37,7 +37,7 @@ struct Listed {
     offered: bool,
 }
 
-/// The leases, and the shared areas that exist.
+/// The leases, and the existing areas of shared memory.
 #[derive(Default)]
 pub(super) struct Leases {
     listed: Vec<Listed>,
@@ -48,16 +48,16 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Returns an empty list of leases for another thread of the engine. Both share the list of areas,
-    /// because the limits count the areas of all threads.
+    /// Returns an empty list of leases for another thread of the engine. Both lists share the list of memory
+    /// areas, because the limits count the areas of all threads.
     pub fn share(&self) -> Self {
         Self { listed: Vec::new(), check_at: 0, areas: self.areas.clone() }
     }
 }
 
 impl Engine {
-    /// Returns true if programs may use shared memory, which needs an engine that polls for some time before
-    /// it sleeps. An engine that sleeps as soon as it has no work would end each lease at once.
+    /// Returns true if programs may use shared memory. Shared memory needs an engine that polls for some time
+    /// before it sleeps. An engine that sleeps at once when it has no work would end each lease at once.
     fn leases(&self) -> bool {
         !self.settings.spin.is_zero()
     }
@@ -78,7 +78,8 @@ impl Engine {
         let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
         let (area, new) = self.area(request)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        // Shared memory ignores SO_SNDBUF and SO_RCVBUF, so refuse a slot if the program has set one of them.
+        // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
+        // these options.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
         let inode = socket.inode;
         let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
@@ -124,15 +125,14 @@ impl Engine {
         Ok((area, true))
     }
 
-    /// Returns true if the list of leases contains a connection, whose program may then use shared memory
-    /// now.
+    /// Returns true if the list of leases contains a connection. The program of such a connection may use
+    /// shared memory now.
     pub(super) fn has_leases(&self) -> bool {
         !self.leases.listed.is_empty()
     }
 
     /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
-    /// shared memory. If the list is full, adds the connection only if an offer waits for the program's
-    /// answer.
+    /// shared memory. If the list is full, adds the connection only if the program has not answered an offer.
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let Some(direct) = &mut stream.direct else { return };
@@ -154,8 +154,8 @@ impl Engine {
         }
     }
 
-    /// Checks the shared memory of all leases for work. Ends leases that were not used for 1 ms. If `sleeps`
-    /// is true, the engine is about to sleep, so this ends all leases without work. Returns true if there is
+    /// Checks the shared memory of all leases for work. Returns true if there is work. Ends leases that were
+    /// not used for 1 ms. If `sleeps` is true, the engine is about to sleep, so this ends all leases without
     /// work.
     pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
         let all = sleeps || now >= self.leases.check_at;
@@ -203,7 +203,7 @@ impl Engine {
         worked
     }
 
-    /// Removes the entry `index` of the list of leases. The last entry takes its place.
+    /// Removes the entry at `index` from the list of leases, and moves the last entry to its place.
     fn unlist(&mut self, index: usize) {
         self.leases.listed.swap_remove(index);
         if let Some(moved) = self.leases.listed.get(index)
@@ -214,8 +214,8 @@ impl Engine {
         }
     }
 
-    /// Ends all leases before the engine sleeps. Returns false if the engine must not sleep yet, because a
-    /// program has committed bytes, holds a claim, or has not answered an offer.
+    /// Ends all leases of shared memory before the engine sleeps. Returns false if the engine must not sleep
+    /// yet. This is so if a program has committed bytes, holds a claim, or has not answered an offer.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
         !self.poll_leases(now, true) && self.leases.listed.is_empty()
     }

@@ -1,5 +1,6 @@
 //! The engine: threads that receive and send packets, serve the control socket, and run the sockets. Each
-//! thread has a queue of the port, and its own sockets (`shared` says what the threads share).
+//! thread has a queue of the port, and its own sockets. The module `shared` has the data that the threads
+//! share.
 //!
 //! ```text
 //! loop:  receive a burst ---> input: demultiplex, TCP ---+
@@ -53,22 +54,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use threads::Threads;
 
-/// The most packets that are received in one round of the engine's loop, before sockets are served.
+/// The most packets that one round of the engine's loop receives before it serves sockets.
 const BURST: usize = 64;
 /// The most connections in TIME-WAIT. If there are more, the oldest is forgotten.
 const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds. A request to stop is noticed at most this late.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
-/// The length of the first sleep in nanoseconds, if epoll cannot watch the port and so packets do not wake
-/// the engine. Without work, each further sleep is twice as long as the one before.
+/// If epoll cannot watch the port, packets do not wake the engine, so its sleeps are short. This is the
+/// length of the first sleep in nanoseconds. While there is no work, each further sleep is twice as long.
 const FIRST_POLLED_SLEEP_NS: u64 = 10_000;
 /// The length of the longest sleep in nanoseconds, if epoll cannot watch the port.
 const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
-/// The most rounds in a row in which the engine works without asking epoll for events.
+/// The most consecutive rounds with work in which the engine does not ask epoll for events.
 const MOST_ROUNDS: u32 = 4;
-/// How long an engine that has leases but no work polls shared memory without asking epoll for events, in
-/// nanoseconds. The system call for epoll takes longer than the poll, and would delay bytes that arrive in
-/// shared memory meanwhile.
+/// The nanoseconds for which the engine polls shared memory without asking epoll for events. Applies if the
+/// engine has leases but no work. The system call for epoll takes longer than a poll, so it would delay bytes
+/// that arrive in shared memory during the call.
 const UNASKED_NS: u64 = 1000;
 /// The most events that one call of epoll returns.
 const MOST_EVENTS: usize = 256;
@@ -81,14 +82,15 @@ const INBOX: u64 = u64::MAX - 2;
 /// The bit that marks the epoll tokens of the control socket's clients.
 const CLIENT: u64 = 1 << 63;
 
-/// One thread of an engine: one queue of the port, and the sockets whose packets arrive there.
+/// One thread of an engine. It has one queue of the port, and runs the sockets whose packets arrive there.
 pub struct Engine {
     settings: Settings,
     /// The thread's number, from 0.
     thread: usize,
     /// What the threads share. `None` if the engine has one thread.
     shared: Option<Arc<Shared>>,
-    /// A random number that distinguishes this engine's sockets from those of an earlier engine.
+    /// A random number in the names of this engine's sockets. It distinguishes them from sockets of earlier
+    /// engines.
     number: u64,
     clock: Clock,
     network: Network,
@@ -275,7 +277,7 @@ impl Engine {
         let mut pause = shortest;
         let spin_ns = self.settings.spin.as_nanos() as u64;
         let mut events = Vec::with_capacity(MOST_EVENTS);
-        // Reduce the timer slack, because the default of 50 us would prolong short sleeps.
+        // Reduce the timer slack. The default of 50 us would prolong short sleeps.
         // SAFETY: the call changes only the slack of this thread's timers.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let mut packets = [Packet::EMPTY; BURST];
@@ -294,8 +296,8 @@ impl Engine {
             } else {
                 0
             };
-            // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll for events of pairs,
-            // because that system call would delay the packets.
+            // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll for events of socket
+            // pairs. Asking is a system call and would delay the packets.
             let asks = match worked {
                 true => rounds == MOST_ROUNDS,
                 false => may_sleep || !self.has_leases() || now >= asked_at + UNASKED_NS,
@@ -401,15 +403,15 @@ impl Engine {
         Ok(worked || self.owes_reply())
     }
 
-    /// Records whether a socket's pair is readable or writable, as epoll reported, and marks the socket as
-    /// changed.
+    /// Processes epoll's report that a socket pair is readable or writable. Records it in the socket, and
+    /// marks the socket as changed.
     fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
         use epoll::EventFlags as Flags;
         let Some(socket) = self.sockets.get_mut(key) else { return };
         match &mut socket.role {
             Role::Stream(stream) => {
-                // While the connection is being established, the pair holds filler bytes. Do not treat them
-                // as data of the program.
+                // While the connection is being established, the socket pair holds filler bytes. Do not read
+                // them as data of the program.
                 let data = if stream.filled.is_some() { Flags::empty() } else { Flags::IN };
                 stream.readable |= flags.intersects(data | Flags::RDHUP | Flags::HUP | Flags::ERR);
                 stream.closed |= flags.contains(Flags::HUP) && !flags.intersects(Flags::ERR | Flags::PRI);
@@ -430,7 +432,7 @@ impl Engine {
         self.touch(key);
     }
 
-    /// Adds a socket to the list of changed sockets, which are served at the end of the round.
+    /// Adds a socket to the list of changed sockets. The engine serves these sockets at the end of the round.
     fn touch(&mut self, key: Key) {
         if let Some(socket) = self.sockets.get_mut(key)
             && !socket.dirty
@@ -449,7 +451,7 @@ impl Engine {
                 self.serve(now, key);
             }
         }
-        // Keep the memory of the emptied list `keys` for the next round, unless serving has already added
+        // Reuse the memory of the emptied list `keys` for the next round, unless this round has already added
         // sockets to the new list `changed`.
         if self.changed.is_empty() {
             self.changed = keys;
@@ -485,7 +487,8 @@ impl Engine {
         {
             self.time_wait_order.pop_front();
             match self.time_waits.get(&flow).map(TimeWait::until) {
-                // A retransmitted FIN has restarted the TIME-WAIT timer, so move the flow to the queue's end.
+                // A retransmitted FIN has restarted this flow's TIME-WAIT timer. Move the flow to the end of
+                // the queue.
                 Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
                 _ if self.time_waits.remove(&flow).is_some() => self.release_flow(&flow),
                 _ => {}
@@ -517,7 +520,7 @@ impl Engine {
                 shared.inodes.part(&socket.inode).remove(&socket.inode);
             }
         }
-        // A socket counts until its end of the pair is closed.
+        // A socket counts until its end of the socket pair is closed.
         let place = (!socket.copy).then(|| self.control.place_of_socket(socket.process));
         if let Some(end) = blocking {
             self.closer.close(vec![end], Some(Box::new(place)));
@@ -535,8 +538,8 @@ impl Engine {
                 self.rings.put(stream.receive, received);
             }
             Role::Listening(mut listening) => {
-                // Close the program's ends of connections that were not accepted. The engine then resets
-                // these connections.
+                // Close the program's ends of the socket pairs of connections that were not accepted. The
+                // engine then resets these connections.
                 while let Some(pending) = listening.take() {
                     drop(pending.program);
                     self.touch(pending.key);

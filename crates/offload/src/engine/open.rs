@@ -1,10 +1,10 @@
-//! Connects sockets over pairs that the preloaded library has created, so the program's thread does not wait
-//! for the engine's reply.
+//! Connects sockets over socket pairs that the preloaded library has created. The program's thread then need
+//! not wait for the engine's reply.
 //!
-//! Only programs that connected to the control socket as root (of any PID namespace) or as the engine's own
-//! user may create pairs. A program keeps this right if it drops root later. The engine must trust such
-//! programs: a program that keeps a descriptor of the engine's end can make the kernel hold that end's lock.
-//! The engine would then wait for the lock.
+//! Only some programs may create pairs: they connected to the control socket as root (of any PID namespace)
+//! or as the engine's own user. A program keeps this right if it drops root later. The engine must trust
+//! these programs. A program that keeps a descriptor of the engine's end can make the kernel hold the lock of
+//! that end. The engine would then wait for the lock.
 
 use super::Engine;
 use super::control::Request;
@@ -20,7 +20,8 @@ use std::sync::{Arc, OnceLock};
 /// The user that stands for all users whom a user namespace does not map.
 const OVERFLOW_USER: u32 = 65534;
 
-/// Returns true if a client of this user may open connections over pairs of its own.
+/// Returns true if clients of user `user` may open connections over socket pairs that they created
+/// themselves.
 pub(super) fn is_trusted(user: u32) -> bool {
     static OWN: OnceLock<u32> = OnceLock::new();
     // SAFETY: has no preconditions.
@@ -29,8 +30,8 @@ pub(super) fn is_trusted(user: u32) -> bool {
 }
 
 impl Engine {
-    /// Connects a new socket over the pair that came with the request. If that fails, the errno goes into the name
-    /// of the engine's end, as when a connection fails later.
+    /// Connects a new socket over the socket pair that came with the request. If this fails, writes the errno
+    /// into the name of the engine's end, as for a connection that fails later.
     pub(super) fn open(&mut self, now: u64, request: &mut Request) -> Reply {
         let (Some(end), Some(program)) = (&request.attached, &request.second) else {
             return Err(Refusal::Errno(libc::EBADF));
@@ -52,9 +53,9 @@ impl Engine {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
-                // Write the errno into the name of the engine's end, except for EEXIST: the pair then belongs
-                // to another connection, which sets the name when it ends. Each name has a new id, because
-                // names must be unique.
+                // Write the errno into the name of the engine's end of the socket pair. Each name has a new
+                // id, because names must be unique. Do not write EEXIST: the pair then belongs to another
+                // connection, which sets the name when it ends.
                 if errno != libc::EEXIST {
                     let id = self.next_id();
                     pair::set_end(&end, End::Failed(errno), self.number, id, None, &[]);
@@ -71,8 +72,8 @@ impl Engine {
         Ok((Message::new(Operation::Open), None))
     }
 
-    /// Creates the connection for a request, and counts its socket. Returns the connection, the inode of the
-    /// program's end, and the program's end.
+    /// Creates the connection for a request, and counts its socket. Returns three values: the connection, the
+    /// inode of the program's end of the socket pair, and the program's end.
     fn prepare(
         &mut self,
         now: u64,
@@ -93,7 +94,7 @@ impl Engine {
         let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let local = self.ephemeral(source, remote)?;
         let mut stream = self.new_stream(now, Flow { local, remote }, route, &SocketOptions::default())?;
-        // Do not read from the pair until epoll reports the program's first data.
+        // Do not read from the socket pair until epoll reports the program's first data.
         stream.readable = false;
         stream.filled = Some(filled);
         match self.control.admit(request.process) {

@@ -1,8 +1,8 @@
 //! Passes packets, requests and sockets between the threads of an engine.
 //!
-//! The packets of a flow usually arrive on one queue. A connection that a peer opens therefore begins on the
-//! thread where it stays. A connection that a program opens moves to the thread on which the SYN,ACK arrives.
-//! Packets that arrive on another thread than their connection's, and UDP datagrams, are passed.
+//! The packets of a flow usually arrive on one queue. So a connection that a peer opens stays on the thread
+//! on which it begins. A connection that a program opens moves to the thread on which its SYN,ACK arrives. If
+//! a packet or UDP datagram arrives on another thread than that of its socket, it is passed on.
 
 use super::Engine;
 use super::control::Request;
@@ -17,11 +17,11 @@ use inlane_wire::{icmp, ipv4};
 use rustix::event::epoll;
 use std::net::IpAddr;
 
-/// The most threads that pass one packet on while its socket moves. Then the packet is dropped, and its sender
-/// repeats it.
+/// The most times that a packet is passed between threads while its socket moves. A packet beyond this limit
+/// is dropped, and its sender retransmits it.
 const MOST_HOPS: usize = 4;
-/// The most MAC addresses of neighbours that a thread may pass to the other threads at once. Its budget regains
-/// one address every `NEIGHBOUR_NS` nanoseconds.
+/// The most MAC addresses of neighbours that a thread may pass to the other threads in a burst. Afterwards it
+/// may pass one more address every `NEIGHBOUR_NS` nanoseconds.
 const NEIGHBOUR_BURST: u64 = 256;
 const NEIGHBOUR_NS: u64 = 1_000_000;
 
@@ -31,7 +31,8 @@ impl Engine {
         self.inbox().is_none_or(|inbox| inbox.falls_asleep())
     }
 
-    /// Processes what other threads have passed to this one. Returns true if there was anything.
+    /// Processes everything that other threads have put into this thread's inbox. Returns true if the inbox
+    /// was not empty.
     pub(super) fn empty_inbox(&mut self, now: u64) -> bool {
         match self.inbox() {
             Some(inbox) if inbox.is_filled() => {}
@@ -80,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// Passes a packet to the thread that runs its flow. Returns false if this thread must process the packet:
-    /// it runs the flow, or no thread does.
+    /// Passes a packet to the thread that runs its flow. Returns false if this thread must process the packet
+    /// itself. This is so if it runs the flow, or if no thread does.
     pub(super) fn pass_by_flow(&mut self, now: u64, flow: &Flow, packet: &ReceivedPacket<'_>) -> bool {
         let Some(owner) = self.owner(flow) else { return false };
         if owner.thread == self.thread {
@@ -93,8 +94,8 @@ impl Engine {
         true
     }
 
-    /// Passes a packet to the thread on which UDP sockets are bound to `port`. Returns false if that is this
-    /// thread.
+    /// Passes a packet to the engine's thread that runs the UDP sockets bound to `port`. Returns false if
+    /// that is the calling thread.
     pub(super) fn pass_by_port(&mut self, port: u16, packet: &ReceivedPacket<'_>) -> bool {
         let Some(home) = self.shared.as_ref().map(|shared| shared.thread_of_port(port)) else { return false };
         if home == self.thread {
@@ -104,8 +105,8 @@ impl Engine {
         true
     }
 
-    /// Passes an ICMP error to the thread that runs the socket whose packet the error quotes. Returns false if
-    /// that is this thread, or if no thread has such a socket.
+    /// Passes an ICMP error to the thread of the affected socket. The error quotes a packet, which this
+    /// socket has sent. Returns false if this thread runs the socket, or if no thread has such a socket.
     pub(super) fn pass_icmp_error(&mut self, packet: &ReceivedPacket<'_>) -> bool {
         if self.shared.is_none() || packet.arrival.from.is_some() {
             return false;
@@ -125,7 +126,8 @@ impl Engine {
         }
     }
 
-    /// Passes a fragment to the thread that reassembles it. Returns false if that is this thread.
+    /// Passes an IP fragment to the thread that reassembles the packet. Returns false if this thread must
+    /// reassemble it.
     pub(super) fn pass_fragment(
         &mut self,
         addresses: (IpAddr, IpAddr),
@@ -142,8 +144,8 @@ impl Engine {
     }
 
     /// Passes an acknowledgment to the next thread. Use it if this thread's copy of a listener has no
-    /// handshake for the acknowledgment, because the SYN may have arrived on another thread. Returns false if
-    /// all threads have received the packet.
+    /// handshake for the acknowledgment. The reason may be that the SYN arrived on another thread. Returns
+    /// false if all threads have received the packet.
     pub(super) fn pass_to_next(&mut self, packet: &ReceivedPacket<'_>) -> bool {
         let threads = self.threads();
         if packet.arrival.hops + 1 >= threads {
@@ -153,9 +155,9 @@ impl Engine {
         true
     }
 
-    /// Tells the other threads a neighbour's MAC address, because its answer arrives on one queue only. Does
-    /// nothing if this thread has told of too many neighbours, because anybody on the link can claim addresses.
-    /// A thread that waits for the answer asks again.
+    /// Tells the other threads a neighbour's MAC address, because the neighbour's answer arrives on one queue
+    /// only. Does nothing above a rate limit, because anybody on the link can claim addresses. A thread that
+    /// still waits for the answer asks again.
     pub(super) fn spread_neighbour(&mut self, now: u64, heard: &Heard) {
         let Some(shared) = &self.shared else { return };
         let budget = &mut self.neighbour_budgets[usize::from(heard.asked)];
@@ -176,7 +178,7 @@ impl Engine {
         claimed
     }
 
-    /// Lets other threads run a flow again, after this thread has removed it.
+    /// Allows other threads to run a flow again. Call it after this thread has removed the flow.
     pub(super) fn release_flow(&self, flow: &Flow) {
         if let Some(shared) = &self.shared
             && !self.flows.contains_key(flow)
@@ -249,8 +251,8 @@ impl Engine {
         request.client.reply(&reply, descriptor.as_deref());
     }
 
-    /// Moves a connection to the thread `to`, on which its packets arrive. Passes `packet` on with it,
-    /// usually the SYN,ACK, which that thread then processes.
+    /// Moves a connection to the thread `to`, which receives the connection's packets. Passes `packet` to
+    /// that thread for processing, usually the SYN,ACK.
     fn move_socket(&mut self, key: Key, to: usize, packet: &ReceivedPacket<'_>) {
         let Some(shared) = self.shared.clone() else { return };
         let Some(mut socket) = self.sockets.remove(key) else { return };
@@ -272,17 +274,17 @@ impl Engine {
         shared.move_socket(to, flow, MovedSocket { socket: Box::new(socket), packet });
     }
 
-    /// Moves a connection in SYN-SENT to the thread that received `packet`, because its packets arrive there.
-    /// Returns false if the connection stays here. It stays if this thread received the packet, if its SYN is
-    /// held back, or if it leads to the engine's own address. A bound socket stays because this thread checks
-    /// its port for conflicts.
+    /// Moves a connection in SYN-SENT to the thread that received `packet`, because the connection's packets
+    /// arrive there. Returns false if the connection stays on this thread. It stays if this thread received
+    /// the packet, if its SYN is held back, or if it leads to the engine's own address. A connection of a
+    /// bound socket also stays, because this thread checks its port for conflicts.
     pub(super) fn follow_packets(&mut self, key: Key, packet: &ReceivedPacket<'_>) -> bool {
         let Some(from) = packet.arrival.from.filter(|&from| from != self.thread) else { return false };
         let moves = self.sockets.get(key).is_some_and(|socket| {
             !socket.holds_port
                 && socket.stream().is_some_and(|stream| {
-                    // Do not move a socket whose SYN is held back, because the timer that sends the SYN runs
-                    // on this thread.
+                    // Do not move a socket if its SYN is held back: the timer that sends the SYN runs on this
+                    // thread.
                     stream.connection.state() == State::SynSent
                         && stream.route != Route::Own
                         && stream.held_until.is_none()
@@ -294,7 +296,8 @@ impl Engine {
         moves
     }
 
-    /// Adds the sockets that have moved to this thread, and processes the packets that made them move.
+    /// Adds the sockets that were moved to this thread. Also processes the packets because of which they were
+    /// moved.
     pub(super) fn take_moved_sockets(&mut self, now: u64) {
         let Some(inbox) = self.inbox().filter(|inbox| inbox.is_filled()) else { return };
         for MovedSocket { socket, packet } in inbox.take_sockets() {

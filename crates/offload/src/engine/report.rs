@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex};
 
 pub(super) use crate::status::KernelSocket;
 
-/// The report lists at most this many of the sockets that stayed with the kernel: the latest.
+/// The most sockets that the report lists among the sockets that stayed with the kernel. It lists the latest
+/// ones.
 const KEPT: usize = 64;
 
 /// Counters of the engine, and the last sockets that stayed with the kernel.
@@ -31,7 +32,7 @@ pub(super) struct Totals {
     pub accepted: u64,
     pub connected: u64,
     pub resets_sent: u64,
-    /// Connections that were reset because their program broke the protocol of shared memory.
+    /// The number of connections that were reset because their program broke the protocol of shared memory.
     pub hostile: u64,
     /// Payload bytes that went through shared memory on connections that have ended.
     direct_bytes: u64,
@@ -233,13 +234,13 @@ impl Engine {
         Part { status, listeners, copies }
     }
 
-    /// Returns a file with the state of an engine that has one thread.
+    /// Returns a file with the state of this engine. Only for engines with one thread.
     pub(super) fn status_file(&self, now: u64) -> Reply {
         status_file(&self.part(now).status)
     }
 
-    /// Begins a report of the engine's state: asks the other threads for their parts. The last of them replies
-    /// to the client.
+    /// Begins a report of the engine's state by asking the other threads for their parts. The last thread to
+    /// answer sends the reply to the client.
     pub(super) fn start_report(&mut self, now: u64, request: &Request) {
         let Some(shared) = &self.shared else { return };
         let report = Arc::new(Report {
@@ -281,22 +282,23 @@ fn status_file(status: &EngineStatus) -> Reply {
     Ok((Message::new(Operation::Status), Some(Arc::new(file.into()))))
 }
 
-/// A report of the engine's state, to which each thread adds its part.
+/// A report of the engine's state. Each thread adds its part to the report.
 pub(super) struct Report {
     whole: Mutex<Part>,
-    /// The number of threads that have not added their parts.
+    /// The number of threads that have not yet added their part of the report.
     remaining: AtomicUsize,
     /// Keeps the engine from reading further requests of the client until the report is sent.
     client: Outstanding,
 }
 
-/// The state of some of the engine's threads.
+/// The state of the engine as one or several of its threads see it.
 struct Part {
     status: EngineStatus,
     /// The index in `status.sockets` of each listener, by the listener's number.
     listeners: HashMap<u64, usize>,
-    /// Copies of listeners that are not in `listeners`. A listener has a copy on each other thread. Each
-    /// entry has the listener's number, and the number of the copy's connections that wait to be accepted.
+    /// Copies of listeners whose listeners are not in `listeners`. A listener has one copy on each other
+    /// thread. An entry has the number of the listener, and the number of connections that wait to be
+    /// accepted at the copy.
     copies: Vec<(u64, u64)>,
 }
 
@@ -315,8 +317,8 @@ impl Part {
         self.listeners.extend(other.listeners.into_iter().map(|(id, index)| (id, before + index)));
         self.copies.extend(other.copies);
         let (listeners, sockets) = (&self.listeners, &mut status.sockets);
-        // Add each copy's waiting connections to the entry of its listener. Keep a copy if its listener
-        // belongs to a thread whose part is not added yet.
+        // A copy is another thread's socket of a listener. Add its waiting connections to its listener's
+        // entry. Keep a copy whose listener is not in the report yet.
         self.copies.retain(|(id, waiting)| {
             let listed = listeners.get(id).and_then(|&index| sockets[index].backlog.as_mut());
             listed.map(|backlog| *backlog += waiting).is_none()

@@ -1,4 +1,4 @@
-//! Processes the requests that programs send on the control socket, such as to create a socket.
+//! Processes requests that programs send on the control socket, for example a request to create a socket.
 
 use super::control::Request;
 use super::{Engine, report};
@@ -15,8 +15,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// How long a new connection holds back its SYN until the program's request Start arrives, in nanoseconds.
-/// Then the connection sends its SYN anyway, because the program may have been killed.
+/// How long a new connection holds back its SYN while it waits for the program's request Start, in
+/// nanoseconds. After this time it sends the SYN without the request, because the program may have been
+/// killed.
 const LONGEST_HOLD_NS: u64 = 20_000_000;
 
 /// Why a request fails: an errno, or the reason why the socket stays with the kernel.
@@ -81,8 +82,8 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Replaces the unspecified address by the loopback address and keeps other addresses. In Linux, too, a
-/// program that connects or sends to the unspecified address reaches its own host.
+/// Replaces the unspecified address by the loopback address. Keeps all other addresses. Linux does the same:
+/// a program that connects or sends to the unspecified address reaches its own host.
 pub(super) fn this_host(mut remote: SocketAddr) -> SocketAddr {
     if remote.ip().is_unspecified() {
         let this_host: IpAddr = match remote.is_ipv4() {
@@ -150,8 +151,8 @@ impl Engine {
         });
     }
 
-    /// Returns the socket to which a request refers. The program sends its end of the socket's pair with the
-    /// request.
+    /// Returns the socket to which a request refers. The request carries the program's end of the socket
+    /// pair, which identifies the socket.
     pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         let key = self.inodes.get(&pair::inode(fd)?).copied().ok_or(libc::EBADF)?;
@@ -327,9 +328,9 @@ impl Engine {
                 self.fill(key, program.clone())?;
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
-                // Let the client send [`Operation::Open`] only if the engine has one thread. With several,
-                // another thread could process a later request about the socket before this thread creates
-                // it.
+                // Let the client send [`Operation::Open`] only if the engine has one thread. With several
+                // threads, another thread could process a later request about the socket before this thread
+                // creates the socket.
                 let opens = self.shared.is_none() && super::open::is_trusted(request.user);
                 reply.number = i32::from(opens);
                 if holds {
@@ -344,9 +345,9 @@ impl Engine {
         }
     }
 
-    /// Lets a new connection send its SYN, because the program's end has replaced the kernel's socket in the
-    /// program. If the SYN were sent earlier, the peer might answer while other threads of the program still
-    /// use the kernel's socket.
+    /// Lets a new connection send its SYN. The program's end of the socket pair has now replaced the kernel's
+    /// socket. With an earlier SYN, the peer might answer while other threads of the program still use the
+    /// kernel's socket.
     fn start(&mut self, request: &Request) -> Reply {
         let handle = request.message.handle().ok_or(libc::EINVAL)?;
         let key = Key::from_u64(handle.key);
@@ -477,8 +478,8 @@ impl Engine {
             let listening = self.new_listening(socket.local, &socket.options, backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let Some(end) = &socket.end {
-                // Size the pair's send buffer by the backlog, because the buffer holds the connections that
-                // wait to be accepted. Each takes about 1 KiB.
+                // Set the size of the socket pair's send buffer according to the backlog. The buffer holds
+                // the connections that wait to be accepted, and each connection takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
             }
             socket.role = Role::Listening(Box::new(listening));
@@ -511,9 +512,9 @@ impl Engine {
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                     match (&mut stream.filled, options.send_buffer, &request.attached) {
                         (Some(filled), Some(bytes), _) => filled.set_capacity(bytes),
-                        // The preloaded library does not set the pair's send buffer while the socket is
-                        // connecting. The connection may have been established before this request arrived,
-                        // so set the buffer here. If the library has set it, too, the value is the same.
+                        // Set the socket pair's send buffer here. The preloaded library does not set it while
+                        // the socket is connecting. The connection may have been established before this
+                        // request arrived. If the library has also set the buffer, the value is the same.
                         (None, Some(bytes), Some(program)) => {
                             let _ = pair::set_option(program, libc::SO_SNDBUF, bytes / 2);
                         }

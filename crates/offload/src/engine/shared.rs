@@ -25,17 +25,18 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The number of parts of a [`Shards`], each with a lock of its own.
+/// The number of parts of a [`Shards`]. Each part has its own lock.
 const SHARDS: usize = 64;
 /// The most packets that wait in an inbox. Further packets are dropped, as on a full link.
 const MOST_PACKETS: usize = 4096;
 
-/// Locks a mutex. Ignores that a thread panicked while it held the lock, because the engine then ends anyway.
+/// Locks a mutex. Ignores a panic of a thread that held the lock, because the engine ends after a panic
+/// anyway.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A map whose parts have locks of their own, so that threads seldom wait for each other.
+/// A map that is divided into parts. Each part has its own lock, so threads seldom wait for each other.
 pub(super) struct Shards<K, V> {
     hasher: RandomState,
     parts: Vec<Mutex<HashMap<K, V>>>,
@@ -46,7 +47,7 @@ impl<K: Hash + Eq, V: Copy> Shards<K, V> {
         Self { hasher: RandomState::new(), parts: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 
-    /// Locks the part of the map that holds `key`.
+    /// Locks and returns the part of the map to which `key` belongs.
     pub fn part(&self, key: &K) -> MutexGuard<'_, HashMap<K, V>> {
         lock(&self.parts[self.hasher.hash_one(key) as usize % SHARDS])
     }
@@ -96,7 +97,8 @@ pub(super) enum Task {
     Learn { address: IpAddr, mac: Mac, add: bool },
 }
 
-/// A socket that moves to the thread on which its packets arrive, and the packet that made it move.
+/// A socket that moves to another thread, because its packets arrive there. Also the packet that caused the
+/// move.
 pub(super) struct MovedSocket {
     pub socket: Box<Socket>,
     pub packet: PassedPacket,
@@ -109,11 +111,11 @@ struct Letters {
     sockets: Vec<MovedSocket>,
 }
 
-/// The packets, tasks and sockets that other threads pass to one thread.
+/// The inbox of one engine thread: packets, tasks and sockets that other threads pass to it.
 pub(super) struct Inbox {
     letters: Mutex<Letters>,
-    /// Set when another thread adds to `letters`, so that the owning thread looks for work without taking the
-    /// lock.
+    /// True after another thread has added to `letters`. The owning thread reads this flag to look for work
+    /// without taking the lock.
     filled: AtomicBool,
     /// True while the thread sleeps or is about to. Only then is `wake` written.
     asleep: AtomicBool,
@@ -151,8 +153,8 @@ impl Inbox {
             self.filled.store(true, Ordering::Relaxed);
             outcome
         };
-        // This fence and that in `falls_asleep` ensure that this thread sees `asleep`, or that the inbox's
-        // thread sees `filled`.
+        // This fence and the fence in `falls_asleep` ensure one of two things: this thread sees `asleep`, or
+        // the thread of the inbox sees `filled`.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             self.wake();
@@ -167,8 +169,8 @@ impl Inbox {
         let _ = unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Notes that the thread is about to sleep. Returns false if the inbox is not empty, so that the thread
-    /// must not sleep. In both cases, the thread calls [`Inbox::wakes_up`] afterwards.
+    /// Records that the thread is about to sleep. Returns false if the inbox is not empty: the thread must
+    /// then not sleep. In both cases, the thread calls [`Inbox::wakes_up`] afterwards.
     pub fn falls_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -218,9 +220,9 @@ pub(super) struct Shared {
     pub inboxes: Vec<Inbox>,
     /// The thread of each TCP connection, and of each flow in TIME-WAIT.
     pub flows: Shards<Flow, Owner>,
-    /// The thread of each socket, by the inode of the program's end.
+    /// The thread that runs each socket. The key is the inode of the program's end of the socket pair.
     pub inodes: Shards<u64, usize>,
-    /// The number of clients of the control socket that each thread serves.
+    /// The number of control socket clients that each thread serves. The index is the thread's number.
     pub clients: Vec<AtomicUsize>,
 }
 
@@ -248,8 +250,8 @@ impl Shared {
         self.inboxes.len()
     }
 
-    /// Returns the thread that binds sockets to `port`. Only this thread decides whether sockets conflict on
-    /// this port.
+    /// Returns the thread that binds sockets to `port`. Only this thread decides whether two sockets conflict
+    /// on `port`.
     pub fn thread_of_port(&self, port: u16) -> usize {
         usize::from(port) % self.threads()
     }
@@ -259,8 +261,8 @@ impl Shared {
         self.flows.hasher.hash_one((source, destination)) as usize % self.threads()
     }
 
-    /// Makes `thread` the owner of a flow. Returns false if another thread runs a connection of the flow. If
-    /// the flow is only in TIME-WAIT on another thread, takes it from there.
+    /// Makes `thread` the owner of a flow. Returns false if another thread has a connection of this flow. If
+    /// another thread has the flow only in TIME-WAIT, takes it from that thread.
     pub fn claim(&self, flow: Flow, thread: usize) -> bool {
         let mut part = self.flows.part(&flow);
         let owner = part.entry(flow).or_insert(Owner { thread, waits: false });
@@ -294,7 +296,7 @@ impl Shared {
         }
     }
 
-    /// Passes a packet to a thread. Returns false if it was dropped because too many packets wait there.
+    /// Passes a packet to a thread. Returns false if too many packets wait there, so this packet was dropped.
     pub fn pass(&self, thread: usize, packet: PassedPacket) -> bool {
         self.inboxes[thread].put(|letters| {
             let room = letters.packets.len() < MOST_PACKETS;
@@ -308,8 +310,9 @@ impl Shared {
     /// Moves a socket to the thread `to`, with its flow.
     pub fn move_socket(&self, to: usize, flow: Flow, moved: MovedSocket) {
         let inode = moved.socket.inode;
-        // Hold the locks of both tables until the inbox has the socket. A thread that finds `to` in one of
-        // these tables can then rely on thread `to` having received the socket.
+        // Hold the locks of both tables until the socket is in the inbox of thread `to`. If another thread
+        // finds `to` in one of these tables, it can then rely on the inbox: the socket is in it or was taken
+        // from it.
         let mut flows = self.flows.part(&flow);
         let mut inodes = self.inodes.part(&inode);
         self.inboxes[to].put(|letters| letters.sockets.push(moved));

@@ -1,4 +1,4 @@
-//! The parts of the engine's loop that [`crate::stepped::Stepped`] runs one by one.
+//! Single steps of the engine's loop, for [`crate::stepped::Stepped`].
 
 use super::Engine;
 use crate::error::Result;
@@ -12,8 +12,9 @@ impl Engine {
         &mut self.network
     }
 
-    /// Runs one round of the loop at the time `now`, without receiving from the port and without sleeping.
-    /// Returns true if the next round may have work, and false if the engine waits for a timer or an event.
+    /// Runs one round of the engine's loop at the time `now`. Does not receive from the port and does not
+    /// sleep. Returns true if the next round may have work, and false if the engine waits for a timer or an
+    /// event.
     pub(crate) fn round(&mut self, now: u64) -> Result<bool> {
         let mut worked = self.receive_own(now);
         worked |= self.empty_inbox(now);
@@ -32,7 +33,7 @@ impl Engine {
         self.wheel.next().into_iter().chain(time_wait).chain(self.network.next_timer()).min()
     }
 
-    /// Returns the descriptor by which the engine waits for events of its programs.
+    /// Returns the epoll descriptor with which the engine waits for events of its programs.
     pub(crate) fn events(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

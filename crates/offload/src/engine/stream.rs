@@ -1,4 +1,4 @@
-//! The engine's side of connections: moves data between the pair, the rings and the TCP state machine.
+//! The engine's side of connections: moves data between the socket pair, the rings and the TCP state machine.
 
 use super::Engine;
 use crate::arena::Key;
@@ -19,12 +19,12 @@ use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// The most bytes that one connection moves in each direction before other connections have their turn.
+/// The most bytes that one connection moves in each direction before it is the turn of other connections.
 const TURN: u64 = 256 << 10;
 
-/// After each of the first 4 reads of an accepted connection's pair, the engine checks whether the program has
-/// finished sending, so that the FIN travels with the data. Later reads are not checked, because a longer
-/// connection seldom ends right after a given read.
+/// After each of the first 4 reads from the socket pair of an accepted connection, the engine checks whether
+/// the program has finished sending. If it has, the FIN is sent with the data. Later reads are not checked,
+/// because a longer connection seldom ends right after a given read.
 pub(super) const CHECKED_READS: u32 = 4;
 
 /// A TCP segment to send.
@@ -112,8 +112,8 @@ impl Engine {
         }
     }
 
-    /// Sets the timer of a socket to `deadline`. Does nothing if the socket has a timer that is due earlier,
-    /// because `on_timer` then sets the later one.
+    /// Sets the timer of a socket to `deadline`. Does nothing if the socket's timer is due earlier. When that
+    /// timer expires, `on_timer` sets the later deadline.
     #[inline]
     pub(super) fn arm(&mut self, key: Key, deadline: u64) {
         if let Some(socket) = self.sockets.get_mut(key)
@@ -138,8 +138,8 @@ impl Engine {
         }
     }
 
-    /// Moves data between the pair and the rings, sends the segments that TCP allows, and removes the socket
-    /// if its connection has ended.
+    /// Moves data between the socket pair and the connection's rings, and sends the segments that TCP allows.
+    /// Removes the socket if its connection has ended.
     pub(super) fn serve_stream(&mut self, now: u64, key: Key) {
         let Self { sockets, network, closer, .. } = self;
         let Some(socket) = sockets.get_mut(key) else { return };
@@ -266,19 +266,19 @@ impl Stream {
         self.program_finished && !self.resetting || pair::has_no_descriptors(end, true)
     }
 
-    /// Limits the connection's receive ring to the bytes that the program set with SO_RCVBUF, if it did. Sets
-    /// the same limit for the pair through `end`, the engine's end.
+    /// If the program has set SO_RCVBUF, limits the connection's receive ring to that number of bytes. Sets
+    /// the same limit for the socket pair through `end`, the engine's end of the pair.
     pub(super) fn limit_receive(&mut self, options: &SocketOptions, end: Option<&OwnedFd>) {
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-            // The ring gets half of `bytes`, and the pair the other half. Pass a quarter of `bytes`, because
-            // setsockopt doubles the number. If the call fails, the pair keeps its size.
+            // The ring gets half of `bytes`, and the socket pair the other half. Pass a quarter of `bytes`,
+            // because setsockopt doubles the number. If the call fails, the pair keeps its size.
             let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
         }
     }
 
-    /// Treats the next `bytes` bytes of the pair as sent with MSG_MORE: holds small segments back, as
-    /// TCP_CORK does, until further bytes follow. `fd` is the engine's end of the pair.
+    /// Treats the next `bytes` bytes in the socket pair as sent with MSG_MORE. Holds small segments back
+    /// until more bytes follow, as TCP_CORK does. `fd` is the engine's end of the pair.
     pub(super) fn expect_more(&mut self, fd: RawFd, bytes: u64) {
         if self.filled.is_some() {
             return;
@@ -334,8 +334,8 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // The program has closed its end, or only its reading direction. The next read from the
-                    // pair shows which of the two.
+                    // The program has closed its end of the socket pair, or only the reading direction. The
+                    // next read from the pair shows which of the two happened.
                     self.readable = true;
                     self.discards = true;
                     self.discard();
@@ -347,9 +347,10 @@ impl Stream {
         Ok(self.writable && self.delivered < received)
     }
 
-    /// Writes all received bytes that the program has not read yet into the pair, including those in its
-    /// slot. Call this before the connection is removed because of an error. The program reads these bytes
-    /// before it gets the error. Bytes for which the pair has no room are lost.
+    /// Writes all received bytes that the program has not read yet into the socket pair. This includes the
+    /// bytes in the connection's slot of shared memory. Call this before the connection is removed because of
+    /// an error: the program then reads the bytes before it gets the error. Bytes that do not fit into the
+    /// pair are lost.
     fn move_undelivered(&mut self, fd: RawFd) {
         self.delivered += self.direct.as_mut().and_then(|direct| direct.end_offer()).unwrap_or(0);
         if self.discards || self.delivered == self.connection.received() {
@@ -375,7 +376,7 @@ impl Stream {
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
 
-    /// Returns whether the connection must be in the list of leases:
+    /// Decides whether the connection must be in the list of leases:
     ///
     /// | result | meaning |
     /// | --- | --- |
@@ -388,10 +389,9 @@ impl Stream {
         (grants || direct.has_offer()).then_some(grants)
     }
 
-    /// Copies the program's data from shared memory into the send ring, which may then hold at most `share`
-    /// bytes. Returns true if the pair may be read now, and false if data in shared memory must be copied
-    /// first. Sets `again` if the next round must try again, because a thread of the program is still
-    /// writing.
+    /// Copies the program's data from shared memory into the send ring, up to `share` bytes in the ring.
+    /// Returns true if the socket pair may be read now, or false if data in shared memory must be copied
+    /// first. Sets `again` if a thread of the program is still writing: the next round must then try again.
     fn collect_direct(&mut self, now: u64, share: u64, again: &mut bool) -> Result<bool, Hostile> {
         let Some(direct) = &mut self.direct else { return Ok(true) };
         loop {
@@ -440,8 +440,9 @@ impl Stream {
             let room = share.saturating_sub(used);
             if room == 0 {
                 if self.hung_up && pair::is_closed(fd) {
-                    // The program has closed the socket while the send ring is full. The pair's data fits
-                    // only if the peer opens its window, so end the connection if the window stays closed.
+                    // The program has closed the socket while the send ring is full. The remaining data in
+                    // the socket pair fits into the ring only if the peer opens its window. End the
+                    // connection if the window stays closed.
                     self.connection.abandon();
                 }
                 return Ok(false);
@@ -458,8 +459,9 @@ impl Stream {
                     self.written += len as u64;
                     let outcome = self.connection.set_written(self.written);
                     debug_assert!(outcome.is_ok(), "{outcome:?}");
-                    // A read of fewer bytes than wanted has emptied the pair. The exception is a read that
-                    // stopped early (`cut`), because the program had sent descriptors with the bytes.
+                    // A read that returns fewer bytes than it asked for has emptied the socket pair. The
+                    // exception is `cut`: the read stopped early because the program had sent file
+                    // descriptors with the bytes.
                     let emptied = len < wanted && !cut;
                     if emptied && self.closed {
                         self.finish_sending(now, fd, options);
@@ -473,9 +475,9 @@ impl Stream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The program has closed its end with unread data. The kernel reports this by one error,
-                // before the program's last data can be read. Read and send that data first, and then reset
-                // the connection, as the kernel would do.
+                // The program has closed its end of the socket pair with unread data. The kernel first
+                // reports one error. After that, the program's last data can be read. Read and send this data
+                // first, and then reset the connection, as the kernel would do.
                 // The same happens if the program has sent descriptors that the engine must not receive now.
                 Err(_) if !self.resetting => self.resetting = true,
                 Err(_) => self.program_finished = true,
@@ -483,7 +485,7 @@ impl Stream {
         }
         if self.program_finished && self.readable && !self.closing && (self.hung_up || pair::hung_up(fd)) {
             // The program shut down its sending direction earlier, and has now closed the socket. Clear
-            // `readable`, so that the connection is closed or aborted only once.
+            // `readable`. Otherwise, a later round would close or abort the connection again.
             self.readable = false;
             self.close_or_reset(now, fd, options);
         }
@@ -506,8 +508,8 @@ impl Stream {
         }
     }
 
-    /// Resets the connection if the program has closed its end and [`Stream::resets`] returns true. Closes it
-    /// otherwise.
+    /// Resets the connection if the program has closed its end of the socket pair and [`Stream::resets`]
+    /// returns true. Otherwise, closes the connection.
     fn close_or_reset(&mut self, now: u64, fd: RawFd, options: &SocketOptions) {
         if self.resetting || self.resets(options) && pair::is_closed(fd) {
             self.resetting = true;
@@ -532,7 +534,8 @@ impl Stream {
     }
 }
 
-/// Returns true if the pair `fd` has data to read, or if the program has closed its end or shut down sending.
+/// Returns true if the socket pair has data to read, or if the program has closed its end or shut down
+/// sending. `fd` is the engine's end of the pair.
 fn pair_may_have_ended(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: the structure outlives the call.

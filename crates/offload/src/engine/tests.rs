@@ -48,7 +48,8 @@ fn folders_of_the_control_socket_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&folder, 8);
     settings.socket = folder.path().join("a/b/control");
-    // Name a port that cannot be opened. The engine must then remove the folders that the engine has created.
+    // Name a port that cannot be opened. The engine has created folders for its control socket, and must then
+    // remove them.
     settings.port = "pcap:/no/such/file".into();
     assert!(Engine::open_on(settings.clone(), 1024).is_err());
     assert!(!folder.path().join("a").exists());
@@ -116,8 +117,8 @@ impl Bench {
         (reply, descriptor.map(|descriptor| descriptor.try_clone().unwrap()))
     }
 
-    /// Runs 20 rounds of the engine's loop, 1 ms apart on its clock, without sleeping. Receives only packets
-    /// that the engine sent to itself.
+    /// Runs 20 rounds of the engine's loop without sleeping. The engine's clock advances by 1 ms in each
+    /// round. Receives only packets that the engine sent to itself.
     pub fn turn(&mut self) {
         for _ in 0..20 {
             self.now += 1_000_000;
@@ -187,8 +188,8 @@ pub(super) fn frame(header: &Header, ports: (u16, u16), payload: &[u8]) -> Vec<u
     bytes
 }
 
-/// Corrects the checksums of IP and TCP, if the frame has these headers. Otherwise the checksum test would
-/// drop every damaged frame, and no other code would get one.
+/// Corrects the checksums of IP and TCP, if the frame has these headers. Without this, the checksum test
+/// would drop every damaged frame, and no later code would process one.
 pub(super) fn repair(bytes: &mut [u8]) {
     let Some(ip) = bytes.get_mut(ethernet::HEADER..) else { return };
     let Ok(mut packet) = ipv4::Packet::new(ip) else { return };
@@ -352,7 +353,7 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     assert_eq!(bench.ask(start, None).0.status, 0);
     assert_eq!(held(&bench), 0);
 
-    // With `number` 1, the engine sends the SYN at once. The preloaded library sets this number if the
+    // With `number` 1 the engine sends the SYN at once. The preloaded library sends this number if the
     // program has only one thread.
     message.number = 1;
     let (reply, second) = bench.ask(message, None);
@@ -364,7 +365,8 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     drop((listener, first, second));
 }
 
-/// A program closes its end right after its last bytes, so one epoll event reports the bytes and the close.
+/// A program closes its end of the socket pair right after its last write. The engine gets one epoll event
+/// for the bytes and the close, and must still send all bytes.
 #[test]
 fn bytes_before_a_close_arrive_whatever_the_program_left_unread() {
     for unread in [false, true] {
@@ -382,7 +384,7 @@ fn bytes_before_a_close_arrive_whatever_the_program_left_unread() {
         drop(server);
         bench.turn();
         let mut bytes = [0; 64];
-        // As with the kernel's TCP, the peer is reset if bytes that it sent were left unread.
+        // If the program closes its socket with unread bytes, the peer must be reset, as by the kernel's TCP.
         match unread {
             true => {
                 let name =
@@ -424,8 +426,8 @@ fn bytes_sent_with_more_wait_for_further_bytes_or_200_ms() {
     pair::send(client.as_raw_fd(), b"three", &[]).unwrap();
     bench.turn();
     assert_eq!(received(), b"one, two, three");
-    // `More` (MSG_MORE) holds back only the bytes that it announced. Later bytes sent without it must go out
-    // at once.
+    // `More` (MSG_MORE) holds back only the bytes that it announced. If later bytes are sent without it, they
+    // must go out at once.
     pair::send(client.as_raw_fd(), b"four", &[]).unwrap();
     bench.turn();
     assert_eq!(received(), b"four");
@@ -458,9 +460,9 @@ fn a_listener_accepts_during_a_flood_of_syns() {
     drop(client);
 }
 
-/// A program sends the descriptor of its own end of a pair through that pair, and then closes the descriptor.
-/// The kernel keeps the end open until the engine has read the message. The engine must therefore read it, so
-/// that the socket ends.
+/// A program sends a descriptor of its end of a socket pair through that pair, and then closes the
+/// descriptor. The message keeps the program's end open until the engine has read it. The engine must read
+/// the message, so that the socket ends.
 #[test]
 fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     let mut bench = Bench::new(100);
@@ -553,7 +555,7 @@ pub(super) fn client(bench: &mut Bench) -> OwnedFd {
     client
 }
 
-/// An engine with one thread sends one report in a round, after the replies to all other requests.
+/// An engine with one thread must send only one report in a round, after the replies to all other requests.
 #[test]
 fn requests_for_reports_wait_for_all_other_requests() {
     let mut bench = Bench::new(10);

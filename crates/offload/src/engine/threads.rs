@@ -30,8 +30,8 @@ impl Threads {
         Self::open_on(settings, network::BUFFERS)
     }
 
-    /// Opens a port of any kind, and the control socket. Tests call this with ports that [`Threads::open`]
-    /// refuses because they do not carry frames of a network. `buffers` is the number of packet buffers of each
+    /// Opens a port of any kind, and the control socket. [`Threads::open`] refuses ports that do not carry
+    /// frames of a network, so tests call this function. `buffers` is the number of packet buffers of each
     /// queue.
     pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
         settings.check()?;
@@ -66,7 +66,7 @@ impl Threads {
         (network.mac().to_string(), network.info().path.clone())
     }
 
-    /// Runs until `stop` is set. Thread 0 is the calling one.
+    /// Runs all threads of the engine until `stop` is set. The calling thread is thread 0.
     ///
     /// # Errors
     /// If the port fails, or a thread panics. The other threads are then ended too.
@@ -130,7 +130,8 @@ impl Threads {
     }
 }
 
-/// Ends all threads of the engine when it is dropped, because an engine must not go on with some of its threads.
+/// A guard that ends all threads of the engine when it is dropped. An engine must not continue with only some
+/// of its threads.
 struct Ending {
     stop: Arc<AtomicBool>,
     shared: Option<Arc<Shared>>,

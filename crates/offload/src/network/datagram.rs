@@ -16,8 +16,8 @@ const FRAGMENT_HEADER: usize = 8;
 /// The Next Header value of IPv6's fragment header.
 const FRAGMENT: u8 = 44;
 
-/// The most hosts whose path MTU is kept. There is a limit, because an attacker can forge ICMP errors about
-/// any number of hosts.
+/// The most hosts whose path MTU is stored. The number is limited because an attacker can forge ICMP errors
+/// about any number of hosts.
 const MOST_PATHS: usize = 1024;
 /// How long a path MTU is used before the link's MTU is tried again, in nanoseconds.
 const PATH_MTU_NS: u64 = 600_000_000_000;
@@ -40,7 +40,7 @@ pub struct Datagram<'a> {
     pub data: &'a [u8],
 }
 
-/// The fields that say to which packet a fragment belongs, and which part it is.
+/// The fields that tell which packet a fragment belongs to, and where in the packet it lies.
 #[derive(Clone, Copy)]
 struct Fragment {
     id: u32,
@@ -60,7 +60,7 @@ impl Datagram<'_> {
         if self.source.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER }
     }
 
-    /// Writes an IP header in front of the payload, which is already in `bytes`. The payload is a whole UDP
+    /// Writes an IP header in front of the payload. The payload is already in `bytes`. It is a whole UDP
     /// datagram or a fragment of one.
     fn write_ip(&self, bytes: &mut [u8], fragment: Option<Fragment>) {
         const FITS: &str = "the packet has room for its header and at most 65535 bytes";
@@ -132,9 +132,8 @@ impl Network {
         known.map_or(self.mtu, |&(mtu, _)| mtu.min(self.mtu)).into()
     }
 
-    /// Records that the path to a host carries packets of at most `mtu` bytes. A value below the least MTU of
-    /// the host's IP version is raised to that MTU, because the ICMP message may be forged (RFC 1191, RFC
-    /// 8201).
+    /// Records that the path to `host` carries packets of at most `mtu` bytes. Raises a smaller `mtu` to the
+    /// least MTU of the host's IP version, because the ICMP message may be forged (RFC 1191, RFC 8201).
     pub fn set_path_mtu(&mut self, now: u64, host: IpAddr, mtu: u32) {
         if self.path_mtus.len() >= MOST_PATHS && !self.path_mtus.contains_key(&host) {
             self.path_mtus.clear();
@@ -201,8 +200,8 @@ impl Network {
         write: impl FnOnce(&mut [u8]),
     ) -> bool {
         let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
-        // SAFETY: the packet was just allocated, so nothing else uses it. Its length is within its buffer,
-        // and the CPU maps the buffer.
+        // SAFETY: the packet was just allocated, so nothing else uses it. Its length is at most the length of
+        // its buffer, and the CPU maps the buffer.
         let bytes = unsafe { packet.bytes_mut() };
         let mut frame = Frame::new(&mut *bytes).expect("the packet has room for the header");
         frame.set_source(self.mac);

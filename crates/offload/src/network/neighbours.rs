@@ -7,15 +7,17 @@ use std::net::IpAddr;
 
 /// The most neighbours that are kept. An attacker on the link can claim any number of addresses.
 const MOST: usize = 4096;
-/// The most packets that wait for one neighbour's answer: enough for all fragments of the largest datagram if
-/// the path MTU is 1280 bytes or more.
+/// The most packets that wait for the answer of one neighbour. If the path MTU is at least 1280 bytes, this
+/// is enough for all fragments of the largest datagram.
 const MOST_PENDING: usize = 64;
 /// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
-/// After this number of requests without an answer, the packets that wait for a neighbour are dropped.
+/// The number of unanswered requests to a neighbour after which the packets that wait for this neighbour are
+/// dropped.
 const TRIES: u32 = 3;
-/// The least time between two reports of an unchanged MAC address to other threads, in nanoseconds. It is shorter
-/// than `RETRY_NS`, so a thread that has missed a report gets one when it asks again.
+/// The least time between two reports of the same MAC address to other threads, in nanoseconds. A thread that
+/// missed a report asks the neighbour again after `RETRY_NS`. Because this time is shorter, the answer is
+/// then reported again.
 const TELL_NS: u64 = RETRY_NS / 2;
 /// How long an answer is used before the neighbour is asked again, in nanoseconds.
 const LIFETIME_NS: u64 = 60_000_000_000;
@@ -29,8 +31,8 @@ struct Neighbour {
     /// When the neighbour was last asked, in nanoseconds of the engine's clock.
     asked: u64,
     tries: u32,
-    /// When this thread last reported the neighbour's MAC address to the other threads, in nanoseconds of the
-    /// engine's clock.
+    /// The time at which this thread last reported the neighbour's MAC address to the other threads, in
+    /// nanoseconds of the engine's clock. `None` if it never did.
     told: Option<u64>,
     pending: Vec<Packet>,
 }
@@ -39,9 +41,10 @@ struct Neighbour {
 #[derive(Default)]
 pub struct Neighbours {
     by_address: HashMap<IpAddr, Neighbour>,
-    /// The number of neighbours whose MAC address was requested and for which packets wait.
+    /// The number of neighbours without an answer: the engine has requested the MAC address, and packets wait
+    /// for it.
     asking: usize,
-    /// The earliest time at which a neighbour may need another request or may be given up, in nanoseconds of
+    /// The earliest time at which a neighbour may need another request or may be given up. In nanoseconds of
     /// the engine's clock.
     due: u64,
 }
@@ -95,8 +98,8 @@ impl Neighbours {
         Lookup::Waits(first)
     }
 
-    /// If the table is full, removes a neighbour for which no packet waits, namely the one with the oldest
-    /// answer. Returns false if the table is full and packets wait for every neighbour.
+    /// If the table is full, removes the neighbour with the oldest answer among those for which no packet
+    /// waits. Returns false if the table is full and packets wait for every neighbour.
     fn make_room(&mut self) -> bool {
         if self.by_address.len() < MOST {
             return true;
@@ -123,9 +126,9 @@ impl Neighbours {
         waited
     }
 
-    /// Returns true if the other threads must be told that a neighbour has this MAC address: this thread has
-    /// no address or another address for the neighbour, or last told them at least `TELL_NS` ago. Call this
-    /// before [`Neighbours::learn`].
+    /// Returns true if this thread must tell the other threads that a neighbour has this MAC address. This is
+    /// so if this thread has no address or another address for the neighbour, or last told them at least
+    /// `TELL_NS` ago. Call this before [`Neighbours::learn`].
     pub fn is_news(&self, now: u64, address: IpAddr, mac: Mac) -> bool {
         self.by_address.get(&address).is_none_or(|neighbour| {
             neighbour.mac != Some(mac) || neighbour.told.is_none_or(|told| now >= told + TELL_NS)
@@ -139,11 +142,11 @@ impl Neighbours {
         neighbour.map(|neighbour| neighbour.told = Some(now)).is_some()
     }
 
-    /// Returns the neighbours to ask again. Also returns the neighbours that did not answer, with the packets
-    /// that waited for them and must be dropped.
+    /// Returns two lists. The first holds the neighbours to ask again. The second holds the neighbours that
+    /// did not answer, with the packets for them, which must be dropped.
     pub fn on_timer(&mut self, now: u64) -> (Vec<IpAddr>, Vec<(IpAddr, Vec<Packet>)>) {
         let (mut ask, mut silent) = (Vec::new(), Vec::new());
-        // The engine calls this in every round, so look at the whole table only when an answer is overdue.
+        // The engine calls this in every round. So look at the whole table only when an answer is overdue.
         if self.asking == 0 || now < self.due {
             return (ask, silent);
         }

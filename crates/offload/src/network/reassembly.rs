@@ -1,7 +1,7 @@
 //! Reassembly of IP fragments (RFC 791, RFC 8200 section 4.5) in bounded memory.
 //!
-//! Fragments that overlap make the whole packet invalid (RFC 5722), in IPv4 too, as in Linux. A repeated
-//! fragment is ignored.
+//! If fragments overlap, the whole packet is invalid (RFC 5722). Like Linux, this applies the rule to IPv4,
+//! too. A repeated fragment is ignored.
 
 use inlane_wire::{ipv4, ipv6};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -15,11 +15,12 @@ const MOST_BYTES: usize = 4 << 20;
 /// The overhead in bytes that each fragment and each packet adds towards `MOST_BYTES`, beyond the data.
 const COST: usize = 128;
 
-/// `Reassembly::order` also keeps entries of packets that are already complete. They are removed together
-/// once they outnumber the other packets' entries by more than this.
+/// `Reassembly::order` may keep this many more entries of complete packets than of incomplete packets. Beyond
+/// this limit, all entries of complete packets are removed at once.
 const SLACK: usize = 64;
 
-/// The fields that all fragments of a packet share. They identify the packet to which a fragment belongs.
+/// The fields that are equal in all fragments of a packet. They identify the packet that a fragment belongs
+/// to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Id {
     source: IpAddr,
@@ -29,7 +30,7 @@ struct Id {
     id: u32,
 }
 
-/// A packet of which fragments have been received.
+/// An incomplete packet: some of its fragments have been received.
 #[derive(Default)]
 struct Partial {
     /// When the packet is given up, in nanoseconds.
@@ -43,7 +44,7 @@ struct Partial {
     first: Option<(u8, u8, u8)>,
     /// True if the packet is invalid. Its later fragments are dropped.
     refused: bool,
-    /// The bytes by which this packet counts towards `MOST_BYTES`.
+    /// The number of bytes that this packet contributes to the total that `MOST_BYTES` limits.
     cost: usize,
 }
 
@@ -63,16 +64,16 @@ pub enum Outcome {
     Whole(Vec<u8>),
     /// Other fragments are missing.
     Waits,
-    /// The fragment is malformed, or contradicts other fragments of its packet.
+    /// The fragment is malformed or contradicts other fragments of the same IP packet.
     Refused,
 }
 
-/// The packets that are incomplete, because fragments of them have not arrived.
+/// The incomplete packets: packets of which some fragments have not arrived yet.
 #[derive(Default)]
 pub struct Reassembly {
     packets: HashMap<Id, Partial>,
-    /// The packets in the order in which their first fragments arrived, each with its deadline in
-    /// nanoseconds. Completed packets may remain here.
+    /// The identities of the packets, in the order in which their first fragments arrived. Each has the
+    /// deadline of its packet in nanoseconds. Entries of completed packets may remain here.
     order: VecDeque<(u64, Id)>,
     cost: usize,
 }
@@ -110,8 +111,8 @@ fn parse(bytes: &[u8]) -> Option<Fragment<'_>> {
 }
 
 impl Partial {
-    /// Adds a fragment. Returns false if it overlaps other fragments of the packet, or contradicts the
-    /// packet's length.
+    /// Adds a fragment. Returns false if the fragment overlaps other fragments of its packet, or contradicts
+    /// the length of the packet.
     fn add(&mut self, fragment: &Fragment<'_>) -> bool {
         let (start, end) = (fragment.offset, fragment.offset + fragment.data.len());
         if self.parts.get(&start).is_some_and(|part| part.len() == fragment.data.len()) {
@@ -148,7 +149,7 @@ impl Partial {
     }
 }
 
-/// Returns an IP packet without options and extension headers. Returns `None` if it would be too long.
+/// Builds an IP packet without options and extension headers. Returns `None` if the packet would be too long.
 fn build<'a>(
     source: IpAddr,
     destination: IpAddr,
@@ -217,7 +218,7 @@ impl Reassembly {
         let id = fragment.id;
         if fragment.offset == 0 && !fragment.more {
             // A fragment with offset 0 and no "more fragments" flag is a whole packet. Return it at once,
-            // whatever other fragments have its identification (RFC 6946).
+            // even if other fragments have the same identification (RFC 6946).
             let data = fragment.data.to_vec();
             let parts = std::iter::once(&data);
             let whole = build(id.source, id.destination, fragment.first, parts, data.len());
@@ -291,8 +292,8 @@ impl Reassembly {
         if let Some(partial) = self.packets.remove(id) {
             self.cost -= partial.cost;
         }
-        // The entries of completed packets stay in `order` until there are many of them. Then they are
-        // removed together, which keeps the cost per packet constant.
+        // The entries of completed packets stay in `order` until there are many of them. Removing many
+        // entries together keeps the cost per packet constant.
         if self.order.len() > 2 * self.packets.len() + SLACK {
             let packets = &self.packets;
             self.order.retain(|(deadline, id)| {

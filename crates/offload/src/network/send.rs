@@ -1,5 +1,5 @@
-//! Sends IP packets: builds the frame for the neighbour's MAC address, and keeps it while the address is
-//! unknown or the transmit queue is full. Also processes ARP and neighbour discovery.
+//! Sends IP packets in frames to the neighbour's MAC address. Keeps a frame while the address is unknown or
+//! the transmit queue is full. Also processes ARP and neighbour discovery.
 
 use super::neighbours::Lookup;
 use super::{MOST_WAITING, Network, Route, all_nodes};
@@ -9,7 +9,7 @@ use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, ipv4, ipv6, ndp};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The payload of an IP packet to send: the part after the IP header, such as a TCP segment.
+/// The payload of an IP packet to send: everything after the IP header, such as a TCP segment.
 pub trait Payload {
     /// The IP protocol.
     const PROTOCOL: u8;
@@ -48,8 +48,8 @@ impl Network {
             }
             Route::Port(hop) => {
                 let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
-                // SAFETY: the packet was just allocated, so nothing else uses it. Its length is within its
-                // buffer, and the CPU maps the buffer.
+                // SAFETY: the packet was just allocated, so nothing else uses it. Its length is at most the
+                // length of its buffer, and the CPU maps the buffer.
                 let bytes = unsafe { packet.bytes_mut() };
                 let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
                 write_ethernet(bytes, self.mac, ethertype);
@@ -59,7 +59,7 @@ impl Network {
         }
     }
 
-    /// Takes back the buffer of a packet that the engine sent to itself, and keeps it for later packets.
+    /// Keeps the buffer of a packet that the engine sent to itself, so that later packets can use the buffer.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare_own.len() < 64 {
             self.spare_own.push(buffer);
@@ -113,7 +113,7 @@ impl Network {
 
     #[inline]
     fn send_frame(&mut self, to: Mac, packet: &Packet) {
-        // SAFETY: this link holds the packet, which begins with an Ethernet header.
+        // SAFETY: this link owns the packet, which begins with an Ethernet header of more than 6 bytes.
         unsafe { packet.bytes_mut()[..6].copy_from_slice(&to.0) };
         self.counters.sent_packets += 1;
         self.counters.sent_bytes += u64::from(packet.length);
@@ -241,8 +241,8 @@ impl Network {
         let mac = message.link_address(ndp::SOURCE_LINK_ADDRESS);
         let asking = mac.filter(|_| !asker.is_unspecified());
         let heard = asking.and_then(|mac| self.hear(now, source, mac, true, true));
-        // Multicast the answer to all nodes: a host that checks whether a new address is in use asks from the
-        // unspecified address, to which no answer can be sent (RFC 4862).
+        // If the asker has the unspecified address, multicast the answer to all nodes. Such a host checks
+        // whether a new address is in use, and no answer can be sent to the unspecified address (RFC 4862).
         let (destination, flags) = match asker.is_unspecified() {
             true => (all_nodes(), ndp::OVERRIDE),
             false => (asker, ndp::OVERRIDE | ndp::SOLICITED),
@@ -268,8 +268,8 @@ impl Network {
         }
         let is_news = self.neighbours.is_news(now, address, mac);
         self.learn(now, address, mac, add);
-        // If this thread's table has the neighbour, tell the other threads to add it. They would get no later
-        // report of it while its address stays the same.
+        // If this thread's table has the neighbour, ask the other threads to add it too. While the
+        // neighbour's address stays the same, they would get no later report.
         is_news.then(|| Heard { address, mac, add: self.neighbours.note_told(now, address), asked })
     }
 
@@ -288,8 +288,8 @@ impl Network {
         }
     }
 
-    /// Asks again the neighbours that have not answered. Gives up the neighbours that were asked too often:
-    /// drops the packets that wait for them, and returns their addresses.
+    /// Asks the neighbours again that have not answered. Gives up neighbours that were asked too often. Drops
+    /// the packets for these neighbours, and returns their addresses.
     pub fn on_timer(&mut self, now: u64) -> Vec<IpAddr> {
         let (ask, silent) = self.neighbours.on_timer(now);
         for address in ask {
@@ -299,7 +299,7 @@ impl Network {
             .into_iter()
             .map(|(address, packets)| {
                 self.counters.dropped += packets.len() as u64;
-                // SAFETY: the packets are from this pool, and the table of neighbours has given them back.
+                // SAFETY: the packets are from this pool. The table of neighbours no longer holds them.
                 unsafe { self.pool.free(&packets) };
                 address
             })
@@ -318,7 +318,7 @@ impl Network {
     }
 }
 
-/// A neighbour's MAC address that this thread has received and the engine's other threads must learn.
+/// A neighbour's MAC address that this thread has received. The engine's other threads must learn it.
 pub struct Heard {
     /// The neighbour's IP address.
     pub address: IpAddr,

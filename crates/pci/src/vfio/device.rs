@@ -74,10 +74,11 @@ impl Device {
         self.inner.group.container()
     }
 
-    /// Returns the offset of BAR `index` in the device's file, its length and its mappable parts.
+    /// Returns the offset of BAR `index` in the device's file, the BAR's length, and the parts of the BAR
+    /// that can be mapped.
     ///
     /// # Errors
-    /// [`Error::NoBar`] if the device does not implement it.
+    /// [`Error::NoBar`] if the device does not implement this BAR.
     pub fn bar(&self, index: u8) -> Result<BarRegion> {
         let address = self.address();
         let no_bar = |why: &str| Error::NoBar { address, bar: index, why: why.into() };
@@ -147,7 +148,8 @@ impl Device {
         Interrupts::new(self, kind, vectors)
     }
 
-    /// Maps `memory` for DMA by the device at the I/O virtual address `iova`, until the result is dropped.
+    /// Maps `memory` at the I/O virtual address `iova`, where the device can access it by DMA. The mapping
+    /// exists until the result is dropped.
     ///
     /// # Errors
     /// - [`Error::Unsupported`] for memory other than whole pages of host memory.

@@ -39,7 +39,8 @@ impl DmaMapping {
             iova,
             size: memory.len() as u64,
         };
-        // SAFETY: this is the structure that the request takes. The region is valid until it is unmapped.
+        // SAFETY: `map` is the structure that IOMMU_MAP_DMA takes. The memory region is valid until it is
+        // unmapped.
         unsafe { sys::ioctl_with(device.container(), sys::IOMMU_MAP_DMA, &mut map) }.map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::ENOMEM) => Error::NotReady {

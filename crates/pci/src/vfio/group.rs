@@ -1,4 +1,4 @@
-//! A VFIO group, the set of devices that the IOMMU cannot tell apart, and its container.
+//! A VFIO group and its container. A group is a set of devices that the IOMMU cannot tell apart.
 
 use super::sys;
 use crate::address::Address;
@@ -12,19 +12,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// An open group, which is attached to its own container.
+/// An open VFIO group, attached to its own container.
 pub(super) struct Group {
     // Declared before `container`, because fields are dropped in order and this file must be closed first.
     file: File,
     container: File,
 }
 
-/// The groups that this process has open. The kernel refuses to open a group twice, so devices of the same
-/// group share it.
+/// The VFIO groups that this process has open. The kernel refuses to open a group twice, so all devices of a
+/// group share one [`Group`].
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
-    /// Returns the group of a device. Opens it unless this process has it open.
+    /// Returns the group of the device at `address`. Opens the group if this process does not have it open.
     pub fn of(sysfs: &Sysfs, address: Address) -> Result<Arc<Self>> {
         let number = sysfs.link(address, "iommu_group").and_then(|number| number.parse().ok());
         let number: u32 = number.ok_or(Error::NoIommu { address })?;
@@ -109,7 +109,8 @@ fn open(path: &Path, address: Address, group: u32) -> Result<File> {
     })
 }
 
-/// Returns a text that lists the devices in the IOMMU group of `address` that kernel drivers hold.
+/// Returns a text for an error message. It lists the devices in the IOMMU group of `address` that kernel
+/// drivers hold.
 fn holders(sysfs: &Sysfs, address: Address) -> String {
     let group = sysfs.link(address, "iommu_group");
     let held: Vec<String> = sysfs

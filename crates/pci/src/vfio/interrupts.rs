@@ -38,8 +38,8 @@ impl fmt::Display for InterruptKind {
 
 /// The enabled interrupts of a device. Dropping this value disables them.
 ///
-/// Each vector has an eventfd that counts its interrupts, so one read may report several. Interrupts raised
-/// before they were enabled are lost.
+/// Each vector has an eventfd that counts its interrupts. One read may therefore report several interrupts.
+/// Interrupts that the device raised before they were enabled are lost.
 #[derive(Debug)]
 pub struct Interrupts {
     device: Device,

@@ -1,11 +1,12 @@
-//! VFIO: gives this process a device, its BARs, its interrupts as eventfds, and DMA through an IOMMU.
+//! VFIO: gives this process access to a device and its BARs, interrupts as eventfds, and DMA through an
+//! IOMMU.
 //!
 //! ```text
 //! container (an IOMMU address space) -- group (devices that the IOMMU cannot tell apart) -- device
 //! ```
 //!
-//! A process has one container per group, which the group's devices share. The kernel undoes everything when
-//! the last descriptor is closed.
+//! A process has one container for each group. All devices of the group share this container. The kernel
+//! undoes everything when the last descriptor is closed.
 
 mod device;
 mod dma;

@@ -1,4 +1,4 @@
-//! The offsets of a device's BARs in its VFIO file, and their mappable parts.
+//! The offsets of a device's BARs in the VFIO device file, and the parts of the BARs that can be mapped.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list with one range is intended")]
 
@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-/// A BAR as VFIO presents it in the device's file.
+/// A BAR as a range of VFIO's device file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BarRegion {
     /// The offset of the BAR in the device's file, in bytes.
@@ -74,7 +74,7 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
             };
             return (0..areas).filter_map(area).filter_map(inside).collect();
         }
-        // A cyclic chain would never end, so follow only offsets that increase.
+        // Follow only increasing offsets, because a cyclic chain would never end.
         match next as usize {
             next if next > at => at = next,
             _ => break,
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(mappable(&info(both, 32), &sparse), [0..0x1000, 0x2000..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 0, &[])), [0..0x4000], "another capability");
         // These capability chains are invalid: one points to itself, one leads outside the buffer, and one
-        // begins outside it. The whole BAR is then mappable.
+        // begins outside the buffer. In these cases, the whole BAR is mappable.
         assert_eq!(mappable(&info(both, 32), &chain(3, 32, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 4000, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, u32::MAX), &sparse), [0..0x4000]);

@@ -1,5 +1,5 @@
 //! Bench cases in which no thread sleeps: puts (compared with a plain copy and with UCX's put), gets, atomic
-//! fetch-and-add, a word that two PEs pass back and forth, and doorbells.
+//! fetch-and-add, doorbells, and a word that two PEs pass back and forth.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -30,7 +30,8 @@ impl<T: Measured> Bench<T> {
         let to = self.world.direct(self.inbox.as_ptr() as usize, self.other);
         let to = std::hint::black_box(to.unwrap_or(std::ptr::null_mut()));
         for _ in 0..if to.is_null() { 0 } else { count } {
-            // SAFETY: the peer's copy of the array is mapped here, and no other thread uses it now.
+            // SAFETY: the peer's copy of the array is mapped in this process. No other thread uses this copy
+            // now.
             unsafe { std::ptr::copy_nonoverlapping(std::hint::black_box(self.source.as_ptr()), to, size) };
         }
         Ok(())
@@ -50,12 +51,13 @@ impl<T: Measured> Bench<T> {
         Ok(self.count(nanoseconds / (count / 4) as f64))
     }
 
-    /// Measures put, a plain copy and UCX's put in turn, so that other load affects all three alike.
+    /// Measures the put, a plain copy and UCX's put in turn. Load from other programs then affects all three
+    /// alike.
     pub(super) fn put_and_plain_copy(&self, size: usize) -> Result<Vec<Point>> {
         let (mut put, mut plain) = (Series::default(), Series::default());
         let mut theirs = Vec::new();
         let mut plain_verified = 0;
-        // The plain copy needs a window that the processor can use as ordinary memory.
+        // The plain copy is only possible if the window can be used as ordinary memory.
         let mapped = self.world.direct(self.inbox.as_ptr() as usize, self.other).is_some();
         if self.driver {
             let puts = self.trial(|count| self.putting(count, size))?;
@@ -174,7 +176,7 @@ impl<T: Measured> Bench<T> {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // Use the longer of the two sides' times, because the slower side determines the rate of both.
+            // Use the longer time of the two sides, because the slower side determines the rate of both.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;
@@ -190,7 +192,8 @@ impl<T: Measured> Bench<T> {
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the word is aligned and inside the array. The peer accesses it as an atomic, too.
+        // SAFETY: the word is aligned and inside the array. Both this PE and the peer access it only as an
+        // atomic.
         unsafe { AtomicU64::from_ptr(self.words.as_ptr().add(index)) }
     }
 
@@ -242,7 +245,8 @@ impl<T: Measured> Bench<T> {
         }
         self.world.barrier_all()?;
         puts.halve_samples();
-        // Each side has compared every word that it received, so the words of both sides count as verified.
+        // Each of the two PEs has compared every word that it received. So the words of both PEs count as
+        // verified.
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points =

@@ -12,8 +12,8 @@ fn median(values: &[f64]) -> Option<f64> {
     Summary::of(values).map(|summary| summary.median)
 }
 
-/// Returns the median ratio of two cases whose repeats took turns. Each ratio compares two successive
-/// repeats, so other load on the machine affects both alike.
+/// Returns the median ratio of two cases whose repeats took turns. Each ratio compares a repeat of `one` with
+/// the neighbouring repeat of `other`, so other load on the machine affects both alike.
 fn ratio(one: &Point, other: &Point) -> Option<f64> {
     let pairs = one.bytes_per_second.iter().zip(&other.bytes_per_second);
     median(&pairs.map(|(one, other)| one / other).collect::<Vec<_>>())
@@ -30,8 +30,8 @@ fn find<'a>(
     })
 }
 
-/// Divides the bandwidth of each point of `operation`, from `from` bytes on, by the bandwidth of the point
-/// that `other` returns for it. Returns each ratio with the point's size in bytes.
+/// Takes the points of `operation` with at least `from` bytes. Divides the bandwidth of each point by that of
+/// the point that `other` returns for it. Returns each ratio with the size in bytes.
 fn ratios<'a>(
     points: &'a [Point],
     operation: MeasuredOperation,
@@ -52,8 +52,8 @@ fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
     ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// Description of the ceiling of puts and gets. The ceiling is the highest rate that the memory allows,
-/// measured here.
+/// Describes the ceiling of puts and gets in results. The ceiling is measured on this machine: the highest
+/// rate that the memory allows.
 const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
@@ -71,7 +71,7 @@ fn row(point: &Point, points: &[Point], path: &PathExplanation) -> WindowResult 
     let bounded = matches!(point.operation, Put | PutDelivered | Get | GetPushed | Messages);
     let plain = find(points, PlainCopy, "poll", point.size_bytes).filter(|_| bounded);
     let share = plain.and_then(|plain| match point.operation {
-        // The repeats of put and plain copy took turns, so compare them in pairs.
+        // Repeats of put and plain copy alternated, so compare them in pairs.
         Put => ratio(point, plain),
         _ => Some(median(&point.bytes_per_second)? / median(&plain.bytes_per_second)?),
     });
@@ -133,8 +133,8 @@ fn latency(points: &[Point], operation: MeasuredOperation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
-/// Returns how much processor time an adaptive wait for the mover takes, as a share of a polling wait's time.
-/// Uses sizes of at least 4 MiB and returns the largest share.
+/// Returns the processor time of adaptive waits for the mover, divided by the processor time of polling
+/// waits. Considers transfers of at least 4 MiB and returns the largest share.
 fn waiting_share(points: &[Point]) -> Option<f64> {
     let of = |completion: &str| {
         let points = points.iter().filter(move |point| {
@@ -150,8 +150,8 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
     of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
 }
 
-/// Returns conclusions from the points, one sentence each, such as the least bandwidth of puts as a share of
-/// a plain copy's.
+/// Returns conclusions from the points, one sentence each. For example, one sentence compares puts with a
+/// plain copy and gives the lowest ratio of their bandwidths.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
     let plain = |point: &Point| find(points, MeasuredOperation::PlainCopy, "poll", point.size_bytes);
@@ -243,7 +243,8 @@ mod tests {
     #[test]
     fn shares_are_medians_of_pairs() {
         // In the second repeat, puts and copies are both half as fast, as on a machine that is busy for a
-        // moment. Their ratio is that of the other repeats, so the shares in the findings must not change.
+        // moment. The ratio of puts to copies stays nearly the same, so the shares in the findings must not
+        // change.
         let points = [
             point(MeasuredOperation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(MeasuredOperation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

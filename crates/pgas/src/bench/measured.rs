@@ -1,5 +1,5 @@
-//! What the bench needs of a transport in addition to [`Transport`]: waits in a chosen completion mode, names
-//! of the paths, and the cases that only one transport has.
+//! What the bench needs of a transport beyond [`Transport`]: waits in a chosen completion mode, names of the
+//! paths, and cases that exist for only one transport.
 
 use super::waits::MODES;
 use super::{Bench, Point};
@@ -12,7 +12,7 @@ use crate::transport::windows::Windows;
 use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 
-/// How long a wait of the bench may last before it fails.
+/// The longest time that the bench waits for an operation before it fails.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A transport that the bench can measure.
@@ -26,7 +26,7 @@ pub(super) trait Measured: Transport + Sized {
     fn carriers(&self, other: u32) -> [String; 2];
 
     /// Blocks in completion mode `mode` until `done` returns true. `done` must check the word at `offset` of
-    /// this PE's symmetric memory. `other` stores this word after it has put `bytes` bytes.
+    /// this PE's symmetric memory. PE `other` puts `bytes` bytes and then stores this word.
     ///
     /// # Errors
     /// If `other` has ended, or after 30 s.
@@ -39,8 +39,8 @@ pub(super) trait Measured: Transport + Sized {
         done: impl FnMut() -> bool,
     ) -> Result<()>;
 
-    /// Measures the cases that only this transport has and that do not depend on a size, such as doorbells.
-    /// By default, there are none.
+    /// Measures the cases that only this transport has and that do not depend on a size. Doorbells are an
+    /// example. By default, there are no such cases.
     ///
     /// # Errors
     /// Errors of the transport.
@@ -48,11 +48,11 @@ pub(super) trait Measured: Transport + Sized {
         Ok(Vec::new())
     }
 
-    /// Measures the transfers of `size` bytes that only this transport has, such as pushed gets. By default,
-    /// there are none.
+    /// Measures the kinds of transfers that only this transport has, such as gets by push. Each transfer has
+    /// `size` bytes. By default, there are no such kinds.
     ///
     /// # Errors
-    /// Errors of the transport, and wrong bytes.
+    /// Errors of the transport. Also if bytes arrive altered.
     fn own_transfers(_bench: &Bench<Self>, _size: usize) -> Result<Vec<Point>> {
         Ok(Vec::new())
     }

@@ -1,8 +1,8 @@
 //! The measurements of `inlane ntb bench`. Two PEs run the same cases in the same order.
 //!
-//! PE 0 drives the operations and measures the time. PE 1 answers and compares the bytes. Cases that are
-//! compared alternate their repeats, so that other load on the machine affects all of them. As in
-//! ucx_perftest, all repeats use the same memory, so small sizes stay in caches.
+//! PE 0 starts the operations and measures the time. PE 1 answers and compares the bytes. If cases are
+//! compared with each other, their repeats alternate, so that other load on the machine affects all of them.
+//! As in ucx_perftest, all repeats use the same memory, so small sizes stay in caches.
 
 mod cases;
 mod figure;
@@ -37,9 +37,11 @@ use waits::Moving;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MeasuredOperation {
-    /// Puts, one after another. Each batch ends with a quiet, which waits for their completion.
+    /// One put after another, in batches. Each batch ends with a quiet, which waits until all puts are
+    /// complete.
     Put,
-    /// A memcpy between the same memories as a put, to show what the transport adds to the cost of a copy.
+    /// A memcpy between the memories that a put uses. Compare it with `Put` to see what the transport adds to
+    /// the cost of a copy.
     PlainCopy,
     /// One put at a time. Each ends when the peer's answer says that the bytes have arrived.
     PutDelivered,
@@ -47,20 +49,20 @@ pub enum MeasuredOperation {
     Get,
     /// One atomic fetch-and-add at a time. It adds 1 to a word of 8 bytes.
     FetchAdd,
-    /// A get that asks the owner of the bytes to put them into this PE's memory.
+    /// A get by push: the PE asks the owner of the bytes to put them into the PE's memory.
     GetPushed,
     /// Puts by both PEs at the same time. Each batch ends with a quiet.
     PutBothWays,
-    /// Both PEs put at the same time, and each waits until the other's put has arrived.
+    /// Both PEs put at the same time. Each PE then waits until the put of the other has arrived.
     Exchange,
-    /// A series of messages. Each message is a put, then a word that tells the peer that the put is complete. The
-    /// peer answers the last message.
+    /// A series of messages. Each message is a put, and then a store to a word that tells the peer that the
+    /// put is complete. The peer answers the last message.
     Messages,
     /// One transfer at a time by a mover.
     PutByMover,
     /// A doorbell to the peer, and the peer's doorbell back.
     Doorbell,
-    /// Half of the time in which 8 bytes travel to the peer and back, while both sides poll.
+    /// Half of the round-trip time of 8 bytes to the peer and back, while both sides poll.
     OneWay,
     /// Half of the time in which a cache line travels to the peer's core and back, by plain stores and loads.
     CacheToCache,
@@ -71,7 +73,7 @@ pub enum MeasuredOperation {
 }
 
 impl MeasuredOperation {
-    /// Returns the name of the operation, as tables of results show it.
+    /// Returns the name of the operation in tables of results.
     pub fn name(self) -> &'static str {
         match self {
             MeasuredOperation::Put => "put, issued",
@@ -139,7 +141,7 @@ pub struct UcxPerftest {
 pub struct StartedMover {
     /// The mover.
     pub mover: Box<dyn Mover>,
-    /// Converts a region of host memory to one that the mover can copy from or to.
+    /// Converts a region of host memory to a region that the mover can access.
     pub reach: Box<dyn Fn(Region) -> Result<Region>>,
 }
 
@@ -154,8 +156,8 @@ pub struct Point {
     pub size_bytes: u64,
     /// The completion mode: `poll`, `interrupt` or `adaptive`.
     pub completion: String,
-    /// The mean time of an operation in each repeat, in nanoseconds. It is a latency only if operations run
-    /// one at a time.
+    /// The mean time of an operation in each repeat, in nanoseconds. This is a latency only if one operation
+    /// runs at a time.
     pub latency_ns: Vec<f64>,
     /// Nanoseconds of single operations, each timed on its own, for percentiles.
     pub samples_ns: Vec<u64>,
@@ -167,7 +169,7 @@ pub struct Point {
     pub cpu_seconds_per_gigabyte: Option<f64>,
     /// Processor time of the process's other threads, in seconds per 10^9 bytes.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor time of the waiting thread as a share of the elapsed time.
+    /// The processor time of the waiting thread, as a fraction of the elapsed time.
     pub busy: Option<f64>,
     /// All bytes that were moved, compared or not.
     pub transferred_bytes: u64,
@@ -175,7 +177,7 @@ pub struct Point {
     pub verified_bytes: u64,
 }
 
-/// The results of one PE of the bench.
+/// The results of the bench at one PE.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measurements {
     /// All measurements at PE 0. Empty at PE 1.
@@ -184,20 +186,21 @@ pub struct Measurements {
     pub ucx: Option<String>,
 }
 
-/// Runs this process as one of the two PEs of the bench. Uses `bridge` if given, else joins the job that
-/// environment variables describe. PE 0 calls `start` to start the mover. A job over UCX has no mover.
+/// Runs this process as one of the two PEs of the bench. Uses `bridge` if it is given. Otherwise joins the
+/// job that environment variables describe. PE 0 calls `start` to start the mover. A job over UCX has no
+/// mover.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Errors of joining
-/// the job and of the transport.
+/// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Also errors of
+/// joining the job, and of the transport.
 pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
     start: impl FnOnce() -> Result<StartedMover>,
 ) -> Result<Measurements> {
-    // Give each measuring thread a processor of its own. Run service threads and the mover's thread on others
-    // if there are any. Bind the mover to one processor, because a thread that changes processors loses its
-    // cache.
+    // Give each measuring thread its own processor. If there are more processors, run service threads and the
+    // mover's thread on the others. Bind the mover's thread to one processor, because a thread that changes
+    // processors loses its cache.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     bind(if spare.is_empty() { &processors } else { spare });
@@ -222,7 +225,7 @@ pub fn pe(
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
     }
-    // Only PE 0 drives the mover, so only PE 0 starts it.
+    // Start the mover at PE 0 only, because only PE 0 uses it.
     let mover = if own == 0 && plan.only != Some(Part::Puts) { Some(start()?) } else { None };
     if let Some(own) = processors.get(own) {
         bind(&[*own]);
@@ -238,15 +241,16 @@ pub fn pe(
     Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
 }
 
-/// Returns an error if there are more PEs than processors (`yields`), because the bench needs a processor for
-/// each of its two PEs.
+/// Returns an error if `yields` is true, which means that there are more PEs than processors. The bench needs
+/// a processor for each of its two PEs.
 fn needs_processors(yields: bool) -> Result<()> {
     let why = "it needs a processor for each PE, and there are more PEs than processors; start it with 2 PEs on a \
                machine with at least 2 processors";
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
 }
 
-/// Runs this process as one of the two PEs of a bench over UCX, with a symmetric heap of `heap` bytes.
+/// Runs this process as one of the two PEs of a bench over UCX. `heap` is the size of the symmetric heap in
+/// bytes.
 fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize]) -> Result<Measurements> {
     if plan.only == Some(Part::Mover) {
         return Err(Error::invalid("--only mover", "UCX has no mover; leave it out, or measure windows"));
@@ -269,20 +273,20 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     Ok(Measurements { points, ucx: Some(reason.into()) })
 }
 
-/// Index in `Bench::words` of the word by which `agree` sends PE 0's value to PE 1. The indices are 16 words
-/// apart, so no two of these words share a cache line.
+/// An index in `Bench::words`. `agree` uses this word to send PE 0's value to PE 1. The indices of all words
+/// are 16 words apart, so no two words share a cache line.
 const BATCH: usize = 0;
-/// Index of the word by which a PE signals the other that its puts have arrived.
+/// Index of the word by which a PE tells the other PE that all puts to it have arrived.
 const SIGNAL: usize = 16;
-/// Index in `Bench::words` of the word by which PE 1 answers PE 0.
+/// Index in `Bench::words` of the word in which PE 1 answers PE 0.
 const ANSWER: usize = 32;
-/// Index of the word that carries the other PE's measured time.
+/// Index in `Bench::words` of the word by which the other PE sends its measured time.
 const NANOSECONDS: usize = 48;
-/// Index of the word that carries the result of PE 1's comparison of bytes: 1 if they are wrong.
+/// Index of the word by which PE 1 sends the result of its comparison: 1 if bytes are wrong.
 const WRONG: usize = 64;
-/// Index of the word of PE 1 that PE 0's fetching additions increment.
+/// Index of a word of PE 1. PE 0's fetching additions increment this word.
 const COUNTER: usize = 96;
-/// Index of the word by which PE 0 tells PE 1 that a batch of pushed gets has ended.
+/// Index of the word by which PE 0 tells PE 1 that a batch of gets by push has ended.
 const DONE: usize = 80;
 
 struct Bench<T: Measured> {
@@ -293,10 +297,11 @@ struct Bench<T: Measured> {
     words: Symmetric<u64>,
     driver: bool,
     other: u32,
-    /// The processors of the two PEs' measuring threads. ucx_perftest's two processes run on them too.
+    /// The processors of the measuring threads, one for each of the two PEs. The two processes of
+    /// ucx_perftest also run on them.
     pair: Vec<usize>,
-    /// What copies the bytes of puts, such as `stores`. `gets_by` is the same for gets, such as `loads`.
-    /// Results show both names.
+    /// The name in results of the mechanism that copies the bytes of puts, such as `stores`. `gets_by` is the
+    /// name for gets, such as `loads`.
     puts_by: String,
     gets_by: String,
 }
@@ -313,8 +318,8 @@ impl<T: Measured> Bench<T> {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        // Exchange messages with the other PE first, because UCX names its transports only for PEs that were
-        // reached.
+        // Exchange messages with the other PE before asking for names. UCX names its transports only for PEs
+        // that it has reached.
         world.barrier_all()?;
         let [puts_by, gets_by] = world.transport().carriers(other);
         let pair = processors[..2.min(processors.len())].to_vec();
@@ -356,8 +361,8 @@ impl Bench<Windows> {
     /// Measures puts by PE 0's `mover`. At PE 1, `mover` is `None`.
     fn moved(&self, mover: Option<StartedMover>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of
-        // window, so both come to the same result here.
+        // A mover reaches only windows that the processor can use as memory. Both PEs have the same kind of
+        // window, so this check has the same result at both.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(
@@ -374,8 +379,8 @@ impl Bench<Windows> {
         Ok(points)
     }
 
-    /// Returns the mover and the two regions between which it copies: a newly allocated source that holds the
-    /// pattern, and the peer's inbox.
+    /// Prepares a copy by a mover. Returns the mover, a new source region that holds the pattern, and the
+    /// peer's inbox as the destination region.
     fn moving(&self, StartedMover { mover, reach }: StartedMover) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();
@@ -407,8 +412,8 @@ impl<T: Measured> Bench<T> {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).max(1.0) as u64
     }
 
-    /// At PE 0, compares the first `size` bytes of `got`, which a get returned, with the pattern. Returns an
-    /// error if they differ. Does nothing at PE 1.
+    /// At PE 0, compares the first `size` bytes of `got` with the pattern. `got` holds the result of a get.
+    /// Returns an error if the bytes differ. At PE 1, does nothing.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
@@ -419,20 +424,19 @@ impl<T: Measured> Bench<T> {
         }
     }
 
-    /// PE 1 compares its first `size` received bytes with the pattern, and sends the result to PE 0. Both PEs
-    /// must call it. Returns `size` at both, or an error if the bytes differ.
+    /// PE 1 compares its first `size` received bytes with the pattern, and sends the result to both PEs. Both
+    /// PEs must call this function. Both get `size`, or an error if the bytes differ.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
-            // SAFETY: the bytes are this PE's copy of the array, which no thread writes between the two
+            // SAFETY: the bytes are this PE's copy of the array. No thread writes to it between the two
             // barriers.
             let received = unsafe { std::slice::from_raw_parts(self.inbox.as_ptr(), size) };
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
-            // Overwrite the bytes, so that the next case cannot pass with old ones.
-            // SAFETY: the bytes are this PE's copy of the array. No other thread accesses them between the
-            // two barriers.
+            // Overwrite the bytes. Otherwise the next case could pass with old bytes. SAFETY: the bytes are
+            // this PE's copy of the array. No other thread accesses them between the two barriers.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
         self.world.barrier_all()?;
@@ -446,8 +450,8 @@ impl<T: Measured> Bench<T> {
     }
 }
 
-/// Returns byte `index` of the pattern. The pattern does not repeat at a power of two, so a misplaced block
-/// is found.
+/// Returns byte `index` of the pattern. The period of the pattern is not a power of two, so the check finds a
+/// misplaced block.
 fn pattern(index: usize) -> u8 {
     (index % 251) as u8 ^ (index / 251 % 241) as u8 | 1
 }

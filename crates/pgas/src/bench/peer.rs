@@ -47,8 +47,8 @@ fn parse(output: &str) -> Option<f64> {
     Some(megabytes * 1048576.0)
 }
 
-/// Runs ucx_perftest's `ucp_put_bw` with messages of `size` bytes for about `batch_us`, on the processors
-/// `pair`. Returns the bytes per second.
+/// Runs ucx_perftest's `ucp_put_bw` on the processors `pair`, with messages of `size` bytes, for about
+/// `batch_us` microseconds. Returns the rate in bytes per second.
 ///
 /// # Errors
 /// [`Error::Os`] if ucx_perftest does not start, [`Error::Failed`] if it prints no result.
@@ -57,19 +57,19 @@ pub(super) fn ucx_put(ucx: &UcxPerftest, pair: &[usize], size: u64, batch_us: u6
     let program = &ucx.program;
     let start =
         |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
-    // Choose a number of messages that takes about `batch_us` microseconds. Assume 100 ns for each message,
-    // and 10 GB/s for its bytes.
+    // Choose the number of messages for a run of about `batch_us` microseconds. Assume 100 ns for each
+    // message, plus its bytes at 10 GB/s.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).max(10.0) as u64;
     let mut output = String::new();
-    // A server ends at once if its TCP port is in use, so try up to three ports. They are below Linux's
-    // ephemeral ports, which outgoing connections use.
+    // Try up to three ports, because a server ends at once if its TCP port is in use. The ports are below
+    // Linux's ephemeral ports, which outgoing connections use.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(ucx, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // Start the client again after a pause until it connects, because the server needs time before it
-        // listens. The server serves only one client, so stop once the server has ended.
+        // The server needs some time before it listens. Start the client again after a pause until it
+        // connects. Stop when the server has ended, because it serves only one client.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
             let mut client = command(ucx, port, pair.first().copied());

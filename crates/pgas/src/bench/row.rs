@@ -31,25 +31,25 @@ pub struct WindowResult {
     pub size_bytes: u64,
     /// The completion mode of the waits for the peer.
     pub completion: CompletionMode,
-    /// The state of the bytes at the end of the measured time: issued or delivered.
+    /// What the bytes have reached at the end of the measured time: issued or delivered.
     pub delivery: Delivery,
-    /// The path of the bytes. Its name says what copies them, such as `stores`.
+    /// The path of the bytes. The path's name says how they are copied, such as `stores`.
     pub path: PathExplanation,
-    /// The time of an operation while no other one is in flight, over the repeats.
+    /// The latency of the operation, measured while no other operation is in flight. Summarizes all repeats.
     pub latency_ns: Option<Summary>,
-    /// Percentiles of the times of single operations, each timed on its own.
+    /// Percentiles of the times of single operations, each of which was timed individually.
     pub latency_percentiles: Option<Percentiles>,
     /// The rate of bytes, over the repeats.
     pub bytes_per_second: Option<Summary>,
     /// The rate of operations, over the repeats.
     pub operations_per_second: Option<Summary>,
-    /// The highest rate that this machine allows for this operation and size.
+    /// The highest rate that this machine allows for this operation at this size.
     pub ceiling: Option<Ceiling>,
     /// Bandwidth as a share of the ceiling.
     pub share_of_ceiling: Option<f64>,
-    /// Processor seconds per 10^9 bytes of the thread that starts operations and waits for them.
+    /// The processor seconds per 10^9 bytes of one thread: it starts operations and waits for them.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor seconds per 10^9 bytes of the other threads of the process, such as a mover's.
+    /// Processor seconds per 10^9 bytes, of all other threads of the process, such as the thread of a mover.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
     /// How many bytes were moved, and how many of them were compared.
     pub verification: ByteVerification,

@@ -1,4 +1,4 @@
-//! Collects the times, rates and processor time of one case of the bench over its repeats.
+//! Collects the results of one case of the bench over its repeats: times, rates and processor time.
 
 use super::{MeasuredOperation, Point};
 use crate::error::Result;
@@ -6,19 +6,20 @@ use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use std::time::{Duration, Instant};
 
-/// Number of operations that are timed one by one after the repeats, for the percentiles.
+/// The number of operations that are timed one by one, for the percentiles. This happens after the repeats.
 pub(super) const SAMPLES: u64 = 500;
 /// The fewest samples from which percentiles are computed.
 pub(super) const FEWEST_SAMPLES: usize = 20;
 
 fn process_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes only to the structure that it gets.
+    // SAFETY: the call writes only to `time`, which is valid.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The times and rates of one case: one value per repeat, and the times of single operations.
+/// The times and rates of one case of the bench: one value for each repeat, and the times of single
+/// operations.
 #[derive(Default)]
 pub(super) struct Series {
     latency: Vec<f64>,
@@ -53,7 +54,8 @@ impl Series {
         Ok(elapsed)
     }
 
-    /// Runs `body`, which is one operation of `size` bytes, and keeps its time for the percentiles.
+    /// Runs `body`, which performs one operation of `size` bytes. Keeps the time of the operation for the
+    /// percentiles.
     pub fn sample(&mut self, size: usize, body: impl FnOnce() -> Result<()>) -> Result<()> {
         let start = Instant::now();
         body()?;
@@ -62,12 +64,12 @@ impl Series {
         Ok(())
     }
 
-    /// Halves the sampled times. Use it if each sample is a round trip and the result is one way.
+    /// Halves the sampled times. Use it if each sample is a round trip but the result is the time of one way.
     pub fn halve_samples(&mut self) {
         self.samples.iter_mut().for_each(|sample| *sample /= 2);
     }
 
-    /// Returns the times and rates of a case as a `Point`. `verified` is the number of bytes that the
+    /// Returns the `Point` with the times and rates of this case. `verified` is the number of bytes that the
     /// receiver compared.
     pub fn point(
         self,
@@ -77,7 +79,7 @@ impl Series {
         mode: CompletionMode,
         verified: u64,
     ) -> Point {
-        // Nanoseconds for each byte equal seconds for each 10^9 bytes, so no conversion is needed.
+        // Nanoseconds per byte equal seconds per 10^9 bytes, so no conversion is needed.
         let per_gigabyte = |cpu: u64| (self.moved > 0).then(|| cpu as f64 / self.moved as f64);
         Point {
             operation,

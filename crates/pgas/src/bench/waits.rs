@@ -1,7 +1,7 @@
-//! Cases that end by waiting, each measured in all completion modes: delivered puts, exchanges, series of
-//! messages, pushed gets, and puts by a mover.
+//! Cases that end with a wait: delivered puts, exchanges, series of messages, pushed gets, and puts by a
+//! mover. Each case is measured in all completion modes.
 //!
-//! The modes take turns within a repeat, so that other load on the machine affects all of them.
+//! The modes take turns within a repeat. Other load on the machine then affects all modes equally.
 
 use super::measured::Measured;
 use super::series::{SAMPLES, Series};
@@ -25,8 +25,8 @@ const SERIES: u64 = 64;
 const IDLE: Duration = Duration::from_millis(250);
 
 impl<T: Measured> Bench<T> {
-    /// Blocks until word `index` of this PE is at least `value`. The peer stores this word after it has put
-    /// `size` bytes. Returns an error after 30 s.
+    /// Blocks until this PE's word `index` is at least `value`. The peer first puts `size` bytes and then
+    /// stores this word. Returns an error after 30 s.
     pub(super) fn await_word(
         &self,
         index: usize,
@@ -50,8 +50,8 @@ impl<T: Measured> Bench<T> {
         self.world.put(self.words, index, &[value], self.other)
     }
 
-    /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` runs `count`
-    /// operations. The end of operation i, counted from 1, is signalled by the value `base + i`. Each
+    /// Measures a case at both PEs, in all completion modes in turn. `body(mode, base, count)` must run
+    /// `count` operations. It signals the end of operation i, counted from 1, with the value `base + i`. Each
     /// operation consists of `each` transfers of `size` bytes.
     fn in_turn(
         &self,
@@ -122,8 +122,8 @@ impl<T: Measured> Bench<T> {
         })
     }
 
-    /// Measures the message rate. PE 0 sends series of messages, each a put followed by the put of a word. PE
-    /// 1 answers only the last message of a series.
+    /// Measures the message rate. PE 0 sends series of messages. A message is a put, and then the put of a
+    /// word. PE 1 answers only the last message of a series.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(MeasuredOperation::Messages, &self.puts_by, size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
@@ -169,8 +169,8 @@ impl<T: Measured> Bench<T> {
 }
 
 impl Bench<Windows> {
-    /// Measures pushed gets: PE 0 asks PE 1 to put bytes of its memory into PE 0's. PE 1 serves these gets
-    /// while it waits for the end of the batch, in the same completion mode.
+    /// Measures pushed gets. In a pushed get, PE 0 asks PE 1 to put bytes of PE 1's memory into PE 0's
+    /// memory. PE 1 serves these gets while it waits for the end of the batch, in the same completion mode.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -201,9 +201,8 @@ impl Bench<Windows> {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Replace the samples that `in_turn` took one at a time: the owner had then just begun to wait, so it
-        // still polled even in the modes that sleep later. Take the samples from one long batch of gets
-        // instead.
+        // Replace the samples that `in_turn` took one at a time. The owner had then just begun to wait, so it
+        // still polled even in modes that sleep later. Take the samples from one long batch of gets instead.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;
@@ -236,8 +235,8 @@ impl Bench<Windows> {
                 }
                 Ok(())
             };
-            // Run some tens of operations first, because an adaptive wait predicts the duration of an
-            // operation from earlier ones.
+            // First run some tens of operations. An adaptive wait predicts the duration of an operation from
+            // earlier ones.
             for mode in MODES {
                 moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }
@@ -266,8 +265,8 @@ impl Bench<Windows> {
     }
 }
 
-/// A mover and the memory that it copies between: the source with the pattern, and the peer's inbox. Both are
-/// as long as the largest size.
+/// A mover, the source that holds the pattern, and the destination in the peer's inbox. Source and
+/// destination are as long as the largest size.
 pub(super) struct Moving {
     pub mover: Box<dyn Mover>,
     pub source: Region,

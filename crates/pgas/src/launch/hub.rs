@@ -1,7 +1,7 @@
-//! The connections between a job's PEs and the process that supervises the job. That is inlane's launcher, or
-//! PE 0 if another launcher started the job.
+//! The connections between a job's PEs and the process that supervises the job. This process is inlane's
+//! launcher, or PE 0 if another launcher started the job.
 //!
-//! If the PEs communicate over windows, they connect to the hub of a twin NTB bridge. The hub owns the
+//! If the PEs communicate over memory windows, they connect to the hub of a twin NTB bridge. The hub owns the
 //! memories and registers of the bridge and reports the PEs' events. If the PEs communicate over UCX, a TCP
 //! server takes the hub's place.
 
@@ -19,19 +19,20 @@ use std::sync::mpsc::Receiver;
 pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
 /// The environment variable with the number of this PE, for jobs over UCX.
 pub(super) const PE: &str = "INLANE_NTB_PE";
-/// UCX's environment variable for the destination of its messages. The default is standard output, which
-/// belongs to the program.
+/// The environment variable that sets the destination of UCX's messages. The default destination is standard
+/// output, but that belongs to the program.
 const UCX_LOG: &str = "UCX_LOG_FILE";
 
-/// The part of the launcher to which all PEs of a job connect. Over windows it is the hub of the twin bridge
-/// that joins the PEs. Over UCX it is a TCP server.
+/// The part of the launcher to which all PEs of a job connect. Over windows, it is the hub of the twin bridge
+/// between the PEs. Over UCX, it is a TCP server.
 pub(super) enum JobHub {
     Windows(Arc<Hub>),
     Ucx(Server),
 }
 
 impl JobHub {
-    /// Creates the hub (the twin bridge's owner) of a job over windows, or the TCP server of a job over UCX.
+    /// Creates the hub (the owner of the twin bridge) for a job over windows, or the TCP server for a job
+    /// over UCX.
     pub fn new(job: &Job) -> Result<Self> {
         match job.transport {
             TransportKind::Windows => {
@@ -71,8 +72,9 @@ impl JobHub {
         }
     }
 
-    /// Sets the environment variables of `command` by which PE `pe` joins the job. Over windows, returns the
-    /// socket to the hub (the twin bridge's owner), which the PE inherits. Over UCX, returns `None`.
+    /// Sets the environment variables of `command` with which PE `pe` joins the job. Over windows, returns
+    /// the socket to the hub, the owner of the twin bridge. The PE inherits this socket. Over UCX, returns
+    /// `None`.
     pub fn admit(&self, pe: u32, command: &mut Command) -> Result<Option<OwnedFd>> {
         use std::os::fd::AsRawFd;
         match self {

@@ -1,5 +1,5 @@
-//! Ends the processes that a job leaves behind, such as children of PEs. They may have other parents and
-//! process groups by then, so they are found by an environment variable that they inherited.
+//! Ends the processes that a job leaves behind, such as children of PEs. Such processes may have other
+//! parents and process groups by then. So they are found by an environment variable that they inherited.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::OwnedFd;
@@ -7,16 +7,16 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// The environment variable with the job's name, which every process of a job inherits.
+/// The environment variable that holds the job's name. Every process of a job inherits it.
 pub const JOB: &str = "INLANE_NTB_JOB";
-/// The time between asking the remaining processes of a job to end and killing them.
+/// The remaining processes of a job are asked to end. After this time, they are killed.
 const GRACE: Duration = Duration::from_millis(500);
-/// The longest time for which the search for the job's processes is repeated. It is repeated because killed
-/// processes take time to end, and may have started others before.
+/// The longest time for which the search for the job's processes is repeated. Killed processes take time to
+/// end, and may have started other processes before. So one search is not enough.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Ends every process whose environment names this job, except the calling process. A process that removed
-/// the variable from its environment is not found.
+/// Ends every process of this job, except the calling process. Finds them by the job's name in their
+/// environment. It therefore misses a process that removed the variable.
 pub fn end(job: &str) {
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
@@ -32,9 +32,9 @@ pub fn end(job: &str) {
     }
 }
 
-/// Calls [`end`], unless another process of the job calls it at this moment. PEs call this function when
-/// their launcher has ended. If they all called `end`, they could end each other before their children were
-/// asked to end.
+/// Calls [`end`], unless another process of the job is calling it at this moment. PEs call this function when
+/// their launcher has ended. If all PEs called `end`, they could end each other before they have asked their
+/// children to end.
 pub fn end_by_one(job: &str) {
     let address = SocketAddr::from_abstract_name(format!("inlane-leftovers-{job}"));
     if let Ok(_held) = address.and_then(|address| UnixDatagram::bind_addr(&address)) {
@@ -49,8 +49,8 @@ fn processes(job: &str) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let process = |number: i32| {
-        // Open the process before reading its environment. The signal that ends it then cannot reach a later
-        // process with the same number.
+        // Open a descriptor of the process before reading its environment. The later signal then cannot hit
+        // another process that has got the same number.
         let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
         let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
         environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()).then_some(process)
@@ -87,8 +87,8 @@ mod tests {
         end_by_one(job);
         assert!(sleep.try_wait().unwrap().is_none(), "another process does it");
         drop(held);
-        // Repeat the call, because the address may still be in use: a process that another test is starting
-        // keeps a copy of `held` until its exec.
+        // Repeat the call, because the address may still be in use. While another test starts a process, that
+        // process keeps a copy of `held` until its exec.
         let status = loop {
             end_by_one(job);
             if let Some(status) = sleep.try_wait().unwrap() {

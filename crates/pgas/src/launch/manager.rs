@@ -1,5 +1,5 @@
-//! Process managers: launchers such as `mpirun`, `mpiexec` and `srun`, which start processes and exchange
-//! short texts between them.
+//! Process managers: launchers such as `mpirun`, `mpiexec` and `srun`. They start processes, and exchange
+//! short texts between the processes.
 //!
 //! | manager | interface | found by |
 //! | --- | --- | --- |
@@ -17,14 +17,14 @@ pub trait ProcessManager: Send {
     fn rank(&self) -> u32;
     /// Returns the number of processes.
     fn size(&self) -> u32;
-    /// Returns how many of the job's processes run on one of its machines, which may be another machine than
-    /// this one. Returns `None` if the manager does not report it. The number equals [`ProcessManager::size`]
-    /// only if all processes run on one machine.
+    /// Returns the number of the job's processes on one of its machines, which need not be this machine.
+    /// Returns `None` if the manager does not report the number. It equals [`ProcessManager::size`] only if
+    /// all processes run on one machine.
     fn local_size(&self) -> Option<u32> {
         LOCAL.into_iter().find_map(value)
     }
-    /// Stores a text under a key. Other processes see it after the next [`ProcessManager::fence`]. A key has
-    /// at most 60 characters, a text at most 250, and neither has spaces.
+    /// Stores `text` under `key`. Other processes see it after the next [`ProcessManager::fence`]. A key has
+    /// at most 60 characters, a text at most 250. Neither may contain spaces.
     ///
     /// # Errors
     /// If the manager refuses or has ended.
@@ -39,7 +39,8 @@ pub trait ProcessManager: Send {
     /// # Errors
     /// If there is none, or the manager has ended.
     fn get(&mut self, rank: u32, key: &str) -> Result<String>;
-    /// Reports that this process has finished. Its end is then not counted as a failure.
+    /// Reports that this process has finished. The manager then does not count the end of the process as a
+    /// failure.
     fn finish(&mut self) -> Result<()>;
 }
 
@@ -57,7 +58,7 @@ const ANNOUNCED: [&str; 7] = [
 /// The environment variables in which launchers announce how many of the job's processes run on one machine.
 ///
 /// Slurm announces a list for all machines: `2(x3),1` means three machines with 2 processes each and one with
-/// 1. The first number equals the number of all processes only if there is one machine.
+/// 1 process. Its first number is the number of all processes only if the job has one machine.
 const LOCAL: [&str; 3] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
 
 /// Returns the number at the start of an environment variable's value. Returns `None` if there is none.
@@ -66,8 +67,8 @@ fn value(name: &str) -> Option<u32> {
     text.trim().split(['(', ',']).next()?.parse().ok()
 }
 
-/// Returns the name and the value of the first environment variable in which a launcher announces more than
-/// one process. Returns `None` if there is none.
+/// Returns the first environment variable in which a launcher announces more than one process: its name and
+/// its value. Returns `None` if no variable does.
 fn announced() -> Option<(&'static str, u32)> {
     ANNOUNCED.into_iter().find_map(|name| value(name).filter(|size| *size > 1).map(|size| (name, size)))
 }
@@ -79,10 +80,10 @@ pub fn is_in_job() -> bool {
     set("INLANE_NTB_FD") || set(super::hub::MEETING) || announced().is_some()
 }
 
-/// Connects to the process manager that the environment names. Returns `None` if it names none.
+/// Connects to the process manager that environment variables name. Returns `None` if they name none.
 ///
 /// # Errors
-/// If the environment announces more than one process, and this process cannot join the others.
+/// If environment variables announce more than one process, and this process cannot join the others.
 pub fn connect() -> Result<Option<Box<dyn ProcessManager>>> {
     let connected: Result<Option<Box<dyn ProcessManager>>> = if std::env::var_os("PMI_FD").is_some() {
         pmi::Pmi::from_environment().map(|manager| Some(Box::new(manager) as _))

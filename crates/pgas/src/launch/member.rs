@@ -4,7 +4,7 @@
 //! PE 0      makes the hub (over windows) or the TCP server (over UCX), and listens; stores a text at the
 //!           manager, its card: the heap size, and the socket's name or the server's TCP addresses
 //! all PEs   wait in the manager's fence
-//! PE n      reads the card, connects, sends its number
+//! PE n      reads the card of PE 0, connects, sends its number
 //! ```
 
 use super::STATICS;
@@ -36,7 +36,7 @@ const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 struct Card {
     /// The boot ID of PE 0's kernel. A process on another kernel cannot map PE 0's memory.
     machine: String,
-    /// Name of the socket at which PE 0's hub accepts the other PEs, in the abstract namespace.
+    /// Name of the socket at which the hub of PE 0 accepts the other PEs. It is in the abstract namespace.
     socket: String,
     heap_bytes: u64,
 }
@@ -58,7 +58,7 @@ impl Card {
     }
 }
 
-/// Records which PEs of a job have finished or ended.
+/// The record of which PEs of a job have finished or ended.
 #[derive(Default)]
 struct Ends {
     ended: Mutex<Vec<bool>>,
@@ -74,8 +74,8 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// At PE 0: the job's hub (the owner of the twin bridge) or its TCP server, and the record of the PEs
-    /// that have finished or ended. `None` at other PEs.
+    /// At PE 0: the job's hub (the owner of the twin bridge) or its TCP server, and the record of finished
+    /// and ended PEs. `None` at other PEs.
     hub: Option<(Arc<JobHub>, Arc<Ends>)>,
 }
 
@@ -147,9 +147,9 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     Ok(Joined { member, socket, heap_bytes: card.heap_bytes, share_processors })
 }
 
-/// Joins the job that `manager` started, over UCX. `heap_bytes` is the size of the symmetric heap that this
-/// process asks for, but all PEs use PE 0's size. Returns the membership, the connection to PE 0's server,
-/// and PE 0's heap size in bytes.
+/// Joins the job that the process manager `manager` started. Its PEs communicate over UCX. `heap_bytes` is
+/// the size of the symmetric heap that this process requests, but all PEs use PE 0's size. Returns the
+/// membership, the connection to PE 0's server, and PE 0's heap size in bytes.
 ///
 /// PE 0's server listens at `address`. If `address` is `None`, it listens at the loopback address if all
 /// processes run on this machine, and at all addresses otherwise.
@@ -193,8 +193,8 @@ fn share_processors(manager: &mut dyn ProcessManager) -> Result<bool> {
     Ok(processors::are_shared(&own, all.iter().map(String::as_str)))
 }
 
-/// Starts a thread that handles the events of `hub`. Returns `hub`, and an element for each of the `size` PEs
-/// that the thread sets to true when the PE has finished or ended.
+/// Starts a thread that handles the events of `hub`. Returns `hub`, and one flag for each of the `size` PEs.
+/// The thread sets the flag of a PE when the PE has finished or ended.
 fn watched(hub: JobHub, size: u32) -> (Arc<JobHub>, Arc<Ends>) {
     let (hub, ends) = (Arc::new(hub), Arc::new(Ends::default()));
     *ends.lock() = vec![false; size as usize];
@@ -220,7 +220,7 @@ fn listen_anywhere() -> Result<(OwnedFd, String)> {
     Ok((listener, name))
 }
 
-/// Accepts connections of the other PEs and hands their sockets to the hub (the owner of the twin bridge).
+/// Accepts connections of the other PEs. Passes their sockets to the hub, the owner of the twin bridge.
 /// Returns when all PEs have connected.
 fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
     let mut missing: Vec<u32> = (1..size).collect();
@@ -230,7 +230,8 @@ fn admit(hub: &Hub, listener: &OwnedFd, size: u32) {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
             Err(_) => return,
         };
-        // Any process of this network namespace can connect, so accept only processes of this process's user.
+        // Any process in this network namespace can connect. Accept only processes of the same user as this
+        // process.
         let own = rustix::process::geteuid();
         let Some(number) =
             number(&socket).filter(|_| socket_peercred(&socket).is_ok_and(|peer| peer.uid == own))
@@ -252,8 +253,8 @@ fn number(socket: &OwnedFd) -> Option<u32> {
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
 
-/// Handles the events of the hub or TCP server ([`JobHub`]) until there are no more: records which PEs have
-/// finished or ended. If a PE asks to end the job, asks all PEs to end.
+/// Handles the events of the hub or TCP server ([`JobHub`]) until there are no more. Records in `ends` which
+/// PEs have finished or ended. If a PE asks to end the job, asks all PEs to end.
 fn watch(hub: &JobHub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {
@@ -269,8 +270,8 @@ fn watch(hub: &JobHub, ends: &Ends) {
 }
 
 impl Member {
-    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because the job's hub (the
-    /// owner of the twin bridge) or TCP server ends with PE 0.
+    /// Leaves the job. PE 0 waits until every other PE has finished or ended. The reason: PE 0 runs the job's
+    /// hub (the owner of the twin bridge) or TCP server.
     pub fn finish(&self) {
         if let Some((_, ends)) = &self.hub {
             let mut ended = ends.lock();
@@ -281,14 +282,14 @@ impl Member {
         self.leave();
     }
 
-    /// Tells the process manager that the end of this process is no failure.
+    /// Tells the process manager that this process ends normally, not by a failure.
     pub fn leave(&self) {
         // If the manager has ended, there is nothing left to tell it.
         let _ = self.manager.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 
-    /// Asks all PEs to end with `status`, if this is PE 0. Does nothing at other PEs, which send their
-    /// request to PE 0's hub or TCP server.
+    /// At PE 0, asks all PEs to end with `status`. At other PEs does nothing, because they send their request
+    /// to PE 0's hub or TCP server.
     pub fn end_all(&self, status: i32) {
         if let Some((hub, _)) = &self.hub {
             hub.end_all(status);

@@ -1,13 +1,13 @@
-//! Parses the mover that a user names (`twin`, `twin:RATE` or `gpu:N`), and starts it if it is a twin.
+//! Parses the user's choice of a mover (`twin`, `twin:RATE` or `gpu:N`). If the mover is a twin, starts it.
 
 use crate::error::{Error, Result};
 use inlane_core::mover::Mover;
 use inlane_twin::{DmaCosts, DmaEngine};
 
-/// The mover for bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
+/// The mover for bulk data as a user names it: `twin`, `twin:RATE` or `gpu:N`.
 ///
-/// A GPU reaches only memory that was registered with it, but programs put from any of their memory. So only
-/// the bench can use a GPU, because the bench registers its memory.
+/// A GPU can copy only memory that was registered with it. Programs put from any of their memory, so they
+/// cannot use a GPU. The bench can, because it registers its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MoverChoice {
     /// A DMA engine's twin with this rate in bits per second. `None`: as fast as a core copies.
@@ -48,10 +48,10 @@ impl std::fmt::Display for MoverChoice {
 }
 
 impl MoverChoice {
-    /// Starts the DMA engine's twin.
+    /// Starts the twin of a DMA engine.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if this mover is a GPU, which does not reach all memory of a program.
+    /// [`Error::Invalid`] if this mover is a GPU, because a GPU does not reach all memory of a program.
     pub fn start_twin(&self) -> Result<Box<dyn Mover>> {
         let costs = match *self {
             Self::Twin(None) => DmaCosts::unlimited(),

@@ -1,5 +1,5 @@
 //! How the PEs of a job over UCX find each other if a process manager such as `mpirun` started them. PE 0
-//! publishes the TCP addresses of its server, and each other PE tries them in turn.
+//! publishes the TCP addresses of its server. Each other PE tries these addresses one after another.
 
 use super::member::machine;
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// The longest text in bytes that a process can publish through the process manager.
 const LONGEST_TEXT: usize = 250;
 
-/// The addresses of PE 0's server, to which all PEs of a job connect, and the heap size. PE 0 publishes them
+/// The heap size, and the addresses of PE 0's server to which all PEs of a job connect. PE 0 publishes them
 /// as the text `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meetings {
@@ -21,13 +21,13 @@ pub struct Meetings {
     place: String,
     port: u16,
     token: [u8; 16],
-    /// The IP addresses of PE 0's server, in the order in which PEs try them. PEs outside PE 0's network
-    /// namespace skip loopback addresses.
+    /// The IP addresses of PE 0's server, in the order in which PEs try them. PEs in other network namespaces
+    /// than PE 0 skip loopback addresses.
     addresses: Vec<IpAddr>,
 }
 
-/// Returns the address at which PE 0's server listens: `given` if it is set. Otherwise it is 127.0.0.1 if all
-/// PEs run on one machine, and 0.0.0.0 (all addresses) if not.
+/// Returns the address at which PE 0's server listens: `given` if it is set. Otherwise, the address is
+/// 127.0.0.1 if all PEs run on one machine, else 0.0.0.0 (all addresses).
 pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
     let loopback = || IpAddr::from(Ipv4Addr::LOCALHOST);
     let all = || IpAddr::from(Ipv4Addr::UNSPECIFIED);
@@ -35,9 +35,9 @@ pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> 
 }
 
 impl Meetings {
-    /// Returns what PE 0 publishes about its server, whose address and token are in `meeting`. If the server
-    /// listens at 0.0.0.0, the result has the IPv4 addresses of this machine, as many as fit into a text of
-    /// the process manager.
+    /// Returns what PE 0 publishes about its server. `meeting` has the server's address and token. If the
+    /// server listens at 0.0.0.0, the result has the IPv4 addresses of this machine, as many as fit into a
+    /// text of the process manager.
     ///
     /// # Errors
     /// Errors of the system.
@@ -116,8 +116,8 @@ impl FromStr for Meetings {
     }
 }
 
-/// Returns a text that identifies the running kernel and the network namespace of this process. Processes
-/// with the same text reach each other's loopback addresses.
+/// Returns a text that identifies the running kernel and this process's network namespace. Processes that get
+/// the same text can reach each other's loopback addresses.
 fn place() -> Result<String> {
     let path = "/proc/self/ns/net";
     let namespace = std::fs::read_link(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
@@ -161,7 +161,7 @@ fn own_addresses() -> Result<Vec<IpAddr>> {
             addresses.push(address);
         }
     }
-    // SAFETY: `getifaddrs` made the list, which is freed only here.
+    // SAFETY: `getifaddrs` allocated the list. It is freed only here.
     unsafe { libc::freeifaddrs(first) };
     Ok(addresses)
 }

@@ -26,16 +26,16 @@ use std::time::Duration;
 pub struct Session {
     /// This process's port of the twin bridge that joins the PEs.
     pub twin: Twin,
-    /// The size in bytes of the memory that this PE offers to its peers: the protocol's parts, the symmetric
-    /// heap, and what the caller needs in addition.
+    /// The size in bytes of the memory that this PE offers to its peers. It contains the protocol's areas,
+    /// the symmetric heap, and the additional memory of the caller.
     pub bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
     /// The job's hub (the owner of the twin bridge), if this process was started alone and is a job of one
-    /// PE. `None` otherwise, because the launcher or PE 0's [`Member`] then has the hub.
+    /// PE. Otherwise `None`, because the launcher or PE 0's [`Member`] has the hub.
     pub hub: Option<Hub>,
-    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call `finish` on
-    /// it after the last communication.
+    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call
+    /// [`Member::finish`] after the last communication.
     pub member: Option<Member>,
 }
 
@@ -48,16 +48,16 @@ pub struct UcxSession {
     pub heap_bytes: usize,
     /// The settings of the transport.
     pub settings: ucx::Settings,
-    /// The job's TCP server, if this process was started alone and is a job of one PE. `None` otherwise.
+    /// The job's TCP server, if this process was started alone and is a job of one PE. Otherwise `None`.
     pub server: Option<Server>,
-    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call `finish` on
-    /// it after the last communication.
+    /// This process's membership in a job that a process manager such as `mpirun` started. `None` if there is
+    /// no process manager. Call `finish` on it after the last communication.
     pub member: Option<Member>,
     /// Why the PEs communicate over UCX, as text for the user.
     pub reason: &'static str,
 }
 
-/// A process's membership in a job over windows or over UCX.
+/// This process's membership in a job. The job communicates over windows or over UCX.
 // A process makes only one value, so it does not matter that one variant is larger than the other.
 #[allow(clippy::large_enum_variant)]
 pub enum AnySession {
@@ -68,10 +68,10 @@ pub enum AnySession {
 }
 
 impl AnySession {
-    /// Joins the job that environment variables describe. If there are none, the process is a job of one PE.
-    /// `additional` is the number of bytes of symmetric memory that the caller needs besides the heap.
+    /// Joins the job that environment variables describe. Without such variables, the process is a job of one
+    /// PE. `additional` is the number of bytes of symmetric memory that the caller needs besides the heap.
     ///
-    /// inlane's launcher chooses the transport of its jobs. Other jobs use the transport that
+    /// In a job of inlane's launcher, the launcher chooses the transport. Other jobs use the transport that
     /// [`variables::TRANSPORT`] names. Without this variable, they use UCX if the PEs run on several
     /// machines, and windows otherwise.
     ///
@@ -82,11 +82,12 @@ impl AnySession {
     }
 
     /// Joins the job as [`AnySession::from_environment`] does. `asked` is the transport that the user has
-    /// chosen for this program, or `None`. It has priority over [`variables::TRANSPORT`].
+    /// chosen for this program, or `None`. `asked` has priority over the environment variable
+    /// [`variables::TRANSPORT`].
     ///
     /// # Errors
-    /// As for [`AnySession::from_environment`]; [`Error::Invalid`] if inlane's launcher has chosen the other
-    /// transport.
+    /// The same as [`AnySession::from_environment`]. Also [`Error::Invalid`] if inlane's launcher has chosen
+    /// the other transport.
     pub fn over(asked: Option<TransportKind>, additional: usize) -> Result<Self> {
         let refuse = |launched: TransportKind| match asked {
             Some(asked) if asked != launched => Err(Error::invalid(
@@ -123,7 +124,8 @@ impl AnySession {
 
 /// The value of [`UcxSession::reason`] if the user chose UCX by the environment variable.
 const ASKED: &str = "INLANE_NTB_TRANSPORT asks for it";
-/// The value of [`UcxSession::reason`] if the PEs run on several machines, which windows cannot connect.
+/// The value of [`UcxSession::reason`] if the PEs run on several machines. Memory windows cannot connect
+/// these PEs.
 const SEVERAL: &str = "the PEs run on several machines";
 
 impl UcxSession {
@@ -214,10 +216,10 @@ fn yields(usual: bool) -> Result<bool> {
 }
 
 impl Session {
-    /// Joins the job over windows that the environment variables of inlane's launcher or of a process manager
-    /// describe. Without such variables, the process is a job of one PE. `additional` is the number of bytes
-    /// of symmetric memory that the caller needs besides the heap, such as the size of the program's static
-    /// objects.
+    /// Joins the job over windows. The environment variables of inlane's launcher or of a process manager
+    /// describe the job. Without such variables, the process is a job of one PE. `additional` is the number
+    /// of bytes of symmetric memory that the caller needs besides the heap, for example for the program's
+    /// static objects.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
@@ -255,8 +257,8 @@ impl Session {
     }
 }
 
-/// This process's socket to the job's hub (the owner of the twin bridge), the job's heap size, and the values
-/// that must live as long as the job.
+/// This process's socket to the job's hub (the owner of the twin bridge), and the job's heap size. `hub` and
+/// `member` are kept here because they must live as long as the job.
 struct Place {
     socket: OwnedFd,
     heap_bytes: u64,
@@ -268,9 +270,9 @@ struct Place {
 }
 
 impl Place {
-    /// Connects to the hub (the owner of the twin bridge) of the job that inlane's launcher or `manager`
-    /// started. If this process was started alone, makes a hub for a job of one PE. `heap_bytes` is the size
-    /// of the symmetric heap that this process asks for.
+    /// Connects to the hub (the owner of the twin bridge) of the job. Either inlane's launcher or `manager`
+    /// started the job. If this process was started alone, creates a hub for a job of one PE. `heap_bytes` is
+    /// the size of the symmetric heap that this process asks for.
     fn find(heap_bytes: u64, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
         if let Some(fd) = variable::<RawFd>("INLANE_NTB_FD")? {
             let socket = inherited(fd)?;
@@ -296,8 +298,8 @@ fn inherited(fd: RawFd) -> Result<OwnedFd> {
             "that descriptor is not open; start the program with `inlane ntb run`, not through a program that closes it",
         ));
     }
-    // Programs that this process starts are not PEs, so they must not inherit the descriptor.
-    // SAFETY: the descriptor is open. The launcher made it for this process, which owns it from here.
+    // Programs that this process starts are not PEs, so they must not inherit the descriptor. SAFETY: the
+    // descriptor is open. The launcher made it for this process, so nobody else owns it.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
         Ok(OwnedFd::from_raw_fd(fd))

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long the launcher waits, after a process has ended, for the last messages on its connection and for
-/// the connection to close. If the process ended because it lost the link to another PE, the launcher also
-/// waits this long for that PE's end.
+/// How long the launcher waits, after a process has ended, for its last messages and for its connection to
+/// close. A process may end because it lost the link to another PE. The launcher then waits equally long for
+/// the end of that PE.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {
@@ -29,7 +29,7 @@ pub(super) struct Running {
     /// True if UCX may abort the PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
     /// failure.
     pub may_abort: bool,
-    /// The PE to which this PE lost its link, if this PE ended for that reason.
+    /// The number of the PE to which this PE lost its link. `None` if this PE did not end for that reason.
     pub lost: Option<u32>,
     pub ended: Option<(ExitStatus, Instant)>,
 }
@@ -41,16 +41,16 @@ impl Running {
         self.lost.is_some() || (self.may_abort && aborted)
     }
 
-    /// Returns true if the process has ended and its last event has arrived: the hub ([`JobHub`]) reported
-    /// that the process's socket is closed. A child process may keep that socket open, so this function also
-    /// returns true [`SETTLE_TIME`] after the end.
+    /// Returns true if the process has ended and its last event has arrived. The last event is the report of
+    /// the hub ([`JobHub`]) that the process's socket is closed. A child process may keep that socket open,
+    /// so this function also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
-/// Records an event that the hub ([`JobHub`]) reported, or the end of a process, in `running`. If the event
-/// is a PE's request to end all PEs, returns the requested exit status.
+/// Records an event in `running`: a report of the hub ([`JobHub`]), or the end of a process. If a PE has
+/// asked to end all PEs, returns the exit status that it asked for.
 fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
@@ -78,7 +78,7 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
-/// Returns the failure to report, or `None` if there is none yet. PEs that ended because they lost a peer are
+/// Returns the failure to report, or `None` if there is none yet. If a PE ended because it lost a peer, it is
 /// reported only if no other PE has failed. The order of the events does not show which PE ended first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
@@ -88,9 +88,8 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
             return !others_run(pe) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME);
         }
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // Follow the chain of lost peers: from this PE to the peer that it lost, from that peer to the one
-        // that it lost, and so on. The chain may be a circle, so follow it for at most as many steps as there
-        // are PEs.
+        // Follow the chain of lost peers: from this PE to the peer that it lost, then to the peer that this
+        // peer lost, and so on. The chain may be a circle, so stop after as many steps as there are PEs.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
         lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };
@@ -106,14 +105,15 @@ pub(super) fn supervise(
     hub: &JobHub,
 ) -> (i32, Option<String>) {
     loop {
-        // After a process has ended, check the verdict every 50 ms, because it may become final without a
-        // further event.
+        // After a process has ended, check the verdict every 50 ms, because the verdict may become final
+        // without another event.
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {
             Ok(event) => {
                 if let Some(status) = record(running, event) {
-                    // Ask the PEs to flush their output and to end, before they are killed.
+                    // First ask the PEs to flush their output and to end. Later, kill those that have not
+                    // ended.
                     hub.end_all(status);
                     wait_for_ends(events, running, GRACE);
                     end_all(events, running);

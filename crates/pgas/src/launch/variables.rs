@@ -18,8 +18,8 @@ pub const DEBUG: &str = "SHMEM_DEBUG";
 /// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
 /// priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
-/// The IP address of PE 0's machine at which the PEs of a job over UCX connect to PE 0. It applies if a
-/// process manager such as `mpirun` started them.
+/// The IP address of PE 0's machine for jobs over UCX that a process manager such as `mpirun` started. The
+/// PEs connect to PE 0 at this address.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
@@ -73,7 +73,7 @@ impl FromStr for HeapSize {
     }
 }
 
-/// The value of a variable that limits a wait, such as `30s`. `0` means no limit.
+/// The value of a variable with a time limit for a wait, such as `30s`. `0` means no limit, stored as `None`.
 struct Limit(Option<Duration>);
 
 impl FromStr for Limit {
@@ -88,7 +88,7 @@ impl FromStr for Limit {
 /// Returns the value of a variable, or `None` if it is not set.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a value that cannot be parsed. The message ends with `remedy`.
+/// [`Error::Invalid`] if the value cannot be parsed. The message ends with `remedy`.
 pub(super) fn parsed<T: FromStr>(name: &str, remedy: &str) -> Result<Option<T>>
 where
     T::Err: std::fmt::Display,

@@ -1,6 +1,6 @@
-//! The services that a transport needs: [`Exchange`], the exchange of addresses and keys between PEs, and
-//! [`JobControl`], a PE's connection to its launcher. The window transport needs only [`JobControl`], because
-//! it exchanges addresses through scratchpads.
+//! The services that a transport needs. [`Exchange`] exchanges addresses and keys between PEs. [`JobControl`]
+//! is a PE's connection to its launcher. The window transport needs only [`JobControl`], because it exchanges
+//! addresses through scratchpads.
 
 use crate::error::Result;
 use inlane_ntb::twin::Twin;
@@ -11,27 +11,28 @@ pub trait Exchange: Send + Sync {
     fn me(&self) -> u32;
     /// Returns the number of PEs.
     fn pes(&self) -> u32;
-    /// Blocks until every PE has called this method as often as this PE. Returns what each PE passed, in the
-    /// order of the PEs.
+    /// Exchanges data with all PEs. Blocks until every PE has called this method as often as this PE. Returns
+    /// the `bytes` of each PE, in the order of the PEs.
     ///
     /// # Errors
     /// If a PE or the launcher has ended.
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
-    /// Returns a PE that ended without [`JobControl::report_finished`], if there is one.
+    /// Returns a PE that ended without a call of [`JobControl::report_finished`]. Returns `None` if there is
+    /// no such PE.
     fn lost(&self) -> Option<u32>;
 }
 
-/// A PE's connection to its launcher, by which the PE reports how it ends.
+/// A PE's connection to its launcher. The PE uses it to report how it ends.
 pub trait JobControl: Send + Sync {
-    /// Reports that this PE has finished. The launcher then does not count the end of this process as a
-    /// failure.
+    /// Reports to the launcher that this PE has finished. Without this report, the launcher treats the end of
+    /// this process as a failure.
     fn report_finished(&self);
     /// Reports that this PE ends because `peer` was lost. The launcher then looks for the cause at `peer`.
     fn report_lost(&self, peer: u32);
     /// Asks the launcher to end all PEs, and to exit with `status`.
     fn request_exit_all(&self, status: i32);
-    /// Blocks until the launcher asks this PE to end. Returns the status to end with, or `None` if the
-    /// launcher has ended. Call it from one thread only.
+    /// Blocks until the launcher asks this PE to end. Returns the exit status that the launcher requests, or
+    /// `None` if the launcher has ended. Call it from one thread only.
     fn wait_for_end(&self) -> Option<i32>;
 }
 

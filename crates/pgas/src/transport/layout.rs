@@ -31,7 +31,8 @@ pub const HEADER_WORDS: usize = 5;
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;
 /// Largest number of requests in flight to one peer.
 pub const SLOTS: u64 = 64;
-/// Size in bytes of the landing area, and of the largest piece of a get.
+/// Size in bytes of the landing area, where the bytes of gets arrive. A larger get is done in pieces of this
+/// size.
 pub const LANDING: usize = 1 << 20;
 
 const HEADER: usize = 4096;
@@ -66,7 +67,8 @@ impl Layout {
         Ok(Self { pes, symmetric, bytes })
     }
 
-    /// Returns the size in bytes of the protocol's parts, which lie in front of symmetric memory.
+    /// Returns the total size, in bytes, of the protocol's data structures. They lie in front of symmetric
+    /// memory.
     pub fn overhead(pes: u32) -> usize {
         HEADER + pes as usize * INBOX + LANDING
     }
@@ -91,28 +93,29 @@ impl Layout {
         HEADER + from as usize * INBOX
     }
 
-    /// Returns the offset of the word in which `from` counts its notifications.
+    /// Returns the offset of the notification counter of PE `from`, a word in which `from` counts its
+    /// notifications.
     pub fn notifications(&self, from: u32) -> usize {
         self.inbox(from)
     }
 
-    /// Returns the offset of the word that `from` writes before it sleeps. The word says which stores must
+    /// Returns the offset of the word in which PE `from` announces a sleep. The word says which stores must
     /// wake `from`.
     pub fn announcement(&self, from: u32) -> usize {
         self.inbox(from) + ANNOUNCEMENT
     }
 
-    /// Returns the offset at which PE `from` writes its reply to this PE's request `number`.
+    /// Returns the offset of a reply. PE `from` writes it to answer this PE's request `number`.
     pub fn reply(&self, from: u32, number: u64) -> usize {
         self.inbox(from) + REPLIES + (number % SLOTS) as usize * REPLY
     }
 
-    /// Returns the offset at which PE `from` writes its request `number` to this PE.
+    /// Returns the offset of a request to this PE. PE `from` writes its request `number` there.
     pub fn request(&self, from: u32, number: u64) -> usize {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
-    /// Returns the offset of the landing area, where other PEs store the data that this PE gets from them.
+    /// Returns the offset of the landing area. Other PEs store the data there that this PE gets from them.
     pub fn landing(&self) -> usize {
         HEADER + self.pes as usize * INBOX
     }

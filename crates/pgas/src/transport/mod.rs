@@ -1,8 +1,8 @@
 //! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the owner,
-//! ordering, delivery, and notifications between pairs.
+//! ordering, delivery, and notifications between pairs of PEs.
 //!
-//! [`Transport`] lists the operations. [`windows::Windows`] implements them over NTB windows, and
-//! [`ucx::Ucx`] over UCX, for PEs on several machines. [`bootstrap`] is what a PE needs before it can
+//! [`Transport`] lists the operations. [`windows::Windows`] implements them over NTB windows. [`ucx::Ucx`]
+//! implements them over UCX, for PEs on several machines. [`bootstrap`] defines what a PE needs before it can
 //! communicate. [`select`] chooses the transport.
 
 pub mod bootstrap;
@@ -43,12 +43,13 @@ pub enum Operation {
     Xor,
 }
 
-/// An atomic on one word of a PE's symmetric memory. [`Capabilities::atomics`] names what carries it out.
+/// An atomic operation on one word in a PE's symmetric memory. [`Capabilities::atomics`] names the mechanism
+/// that carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// The operation.
     pub operation: Operation,
-    /// Symmetric offset of the word, a multiple of its width.
+    /// The word's offset from the start of symmetric memory. A multiple of the word's width.
     pub offset: usize,
     /// Bytes of the word: 4 or 8.
     pub width: usize,
@@ -58,7 +59,7 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
-/// The program's static objects, which are a part of symmetric memory: other PEs access them by symmetric
+/// The program's static objects. They are a part of symmetric memory, so other PEs access them by symmetric
 /// offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statics {
@@ -75,19 +76,20 @@ pub struct Statics {
 pub struct Capabilities {
     /// The transport: `windows` or `ucx`.
     pub name: String,
-    /// The methods by which bytes reach the PEs that were accessed so far, such as `twin`, `tcp` or `sysv`.
+    /// The methods that transferred bytes to the PEs that were accessed so far, such as `twin`, `tcp` or
+    /// `sysv`.
     pub methods: Vec<String>,
-    /// Number of PEs, this PE included, whose memory plain loads and stores reach.
+    /// The number of PEs whose memory this PE can access with plain loads and stores. Includes this PE.
     pub mapped_pes: u32,
-    /// What executes atomic operations, such as the processor of the calling PE. If it differs between PEs or
-    /// words, the text names each case.
+    /// What executes atomic operations, such as the processor of the calling PE. If this differs between PEs
+    /// or words, the text lists the cases.
     pub atomics: String,
     /// True if a started put, get or atomic may still be in flight when its function returns.
     pub nonblocking: bool,
 }
 
-/// Access to the symmetric memory of all PEs of a job. Any thread may call any method. Offsets count from
-/// the start of symmetric memory, whose length is equal on all PEs.
+/// Access to the symmetric memory of all PEs of a job. Any thread may call any method. Offsets count from the
+/// start of symmetric memory. All PEs have the same length of symmetric memory.
 pub trait Transport: Send + Sync + 'static {
     /// Returns the number of this PE.
     fn me(&self) -> u32;
@@ -95,19 +97,19 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Returns the largest supported alignment of an allocation in symmetric memory, in bytes. The addresses
-    /// at which symmetric memory starts are equal modulo this number on all PEs, so an offset has the same
-    /// alignment on all PEs.
+    /// Returns the largest supported alignment of an allocation in symmetric memory, in bytes. The start
+    /// addresses of symmetric memory are equal modulo this number on all PEs. An offset therefore has the
+    /// same alignment on all PEs.
     fn alignment(&self) -> usize {
         4096
     }
-    /// Returns the size in bytes from which a reduction is cut into slices, each of which one PE combines.
-    /// All PEs of a job return the same size, because they must cut a reduction alike.
+    /// Returns the least size in bytes of a reduction that is cut into slices. Each PE then combines one
+    /// slice. All PEs of a job must return the same size, because they must cut a reduction alike.
     fn slices_from(&self) -> usize {
         64 << 10
     }
     /// Returns the address at which plain loads and stores reach the byte at `offset` of `pe`'s symmetric
-    /// memory. Returns `None` if they cannot reach it.
+    /// memory. Returns `None` if loads and stores cannot reach that byte.
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8>;
     /// Returns the transport's name, how it reaches the PEs, and what carries out atomics.
     fn capabilities(&self) -> Capabilities;
@@ -171,14 +173,14 @@ pub trait Transport: Send + Sync + 'static {
     /// `result` is writable for the width of the atomic until the next quiet.
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()>;
 
-    /// Orders puts: those before this call arrive at each PE before all later puts and atomics to that PE.
+    /// Orders puts: at each PE, puts before this call arrive before all later puts and atomics.
     ///
     /// # Errors
     /// Errors of the mover.
     fn order(&self) -> Result<()>;
 
-    /// Orders puts and atomics: those before this call arrive at each PE before all later ones to that PE.
-    /// Blocks until the atomics without a result are complete.
+    /// Orders puts and atomics: at each PE, those before this call arrive before all later ones. Blocks until
+    /// the atomics without a result are complete.
     ///
     /// # Errors
     /// As for [`Transport::order`] and [`Transport::atomic`].
@@ -191,9 +193,9 @@ pub trait Transport: Send + Sync + 'static {
     /// errors of [`Transport::fence`].
     fn quiet(&self) -> Result<()>;
 
-    /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier
-    /// [`Transport::put`]s to `pe`, but maybe before copies that [`Transport::put_nbi`] started. Only one
-    /// thread at a time may call it.
+    /// Sends a notification to `pe`. Each PE counts the notifications from every other PE separately. The
+    /// notification arrives after all earlier [`Transport::put`]s to `pe`. It may arrive before copies that
+    /// [`Transport::put_nbi`] started. Only one thread at a time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
@@ -206,21 +208,21 @@ pub trait Transport: Send + Sync + 'static {
     fn take_notification(&self, pe: u32) -> Result<()>;
 
     /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If `done` reads only one
-    /// word, pass the word's `(offset, width)`. Puts to other words then do not wake a sleeping thread.
+    /// word, pass this word's `(offset, width)`. Puts to other words then do not wake the thread.
     ///
     /// # Errors
-    /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.
+    /// [`crate::error::Error::LinkLost`] if a peer is lost during the wait.
     fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()>;
 
-    /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
+    /// Carries out pending requests of other PEs. Call it in loops that do not call [`Transport::wait`].
     fn progress(&self);
 
     /// Returns true if there are more PEs on this machine than processors. A loop that polls then lets other
     /// PEs run.
     fn shares_processors(&self) -> bool;
 
-    /// Blocks until no other PE needs this PE's service thread, so that this PE may end. All PEs call it
-    /// last, after a [`Transport::quiet`].
+    /// Blocks until this PE may end: no other PE needs its service thread any more. All PEs call this last,
+    /// after a [`Transport::quiet`].
     ///
     /// # Errors
     /// If another PE has ended without this call.
@@ -229,7 +231,7 @@ pub trait Transport: Send + Sync + 'static {
 
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
-    // A negative number of a C program arrives as a large one, so print it as a signed number.
+    // If a C program passes a negative number, it arrives as a large number. Print it as a signed number.
     let why = format!("the job has PEs 0 to {}; give one of them", pes - 1);
     Error::invalid(format!("PE {} does not exist", pe as i32), why)
 }

@@ -1,19 +1,19 @@
-//! How long a wait polls before it sleeps, learned from earlier waits.
+//! Decides from earlier waits how long a wait polls before it sleeps.
 //!
 //! A wake-up takes longer than most steps of a collective. A PE that sleeps therefore delays the other PEs.
-//! Their waits become longer, so that they sleep, too, and delay the first PE. Polling a little longer breaks
-//! this cycle.
+//! The other PEs then wait longer and also sleep, which delays the first PE. If PEs poll a little longer,
+//! they do not sleep, and the delays end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long waits usually poll before they sleep. It is about twice the cost of a wake-up.
 const SHORT: Duration = Duration::from_micros(50);
-/// How long waits poll after a wait that slept but took less than this time in all. Polling this long would
-/// have saved its sleep.
+/// How long waits poll after a wait that has slept, but has ended within this time. If that wait had polled
+/// this long, it would not have slept.
 const LONG: Duration = Duration::from_millis(1);
 
-/// The time for which waits poll before they sleep. All waits of a PE share it.
+/// The time for which waits poll before they sleep. All waits of a PE share this value.
 #[derive(Debug, Default)]
 pub(super) struct PollLimit {
     is_long: AtomicBool,
@@ -25,9 +25,9 @@ impl PollLimit {
         if self.is_long.load(Ordering::Relaxed) { LONG } else { SHORT }
     }
 
-    /// Chooses the polling time of the next waits after a wait that polled for `polled` and then slept.
-    /// `rest` is the time from its first sleep to its end. The next waits poll for [`LONG`] if the whole wait
-    /// took at most that long.
+    /// Records a wait that polled for `polled` and then slept. `rest` is the time from the first sleep to the
+    /// end of the wait. If `polled` and `rest` together are at most [`LONG`], the next waits poll for
+    /// [`LONG`] before they sleep.
     pub fn learn(&self, polled: Duration, rest: Duration) {
         self.is_long.store(polled + rest <= LONG, Ordering::Relaxed);
     }

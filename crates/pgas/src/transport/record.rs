@@ -1,14 +1,14 @@
-//! Records of several words that a reader takes whole or not at all. Only aligned accesses of up to 8 bytes
-//! do not tear, so head and tail show whether a record is whole.
+//! Records of several words. A reader takes a record as a whole or not at all. Only aligned accesses of up to
+//! 8 bytes are atomic, so the head and the tail show whether a record is complete.
 //!
 //! ```text
 //! word 0      1 .. 6      7
 //! head        contents    tail        64 bytes, one cache line, one write-combining buffer
 //! ```
 //!
-//! Head and tail hold the record's sequence number. A writer stores contents and tail, then, after a fence,
-//! the head. A reader takes a record only if head and tail hold the expected sequence. The reader loads each
-//! word once, because a hostile peer may change the record.
+//! Head and tail hold the record's sequence number. A writer stores contents and tail, executes a fence, and
+//! then stores the head. A reader takes a record only if head and tail hold the expected sequence. The reader
+//! loads each word only once, because a hostile peer may change the record.
 
 use super::wakeup::Word;
 
@@ -17,7 +17,7 @@ pub const CONTENTS: usize = 6;
 /// Size of a record in bytes.
 pub const BYTES: usize = 64;
 
-/// Access to the 8 words of a record. Implement it for each kind of memory that holds records.
+/// Access to the 8 words of a record. Each kind of memory that holds records implements it.
 pub trait Words {
     /// The type of the words.
     type Word: Word;
@@ -25,8 +25,8 @@ pub trait Words {
     fn word(&self, index: usize) -> &Self::Word;
 }
 
-/// Reads the contents of the record with this sequence number. Returns `None` if the head or the tail of the
-/// record has another number, because the record is then an older one or only half written.
+/// Reads the contents of the record with the sequence number `sequence`. Returns `None` if the number at the
+/// record's head or tail is another one. The record is then an older one, or is not completely written yet.
 #[inline]
 pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     if words.word(0).load() != sequence {
@@ -36,8 +36,8 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     (words.word(CONTENTS + 1).load() == sequence).then_some(contents)
 }
 
-/// The memory to which a record of 8 words is written, such as a window. Stores may arrive in any order.
-/// `fence` separates them: earlier stores arrive first.
+/// The destination of a record of 8 words, such as a memory window. Stores may arrive in any order, except
+/// that all stores before a `fence` arrive before the later ones.
 pub trait WordSink {
     /// Stores word `index` of the record's 8 words.
     fn store(&mut self, index: usize, value: u64);
@@ -83,7 +83,7 @@ mod tests {
         }
     }
 
-    /// A sink for tests that groups the stores by the fences between them.
+    /// A sink for tests. It collects the stores in groups, and each fence begins a new group.
     #[derive(Default)]
     struct Posted(Vec<Vec<(usize, u64)>>);
 
@@ -155,7 +155,7 @@ mod tests {
 
     impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
-            // Use a relaxed store, which is weaker than the store of an x86 processor. The model then passes
+            // Use a relaxed store, which is weaker than a store of an x86 processor. The model then passes
             // only if the fence orders the stores.
             self.0.0[index].0.store(value, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
-//! Posts requests to the PE that owns the accessed memory (the owner), and waits for the replies.
+//! Posts requests to the PE whose memory is accessed (the owner), and waits for the replies.
 //!
 //! Request n of a connection uses slot n % 64. Its sequence is `tag << 32 | n`. A slot is reused only after
-//! the reply to its last request has arrived, so neither side overwrites anything that the other side has not
+//! the reply to its last request has arrived. So neither PE overwrites a record that the other PE has not yet
 //! read.
 
 use super::layout::SLOTS;
@@ -20,22 +20,22 @@ pub(super) const DONE: u64 = 1;
 /// Status of a reply: the owner refused the request.
 pub(super) const REFUSED: u64 = 2;
 
-/// How long a request may be unanswered before the requesting PE rings the doorbell of the PE that must
-/// answer.
+/// How long a PE waits for the answer to its request before it rings the doorbell of the other PE.
 const RING_AFTER: Duration = Duration::from_micros(3);
 /// How long to wait for an answer before the doorbell is rung again, because the last doorbell may have been
 /// lost. Each ring doubles this time, from the first value up to the second.
 const RING_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(1));
 
-/// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or [`PeContext::post`]
-/// frees it.
+/// State of a request slot if no thread waits for the reply. The next [`PeContext::collect`] or
+/// [`PeContext::post`] frees the slot.
 const UNAWAITED: u64 = 0;
-/// State of a slot whose reply a thread waits for. Only that thread frees the slot.
+/// State of a request slot if a thread waits for the reply. Only that thread frees the slot.
 const AWAITED: u64 = 1;
-/// State of a slot whose thread has given up waiting. A late reply frees the slot.
+/// State of a slot whose thread no longer waits for the reply. A late reply frees the slot.
 const ABANDONED: u64 = 2;
 
-/// Packs a request's number and a slot's state into the slot's word. The word of a free slot is 0.
+/// Packs the number of a request and the state of its slot into the word of the slot. The word of a free slot
+/// is 0.
 fn slot_word(number: u64, state: u64) -> u64 {
     number << 2 | state
 }
@@ -44,11 +44,11 @@ fn slot_state(word: u64) -> u64 {
     word & 3
 }
 
-/// The requests that this PE has posted to one other PE, the owner of the accessed memory.
+/// The requests that this PE has posted to one other PE. That PE owns the memory that the requests access.
 pub(super) struct Requests {
-    /// Number of the next request. A thread holds the lock while it posts a request.
+    /// The number of the next request. A thread holds this lock while it posts a request.
     pub next: std::sync::Mutex<u64>,
-    /// For each slot: the number and state of its request, or 0 if the slot is free.
+    /// One word for each slot: the number and the state of the request in the slot, or 0 if the slot is free.
     pub slots: [AtomicU64; SLOTS as usize],
 }
 
@@ -89,7 +89,7 @@ impl PeContext {
         self.reply_word(pe, number, 3).load(Ordering::Acquire) == sequence(tag, number)
     }
 
-    /// Posts a request without waiting for its reply. Blocks while its slot is in use.
+    /// Posts a request to `pe` without waiting for the reply. Blocks while the request's slot is in use.
     fn post(&self, pe: u32, contents: &[u64; CONTENTS], state: u64) -> Result<u64> {
         let peer = &self.peers[pe as usize];
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +108,7 @@ impl PeContext {
     }
 
     /// Frees a request slot if its request was answered and no thread waits for the answer. Returns true if
-    /// the slot is free now, including a slot that was free before.
+    /// the slot is free now, even if it was free before this call.
     fn reap(&self, pe: u32, slot: &AtomicU64, tag: u32) -> bool {
         let word = slot.load(Ordering::Acquire);
         if word == 0 {
@@ -131,12 +131,13 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until PE `pe` has served a request and `done` returns true. Rings that PE's doorbell after
-    /// [`RING_AFTER`], or at once in completion mode `interrupt`, then after each [`RING_AGAIN`].
+    /// Waits until `done` returns true, which means that PE `pe` has served a request. Rings the doorbell of
+    /// `pe` after [`RING_AFTER`], or at once in completion mode `interrupt`. Rings it again after each
+    /// [`RING_AGAIN`].
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut again) = (0u32, None, RING_AGAIN.0);
-        // In completion mode `interrupt`, ring the doorbell at once, because the wait polls too seldom to
-        // notice that RING_AFTER has passed.
+        // In completion mode `interrupt`, ring the doorbell at once. The wait polls too seldom in this mode
+        // to notice that RING_AFTER has passed.
         let mut after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_until(options, FailureScope::Peer(pe), true, || {
@@ -147,8 +148,8 @@ impl PeContext {
             if looks.is_multiple_of(32) {
                 let since = started(&mut start).elapsed();
                 if since > after {
-                    // The call fails only if the peer does not exist. A doorbell that was lost is rung again
-                    // by a later round of this loop.
+                    // The call fails only if the peer does not exist. If a doorbell is lost, a later round of
+                    // this loop rings again.
                     let _ = self.ntb.peer_doorbell_set(pe, REQUEST);
                     (after, start) = (again, Some(Instant::now()));
                     again = (again * 2).min(RING_AGAIN.1);
@@ -165,8 +166,8 @@ impl PeContext {
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
         if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
-            // The wait has failed, but the peer may still read the request and answer. So mark the slot as
-            // abandoned instead of freeing it.
+            // The wait has failed, but the peer may still read the request and answer it. So mark the slot as
+            // abandoned instead of freeing the slot.
             let word = slot_word(number, AWAITED);
             let abandoned = slot_word(number, ABANDONED);
             let _ = slot.compare_exchange(word, abandoned, Ordering::AcqRel, Ordering::Relaxed);
@@ -182,8 +183,8 @@ impl PeContext {
     /// Posts a request without waiting for its answer. [`PeContext::collect`] waits for the answer later.
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, UNAWAITED)?;
-        // Ring the owner's doorbell at once, because no thread waits for this request and could ring later.
-        // Several doorbells may cause one interrupt.
+        // Ring the owner's doorbell at once. No thread waits for this request, so none could ring later.
+        // Several rings may cause one interrupt.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 

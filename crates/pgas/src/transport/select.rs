@@ -1,4 +1,4 @@
-//! The transports that users can choose (`windows` or `ucx`), and [`AnyTransport`], which is either of them.
+//! The choice of a transport: `windows` or `ucx`. [`AnyTransport`] holds the transport that the user chose.
 
 use super::ucx::Ucx;
 use super::windows::Windows;
@@ -48,7 +48,7 @@ pub enum AnyTransport {
     Ucx(Ucx),
 }
 
-/// Calls a method of the transport that is in use.
+/// Evaluates `$call` for the transport that `$self` holds. `$call` calls a method of `$transport`.
 macro_rules! either {
     ($self:ident, $transport:ident => $call:expr) => {
         match $self {
@@ -101,25 +101,27 @@ impl Transport for AnyTransport {
 
     #[inline(always)]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: this function has the safety contract of the called one.
+        // SAFETY: the caller keeps the safety contract of this function. The called function has the same
+        // contract.
         either!(self, transport => unsafe { transport.put(pe, offset, source, length) })
     }
 
     #[inline]
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: this function has the safety contract of the called one.
+        // SAFETY: the caller keeps the safety contract of this function. The called function has the same
+        // contract.
         either!(self, transport => unsafe { transport.put_nbi(pe, offset, source, length) })
     }
 
     #[inline]
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: this function has the safety contract of the called one.
+        // SAFETY: both functions have the same safety contract, and the caller guarantees it.
         either!(self, transport => unsafe { transport.get(pe, offset, destination, length) })
     }
 
     #[inline]
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: this function has the safety contract of the called one.
+        // SAFETY: the caller guarantees the contract of `get_nbi`, which both transports share.
         either!(self, transport => unsafe { transport.get_nbi(pe, offset, destination, length) })
     }
 
@@ -132,7 +134,8 @@ impl Transport for AnyTransport {
     }
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
-        // SAFETY: this function has the safety contract of the called one.
+        // SAFETY: the caller keeps the safety contract of this function. The called function has the same
+        // contract.
         either!(self, transport => unsafe { transport.atomic_fetch_nbi(pe, atomic, result) })
     }
 

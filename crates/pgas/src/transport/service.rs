@@ -1,7 +1,7 @@
 //! Serves other PEs' requests to this PE's memory. A thread that waits in the transport serves requests. If
-//! no thread waits, the service thread serves them: it sleeps until a request rings the doorbell.
+//! no thread waits, the service thread serves them. It sleeps until a request rings the doorbell.
 //!
-//! A hostile peer may write any request, so each word is loaded once and checked before use.
+//! A hostile peer may write any request. Each word is therefore loaded once and checked before use.
 
 use super::layout::{LANDING, REPLY};
 use super::record::{self, CONTENTS};
@@ -72,8 +72,8 @@ impl record::Words for RecordAt<'_> {
 pub(super) type NextRequests = Vec<u64>;
 
 impl PeContext {
-    /// Carries out pending requests. If another thread is serving already, waits for it if `insist` is set,
-    /// else returns at once.
+    /// Executes pending requests of other PEs. If another thread is already doing this: waits for that thread
+    /// if `insist` is set, else returns at once.
     pub(super) fn serve(&self, insist: bool) {
         let mut expected: MutexGuard<'_, NextRequests> = match self.next_requests.try_lock() {
             Ok(guard) => guard,
@@ -85,8 +85,8 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // Serve a bounded number of requests of each peer. Otherwise a hostile peer that posts quickly
-            // would keep the other peers waiting.
+            // Serve only a limited number of requests of each peer in one round. Otherwise, a hostile peer
+            // that posts requests quickly would keep the other peers waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -118,14 +118,15 @@ impl PeContext {
 
     /// Applies an atomic to a word of a PE's symmetric memory with an instruction of this processor. `base`
     /// is the address at which this process has mapped that PE's inbound memory. The mapping must be
-    /// coherent. Returns `None` if the word is misaligned or lies outside symmetric memory.
+    /// coherent. Returns `None` if the word is misaligned or outside symmetric memory.
     pub(super) fn apply_at(&self, base: *mut u8, atomic: &Atomic) -> Option<u64> {
         let Atomic { offset, width, .. } = *atomic;
         let end = offset.checked_add(width)?;
         if end > self.layout.symmetric_bytes() || !offset.is_multiple_of(width.max(1)) {
             return None;
         }
-        // SAFETY: the word lies inside symmetric memory, as checked above. All PEs access it as an atomic.
+        // SAFETY: the word lies inside symmetric memory, as checked above. All PEs access the word only by
+        // atomics.
         unsafe { word::apply(base.wrapping_add(self.layout.symmetric() + offset), atomic) }
     }
 
@@ -133,8 +134,8 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // The requester receives gets in its landing area. Refuse addresses below this area, because they
-        // hold the requester's header and inboxes.
+        // Gets arrive in the requester's landing area. Refuse addresses below this area, because the
+        // requester's header and inboxes lie there.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -151,8 +152,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         let at = self.layout.reply(self.me, number);
         let status = if answer.is_some() { DONE } else { REFUSED };
-        // The offsets lie inside the window, whose size was checked when it was mapped, so these stores
-        // cannot fail.
+        // These stores cannot fail. Their offsets are inside the window, because the window's size was
+        // checked when it was mapped.
         let _ = peer.window.store_word(at, status);
         let _ = peer.window.store_word(at + 8, answer.unwrap_or(0));
         peer.window.fence_words();
@@ -175,8 +176,8 @@ impl PeContext {
             for event in [doorbell, link] {
                 let _ = rustix::io::read(event, &mut [0u8; 8]);
             }
-            // Requests often come in quick succession. Keep polling for about as long as a wake-up takes, to
-            // avoid sleeping between them.
+            // Requests often come in quick succession. Poll for about the duration of a wake-up, to avoid a
+            // sleep between two requests.
             let awake = Instant::now();
             while {
                 // Clear the doorbell before the scan, so that a request during the scan rings again.
@@ -197,23 +198,24 @@ impl PeContext {
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 
-    /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call it after each store to `pe`.
+    /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call this after each store to the memory
+    /// of `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
-        // Test one flag for both exceptions, this PE's own memory and peers that need a barrier, because
-        // every put executes this code.
+        // Test one flag for both exceptions: this PE's own memory, and peers that need a barrier. Every put
+        // executes this code, so it must be fast.
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }
-        // The waiter's membarrier(2) acts as a barrier on both sides, so this side needs only program order:
-        // the store must stay before the load of the announcement.
+        // The waiter's membarrier(2) acts as a hardware barrier on both sides. So this side needs only a
+        // compiler fence, which keeps the store before the load of the announcement.
         compiler_fence(Ordering::SeqCst);
         self.wake_if_announced(pe, peer, what);
     }
 
     /// Does the work of [`Self::stored`] in two rare cases. If the store went to this PE's own memory, wakes
-    /// this PE's threads that wait for it. Otherwise, executes a full barrier, and then wakes the peer if it
-    /// has announced a sleep.
+    /// this PE's threads that wait for the store. Otherwise, executes a full barrier, and then wakes the peer
+    /// if the peer has announced a sleep.
     #[inline(never)]
     fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {
@@ -223,8 +225,8 @@ impl PeContext {
         self.wake_if_announced(pe, peer, what);
     }
 
-    /// Wakes `pe` if it has announced that it sleeps until a store of the kind `what`. Does nothing if a
-    /// doorbell was already rung for this announcement.
+    /// Wakes `pe` if it has announced that it sleeps until a store of the kind `what`. Does nothing if `pe`
+    /// has already got a doorbell for this announcement.
     #[inline(always)]
     fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));

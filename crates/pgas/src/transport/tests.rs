@@ -80,8 +80,8 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Plays a hostile peer in the handshake. Answers each handshake record of the other port with a record that
-/// has epoch 9 and the given version and sizes. Returns after another thread has set `over`.
+/// Acts as a hostile peer in the handshake. Answers each handshake record of the other port with a record
+/// that has epoch 9 and the given version and sizes. Returns once another thread has set `over`.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -117,7 +117,8 @@ fn other_versions_and_sizes_are_refused() {
         let error = connect(VERSION, limit, inbound);
         assert!(matches!(&error, Error::Ntb(Bridge::Window { why, .. }) if why.contains(what)), "{error}");
     }
-    // The sizes fit, but the peer never sets its translation, so mapping its window must fail.
+    // The sizes fit, but the peer never sets its address translation. So mapping the memory window of the
+    // peer must fail.
     let error = connect(VERSION, pages, pages);
     assert!(matches!(error, Error::Ntb(Bridge::Window { .. })), "{error}");
 }
@@ -170,8 +171,8 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         for number in 1..=20 * SLOTS {
             let mut contents: [u64; CONTENTS] =
                 std::array::from_fn(|_| edges[random.next_u64() as usize % edges.len()]);
-            // Use a known operation in every second request, so that the checks of offset and length are
-            // reached.
+            // Use a known operation in every second request. Only then do the requests reach the checks of
+            // offset and length.
             contents[0] = if number % 2 == 0 {
                 (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
             } else {
@@ -192,9 +193,9 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             }
         }
         honest.progress();
-        // The memory must be unchanged, because only requests with valid spans were carried out, and these
-        // only read it.
-        // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
+        // The memory must be unchanged. Only requests with valid spans were carried out, and these requests
+        // only read the memory. SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any
+        // more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
     });
@@ -231,7 +232,8 @@ fn a_peer_that_never_answers_is_a_timeout() {
         let error = honest.atomic(1, atomic).unwrap_err();
         let Error::Timeout { peer: 1, lost, .. } = error else { panic!("{error}") };
         assert_eq!((lost.issued_bytes, lost.delivered_bytes, lost.unanswered), (24, 24, 1));
-        // Requests that nobody waits for fill the other slots. Posting one more must then time out.
+        // Fill the other slots with requests that nobody waits for. Posting one more request must then time
+        // out.
         let error =
             (0..SLOTS).find_map(|_| honest.atomic_nbi(1, atomic).err()).or_else(|| honest.quiet().err());
         assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
@@ -255,8 +257,8 @@ fn a_late_answer_frees_the_slot_of_a_timed_out_request() {
         let (window, tag) = hostile_peer(&hostile);
         let honest = honest.join().unwrap();
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
-        // Post more requests than there are slots. Each request times out, and its late answer must free the
-        // slot.
+        // Post more requests than there are slots for requests. Each request times out. The late answer to a
+        // request must free its slot.
         for number in 1..=3 * SLOTS {
             let error = honest.atomic(1, atomic).unwrap_err();
             let Error::Timeout { what: "an atomic", lost, .. } = error else { panic!("{number}: {error}") };
@@ -278,8 +280,8 @@ fn a_storm_of_doorbells_stops_no_pe() {
             let ntb = attach(port);
             let windows =
                 Windows::connect(ntb.clone(), BYTES, Settings { completion, ..settings(10_000) }).unwrap();
-            // The hostile port 2 rings all doorbells of the other two ports until these have completed their
-            // rounds.
+            // The hostile port 2 rings all doorbells of the other two ports until these ports have completed
+            // their rounds.
             while port == 2 && !over.load(Ordering::Acquire) {
                 (0..2).for_each(|peer| ntb.peer_doorbell_set(peer, u64::MAX).unwrap());
             }
@@ -301,8 +303,8 @@ fn a_storm_of_doorbells_stops_no_pe() {
     }
 }
 
-/// How long the waits in [`two`] sleep if no doorbell wakes them. It is so long that a lost wake-up fails the
-/// test.
+/// The longest sleep of the waits in [`two`] if no doorbell wakes them. It is long enough that a lost wake-up
+/// fails the test.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Connects two PEs that wait by interrupt, and runs `body` on the first and `other` on the second.
@@ -347,7 +349,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     let second = |windows: &Windows| {
         windows.take_notification(0).unwrap();
         let word = windows.symmetric().0.wrapping_add(64) as usize;
-        // SAFETY: `word` is an aligned word of this PE's own symmetric memory.
+        // SAFETY: `word` is aligned and lies in this PE's own symmetric memory.
         let mut set = || unsafe { (word as *const u64).read_volatile() } == 1;
         windows.wait(Some((64, 8)), &mut set).unwrap();
     };
@@ -377,9 +379,9 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// Makes the second PE sleep three times until its word at offset 64 changes. The first PE changes the word
-/// with `grow`, which gets the number of the round. A sleep that no doorbell ends lasts [`LONG`], which fails
-/// the test.
+/// Makes the second PE sleep three times until the word at offset 64 in its memory changes. The first PE
+/// changes this word with `grow`. The argument of `grow` is the number of the round. If no doorbell ends a
+/// sleep, the sleep lasts [`LONG`] and the test fails.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();
@@ -397,7 +399,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         |second| {
             let word = second.symmetric().0.wrapping_add(64) as usize;
             for round in 1..=ROUNDS {
-                // SAFETY: this is an aligned word of this PE's own symmetric memory.
+                // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
                 let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
                 second.wait(Some((64, 8)), &mut set).unwrap();
                 second.notify(0).unwrap();
@@ -417,13 +419,13 @@ fn an_atomic_at_the_owner_wakes_a_waiter_for_the_word() {
 fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     let mover = inlane_twin::DmaEngine::new("dma twin", inlane_twin::DmaCosts::unlimited()).unwrap();
     wakes_by_doorbell(Some(Box::new(mover)), |first, round| {
-        // SAFETY: the source is a local variable of 8 bytes, which lives until quiet has returned.
+        // SAFETY: the source is a local variable of 8 bytes. The variable lives until quiet has returned.
         unsafe { first.put_nbi(1, 64, (&raw const round).cast(), 8) }.unwrap();
         first.quiet().unwrap();
     });
 }
 
-/// Runs puts that arrive just as the other side begins to sleep. A doorbell must end each of these sleeps.
+/// Runs puts that arrive just when the other PE begins to sleep. A doorbell must end each of these sleeps.
 #[test]
 fn no_wakeup_is_lost_between_announcement_and_sleep() {
     const ROUNDS: u64 = 3000;
@@ -432,8 +434,8 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
         let word = windows.symmetric().0.wrapping_add(64) as usize;
         for round in 1..=ROUNDS {
             let put = || {
-                // A pause that grows with each round moves the store past the moment at which the other side
-                // announces its sleep.
+                // The pause grows with each round. So in some round, the store hits the moment at which the
+                // other PE announces its sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
                 // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8) }.unwrap();
@@ -441,7 +443,7 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
             if turn == 0 {
                 put();
             }
-            // SAFETY: this is an aligned word of this PE's own symmetric memory.
+            // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
             let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
             windows.wait(Some((64, 8)), &mut set).unwrap();
             if turn == 1 {
@@ -510,7 +512,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
             let word = |offset: usize| second.symmetric().0.wrapping_add(offset).cast::<u64>();
             let mut early = 0;
             for round in 1..=100 {
-                // SAFETY: both are aligned words of this PE's own symmetric memory.
+                // SAFETY: both words are aligned and lie in this PE's own symmetric memory.
                 unsafe {
                     while word(512).read_volatile() < round {
                         std::thread::yield_now();
@@ -557,8 +559,8 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // True once one side has left its loop. The other side then leaves its loop too, because it has no peer
-    // left to connect to.
+    // True once one side has left its loop. The other side has no peer left to connect to, so it leaves its
+    // loop too.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =
@@ -627,8 +629,8 @@ fn a_row_is_ready_only_after_its_translation_is_set() {
                     break (hostile.peer_window(0, 0), row.epoch);
                 }
             };
-            // Write a scratchpad row with another version of the protocol, so that the honest side's
-            // handshake fails at once.
+            // Write a scratchpad row with another protocol version. The handshake of the honest side then
+            // fails at once.
             write_row(
                 &hostile,
                 &ScratchpadRow { version: VERSION + 1, epoch: 9, seen, ..ScratchpadRow::default() }.encode(),

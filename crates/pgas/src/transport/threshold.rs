@@ -1,5 +1,5 @@
-//! Finds the size from which a mover copies at least as fast as stores, by one measurement on the window that
-//! the mover will use.
+//! Finds the smallest size for which a mover copies at least as fast as stores. Makes one measurement on the
+//! memory window that the mover will use.
 
 use crate::error::Result;
 use inlane_core::completion::CompletionMode;
@@ -24,8 +24,8 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
 }
 
 /// Returns the size in bytes from which `mover` is at least as fast as stores. Measures both by writing to
-/// the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the window or
-/// is slower at the largest size.
+/// the memory window `window`, into `room` bytes from offset `at` on. Returns `usize::MAX` if the mover
+/// cannot reach the window or is slower at the largest size.
 ///
 /// # Errors
 /// Errors of the mover and of the window.

@@ -26,15 +26,15 @@ pub enum FailureScope {
 pub struct WaitOptions {
     /// How the wait detects its end: poll, sleep until woken, or both.
     pub mode: CompletionMode,
-    /// The size of the awaited operation in bytes, from which an adaptive wait estimates its duration; 0 if
-    /// unknown.
+    /// The size of the awaited operation in bytes; 0 if unknown. An adaptive wait estimates the duration of
+    /// the operation from its size.
     pub bytes: u64,
-    /// The stores that can end the wait. Peers wake a sleeping thread only after such a store.
+    /// The stores that can end the wait. A peer wakes a sleeping thread only after such a store.
     pub interest: Interest,
     /// How long to wait before giving up. With `None`, only the loss of a peer in the failure scope ends the
     /// wait early.
     pub timeout: Option<Duration>,
-    /// The name of the awaited operation in the error message, such as "a put".
+    /// The name of the awaited operation, such as "a put". Error messages contain it.
     pub what: &'static str,
 }
 
@@ -42,7 +42,7 @@ pub struct WaitOptions {
 #[derive(Default)]
 pub(super) struct Waits {
     waiter: Mutex<Waiter>,
-    /// True while a thread sleeps until words of this PE's own memory change.
+    /// True while a thread of this PE sleeps until words of this PE's own memory change.
     on_memory: AtomicBool,
     expectation: Mutex<ExpectedDurations>,
     /// Held by the one thread that sleeps on the doorbell. Other waiting threads sleep on `woken`.
@@ -64,8 +64,8 @@ const LONGEST: Duration = Duration::from_millis(20);
 /// meanwhile, and a sleep costs the waiter and the notifier more than many of these system calls.
 pub(super) const YIELDS: u32 = 32;
 
-/// How long a thread that waits for words of memory sleeps before it checks them again. The kernel may add
-/// its timer slack of 50 us.
+/// How long a thread sleeps between two checks while it waits for words of memory. The kernel may add its
+/// timer slack of 50 us.
 const LOOK_EVERY: Duration = Duration::from_micros(40);
 
 /// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
@@ -76,8 +76,8 @@ struct OneWait<'a, F> {
     done: F,
     /// How long the next sleep lasts if no doorbell ends it. Doorbells can be lost.
     backstop: Duration,
-    /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
-    /// sleep.
+    /// How long this wait polled before its first sleep, and the time at which the first sleep began. `None`
+    /// before the first sleep.
     slept: Option<(Duration, Instant)>,
     /// How long this wait polls before its first sleep, if [`PollLimit`] chose a time above 0. Otherwise
     /// `None`.
@@ -132,8 +132,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let mut expectation = lock(&self.context.waits.expectation);
         expectation.slept(self.options.bytes, slept);
         if slept.late {
-            // The true duration is unknown, but shorter than the sleep. Record half of the sleep. If two
-            // sides that wait for each other recorded the whole sleep, both would sleep ever longer.
+            // The true duration is unknown, but shorter than the sleep, so record half of the sleep. If two
+            // PEs that wait for each other recorded the whole sleep, both would sleep longer each time.
             expectation.learn(self.options.bytes, slept.took.as_nanos() as u64 / 2);
         }
     }
@@ -216,8 +216,8 @@ impl PeContext {
             let announcement = waiter.announce(interest);
             self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
             for peer in self.peers.iter().filter(|peer| peer.window.peer() != self.me) {
-                // The layout lies inside the window, whose size was checked when it was mapped. So this store
-                // cannot fail.
+                // This store cannot fail, because the layout lies inside the window. The window's size was
+                // checked when it was mapped.
                 let _ = peer.window.store_word(self.layout.announcement(self.me), announcement);
             }
         }
@@ -242,8 +242,8 @@ impl PeContext {
         self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
     }
 
-    /// Orders this thread's announcement before this thread's next check of the awaited condition. On
-    /// coherent windows, also executes a barrier at the notifiers, which orders their stores before their
+    /// Orders this thread's announcement of a sleep before its next check of the awaited condition. On
+    /// coherent windows, also executes a barrier at the notifiers. This orders their stores before their
     /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
@@ -255,31 +255,32 @@ impl PeContext {
         }
     }
 
-    /// Wakes this PE's threads that wait for words of its own memory. Call it after an atomic of a peer or
-    /// another thread of this PE has changed such a word.
+    /// Wakes the threads of this PE that wait for words in its own memory. Call this after an atomic has
+    /// changed such a word. The atomic may come from a peer or from another thread of this PE.
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {
-            // Ignore the result, because ringing fails only for a port that does not exist, and this PE's own
-            // port exists.
+            // Ignore the result. Ringing fails only if the port does not exist, and this PE's own port
+            // exists.
             let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
         }
     }
 
-    /// Sleeps as [`Self::sleep`] does, but also calls `done` every [`LOOK_EVERY`] and returns once `done`
-    /// returns true. The calls are needed because a program's stores through pointers change awaited words
-    /// without a doorbell. If PEs share processors, calls `done` 16 times less often, so that sleepers do not
-    /// take time from working PEs.
+    /// Sleeps like [`Self::sleep`], but calls `done` every [`LOOK_EVERY`] and returns once `done` returns
+    /// true. This is needed because stores through the program's pointers change awaited words without a
+    /// doorbell. If PEs share processors, calls `done` 16 times less often, so that sleepers take little time
+    /// from working PEs.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
         while begun.elapsed() < backstop && !self.sleep(every) && !done() {}
     }
 
     /// Sleeps until a doorbell or another thread wakes this thread, or until `backstop` has passed. Returns
-    /// true unless the time has passed.
+    /// false if `backstop` has passed, otherwise true.
     fn sleep(&self, backstop: Duration) -> bool {
-        // Only one thread at a time sleeps on the doorbell `WAKE`. When it wakes, it wakes the others, which
-        // sleep on `woken`. The doorbell of a request wakes the service thread and none of these threads.
+        // Only one thread at a time sleeps on the doorbell `WAKE`. The other threads sleep on `woken`. When
+        // the first thread wakes, it wakes the others. The doorbell for a request wakes the service thread
+        // and none of these.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
                 let mut woken = false;

@@ -1,8 +1,8 @@
-//! When a store must ring a doorbell, and how a waiter sleeps without missing one. The loom tests check this
-//! protocol.
+//! When a store must ring a doorbell, and how a waiter sleeps without missing a doorbell. The loom tests
+//! check this protocol.
 //!
-//! A doorbell is expensive, because the notifier makes an uncached write and the waiter's side takes an
-//! interrupt. So a waiter asks for a doorbell only before it sleeps:
+//! A doorbell is expensive: the notifier makes an uncached write, and an interrupt occurs at the waiter. So a
+//! waiter asks for a doorbell only before it sleeps:
 //!
 //! ```text
 //! waiter:    announcement -> peers     barrier     look again     sleep until the doorbell or the backstop
@@ -16,14 +16,14 @@
 //! Each side needs a full barrier between its store and its next load. Otherwise both sides may read the old
 //! value, and the wake-up is lost. A barrier after every put would cost more than the put. Therefore:
 //!
-//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2). Both
+//! * On coherent memory windows the waiter executes the barrier for both sides by membarrier(2). Both
 //!   processes must be registered for this call. If one is not, the notifier executes its own barrier.
 //! * On posted windows the notifier executes a barrier, and the waiter reads back through the window. The
-//!   read's completion arrives after all earlier posted stores (PCI Express Base Specification, "Transaction
-//!   Ordering").
+//!   completion of this read arrives after all earlier posted stores (PCI Express Base Specification,
+//!   "Transaction Ordering").
 //!
-//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled
-//! up to 64 ms. For answers to requests, and after a doorbell was lost, the first backstop is 0.1 ms.
+//! Doorbells can be lost. Each sleep therefore also ends after its *backstop*: 1 ms at first, then doubled up
+//! to 64 ms. For answers to requests, and after a doorbell was lost, the first backstop is 0.1 ms.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -31,14 +31,14 @@ use std::time::Duration;
 /// How long a waiter polls between its announcement and its sleep. A store in flight usually arrives in this
 /// time.
 pub const LAST_LOOK: Duration = Duration::from_micros(2);
-/// The time after which a sleep ends if no doorbell arrives. It is the first value for the first sleep of a
-/// wait, and doubles for each further sleep up to the second value.
+/// The time after which a sleep ends even if no doorbell arrives. The first sleep of a wait lasts at most the
+/// first value. The time doubles with each further sleep, up to the second value.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// After a lost doorbell, waits sleep for shorter times until doorbells have ended this many sleeps.
 const REMEMBER_FOR: u32 = 16;
-/// After a lost doorbell, the first sleep of a wait is divided by this number, because the next doorbell may
-/// be lost, too. Waits for an answer always divide it.
+/// The first sleep of a wait is divided by this number after a lost doorbell, because the next doorbell may
+/// be lost, too. In a wait for an answer, it is always divided.
 const SHORTER: u32 = 10;
 
 /// Remembers lost doorbells, so that the next waits sleep for shorter times. Without losses, waits sleep long
@@ -47,8 +47,9 @@ const SHORTER: u32 = 10;
 pub(super) struct LostDoorbells(AtomicU32);
 
 impl LostDoorbells {
-    /// Records how a sleep ended: `woken` by a doorbell, or by its time limit. In the latter case, `over` tells
-    /// whether the awaited event had happened, so that its doorbell was lost.
+    /// Records how a sleep ended. `woken` is true if a doorbell ended it, and false if its time limit did.
+    /// After a time limit, `over` returns true if the awaited event had happened, so that its doorbell was
+    /// lost.
     pub fn record(&self, woken: bool, over: impl FnOnce() -> bool) {
         let before = self.0.load(Ordering::Relaxed);
         match woken {
@@ -69,23 +70,23 @@ impl LostDoorbells {
     }
 }
 
-/// A word of memory that one thread or PE writes and another one reads.
+/// A word of memory that one thread or PE writes and another thread or PE reads.
 pub use inlane_core::ring::Word;
 
-/// The stores that can end a wait. A waiter announces its interest before it sleeps, and peers ring for such
-/// stores only.
+/// The stores that can end a wait. A waiter announces its interest before it sleeps. Peers ring the waiter's
+/// doorbell only for stores of this interest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Notifications and replies. Puts to symmetric memory do not wake the waiter.
     Control,
-    /// Notifications and replies wake the waiter, and so do puts to the 8 bytes at this symmetric offset. The
-    /// offset is a multiple of 8.
+    /// Notifications, replies, and puts to the 8 bytes at this symmetric offset wake the waiter. The offset
+    /// is a multiple of 8.
     Word(usize),
     /// All stores.
     Any,
 }
 
-/// The kind of a store, from which the notifier decides whether it must wake the waiter.
+/// The kind of a store. The notifier uses it to decide whether to wake the waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// A notification or a reply.
@@ -94,14 +95,14 @@ pub enum Stored {
     Put(usize, usize),
 }
 
-/// Number of low bits of an announcement that hold the interest. The bits above hold a counter, which may
-/// wrap.
+/// An announcement is one word: its low bits hold the interest, its high bits a counter that may wrap. This
+/// is the number of low bits.
 const INTEREST_BITS: u32 = 40;
 const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
 impl Interest {
-    /// Returns which stores must wake a waiter for `width` bytes at a symmetric offset: stores to the aligned
-    /// word of 8 bytes that holds them, or all stores if no single word does.
+    /// Returns the stores that must wake a waiter for `width` bytes at a symmetric offset. These are the
+    /// stores to the aligned 8-byte word that holds the bytes, or all stores if no single word holds them.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }
@@ -144,9 +145,9 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Returns the waiter's announcement if the notifier must ring the doorbell: the announcement is new, and
-    /// asks for this kind of store. Call this after the store and the barrier. A hostile peer that announces
-    /// again and again gets at most one ring for each store.
+    /// Returns the waiter's announcement if the notifier must ring the doorbell: the announcement is new and
+    /// asks for this kind of store. Call this after the store and the barrier. Even if a hostile peer
+    /// announces again and again, it gets at most one ring for each store.
     #[inline]
     pub fn must_ring<W: Word>(&mut self, announcement: &W, stored: Stored) -> Option<u64> {
         let now = announcement.load();
@@ -166,8 +167,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Adds a sleeping thread. Returns the announcement of all sleeping threads. The caller must write this
-    /// announcement to the memory of every peer that can end the wait.
+    /// Adds a sleeping thread. Returns one announcement for all sleeping threads. The caller must write it to
+    /// the memory of every peer that can end the wait.
     pub fn announce(&mut self, interest: Interest) -> u64 {
         self.counter += 1;
         self.sleepers.push(interest);
@@ -175,15 +176,15 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is what the
-    /// thread announced before its sleep.
+    /// Removes a thread from the list of sleeping threads after it has woken up. `interest` is the interest
+    /// that the thread announced before its sleep.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
         }
     }
 
-    /// Returns true if a thread sleeps until a word of this PE's own memory changes.
+    /// Returns true if any thread sleeps until a word in this PE's own memory changes.
     pub fn sleeps_on_memory(&self) -> bool {
         self.sleepers.iter().any(|one| *one != Interest::Control)
     }
@@ -194,8 +195,8 @@ const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 /// `MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED` of linux/membarrier.h.
 const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
 
-/// Registers this process for membarrier(2), so that other processes can execute barriers on its threads.
-/// Returns false if the kernel does not support it.
+/// Registers this process for membarrier(2). Other processes can then execute barriers on its threads.
+/// Returns false if the kernel does not support this.
 pub fn register_for_barriers() -> bool {
     membarrier(REGISTER_GLOBAL_EXPEDITED)
 }
@@ -235,7 +236,7 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Checks that no wake-up is lost when a notifier stores twice and a waiter sleeps twice, and that there
+    /// Lets a notifier store twice and a waiter sleep twice. Checks that no wake-up is lost, and that there
     /// is at most one ring for each announcement. Tries all interleavings with at most three preemptions. The
     /// waiter always executes a full barrier. The notifier executes one if `fenced` is true. That case also
     /// covers a waiter that calls membarrier(2), because this call acts as a full barrier on both sides.

@@ -27,9 +27,9 @@ use std::time::Duration;
 pub(super) const REQUEST: u64 = 1;
 /// The doorbell bit for sleeping waiters.
 pub(super) const WAKE: u64 = 1 << 32;
-/// How many gets from a peer share one check of the link, if the window is coherent. After a check that
-/// fails, the next get checks again. The peer's memory stays mapped after the link is lost, so these gets
-/// still return what the peer has stored.
+/// The link is checked once for this many gets from a peer, if the window is coherent. After a failed check,
+/// the next get checks again. The peer's memory stays mapped after the link is lost. Gets between two checks
+/// therefore still return what the peer has stored.
 const CHECK_EVERY: u32 = 16;
 
 /// The settings of the transport.
@@ -42,11 +42,11 @@ pub struct Settings {
     pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
-    /// Gets of at least this many bytes ask the owner to push the bytes. `None`: gets of at least 256 bytes
-    /// on posted windows, and no gets on coherent windows.
+    /// A get of at least this many bytes asks the owner to push the bytes. With `None`, this applies to gets
+    /// of at least 256 bytes on posted windows, and to no gets on coherent windows.
     pub push_from: Option<usize>,
-    /// The mover for large puts, and the smallest size in bytes that it copies. A size of `None` is measured
-    /// while connecting.
+    /// The mover for large puts, and the smallest put in bytes that it copies. If this size is `None`, it is
+    /// measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// If true, a word's owner carries out all atomics on it. If false, the calling PE's processor does,
     /// provided that all windows are coherent and no faults are injected.
@@ -54,9 +54,9 @@ pub struct Settings {
     /// Faults to inject in tests. The transport itself only kills the process at a step of the protocol. The
     /// NTB device injects all other faults.
     pub faults: Faults,
-    /// The time after which a waiter's sleep ends without a doorbell, because doorbells can be lost. The
-    /// first value is for the first sleep of a wait. Each further sleep doubles the time, up to the second
-    /// value.
+    /// The longest sleep of a waiter if no doorbell arrives. It is limited because doorbells can be lost. The
+    /// first value applies to the first sleep of a wait. Each further sleep doubles the time, up to the
+    /// second value.
     pub backstop: (Duration, Duration),
 }
 
@@ -79,23 +79,22 @@ impl Default for Settings {
 pub(super) struct Peer {
     pub window: Window,
     pub tag: AtomicU32,
-    /// The peer's epoch in this connection. It identifies one attempt of the peer to connect.
+    /// The peer's epoch in this connection. An epoch identifies one attempt of the peer to connect.
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// The alignment in bytes of the peer's inbound memory in the peer's process. The smallest such alignment
-    /// of all PEs limits the alignment of symmetric memory.
+    /// The alignment in bytes of the peer's inbound memory at its address in the peer's process. The smallest
+    /// of these alignments limits the alignment of symmetric memory.
     alignment: usize,
     /// True if this PE must do more than usual after a store to the peer:
     ///
-    /// * The peer is this PE itself. It then checks whether its own threads sleep, and rings its own
+    /// * The peer is this PE itself. This PE then checks whether its own threads sleep, and rings its own
     ///   doorbell.
-    /// * One of the two PEs is not registered for membarrier(2), or the window is not coherent. A full
-    ///   barrier is then needed between the store and the check whether the peer has announced that it will
-    ///   sleep.
+    /// * One of the two PEs is not registered for membarrier(2), or the memory window is not coherent. The PE
+    ///   then needs a full barrier after the store, before it checks whether the peer has announced a sleep.
     pub is_exceptional: bool,
-    /// The peer's last announcement of a sleep that this PE has answered by a doorbell. A copy of the
-    /// notifier's value, which can be read without the notifier's lock.
+    /// The peer's last announcement of a sleep that this PE has answered with a doorbell. This is a copy of
+    /// the notifier's value. It can be read without the notifier's lock.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
@@ -103,16 +102,16 @@ pub(super) struct Peer {
     pub refused: AtomicBool,
     pub requests: Requests,
     /// True if the mover has copies to this peer for which no thread waits yet. The peer was not woken after
-    /// these copies: `PeContext::finish` waits for them and then wakes the peer.
+    /// these copies. `PeContext::finish` later waits for them and then wakes the peer.
     unwoken: AtomicBool,
-    /// The approximate number of gets by loads from this peer. Threads that count at the same time may lose
-    /// counts.
+    /// The approximate number of gets from this peer that used loads. Threads that count at the same time may
+    /// lose counts.
     loads: AtomicU32,
     notified: AtomicU32,
     taken: AtomicU32,
 }
 
-/// The state of a PE that all its threads share.
+/// The state of a PE, shared by all threads of the PE.
 pub(super) struct PeContext {
     pub ntb: Arc<dyn Ntb>,
     pub me: u32,
@@ -131,15 +130,15 @@ pub(super) struct PeContext {
     completion: CompletionMode,
     request_timeout: Option<Duration>,
     push_from: usize,
-    /// True if the bridge's windows are coherent memory, so that reading through them is fast. Equal on all
-    /// PEs.
+    /// True if the memory windows of the bridge are coherent memory. Reading through them is then fast. Equal
+    /// on all PEs.
     reads_are_fast: bool,
     /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
     /// left the store buffer.
     pub coherent: bool,
-    /// True if this PE's processor carries out atomics on other PEs' memory, false if the word's owner does.
-    /// PEs may differ in this setting. Their atomics on one word are still atomic to each other, because
-    /// owners and callers both use processor instructions on coherent memory.
+    /// True if this PE executes atomics on other PEs' memory with its own processor. If false, the owner of
+    /// the word executes them. PEs may differ in this setting, and their atomics on one word are still atomic
+    /// to each other. The reason: owners and callers both use processor instructions on coherent memory.
     direct_atomics: bool,
     /// The smallest of the PEs' `alignment`s, in bytes.
     alignment: usize,
@@ -155,21 +154,24 @@ pub(super) struct PeContext {
     _inbound: Region,
 }
 
-// SAFETY: `base` is the inbound memory, which `_inbound` keeps mapped and other processes share. Its words
-// are accessed as atomics. Bulk data is copied through raw pointers, and the program must order such copies,
-// as for any one-sided access.
+// SAFETY: `base` is the inbound memory, which `_inbound` keeps mapped. Other processes share it. Its words
+// are accessed as atomics. Bulk data is copied through raw pointers. The program must order such copies, as
+// for any one-sided access.
 unsafe impl Send for PeContext {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for PeContext {}
 
-/// Sizes from which a connected transport uses another method for a put or a get, and how it wakes waiters.
+/// The sizes from which a connected transport copies the bytes of a put or a get by another method. Also
+/// shows how the transport wakes waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
-    /// A get of at least this many bytes asks the owner of the bytes to put them. Null if all gets use loads.
+    /// A get of at least this many bytes asks the owner of the bytes to answer with a put. Null if all gets
+    /// use loads.
     pub push_from_bytes: Option<u64>,
     /// The mover copies puts of at least this many bytes. Null if all puts use stores.
     pub mover_from_bytes: Option<u64>,
-    /// True if a waiter runs membarrier(2) before it sleeps, so that notifiers need no barrier after stores.
+    /// True if a waiting PE runs membarrier(2) before it sleeps. Notifying PEs then need no barrier after
+    /// stores.
     pub wakes_by_membarrier: bool,
 }
 
@@ -195,8 +197,8 @@ fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     }
 }
 
-/// Rounds an alignment down to a power of two, and limits it to 4 KiB to 1 GiB. A peer may announce any
-/// number.
+/// Limits an alignment to 4 KiB to 1 GiB, and rounds it down to a power of two. This is necessary because a
+/// peer may announce any number.
 fn alignment(announced: u64) -> usize {
     let within = announced.clamp(4096, 1 << 30);
     1 << within.ilog2()
@@ -209,11 +211,12 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Connects to all peers of `ntb` and offers them the first `bytes` of its inbound memory.
+    /// Connects to all peers of `ntb` and gives them access to the first `bytes` bytes of this PE's inbound
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the memory is too small, or the bridge lacks a window, doorbell bits or
-    /// interrupt vectors; errors of the handshakes.
+    /// [`Error::Invalid`] if the memory is too small, or if the bridge lacks a window, doorbell bits or
+    /// interrupt vectors. Also the errors of the handshakes.
     pub fn connect(ntb: Arc<dyn Ntb>, bytes: usize, settings: Settings) -> Result<Self> {
         let (me, pes) = (ntb.port(), ntb.ports());
         let layout = Layout::new(pes, bytes)?;
@@ -233,13 +236,14 @@ impl Windows {
         let peers = (0..pes)
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
-        // Use the smallest alignment of all PEs. All PEs read all headers, so they find the same one.
+        // Use the smallest alignment of all PEs. All PEs read the same headers, so they all get the same
+        // result.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         let direct_atomics = coherent && !settings.atomics_by_owner && settings.faults.are_none();
-        // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
-        // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
-        // the bytes.
+        // A load through a coherent window is as fast as a load by the owner of the memory, so gets always
+        // use loads. Through a posted window, a load of 8 bytes costs a round trip. Larger gets therefore ask
+        // the owner to push the bytes.
         let reads_are_fast = ntb.capabilities().ordering == inlane_ntb::device::Ordering::Coherent;
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
@@ -366,8 +370,8 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns the sizes from which the owners of bytes put them to answer gets, and from which the mover
-    /// copies puts. Also returns whether a waiter runs membarrier(2).
+    /// Returns the sizes from which this PE uses two faster methods, and whether a waiter runs membarrier(2).
+    /// The methods are gets that the owner of the bytes answers by a put, and puts that the mover copies.
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
@@ -408,12 +412,12 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // Also compare the epoch with that of the connection. The peer may have noticed a link failure
-            // that this side missed, and reconnected with a new epoch.
+            // Also compare the peer's epoch with the epoch of the connection. The peer may have noticed a
+            // link failure that this PE missed. It has then reconnected with a new epoch.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
-                // Make the link check due at the next get, so that this get fails, too. Gets through coherent
-                // windows otherwise check the link only once in `CHECK_EVERY` gets.
+                // Make the link check due at the next get, so that the next get fails, too. Otherwise, gets
+                // through coherent windows check the link only once in `CHECK_EVERY` gets.
                 peer.loads.store(0, Ordering::Relaxed);
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
             }
@@ -421,8 +425,8 @@ impl PeContext {
         Ok(())
     }
 
-    /// Checks the link to `pe` if a check is due. Returns an error if the link is down. Gets through coherent
-    /// windows make one check in [`CHECK_EVERY`] gets, because a check takes as long as a copy of 1 KiB.
+    /// Checks the link to `pe` if a check is due. Returns an error if the link is down. For coherent windows,
+    /// a check is due once in [`CHECK_EVERY`] gets, because it takes as long as a copy of 1 KiB.
     #[inline(always)]
     fn check_load(&self, pe: u32, peer: &Peer) -> Result<()> {
         let loads = peer.loads.load(Ordering::Relaxed);
@@ -449,22 +453,23 @@ impl PeContext {
         if let Some(answered) = notifier.must_ring(announcement, what) {
             peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
-            // The peer exists, so this cannot fail. If the doorbell is lost, the peer's thread sleeps until
-            // its backstop, the time limit of the sleep.
+            // The call fails only if the peer does not exist, and this peer exists. If the doorbell is lost,
+            // the peer's thread sleeps until its backstop, the time limit of the sleep.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
         }
     }
 
     #[inline(always)]
     fn symmetric_offset(&self, offset: usize) -> usize {
-        // Saturate the sum instead of wrapping it, because the window refuses any offset beyond its end.
+        // Saturate the sum instead of wrapping it. The window then refuses the offset, because it is beyond
+        // the window's end.
         offset.saturating_add(self.layout.symmetric())
     }
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // Count without an atomic addition, because every put executes this code. In a race some bytes are
-        // not counted, so the count is never too high.
+        // Count without an atomic addition, because every put executes this code. If two threads race, some
+        // bytes are not counted, so the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
@@ -479,7 +484,7 @@ impl PeContext {
         later: bool,
     ) -> Result<Ticket> {
         let destination = peer.window.region().slice(at, length)?;
-        // SAFETY: the caller keeps the bytes until the copy is complete, for which put or quiet waits.
+        // SAFETY: the caller keeps the bytes until the copy is complete. Put or quiet waits for this.
         let source = unsafe { Region::from_raw(source as u64, length, Location::Host, Arc::new(())) };
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = mover.submit(&source, &destination)?;
@@ -515,8 +520,8 @@ impl PeContext {
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Ring this PE's own doorbell, so that the service thread wakes and sees `stop`. A doorbell bit that
-        // is already set raises no event, so clear the bit and ring again.
+        // Ring this PE's own doorbell. The service thread then wakes and sees `stop`. If a doorbell bit is
+        // already set, setting it raises no event. So clear the bit and ring again.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);

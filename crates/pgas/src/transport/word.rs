@@ -1,14 +1,15 @@
-//! Atomics that the calling thread's processor executes on memory that is mapped here.
+//! Atomic operations on memory that is mapped in this process. The processor of the calling thread executes
+//! them.
 
 use super::{Atomic, Operation};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Carries out an atomic on the word at `address` with one instruction of this processor. Returns the
-/// previous value, or `None` if the width is neither 4 nor 8 bytes, or the address is not a multiple of the
-/// width.
+/// Executes an atomic operation on the word at `address` with one instruction of this processor. Returns the
+/// previous value. Returns `None` if the width is not 4 or 8 bytes, or if the address is not a multiple of
+/// the width.
 ///
 /// # Safety
-/// The word is valid memory, which all processes and threads access only by atomics.
+/// The word is valid memory. All processes and threads access it only with atomics.
 pub(super) unsafe fn apply(address: *mut u8, atomic: &Atomic) -> Option<u64> {
     let Atomic { operation, width, operand, comparand, .. } = *atomic;
     if !matches!(width, 4 | 8) || !(address as usize).is_multiple_of(width) {

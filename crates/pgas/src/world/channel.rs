@@ -1,5 +1,5 @@
-//! Channels, with which threads of one PE can run collectives of different teams at the same time. Each
-//! channel has its own notifications, its own part of the workspace, and its own lock.
+//! Channels. With them, threads of one PE can run collectives of different teams at the same time. Each
+//! channel has its own notifications, its own part of the PE's workspace, and its own lock.
 //!
 //! ```text
 //! a PE's workspace, at the start of its symmetric memory
@@ -18,15 +18,15 @@ use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of places in a PE's workspace. Each place is the memory of one channel, with which a team runs
-/// collectives.
+/// The number of places in a PE's workspace. A place is the memory of one channel. A team runs its
+/// collectives over a channel.
 pub(super) const PLACES: usize = 32;
 /// The place of [`World::fixed_channel`].
 const FIXED: usize = 0;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
-/// The offset in bytes of a PE's number within its 128 bytes of a place in the workspace. The PE's count of
-/// notifications is at offset 0.
+/// In a place of the workspace, each PE has 128 bytes. This is the offset in these bytes of the number that
+/// the PE has sent. The PE's count of notifications is at offset 0.
 const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
@@ -55,8 +55,8 @@ impl Places {
     }
 }
 
-/// A place in the workspace that one channel uses. Dropping this value frees the place, unless it is reserved
-/// for [`World::fixed_channel`].
+/// One of the places in the workspace, used by one channel. Dropping this value frees the place, unless the
+/// place is reserved for [`World::fixed_channel`].
 struct Place {
     number: usize,
     free: Arc<Mutex<u32>>,
@@ -70,8 +70,8 @@ impl Drop for Place {
     }
 }
 
-/// A team's channel at this PE. Pass it to the team's collectives, which may then run at the same time as
-/// those of other teams. Dropping it frees its place in the workspace.
+/// A team's channel at this PE. Pass it to the team's collectives. They may then run at the same time as
+/// collectives of other teams. Dropping the channel frees its place in the workspace.
 pub struct Channel {
     set: Set,
     place: Place,
@@ -80,11 +80,11 @@ pub struct Channel {
     links: Vec<Link>,
 }
 
-/// The notifications between this PE and another member of the team. This PE writes to one place in the
-/// member's workspace, and counts both directions.
+/// The notifications between this PE and another member of the team, in both directions. To notify the
+/// member, this PE writes to one place in the member's workspace.
 struct Link {
-    /// The number of the place in the other member's workspace that this channel uses. The other member has
-    /// chosen it.
+    /// The number of the place that this channel uses in the other member's workspace. The other member has
+    /// chosen this number.
     place: usize,
     sent: AtomicU64,
     taken: AtomicU64,
@@ -102,7 +102,8 @@ impl Channel {
     }
 }
 
-/// The PEs that take part in a collective, and the channel that it uses, if any.
+/// The PEs that take part in a collective, and the channel over which it runs. Some collectives use no
+/// channel.
 #[derive(Clone, Copy)]
 pub struct Group<'a> {
     set: Set,
@@ -128,8 +129,8 @@ impl<'a> From<&'a Channel> for Group<'a> {
     }
 }
 
-/// A collective in progress at this PE. It holds the lock of its channel, or the lock that all sets without
-/// a channel share.
+/// A collective in progress at this PE. It holds its channel's lock. If the set has no channel, it holds the
+/// lock that all such sets share.
 pub(super) struct Entered<'a> {
     pub(super) set: Set,
     /// This PE's position in the set, counted from 0.
@@ -147,9 +148,9 @@ impl<T: Transport> World<T> {
         Ok(Entered { set, index, channel, _one })
     }
 
-    /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` must call this function. Returns
-    /// `None` at every PE if one of them has no free place in its workspace. In that case, pass `set` itself
-    /// to collectives.
+    /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` must call this function. If any of
+    /// them has no free place for the channel in its workspace, returns `None` at every PE. In that case,
+    /// pass `set` itself to collectives.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -159,12 +160,12 @@ impl<T: Transport> World<T> {
         let within = Entered { set, index, ..parent };
         let place = self.places.take();
         if let Some(place) = &place {
-            // Clear the counts of the channel that used this place before. All its notifications were
-            // received, so none can arrive later.
+            // Clear the counts of the channel that used this place of the workspace before. All notifications
+            // of that channel were received, so none can arrive later.
             (0..set.size)
                 .for_each(|other| self.count(place.number, set.pe(other)).store(0, Ordering::Release));
         }
-        // Send the number of the chosen place in the workspace, plus 1, or 0 if no place is free.
+        // If a place of the workspace was chosen, send its number plus 1. Send 0 if no place is free.
         let own = place.as_ref().map_or(0, |place| place.number as u64 + 1);
         let numbers = self.tell_all(&within, own)?;
         let Some(place) = place.filter(|_| !numbers.contains(&0)) else { return Ok(None) };
@@ -175,8 +176,8 @@ impl<T: Transport> World<T> {
         Ok(Some(Channel::new(set, place, numbers.iter().map(|number| *number as usize - 1))))
     }
 
-    /// Makes the channel for the fixed place in the workspace. This place has the same number on all PEs, so
-    /// the PEs need not exchange its number. Call this at most once on each PE.
+    /// Creates the channel for the fixed place in the workspace. This place has the same number on all PEs,
+    /// so the PEs need not exchange the number. Call this at most once on each PE.
     pub fn fixed_channel(&self, set: Set) -> Channel {
         let place = Place { number: FIXED, free: self.places.0.clone() };
         Channel::new(set, place, (0..set.size).map(|_| FIXED))
@@ -193,8 +194,8 @@ impl<T: Transport> World<T> {
         Ok(numbers)
     }
 
-    /// Sends a number to every PE of the set. A receiver reads it by [`World::length`] after it has received
-    /// a notification.
+    /// Sends the number `length` to every PE of the set. A receiver reads the number by [`World::length`]
+    /// after it has received a notification.
     pub(super) fn send_length(&self, entered: &Entered<'_>, length: u64) -> Result<()> {
         (0..entered.set.size).map(|other| entered.set.pe(other)).try_for_each(|pe| {
             let to = match entered.channel {
@@ -216,13 +217,13 @@ impl<T: Transport> World<T> {
         self.word(at).load(Ordering::Acquire)
     }
 
-    /// Returns the size of a chunk in bytes, which is the most that a reduction combines in one step.
+    /// Returns the size of a chunk in bytes. A reduction combines at most one chunk in one step.
     pub(super) fn chunk_bytes(&self, entered: &Entered<'_>) -> usize {
         if entered.channel.is_some() { PLACE_CHUNK } else { CHUNK }
     }
 
-    /// Returns the offset of the chunk of PE `parent` into which its child `child` in a binomial tree puts
-    /// data. The positions of the two PEs in the set differ by `distance`, a power of two.
+    /// Returns the offset of the chunk in which PE `parent` receives data from its child `child` in a
+    /// binomial tree. The positions of the two PEs in the set differ by `distance`, a power of two.
     pub(super) fn chunk(
         &self,
         entered: &Entered<'_>,
@@ -233,7 +234,7 @@ impl<T: Transport> World<T> {
         let pes = self.pes();
         Ok(match entered.channel {
             // All sets without a channel use the same chunks. A child has different levels in different sets,
-            // so two sets could use one level's chunk at once. A chunk for each child avoids that.
+            // so chunks by level could collide between two sets. One chunk for each child avoids this.
             None => pes as usize * WORD + child as usize * CHUNK,
             Some(channel) => {
                 let level = distance.trailing_zeros() as usize;
@@ -261,14 +262,14 @@ impl<T: Transport> World<T> {
         self.transport.wait(Some(word), &mut || count.load(Ordering::Acquire) >= expected)
     }
 
-    /// Returns the offset of PE `pe`'s 128 bytes in place `place`. If `pe` is the number of PEs, returns the
-    /// offset of the place's chunks, which follow.
+    /// Returns the offset of the 128 bytes of PE `pe` in place `place` of the workspace. The chunks of the
+    /// place follow the last PE, so the number of PEs as `pe` gives the offset of the chunks.
     fn line(&self, place: usize, pe: u32) -> usize {
         place_offset(self.pes(), place) + pe as usize * WORD
     }
 
-    /// Returns the counter of the notifications that `pe` has sent to this PE over the channel in place
-    /// `place`.
+    /// Returns a counter: the notifications that `pe` has sent to this PE over the channel in place `place`
+    /// of the workspace.
     fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
         self.word(self.line(place, pe))
     }
@@ -278,7 +279,7 @@ impl<T: Transport> World<T> {
             offset.is_multiple_of(8) && offset + 8 <= workspace_bytes(self.pes()),
             "inside the workspace"
         );
-        // SAFETY: the word is aligned and lies in the workspace, which lives as long as the transport.
+        // SAFETY: the word is aligned and inside the workspace. The workspace lives as long as the transport.
         unsafe { AtomicU64::from_ptr(self.address_of(offset).cast()) }
     }
 }

@@ -1,34 +1,35 @@
-//! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
+//! Collectives over regular subsets of the PEs. They consist of puts, and of notifications between pairs of
+//! PEs.
 //!
 //! Two PEs count the notifications between them, separately for each [`Channel`](super::Channel). Every PE of
-//! a set calls the same collectives in the same order, so the counts match without flags in symmetric memory.
-//! The `pSync` arrays of OpenSHMEM are accepted but not used.
+//! a set calls the same collectives in the same order. So the counts match, and no flags in symmetric memory
+//! are needed. The `pSync` arrays of OpenSHMEM are accepted but not used.
 
 use super::channel::{Entered, Group};
 use super::{CHUNK, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 
-/// Size in bytes and number of PEs from which a broadcast is cut into slices. The root sends each slice to
-/// one PE, which sends it to the others, so the root need not send all bytes several times. Smaller
-/// broadcasts use a binomial tree, which takes fewer messages.
+/// The size in bytes and the number of PEs from which a broadcast is cut into slices. The root then sends
+/// each slice to one PE, and that PE sends it to the others. So the root need not send all bytes several
+/// times. Smaller broadcasts use a binomial tree, which needs fewer messages.
 pub(super) const SCATTERED_FROM: (usize, u32) = (256 << 10, 8);
 
-/// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.
+/// A regular set of `size` PEs: `start`, `start + stride`, `start + 2 * stride`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set {
     /// The first PE.
     pub start: u32,
-    /// The difference between the numbers of consecutive PEs of the set. It may be negative, or 0 if the set
-    /// has one PE.
+    /// The difference between the numbers of consecutive PEs of the set. It may be negative. It may be 0 if
+    /// the set has only one PE.
     pub stride: i32,
     /// The number of PEs.
     pub size: u32,
 }
 
-/// A function that combines elements: `(accumulator, other, count)`. It combines each of `count` elements of
-/// `accumulator` with the same element of `other`, and stores the result in `accumulator`. The elements may
-/// be misaligned.
+/// A function that combines arrays of elements: `(accumulator, other, count)`. For each index below `count`,
+/// it combines the elements of `accumulator` and `other`, and stores the result in `accumulator`. The arrays
+/// may be misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
@@ -56,8 +57,8 @@ impl Set {
             && (0..pes as i64).contains(&last)
     }
 
-    /// Returns all PEs but the one at `index`, starting with its successor. If all PEs iterate at the same
-    /// time, each addresses a different PE in every step.
+    /// Returns all PEs except the one at `index`, starting with its successor. If all PEs iterate in step,
+    /// each PE is addressed by one other PE in every step.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
@@ -101,8 +102,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Blocks until every PE of the set has called this function and the earlier puts of all these PEs are
-    /// delivered.
+    /// Blocks until every PE of the set has called this function. Also waits until the earlier puts of all
+    /// these PEs are delivered.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -111,7 +112,7 @@ impl<T: Transport> World<T> {
         self.sync(group)
     }
 
-    /// Blocks until all PEs have called this function and their earlier puts are delivered.
+    /// Blocks until all PEs have called this function and the earlier puts of all PEs are delivered.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -119,8 +120,8 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// Waits for all PEs before this process ends. After the return this process may end at once, because the
-    /// other PEs have received everything that they need from it.
+    /// Waits for all PEs before this process ends. When it returns, the other PEs have received everything
+    /// that they need from this process. It may then end at once.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -132,8 +133,8 @@ impl<T: Transport> World<T> {
         self.transport.leave()
     }
 
-    /// Copies `bytes` from `source` of the PE at index `root` to symmetric address `destination` of all
-    /// other PEs of the set.
+    /// Copies `bytes` bytes from the root's `source` to all other PEs of the set, at the symmetric address
+    /// `destination`. The root is the PE at index `root`.
     ///
     /// # Errors
     /// As for [`World::sync`] and [`World::put_bytes`].
@@ -166,11 +167,11 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Broadcasts by slices: the PE at distance i + 1 behind the root receives slice i, and sends it to all
-    /// other PEs except the root.
+    /// Broadcasts by slices. The PE at distance i + 1 behind the root receives slice i from the root. It then
+    /// sends the slice to all other PEs except the root.
     ///
     /// # Safety
-    /// At the root, `source` is readable for `bytes`.
+    /// At the root, `source` is readable for `bytes` bytes.
     unsafe fn scatter(
         &self,
         entered: &Entered<'_>,
@@ -181,7 +182,8 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let Entered { set, index, .. } = entered;
         let receivers = set.size - 1;
-        // Slices are whole cache lines, because two PEs that write one line at once delay each other.
+        // Make slices of whole cache lines. If two PEs write one line at the same time, they delay each
+        // other.
         let share = bytes.div_ceil(receivers as usize).next_multiple_of(64);
         let pe = |receiver: u32| set.pe((root + 1 + receiver) % set.size);
         let slice = |receiver: u32| {
@@ -226,7 +228,7 @@ impl<T: Transport> World<T> {
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
         // The lowest set bit of `relative` is the distance to the parent. The smaller powers of two are the
-        // distances to the children, so the loop below starts from the parent's distance.
+        // distances to the children. So the loop below starts from the parent's distance and halves it.
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
@@ -245,8 +247,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Concatenates the `bytes` at `source` of all PEs of the set, in the order of the set. Stores the result
-    /// at `destination` of each of them. The lengths may differ.
+    /// Concatenates the `bytes` bytes at `source` of all PEs of the set, in the set's order. Stores the
+    /// result at `destination` of each of these PEs. `bytes` may differ between PEs.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -271,8 +273,8 @@ impl<T: Transport> World<T> {
         unsafe { self.put_to_all(&entered, offset, source, bytes) }
     }
 
-    /// Concatenates as [`World::collect`] does, but `bytes` must be equal on all PEs of the set. This is
-    /// faster, because no lengths are exchanged.
+    /// Concatenates the PEs' data like [`World::collect`], but `bytes` must be equal on all PEs of the set.
+    /// This is faster, because the PEs exchange no lengths.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -318,8 +320,8 @@ impl<T: Transport> World<T> {
         others().try_for_each(|pe| self.take_notification(entered, pe))
     }
 
-    /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores the
-    /// block in its `destination`, at the sender's index.
+    /// Sends block i of `source` to PE i of the set, for each i. Each block has `bytes` bytes. The receiver
+    /// stores the block as block j of its `destination`, where j is the sender's index in the set.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -346,8 +348,8 @@ impl<T: Transport> World<T> {
     }
 
     /// Sends `count` elements of `width` bytes to each PE of the set, like [`World::all_to_all`], but the
-    /// elements are not contiguous. `strides` are the distances, in elements, between neighbouring elements
-    /// of the destination and of the source.
+    /// elements are not contiguous. `strides` are the distances between neighbouring elements, first in the
+    /// destination and then in the source. Their unit is elements.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -380,11 +382,12 @@ impl<T: Transport> World<T> {
         self.exchange(&entered)
     }
 
-    /// Combines the `count` elements of `width` bytes at `source` of the PEs in `set` by `reduce`. Stores the
-    /// result at `destination` of each of them. All get the same bits, because one PE computes each result.
+    /// Combines the arrays at `source` of all PEs of the group by `reduce`, element by element. An array has
+    /// `count` elements of `width` bytes. Stores the result at `destination` of each PE. All PEs get the same
+    /// bits, because one PE computes each result.
     ///
     /// # Errors
-    /// As for [`World::broadcast`].
+    /// The same as [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `count * width` bytes. It may be the destination.
@@ -400,8 +403,8 @@ impl<T: Transport> World<T> {
         let (set, index) = (entered.set, entered.index);
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
-        // Let each PE reduce a slice of the elements, if there are enough: at least 256 bytes for each PE.
-        // Slices are whole cache lines, so with fewer bytes many PEs would get no slice.
+        // If there are at least 256 bytes for each PE, let each PE reduce a slice of the elements. Slices are
+        // whole cache lines, so with fewer bytes many PEs would get no slice.
         if bytes >= self.transport.slices_from().max(set.size as usize * 256)
             && set.size > 1
             && let Ok(from) = self.offset_of(source as usize, bytes)
@@ -410,7 +413,7 @@ impl<T: Transport> World<T> {
             return unsafe { self.reduce_slices(&entered, (offset, from), (count, width), reduce) };
         }
         let chunk = self.chunk_bytes(&entered) / width.max(1) * width;
-        // Allocate words of 16 bytes, so that the buffer is aligned for every element type.
+        // Allocate 16-byte words, so that the buffer has a sufficient alignment for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let mut done = 0;
         while done < bytes {
@@ -438,7 +441,7 @@ impl<T: Transport> World<T> {
                 distance *= 2;
             }
             // Send the result down the tree. A child puts its next chunk only after it has received this
-            // result, so the parent's chunk is free by then.
+            // result. So the parent's memory for the chunk is free by then.
             // SAFETY: `sum` has `piece` bytes, and the destination was checked above.
             unsafe {
                 if index == 0 {
@@ -451,8 +454,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Reduces as [`World::reduce`] does. Each PE combines one slice of all PEs' sources, and puts the
-    /// resulting slice to every PE. `destination` and `source` are symmetric offsets.
+    /// Reduces as [`World::reduce`] does. Each PE combines one slice of all PEs' sources, and then puts the
+    /// result to every PE. `destination` and `source` are symmetric offsets.
     ///
     /// # Safety
     /// The spans at both offsets lie in symmetric memory.
@@ -465,11 +468,12 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let Entered { set, index, .. } = entered;
         self.exchange(entered)?;
-        // Slices are whole cache lines, because two PEs that write one line at once delay each other.
+        // Make slices whole cache lines. If two PEs write to the same line at the same time, they delay each
+        // other.
         let share = count.div_ceil(set.size as usize).next_multiple_of((64 / width.max(1)).max(1));
         let (first, last) = (count.min(share * *index as usize), count.min(share * (*index as usize + 1)));
         let elements = (CHUNK / width.max(1)).min(share).max(1);
-        // Allocate words of 16 bytes, so that the buffers are aligned for every element type.
+        // Allocate 16-byte words. The buffers are then aligned for every element type.
         let mut buffers = [(); 2].map(|()| vec![0u128; (elements * width).div_ceil(16)]);
         let [sum, other] = buffers.each_mut().map(|buffer| buffer.as_mut_ptr().cast::<u8>());
         for begin in (first..last).step_by(elements) {
@@ -477,8 +481,8 @@ impl<T: Transport> World<T> {
             let piece = number * width;
             // SAFETY: the piece lies inside the source, the destination and both buffers.
             unsafe {
-                // Combine in the order of the set, so that the rounding does not depend on which PE combines
-                // an element.
+                // Combine in the order of the set. The rounding then does not depend on which PE combines an
+                // element.
                 for one in 0..set.size {
                     let pe = set.pe(one);
                     let mapped = match pe == self.me() {
@@ -495,8 +499,8 @@ impl<T: Transport> World<T> {
                         }
                     }
                 }
-                // Write this slice even if the destination is the same memory as the source, because no other
-                // PE reads this slice of any source.
+                // The source and the destination may be the same memory. Writing this slice is safe, because
+                // no other PE reads this slice of any source.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(*index) {
                     self.transport.put(pe, destination + at, sum, piece)?;

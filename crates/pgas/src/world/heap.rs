@@ -1,12 +1,13 @@
-//! The bookkeeping of the symmetric heap, which allocates the first free span that fits. The bookkeeping lies
-//! in private memory, so no peer can damage it.
+//! The allocator of the symmetric heap. It allocates the first free span that is large enough. Its records
+//! lie in private memory, so no peer can damage them.
 //!
 //! All PEs make the same calls in the same order and therefore get the same offsets without communicating.
 
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Allocations are multiples of this size, so that objects with different writers share no cache line.
+/// The size of an allocation is a multiple of this size in bytes. Objects with different writers then share
+/// no cache line.
 const GRANULE: usize = 64;
 
 /// The free and the allocated spans of a heap.
@@ -36,8 +37,9 @@ impl Heap {
         self.allocate_behind(bytes, align, 0)
     }
 
-    /// Allocates like [`Heap::allocate`], but at an address that is `behind` bytes larger than a multiple of
-    /// `align`. Memory for copies needs this to avoid 4K aliasing. `behind` is a multiple of 64, the granule.
+    /// Allocates like [`Heap::allocate`], but at an address that is `behind` bytes after a multiple of
+    /// `align`. Memory for copies needs this to avoid 4K aliasing. `behind` is a multiple of the granule of
+    /// 64 bytes.
     ///
     /// # Errors
     /// As for [`Heap::allocate`].
@@ -72,8 +74,8 @@ impl Heap {
         self.used.get(&offset).copied()
     }
 
-    /// Shrinks the allocation at `offset` to `bytes`, rounded up to whole granules, and frees the rest.
-    /// Returns false if there is no such allocation, or if it is smaller than the new size.
+    /// Shrinks the allocation at `offset` to `bytes` bytes, rounded up to whole granules. Frees the rest of
+    /// the allocation. Returns false if there is no such allocation, or if it is smaller than the new size.
     pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {
         let Some(wanted) = bytes.max(1).checked_next_multiple_of(GRANULE) else { return false };
         match self.used.get(&offset).copied() {

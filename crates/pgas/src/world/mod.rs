@@ -1,5 +1,5 @@
-//! The library that programs use: symmetric memory, put and get, signals, waits and collectives over a
-//! transport.
+//! The library that programs use. It provides symmetric memory, put and get, signals, waits and collectives
+//! over a transport.
 //!
 //! ```text
 //! symmetric memory of each PE, with the same offsets on all PEs
@@ -8,8 +8,8 @@
 //! heap         allocations
 //! ```
 //!
-//! Any thread may use a [`World`]. Each [`Channel`] runs one collective at a time, and so do all sets
-//! without a channel together.
+//! Any thread may use a [`World`]. Each [`Channel`] runs one collective at a time. All sets without a channel
+//! together also run only one collective at a time.
 
 mod channel;
 mod collective;
@@ -69,7 +69,8 @@ pub enum Signal {
     Add,
 }
 
-/// One PE and its access to all others. Programs use this type to allocate, put, get, wait and synchronise.
+/// One PE and its access to all other PEs. Programs use this type to allocate, put, get, wait and
+/// synchronise.
 pub struct World<T: Transport> {
     transport: T,
     base: usize,
@@ -83,12 +84,12 @@ pub struct World<T: Transport> {
     places: channel::Places,
     /// True if there are more PEs on this machine than processors.
     shares_processors: bool,
-    /// Size in bytes and number of PEs from which a broadcast is cut into slices. Tests lower it.
+    /// The thresholds, size in bytes and number of PEs, from which a broadcast is cut into slices. Tests
+    /// lower them.
     pub(crate) scattered_from: (usize, u32),
 }
 
-/// Size in bytes of a chunk for collectives without a channel: the most that a reduction combines in one
-/// step.
+/// The most bytes that a reduction combines in one step (a chunk), for collectives without a channel.
 const CHUNK: usize = 32 << 10;
 /// Distance in bytes between two words of the workspace. Each word has a cache line of its own.
 const WORD: usize = 128;
@@ -99,8 +100,8 @@ impl<T: Transport> World<T> {
         channel::workspace_bytes(pes).next_multiple_of(4096)
     }
 
-    /// Returns the bytes of symmetric memory that a heap of `heap_bytes` and `statics_bytes` of static
-    /// objects need.
+    /// Returns the size in bytes of the symmetric memory for `pes` PEs, a heap of `heap_bytes`, and static
+    /// objects of `statics_bytes`.
     pub fn symmetric_bytes(pes: u32, statics_bytes: usize, heap_bytes: usize) -> usize {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
@@ -209,8 +210,8 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Returns the address at which loads and stores reach `pe`'s copy of the object at `address`, or `None`
-    /// if they cannot. `address` is that of this PE's copy.
+    /// Returns the address in this process of `pe`'s copy of a symmetric object. Returns `None` if loads and
+    /// stores cannot reach that copy. `address` is the address of this PE's copy.
     pub fn direct(&self, address: usize, pe: u32) -> Option<*mut u8> {
         let offset = self.offset_of(address, 1).ok()?;
         if pe == self.me() {
@@ -232,11 +233,12 @@ impl<T: Transport> World<T> {
         self.allocate_behind(bytes, align, 0)
     }
 
-    /// Allocates symmetric memory for data that is copied. From 4 KiB on, it starts in the middle of a page.
+    /// Allocates symmetric memory for data that is copied. An allocation of 4 KiB or more starts in the
+    /// middle of a page.
     ///
-    /// This avoids 4K aliasing: a copy between caches takes up to 1.7 times as long if its destination starts
-    /// slightly after its source modulo 4096. Most buffers of programs start near the start of a page, so
-    /// this memory starts in the middle.
+    /// This avoids 4K aliasing. A copy between caches takes up to 1.7 times as long if its destination starts
+    /// slightly after its source modulo 4096. Most buffers of programs start near the start of a page. This
+    /// memory starts in the middle instead.
     ///
     /// # Errors
     /// As for [`World::allocate`].
@@ -278,9 +280,9 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Makes the allocation at `address` smaller: `bytes` of it remain. All PEs must call it with the same
-    /// arguments. Returns false, without waiting for other PEs, if there is no such allocation or if it is
-    /// smaller than `bytes`.
+    /// Shrinks the allocation at `address` to `bytes` bytes. All PEs must call it with the same arguments.
+    /// Returns false if there is no such allocation or if it is smaller than `bytes`. Does not wait for other
+    /// PEs in these cases.
     ///
     /// # Errors
     /// As for [`Transport::quiet`] and [`World::sync`].
@@ -288,7 +290,8 @@ impl<T: Transport> World<T> {
         if self.allocated(address).is_none_or(|length| bytes > length) {
             return Ok(false);
         }
-        // Wait for all PEs before freeing bytes, because a PE may store to them until it calls this function.
+        // Wait for all PEs before freeing bytes, because a PE may store to these bytes until it calls this
+        // function.
         self.barrier_all()?;
         let offset = (address as usize).wrapping_sub(self.base + self.heap_offset);
         let shrunk = self.heap().shrink(offset, bytes);
@@ -322,13 +325,14 @@ impl<T: Transport> World<T> {
         unsafe { self.transport.put(pe, offset, source, bytes) }
     }
 
-    /// Starts a copy like [`World::put_bytes`]. The source stays in use until the next quiet.
+    /// Starts a copy like [`World::put_bytes`], without waiting for it. The source stays in use until the
+    /// next quiet.
     ///
     /// # Errors
     /// As for [`World::put_bytes`].
     ///
     /// # Safety
-    /// As for [`World::put_bytes`], until the next quiet.
+    /// The conditions of [`World::put_bytes`] hold until the next quiet.
     #[inline]
     pub unsafe fn put_bytes_nbi(
         &self,
@@ -390,8 +394,8 @@ impl<T: Transport> World<T> {
         Ok(offset)
     }
 
-    /// Carries out an atomic on the word of `width` bytes at symmetric address `target` of `pe`. Returns the
-    /// previous value.
+    /// Performs an atomic operation on the word of `width` bytes at the symmetric address `target` of PE
+    /// `pe`. Returns the previous value.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], [`Error::Misaligned`], and those of [`Transport::atomic`].
@@ -428,9 +432,9 @@ impl<T: Transport> World<T> {
         self.transport.atomic_nbi(pe, Atomic { operation, offset, width, operand, comparand: 0 })
     }
 
-    /// Starts an atomic on the word of `width` bytes at symmetric address `target` of `pe`. The previous
-    /// value is stored at `result` before the next quiet ends. `operand` and `comparand` are those of
-    /// [`World::atomic`].
+    /// Starts an atomic on the word of `width` bytes at symmetric address `target` of `pe`. Stores the word's
+    /// previous value at `result` before the next quiet ends. `operand` and `comparand` have the same meaning
+    /// as for [`World::atomic`].
     ///
     /// # Errors
     /// As for [`World::atomic`].
@@ -451,7 +455,8 @@ impl<T: Transport> World<T> {
         unsafe { self.transport.atomic_fetch_nbi(pe, atomic, result) }
     }
 
-    /// Puts bytes and then a signal. The peer that sees the signal also sees the bytes.
+    /// Puts bytes and then updates a signal at the same peer. If the peer sees the new signal, it also sees
+    /// the bytes.
     ///
     /// # Errors
     /// As for [`World::put_bytes`] and [`World::atomic`].
@@ -497,7 +502,7 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Orders puts and atomics: those before this call arrive at each PE before all later ones to that PE.
+    /// Orders puts and atomics: at each PE, those before this call arrive before all later ones.
     ///
     /// # Errors
     /// As for [`Transport::fence`].

@@ -78,7 +78,7 @@ fn everything(world: &Pe) {
     assert_eq!(world.fetch(Operation::Fetch, flag, 1, 0, 0, 0).unwrap(), 10 * pes as u64);
     let won = world.fetch(Operation::CompareSwap, flag, 3, me as u64 + 1, 0, 0).unwrap() == 0;
     let wins = world.array::<u64>(1).unwrap();
-    // SAFETY: the bytes are this PE's own memory. Other PEs access them only in the sum.
+    // SAFETY: the bytes are this PE's own memory. Other PEs access them only in the sum below.
     unsafe { wins.as_ptr().write_volatile(won as u64) };
     world.barrier_all().unwrap();
     let total = world.array::<u64>(1).unwrap();
@@ -153,8 +153,8 @@ fn everything_works_with_faults() {
     run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
-/// Checks what `leave` promises: a process may end as soon as it returns. The PEs of this test drop their
-/// memory and links at once, in any order.
+/// Checks the guarantee of `leave`: a process may end as soon as `leave` returns. The PEs of this test drop
+/// their memory and links at once, in any order.
 #[test]
 fn a_pe_may_end_as_soon_as_leave_returns() {
     for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
@@ -244,7 +244,8 @@ fn large_broadcasts_are_cut_into_slices() {
             for root in [0, pes - 2] {
                 let value = |pe: u32, index: usize| (pe + 1) as u64 * 1_000_000 + index as u64 + root as u64;
                 for index in 0..length {
-                    // SAFETY: the element is this PE's own. Other PEs read it only after the barrier.
+                    // SAFETY: the element is in this PE's own copy of the array. Other PEs read this copy
+                    // only after the barrier.
                     unsafe { values.as_ptr().add(index).write(value(world.me(), index)) };
                 }
                 world.barrier_all().unwrap();
@@ -261,8 +262,8 @@ fn large_broadcasts_are_cut_into_slices() {
     }
 }
 
-/// The threshold for tests of broadcasts in slices, as (bytes, PEs). Broadcasts of at least this size to at
-/// least this many PEs are cut into slices.
+/// The threshold for tests of broadcasts in slices: a number of bytes and a number of PEs. A broadcast is cut
+/// into slices if it has at least so many bytes and goes to at least so many PEs.
 pub(crate) const FEW: (usize, u32) = (64, 3);
 
 /// Broadcasts over sets of PEs and over channels. The world has at least 3 PEs and the threshold [`FEW`].
@@ -304,8 +305,8 @@ fn broadcast_from<'a, T: Transport>(
     unsafe { world.broadcast(group, root, at as usize, at, bytes).unwrap() };
     world.barrier(group).unwrap();
     for index in 0..bytes {
-        // SAFETY: the byte lies in this PE's own copy. All PEs of the group have ended the broadcast, so none
-        // writes to it.
+        // SAFETY: the byte lies in this PE's own copy. All PEs of the group have ended the broadcast, so no
+        // PE writes to the byte.
         let seen = unsafe { at.add(index).read_volatile() };
         assert_eq!(seen, value(group.set().pe(root), index), "root {root}, byte {index} of {bytes}");
     }
@@ -325,14 +326,15 @@ fn large_reductions_are_cut_into_slices() {
         [(1, "", 4096), (2, "", 65536), (3, "", 4096), (3, "", 65536), (3, "delay=5us,reorder", 65536)];
     for (pes, faults, bytes) in cases {
         run(pes, faults, CompletionMode::Adaptive, None, move |world| {
-            // The sum must be large enough to be cut into slices. The length is no multiple of the number of
-            // PEs, so that the slices have different lengths.
+            // The sum must be large enough to be cut into slices. The length is not a multiple of the number
+            // of PEs, so that the slices have different lengths.
             assert!(bytes >= world.transport.slices_from());
             let length = bytes / 8 + 11;
             let (terms, sums) = (world.array::<u64>(length).unwrap(), world.array::<u64>(length).unwrap());
             for round in 0..2u64 {
                 for index in 0..length {
-                    // SAFETY: the element lies in this PE's own copy. Other PEs read it only in the sum.
+                    // SAFETY: the element is in this PE's own copy of the array. Other PEs read the copy only
+                    // during the sum, and there is a barrier before the sum.
                     unsafe { terms.as_ptr().add(index).write(world.me() as u64 + index as u64 + round) };
                 }
                 world.barrier_all().unwrap();
@@ -353,8 +355,8 @@ fn large_reductions_are_cut_into_slices() {
 
 #[test]
 fn atomics_of_all_pes_on_one_word_are_atomic() {
-    // Repeat with fault injection, because each atomic is then executed by the PE that owns the word, and not
-    // by its caller.
+    // Repeat with fault injection. Each atomic is then executed by the PE that owns the word, not by the
+    // calling PE.
     for faults in ["", "delay=1us"] {
         run(3, faults, CompletionMode::Adaptive, None, |world| {
             let words = world.array::<u64>(2).unwrap();

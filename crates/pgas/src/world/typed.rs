@@ -65,8 +65,8 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
-    /// Returns the address of element `index` in this PE's copy of the array. Fails if the array ends before
-    /// the `count` elements that start there, or belongs to another world.
+    /// Returns the address of element `index` in this PE's copy of the array. Fails if the array has fewer
+    /// than `count` elements from `index` on, or if it belongs to another world.
     fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
         let at = array.at(index, count)?;
         self.offset_of(at, count * size_of::<E>())?;
@@ -106,7 +106,8 @@ impl<T: Transport> World<T> {
         unsafe { self.get_bytes(into.as_mut_ptr().cast(), at, size_of_val(into), pe) }
     }
 
-    /// Puts elements and then a signal. The peer that sees `signal` change also sees the elements.
+    /// Puts elements and then updates a signal at the same PE. If that PE sees the new value of `signal`, it
+    /// also sees the elements.
     ///
     /// # Errors
     /// As for [`World::put_signal_bytes`].
@@ -137,8 +138,8 @@ impl<T: Transport> World<T> {
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Blocks until the comparison `how` of element `index` of this PE's copy with `value` is true. Returns
-    /// the element.
+    /// Blocks until the comparison `how` of an element with `value` is true. The element is the one at
+    /// `index` in this PE's copy of the array. Returns the element.
     ///
     /// # Errors
     /// As for [`World::wait`].

@@ -1,6 +1,6 @@
-//! Compares a written capture with the capture that was read. The written capture must
-//! contain every packet that was read, in the same order. Each packet must keep its timestamp and its length
-//! on the wire, and have the bytes that the packet function makes of it.
+//! Compares a written capture with the capture that was read. The written capture must contain every packet
+//! that was read, in the same order. Each packet must keep its timestamp and its length on the wire. Its
+//! bytes must be those that the packet function produces.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-/// The properties of a packet that must be equal in both captures.
+/// The compared properties of a packet. A packet matches if they are equal in both captures.
 #[derive(PartialEq, Eq, Hash)]
 struct Entry {
     time_ns: u64,
@@ -30,7 +30,8 @@ impl Entry {
 /// How many recent packets are remembered to recognise duplicates. An older duplicate counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
-/// Compares the capture `output` with the packets that `reference` produces from the packets of `input`.
+/// Compares the capture `output` with the expected packets. `reference` produces the expected packets from
+/// the packets of the capture `input`.
 ///
 /// # Errors
 /// If one of the captures cannot be read to its end.
@@ -106,8 +107,8 @@ fn compare_rest(
         verification.checked += found.is_some() as u64;
     }
     let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-    // Subtract the altered packets from the missing ones, because an altered packet was not found in its
-    // expected form, but is not lost.
+    // An altered packet is missing in its expected form, but is not lost. So subtract the altered packets
+    // from the missing ones.
     verification.lost = missing.saturating_sub(verification.altered);
     Ok(())
 }

@@ -27,10 +27,10 @@ pub struct ExpectedPackets {
 pub enum Classification {
     /// An expected packet with the right content.
     Correct(Stamp),
-    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its [`Stamp`],
-    /// which names the packet, is intact.
+    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its [`Stamp`] is
+    /// intact, so the packet can be identified.
     Altered(Stamp),
-    /// A packet of the generator whose [`Stamp`] is damaged, so that flow and number are unknown.
+    /// A packet of the generator with a damaged [`Stamp`]. Its flow and its sequence number are unknown.
     Unidentified,
     /// A packet that does not come from the generator.
     Foreign,
@@ -62,8 +62,9 @@ impl ExpectedPackets {
             }
         }
         // `Template::of` refuses some packets, such as those that the function leaves with a wrong checksum.
-        // Use templates only if each combination of flow and size has one. Use none if the function's result
-        // depends on the payload, because the payload differs between the packets of a flow and size.
+        // Use templates only if each combination of flow and size has one. Do not use templates if the
+        // function's result depends on the payload, because packets of one flow and size have different
+        // payloads.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }
@@ -94,8 +95,8 @@ impl ExpectedPackets {
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// Returns the packet with this [`Stamp`] as the packet function must leave it, and the verdict that the
-    /// function must give.
+    /// Returns the expected packet for `stamp`, after the packet function has processed it. Also returns the
+    /// verdict that the function must give.
     fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
         let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
@@ -103,9 +104,9 @@ impl ExpectedPackets {
         (frame, verdict)
     }
 
-    /// Returns the packet's [`Stamp`] if the packet equals its [`Template`] and was not to be dropped on the
-    /// way. Returns `None` for other packets; classify these by [`ExpectedPackets::examine`]. `bytes` is the
-    /// whole packet.
+    /// Returns the packet's [`Stamp`] if the packet equals its [`Template`], and if the packet function
+    /// should not have dropped it. Returns `None` for other packets; classify these by
+    /// [`ExpectedPackets::examine`]. `bytes` is the whole packet.
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;
@@ -126,8 +127,8 @@ impl ExpectedPackets {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Look for a stamp where the IP header says that the packet ends, because links pad short frames.
-        // Also look at the end of the frame, because the length in the IP header may be damaged.
+        // Links pad short frames, so look for a stamp before the packet's end according to the IP header. The
+        // length in this header may be damaged, so also look at the end of the frame.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {
@@ -156,7 +157,7 @@ impl ExpectedPackets {
         }
     }
 
-    /// Builds the packet that the stamp at the end of `bytes` describes, and compares it with `bytes`.
+    /// Builds the packet that the stamp at the end of `bytes` describes. Compares this packet with `bytes`.
     /// Returns `None` if the stamp is damaged.
     fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {
         let stamp = Stamp::from_bytes(bytes.last_chunk()?);
@@ -168,8 +169,8 @@ impl ExpectedPackets {
         if expected == bytes && verdict.arrives_at(self.number) && !wrongly_padded {
             return Some(Classification::Correct(stamp));
         }
-        // A stamp is intact if its CRC is right. The CRC covers the payload, whose start is uncertain if the
-        // headers are damaged, so all possible starts are tried.
+        // A stamp is intact if its CRC is right. The CRC covers the payload. If the headers are damaged, the
+        // start of the payload is uncertain, so this tries all possible starts.
         let intact = self.payload_starts(bytes).any(|start| bytes.get(start..).is_some_and(stamp::crc_ok));
         intact.then_some(Classification::Altered(stamp))
     }

@@ -1,5 +1,5 @@
-//! `check`: verifies that no packet of a generator was lost, duplicated, reordered within its flow, or
-//! changed beyond what the packet function does.
+//! `check`: verifies the packets of a generator. Finds packets that were lost, duplicated or reordered within
+//! their flow. Also finds packets with changes that the packet function does not make.
 //!
 //! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
 //! Each packet has a [stamp] with its flow and number. Packets that the generator did not send count as
@@ -55,13 +55,14 @@ struct Findings {
 
 impl Checker {
     /// Opens the checker that `text` names. `check` expects the packets of the generator `source`.
-    /// `check:SIZE,...` expects the packets of a generator in another process, whose options it repeats. The
-    /// packets must arrive at port `number` as the packet function that `reference` models sends them.
+    /// `check:SIZE,...` expects the packets of a generator in another process, and repeats that generator's
+    /// options. `reference` models the packet function between generator and checker. The checker expects the
+    /// packets that this function sends to port `number`.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
     /// # Errors
-    /// If neither `text` nor `source` says what is sent, or if the options are wrong.
+    /// If neither `text` nor `source` tells which packets are sent, or if the options are wrong.
     pub fn open(
         text: &str,
         clock: &Clock,
@@ -174,9 +175,8 @@ impl Port for Checker {
         let arrived = findings.counts.unique + findings.unidentified;
         Some(Verification {
             method: self.expectation.method(),
-            // Leave the number out if the generator runs in another process, because it is then uncertain.
-            // Also leave it out if the generator sent nothing, because 0 expected packets would let the check
-            // pass.
+            // Leave the number out if the generator runs in another process, because it is then unknown. Also
+            // leave it out if the generator sent nothing. With 0 expected packets, the check would pass.
             expected: self.sent.as_ref().filter(|sent| sent.total() > 0).map(|_| expected),
             checked: arrived + findings.counts.duplicated,
             lost: expected.saturating_sub(arrived),
@@ -188,7 +188,7 @@ impl Port for Checker {
     }
 
     fn latency(&self) -> Option<LatencyHistogram> {
-        // Return no latency if the generator runs in another process, because it then has another clock.
+        // Return no latency if the generator runs in another process, because that process has another clock.
         self.sent.as_ref()?;
         Some(self.findings().latency.clone())
     }
@@ -212,7 +212,7 @@ impl CheckerTx {
     /// Classifies and counts a packet that does not match its template. Returns its length.
     ///
     /// # Safety
-    /// The caller holds the packet, which is from this queue's pool.
+    /// The packet is from this queue's pool, and the caller holds it.
     #[cold]
     unsafe fn examine(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();
@@ -262,12 +262,13 @@ unsafe impl Tx for CheckerTx {
                 }
                 self.counters.bytes += bytes.len() as u64;
             } else {
-                // SAFETY: the caller holds the packet, which is from this pool.
+                // SAFETY: the caller guarantees that it holds the packet, which is from this pool.
                 self.counters.bytes += unsafe { self.examine(packet, now_ns) } as u64;
             }
         }
         self.counters.packets += packets.len() as u64;
-        // SAFETY: the caller holds the packets, they are from this pool, and nobody uses them afterwards.
+        // SAFETY: the caller guarantees that it holds the packets, that they are from this pool, and that
+        // nobody uses them afterwards.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }

@@ -1,6 +1,6 @@
 //! Reference implementations of the built-in packet functions, written from the RFCs with [`inlane_wire`].
 //!
-//! They share no code with the packet functions, so a checker finds mistakes of the functions.
+//! They share no code with the packet functions, so a checker also finds mistakes in these functions.
 
 use inlane_core::{Error, Result};
 use inlane_wire::{FiveTuple, Layers, checksum, ethernet, icmp, ipv4, ipv6, tcp, udp};
@@ -44,10 +44,11 @@ pub trait ReferenceFunction: Send + Sync {
     }
 }
 
-/// Returns the reference of a built-in function with its settings, such as `drop-rule:udp:53`.
+/// Returns the reference implementation of a built-in function. `function` is its name with its settings,
+/// such as `drop-rule:udp:53`.
 ///
 /// # Errors
-/// If the function is not built in, has no reference, or its settings are wrong.
+/// If the function is not built in or has no reference, or if its settings are wrong.
 pub fn find(function: &str) -> Result<Box<dyn ReferenceFunction>> {
     let (name, settings) = function.split_once(':').unwrap_or((function, ""));
     Ok(match name {
@@ -280,9 +281,9 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // A rule with ports matches no later fragment, because later fragments have no ports. It
-                // matches the first fragment of an IPv6 datagram, but not that of an IPv4 datagram, because
-                // the packet function does the same.
+                // Behave as the packet function does. A rule with ports never matches a later fragment,
+                // because later fragments have no ports. It matches the first fragment of an IPv6 datagram,
+                // but not the first fragment of an IPv4 datagram.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

@@ -167,7 +167,7 @@ fn packets_of_others_are_foreign() {
             packets.extend(other);
         }
     });
-    // The ARP packet is foreign. The empty packet counts as altered, because it has no headers that show that
+    // The ARP packet is foreign. The empty packet counts as altered, because it has no headers to show that
     // it is foreign.
     assert_eq!((checker.foreign(), verification.altered, verification.lost), (1, 1, 0));
 }
@@ -309,7 +309,7 @@ fn a_checker_behind_the_first_port_finds_corrupted_packets() {
     let mut count = 0;
     let [_, second] = route("gen:100,flows=4,packets=640", "drop-rule:udp@1", |bytes| {
         count += 1;
-        // No verdict depends on the payload, so the changed packet still arrives at its port.
+        // No verdict depends on the payload. So a packet with a changed payload still arrives at its port.
         bytes[60] ^= (count % 4 == 0) as u8;
     });
     assert_eq!((second.checked, second.altered, second.lost), (640, 160, 0));

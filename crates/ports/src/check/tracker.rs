@@ -1,12 +1,13 @@
 //! Tracks the sequence numbers of each flow, to find duplicated and reordered packets.
 //!
-//! The tracker keeps each flow's next number and its gaps, which are ranges of missing numbers. A late packet
-//! lies in a gap; a duplicate does not.
+//! For each flow, the tracker keeps the next expected number and the ranges of missing numbers, called gaps.
+//! A late packet's number lies in a gap. A duplicate's number does not.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The most gaps in a flow's sequence numbers that are kept. If there are more, the oldest one is forgotten.
-/// A packet from before the end of a forgotten gap then counts as reordered, even if it is a duplicate.
+/// The most gaps that are stored for a flow's sequence numbers. If there are more, the oldest gap is
+/// forgotten. A packet from before the end of a forgotten gap then counts as reordered, even if it is a
+/// duplicate.
 const MAX_GAPS: usize = 4096;
 
 /// Finds duplicated and reordered packets among the flows that one queue receives.
@@ -14,12 +15,12 @@ const MAX_GAPS: usize = 4096;
 pub struct Tracker {
     /// The next sequence number of each flow, extended to 64 bits.
     next: Vec<u64>,
-    /// The gaps of each flow that has or had one.
+    /// For each flow that has or had a gap: its gaps.
     gaps: HashMap<u32, Gaps>,
     counts: Counts,
 }
 
-/// The ranges of sequence numbers of a flow that have not arrived.
+/// The gaps of one flow: ranges of sequence numbers that have not arrived.
 #[derive(Default)]
 struct Gaps {
     /// For each gap, the first missing number, and the first number after the gap.
@@ -48,7 +49,7 @@ pub struct Counts {
     pub unique: u64,
     /// Packets that had arrived before.
     pub duplicated: u64,
-    /// Packets that arrived after a later packet of the same flow.
+    /// The number of packets that arrived after a later packet of the same flow.
     pub reordered: u64,
 }
 
@@ -86,7 +87,7 @@ impl Tracker {
             return;
         }
         let number = next.saturating_add_signed(distance);
-        // Only the last gap that starts at or before the number can contain it.
+        // Look only at the last gap that starts at or before `number`. No other gap can contain the number.
         match gaps.missing.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
             Some((start, end)) if number < end => {
                 gaps.missing.remove(&start);
@@ -168,12 +169,12 @@ mod tests {
         let mut tracker = Tracker::new(1);
         // Open one gap too many: the numbers 0, 2, 4, ... are missing.
         (0..=MAX_GAPS as u32).for_each(|number| tracker.record(0, 2 * number + 1));
-        // Deliver all missing numbers but 0, which closes all gaps that the tracker has kept. Then deliver 0,
-        // whose gap the tracker has forgotten.
+        // Deliver all missing numbers but 0. This closes all gaps that the tracker still knows. Then deliver
+        // 0. The tracker has forgotten the gap of 0.
         (1..=MAX_GAPS as u32).for_each(|number| tracker.record(0, 2 * number));
         tracker.record(0, 0);
         assert_eq!(tracker.counts().duplicated, 0);
-        // Number 5 has already arrived after the forgotten gap, so this second arrival counts as a duplicate.
+        // Number 5 arrived once after the forgotten gap, so this second arrival counts as a duplicate.
         tracker.record(0, 5);
         assert_eq!(tracker.counts().duplicated, 1);
     }

@@ -1,10 +1,11 @@
-//! `gen:SIZE|imix`: creates packets of known flows, as fast as they are received or by a schedule.
+//! `gen:SIZE|imix`: creates packets of known flows, either as fast as the receiver takes them or by a
+//! schedule.
 //!
 //! Each packet is a copy of a prepared [`template`] with a [`stamp`]: flow, sequence number, due time and
 //! CRC.
 //!
-//! With a rate, due times follow from the schedule alone. A packet that is received late keeps its due time,
-//! so a checker measures the delay (no coordinated omission).
+//! With a rate, only the schedule determines due times. A packet that is received late keeps its due time, so
+//! a checker measures its delay. This prevents coordinated omission.
 
 pub mod schedule;
 pub mod stamp;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex};
 use template::{HEADER_ROOM, Template};
 pub use traffic::{OfferedLoad, Traffic};
 
-/// The `gen` port, which creates the packets that are received from it. It has receive queues only.
+/// The `gen` port, a generator: receiving from it creates packets. It has receive queues only.
 pub struct Generator {
     info: PortInfo,
     traffic: Arc<Traffic>,
@@ -35,7 +36,8 @@ pub struct Generator {
     queues: Vec<Option<GeneratorRx>>,
 }
 
-/// Counts the packets that each queue of a generator has sent, and computes the counts of the flows.
+/// Counts the packets that each queue of a generator has sent. Computes the count of each flow from these
+/// numbers.
 pub struct SentCounts {
     flows: u32,
     queues: Mutex<Vec<Arc<AtomicU64>>>,
@@ -58,8 +60,8 @@ impl SentCounts {
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // A queue sends one packet of each of its flows in turn. In an incomplete round, the first
-                // flows have sent one packet more.
+                // A round of a queue sends one packet of each of the queue's flows. In an incomplete round,
+                // the first flows have sent one packet more than the others.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64
@@ -73,14 +75,15 @@ impl SentCounts {
     }
 }
 
-/// Returns the number of flows of a queue. Queue q of n sends the flows q, q + n, q + 2n, and so on.
+/// Returns the number of flows that queue `queue` of `queues` sends. Queue q of n sends the flows q, q + n, q
+/// + 2n, and so on.
 fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
     (flows - queue).div_ceil(queues)
 }
 
 impl Generator {
-    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). Due times are those of `clock`,
-    /// which the checker must use too.
+    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). `clock` provides the packets' due
+    /// times. The checker must use the same clock.
     ///
     /// # Errors
     /// As for [`Traffic::parse`].
@@ -223,20 +226,20 @@ impl Port for Generator {
     }
 }
 
-/// A receive queue of a generator. Its packets belong to several flows, which take turns.
+/// A receive queue of a generator. Its packets belong to several flows, and the flows take turns.
 struct GeneratorRx {
     pool: Arc<dyn Pool>,
     clock: Clock,
     traffic: Arc<Traffic>,
     schedule: Option<Schedule>,
     limit: u64,
-    /// A packet template for each flow of this queue and each size. The templates of a flow are adjacent, and
-    /// the flows are in the order in which they take turns.
+    /// One packet template for each flow of this queue and each size. The templates of one flow are adjacent.
+    /// The flows are in the order of their turns.
     templates: Vec<Template>,
     body: Vec<u8>,
     first_flow: u32,
     stride: u32,
-    /// The index of the flow that sends next, among the flows of this queue.
+    /// The index of the next flow to send, among the flows of this queue.
     turn: u32,
     /// The sequence number of the next packet, modulo 2^32. Equal for all flows of the queue.
     sequence: u32,

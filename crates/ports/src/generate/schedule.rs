@@ -2,7 +2,7 @@
 
 use inlane_core::units::Rate;
 
-/// Computes when packets are due, from the total sent so far, so rounding errors do not accumulate.
+/// Computes when packets are due. Uses the total sent so far, so rounding errors do not accumulate.
 ///
 /// The schedule starts at the first call of [`Schedule::due_at_most`].
 #[derive(Clone, Debug)]
@@ -67,8 +67,8 @@ impl Schedule {
         max.min(count as usize + 1)
     }
 
-    /// Moves the schedule so that the next packet is overdue by at most `max_ns`, to limit the burst after a
-    /// pause.
+    /// Limits the burst after a pause: moves the schedule so that the next packet is overdue by at most
+    /// `max_ns` nanoseconds.
     #[inline]
     pub fn limit_backlog(&mut self, now_ns: u64, max_ns: u64) {
         let due = self.due_ns();

@@ -5,8 +5,9 @@
 //! | body: the same in all packets | flow (4) | sequence number (4) | due time (6) | CRC-32C (4) |
 //! ```
 //!
-//! The sequence number counts the flow's packets, modulo 2^32. The due time is when the packet had to be
-//! sent, in nanoseconds of the clock shared by generator and checker. The CRC covers the payload before it.
+//! The sequence number counts the packets of the flow, modulo 2^32. The due time is the planned time of
+//! sending, in nanoseconds. Generator and checker use the same clock. The CRC covers all payload bytes before
+//! the CRC.
 
 use inlane_wire::checksum::Sum;
 

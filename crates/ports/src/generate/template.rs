@@ -1,4 +1,5 @@
-//! Templates: a flow's packets of one size, without the [`stamp`], in which the packets differ.
+//! Templates: a flow's packets of one size, without the [`stamp`]. Only the stamp differs between these
+//! packets.
 
 use super::stamp::{self, Stamp};
 use super::traffic::{checksum_and_payload, transport_checksum};
@@ -9,7 +10,8 @@ use inlane_wire::{Layers, ethernet, ipv4, ipv6};
 /// because a copy of constant length is fast.
 pub const HEADER_ROOM: usize = 112;
 
-/// The constant part of a flow's packets of one size: headers, and checksums of all bytes but the [`stamp`].
+/// The constant part of all packets of one flow and one size: the headers, and the checksums of all bytes
+/// except the [`stamp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Template {
@@ -19,8 +21,8 @@ pub struct Template {
     pub length: u32,
     /// CRC-32C of the body.
     pub body_crc: u32,
-    /// The one's complement sum (RFC 1071), not inverted, of all bytes that the transport checksum covers,
-    /// except the [`stamp`].
+    /// The one's complement sum (RFC 1071) of all bytes that the transport checksum covers, without the
+    /// [`stamp`]. The sum is not inverted.
     base: u16,
     /// Length of the headers, in bytes.
     pub header_len: u8,
@@ -31,8 +33,8 @@ pub struct Template {
 
 /// Bit of `Template::flags`: the transport protocol is UDP.
 const UDP: u8 = 1;
-/// Bit of `Template::flags`: the stamp begins at an odd offset of the payload. The bytes of the stamp's sum
-/// are then swapped before the checksum includes it.
+/// Bit of `Template::flags`: the stamp begins at an odd offset of the payload. The two bytes of the stamp's
+/// sum are then swapped before they are added to the checksum.
 const ODD: u8 = 2;
 /// Bit of `Template::flags`: the packet must not arrive at the checker.
 const DROPPED: u8 = 4;
@@ -40,11 +42,11 @@ const DROPPED: u8 = 4;
 const _: () = assert!(size_of::<Template>() == 128);
 
 impl Template {
-    /// Creates the template of a frame that ends with a [`stamp`].
+    /// Creates the template for a frame that ends with a [`stamp`].
     ///
     /// Returns `None` in these cases:
     /// - The frame is neither TCP nor UDP.
-    /// - Its headers are longer than [`HEADER_ROOM`].
+    /// - Its headers are longer than [`HEADER_ROOM`], or padding follows its IP packet.
     /// - Its transport checksum is wrong.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let layers = Layers::of(frame).ok()??;
@@ -121,8 +123,8 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // Use the CRC of the known body instead of computing that of `bytes`, because this is faster. It is
-        // correct because the bodies are compared below.
+        // Use the stored CRC of the expected body, because computing the CRC of `bytes` would be slower. This
+        // is correct because the bodies are compared below.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

@@ -1,8 +1,8 @@
-//! The traffic of a generator: flows, frame sizes, headers. A checker computes it from the same
+//! The traffic of a generator: flows, frame sizes, headers. A checker computes the same traffic from the same
 //! specification.
 //!
-//! Flows take turns, and no two flows share a 5-tuple. Addresses are those reserved for benchmarks:
-//! 198.18.0.0/15 (RFC 2544) or 2001:2::/48 (RFC 5180).
+//! Flows take turns, and no two flows share a 5-tuple. The addresses are from the ranges reserved for
+//! benchmarks: 198.18.0.0/15 (RFC 2544) or 2001:2::/48 (RFC 5180).
 
 use super::stamp;
 use inlane_core::Result;
@@ -37,13 +37,14 @@ pub struct FlowHeaders {
 /// What a generator sends, except its rate and the number of packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    /// Lengths of frames in bytes without FCS. Each flow uses them in turn, from packet to packet.
+    /// Lengths of frames in bytes without FCS. Successive packets of a flow use the lengths in turn.
     pub sizes: Vec<usize>,
     /// Number of flows.
     pub flows: u32,
     /// The seed that determines ports and payloads.
     pub seed: u64,
-    /// The protocols of the flows in turn. They repeat if there are more flows.
+    /// The protocols of the flows. Flow n uses entry n. If there are more flows than entries, the entries
+    /// repeat.
     pub headers: Vec<FlowHeaders>,
     /// The VLAN of all frames, if they carry an 802.1Q tag.
     pub vlan: Option<u16>,
@@ -51,7 +52,7 @@ pub struct Traffic {
     pub macs: (Mac, Mac),
 }
 
-/// The offered load (RFC 2285) of a generator.
+/// The load that a generator offers (RFC 2285).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OfferedLoad {
     /// The rate of all queues together. `None` means as fast as packets are received.
@@ -155,14 +156,15 @@ impl Traffic {
         self.sizes.iter().sum::<usize>() as f64 / self.sizes.len() as f64
     }
 
-    /// Returns the index in [`Traffic::sizes`] of the length of a flow's packet with this sequence number.
+    /// Returns an index into [`Traffic::sizes`]. It selects the length of the packet with this sequence
+    /// number in its flow.
     #[inline(always)]
     pub fn size_index(&self, sequence: u32) -> usize {
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// Returns the bytes with which all payloads begin. A shorter payload contains only the first of these
-    /// bytes, as many as fit before its [`stamp`].
+    /// Returns the bytes with which all payloads begin. Each payload contains as many of these bytes as fit
+    /// before its [`stamp`].
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);
@@ -172,8 +174,8 @@ impl Traffic {
         body
     }
 
-    /// Returns the frame of `size` bytes with this [`stamp`]: headers, `body`, stamp, and right checksums.
-    /// Slow, so the generator uses this function only to create its templates.
+    /// Returns a frame of `size` bytes with this [`stamp`]: headers, `body`, stamp, and correct checksums.
+    /// This function is slow, so the generator uses it only to create its templates.
     pub fn frame(&self, size: usize, stamp: stamp::Stamp, body: &[u8]) -> Vec<u8> {
         let headers = self.headers[stamp.flow as usize % self.headers.len()];
         let mut bytes = vec![0; size];

@@ -1,5 +1,5 @@
-//! `gen:oran`: sends the user plane of an O-RAN radio as eCPRI over Ethernet (O-RAN.WG4.CUS): the IQ samples
-//! of several antenna-carriers, symbol by symbol.
+//! `gen:oran`: sends the user plane of an O-RAN radio as eCPRI over Ethernet (O-RAN.WG4.CUS). It consists of
+//! the IQ samples of several antenna-carriers, symbol by symbol.
 //!
 //! The [`Plan`] determines every packet, and which packets are shuffled or lost on purpose.
 
@@ -17,7 +17,7 @@ use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 pub use plan::{Plan, PlannedPacket, RadioLoad, SymbolTime};
 use std::sync::Arc;
 
-/// The largest number of positions that one call of [`RadioRx::position`] skips.
+/// The most positions of the packet plan that one call of [`RadioRx::position`] skips.
 const MAX_SKIPPED: usize = 4096;
 
 /// The `gen:oran` port, which creates the packets of a radio. It has receive queues only.
@@ -53,7 +53,7 @@ impl Radio {
         Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
     }
 
-    /// Returns the plan of all packets, including which are shuffled or lost.
+    /// Returns the plan of all packets. The plan includes which packets are shuffled or lost.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
@@ -129,22 +129,21 @@ struct RadioRx {
     plan: Arc<Plan>,
     clock: Clock,
     pacing: Pacing,
-    /// The number of packets in the plan, including those that are lost on purpose.
+    /// The number of packets in the plan. Packets that are lost on purpose count too.
     end: u64,
     /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
     /// The number of packets in the plan, rounded up to whole blocks. The packets of a block are shuffled
     /// together.
     last_block_end: u64,
-    /// The packets of the current block in the order in which they are sent, each by its position in the
-    /// plan.
+    /// The packets of the current block in sending order. Each entry is a packet's position in the plan.
     order: Vec<u64>,
     counters: Counters,
 }
 
 impl RadioRx {
-    /// Returns the position of the next packet to send. Skips packets that are lost on purpose, and positions
-    /// of the last block that lie beyond the end.
+    /// Returns the position of the next packet to send. Skips packets that are to be lost on purpose. Also
+    /// skips positions of the last block that lie beyond the end.
     ///
     /// Returns `None` at the end. Also returns `None` after [`MAX_SKIPPED`] skipped positions, so that a call
     /// takes bounded time even if most packets are lost.

@@ -13,8 +13,8 @@ use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
 
-/// The size in bytes of the table of random samples. The samples of each symbol begin at another offset of
-/// the table.
+/// The size in bytes of the table with random samples. The samples of a symbol begin at an offset of the
+/// table that differs between symbols.
 const TABLE: usize = 1 << 16;
 /// The largest number of PRBs in a symbol: a PRB's number has 10 bits.
 const MAX_PRBS: u64 = 1024;
@@ -54,11 +54,11 @@ pub struct RadioLoad {
     pub rate: Option<Rate>,
     /// If set and `rate` is `None`, the packets of each symbol become due when the symbol begins.
     pub realtime: bool,
-    /// The number of packets to send, including packets that are lost on purpose. `None` means no end.
+    /// The number of packets to send. Includes packets that are lost on purpose. `None` means without end.
     pub positions: Option<u64>,
 }
 
-/// The time of a symbol as a packet's header carries it: frame, subframe, slot, and symbol.
+/// The time of a symbol in a packet's header: frame, subframe, slot, and symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SymbolTime {
     /// Frame, 0 to 255.
@@ -221,8 +221,8 @@ impl Plan {
         }
     }
 
-    /// Writes the positions of `shuffle` consecutive packets to `order`, in sending order. `block` is the
-    /// number of this group of packets.
+    /// Writes the positions of a group of `shuffle` consecutive packets to `order`, in sending order. `block`
+    /// is the number of the group.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();

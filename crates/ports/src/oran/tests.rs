@@ -131,8 +131,8 @@ fn a_radio_that_loses_every_packet_returns_and_ends() {
 fn real_time_sends_no_symbol_early() {
     let clock = Clock::new();
     let start = clock.now_ns();
-    // No packet may be sent before its symbol begins. The last of 140 symbols begins 36 us before the end of
-    // the ten slots. The slots take 5 ms, so sending must take almost 5 ms.
+    // No packet may be sent before its symbol begins. The ten slots take 5 ms. The last of their 140 symbols
+    // begins 36 us before the end, so sending must take almost 5 ms.
     let (_, frames) = frames("gen:oran,slots=10,realtime,eaxc=0");
     assert_eq!(frames.len(), 10 * 14 * 10);
     let took = clock.now_ns() - start;

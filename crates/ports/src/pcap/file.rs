@@ -29,7 +29,8 @@ impl FileId {
     }
 }
 
-/// Returns true if both paths name the same regular file, also through links, or would create the same file.
+/// Returns true if both paths name the same regular file, possibly through links. Also returns true if
+/// neither exists and both would create the same file.
 pub fn same_file(a: &Path, b: &Path) -> bool {
     match (FileId::of_path(a), FileId::of_path(b)) {
         (Some(a), Some(b)) => a == b,
@@ -38,7 +39,8 @@ pub fn same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns the path of a file that does not exist yet, with the symbolic links of its directory resolved.
+/// Returns the path of a file that does not exist yet. Symbolic links in the path of its directory are
+/// resolved.
 fn to_be_created(path: &Path) -> std::path::PathBuf {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -3,9 +3,10 @@
 //!
 //! Each packet carries its capture time and its length on the wire as
 //! [`PacketMeta`](inlane_core::packet::PacketMeta). A source reads its input from front to back, so the input
-//! may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
+//! may be a pipe (`pcap:-`). If the input is a file, the source scans it beforehand for its longest packet
+//! and its resolution.
 //!
-//! Neither port blocks on a pipe: while the other end pauses, a source returns no packets, and a sink accepts
+//! Neither port blocks on a pipe. While the other end pauses, a source returns no packets, and a sink accepts
 //! none.
 
 mod file;
@@ -30,20 +31,20 @@ pub use writer::is_closed_by_reader;
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// Without regard to timestamps: each packet is ready as soon as the run receives again.
+    /// Timestamps are ignored: each packet is ready as soon as the run receives again.
     #[default]
     Full,
-    /// Packets follow each other after the same times as in the capture.
+    /// Packets are played with the same time intervals as in the capture.
     Original,
 }
 
 /// How a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Playback {
-    /// The speed: as fast as packets are received, or with the times of the capture.
+    /// The speed: as fast as packets are received, or at the times that the capture records.
     pub pace: Pace,
-    /// If set, plays the capture again whenever it ends. Timestamps continue from lap to lap, but start over
-    /// if a lap would exceed the classic format's last time (year 2106).
+    /// If true, plays the capture again whenever it ends. Timestamps continue from lap to lap. They start
+    /// over if a lap would exceed the last time of the classic format (year 2106).
     pub repeat: bool,
 }
 

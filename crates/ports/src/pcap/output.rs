@@ -29,9 +29,9 @@ enum Kind {
     NonBlocking(File),
     /// A named pipe that no process reads yet.
     AwaitsReader(PathBuf),
-    /// Standard output that may block, such as a terminal. It is polled before each write.
+    /// Standard output to which a write may block, such as a terminal. It is polled before each write.
     Polled(File),
-    /// A regular file that is standard output. It may hold earlier bytes, so it is never truncated.
+    /// Standard output, if it is a regular file. It may contain earlier bytes, so it is never truncated.
     Appended(File),
     /// For tests: a disk that is full after this many bytes.
     #[cfg(test)]
@@ -64,8 +64,8 @@ impl Output {
                 .into();
             let kind = match file_type(&file) {
                 FileType::RegularFile => Kind::Appended(file),
-                // Other processes may share standard output, so do not make it non-blocking. Open the pipe
-                // again.
+                // Other processes may share standard output, so do not make this descriptor non-blocking.
+                // Open the pipe a second time.
                 FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
                     Ok(file) => Kind::NonBlocking(file),
                     Err(_) => Kind::Polled(file),
@@ -95,8 +95,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties a regular file that was opened by its path. Until this call, dropping the output removes a
-    /// file that it created; afterwards the file is kept, even if empty.
+    /// Empties a regular file that was opened by its path. Before this call, dropping the output removes the
+    /// file if the output created it. After this call, the file is kept, even if it is empty.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -110,9 +110,9 @@ impl Output {
         matches!(self.kind, Kind::AwaitsReader(_))
     }
 
-    /// Writes as many of `bytes` as the output accepts. Returns their number.
+    /// Writes as many bytes of `bytes` as the output accepts. Returns the number of written bytes.
     ///
-    /// Fails with [`ErrorKind::WouldBlock`] if the output is a pipe that is full or has no reader yet.
+    /// If the output is a pipe that is full or has no reader yet, fails with [`ErrorKind::WouldBlock`].
     pub(super) fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match &mut self.kind {
             Kind::File(file) | Kind::Appended(file) | Kind::NonBlocking(file) => file.write(bytes),
@@ -160,7 +160,7 @@ impl Output {
             Kind::Full(file, _) => file,
             _ => return,
         };
-        // Ignore an error. The file then ends with a partial record, which readers of the capture report.
+        // Ignore an error. The file then ends with a partial record, and readers of the capture report it.
         let _ = file.set_len(length);
     }
 
@@ -186,6 +186,6 @@ fn file_type(file: &File) -> FileType {
 
 fn is_writable(file: &File, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // Count an error of poll as ready, because the write that follows returns the error.
+    // Treat an error of poll as ready, because the write that follows then returns the error.
     poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
 }

@@ -15,7 +15,8 @@ const MAX_BLOCK: usize = 1 << 26;
 /// The most interfaces that a section may describe.
 const MAX_INTERFACES: usize = 1 << 16;
 
-/// The properties of a network interface in a pcapng section that are needed to read its packets.
+/// The properties of a network interface that are needed to read its packets. They are from the interface's
+/// block in a pcapng section.
 #[derive(Clone, Copy)]
 pub(super) struct Interface {
     link: i32,
@@ -43,7 +44,7 @@ impl CaptureReader {
         if !self.fill_record(length, if is_packet { MAX_RECORD } else { MAX_BLOCK })? {
             return Ok(());
         }
-        // A block has its length at each end. If they differ, one of them is wrong.
+        // A block stores its length at both ends. If the two lengths differ, the file is damaged.
         let trailer = word(&self.buffer[self.start + length - 4..], big_endian) as usize;
         if trailer != length {
             return Err(self.damaged(&format!("a block's two lengths differ: {length} and {trailer}")));
@@ -60,8 +61,8 @@ impl CaptureReader {
                 let interface = Interface {
                     link: description.linktype.0,
                     units_per_second: units_per_second(description.if_tsresol),
-                    // Swap the bytes of `if_tsoffset` in a big-endian section, because pcap-parser always
-                    // reads it as little-endian.
+                    // In a big-endian section, swap the bytes of `if_tsoffset`. pcap-parser always reads this
+                    // field as little-endian.
                     offset_seconds: match big_endian {
                         true => description.if_tsoffset.swap_bytes(),
                         false => description.if_tsoffset,
@@ -132,8 +133,8 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // Require nanoseconds if the timestamp unit is not a whole number of microseconds, because a classic
-        // copy of the capture would otherwise lose precision.
+        // If the timestamp unit is not a whole number of microseconds, a classic copy of the capture needs
+        // nanoseconds. Otherwise, the copy would lose precision.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }
@@ -176,6 +177,7 @@ fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =
         if resolution & 0x80 != 0 { 2u128.checked_pow(exponent) } else { 10u128.checked_pow(exponent) };
-    // If a u128 cannot hold the units per second, a unit is so short that every 64-bit timestamp is 0 ns.
+    // If the units per second do not fit into a u128, a unit is extremely short. Every 64-bit timestamp is
+    // then 0 ns.
     units.unwrap_or(u128::MAX)
 }

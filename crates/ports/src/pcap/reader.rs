@@ -1,10 +1,9 @@
 //! Reads captures: classic pcap and pcapng (draft-ietf-opsawg-pcapng).
 //!
-//! Classic captures may have either byte order and micro- or nanoseconds. pcapng captures may have either
-//! byte order, several sections and interfaces, and any timestamp resolution.
+//! Classic captures may have either byte order, and timestamps in micro- or nanoseconds. pcapng captures may
+//! have either byte order, several sections and interfaces, and any timestamp resolution.
 //!
-//! [`CaptureReader`] limits how much memory a damaged file can make it use, and reports the offset of a
-//! fault.
+//! [`CaptureReader`] limits the memory that a damaged file can make it use. It reports the offset of a fault.
 
 use super::pcapng::Interface;
 use inlane_core::error::Class;
@@ -34,10 +33,11 @@ pub struct Record {
     pub time_ns: u64,
     /// Length on the wire in bytes if the packet was cut; otherwise 0.
     pub wire_length: u32,
-    /// Number of the interface on which the packet was captured, counted over all sections of the capture.
+    /// Number of the interface on which the packet was captured. Interfaces are counted over all sections of
+    /// the capture.
     pub interface: u32,
     pub(super) data: Range<usize>,
-    /// The offset in the buffer at which the record ends.
+    /// The offset in the buffer at which this record ends.
     pub(super) end: usize,
 }
 
@@ -48,7 +48,7 @@ impl Record {
     }
 }
 
-/// The timestamp unit of a classic capture, or of a classic copy of a pcapng capture.
+/// The unit of the timestamps in a classic capture, or in the classic copy of a pcapng capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resolution {
     /// 10^-6 s.
@@ -178,8 +178,8 @@ impl CaptureReader {
         !matches!(self.format, Format::Unknown)
     }
 
-    /// Reads the header, unless it was read already. Returns false while the input [waits](Self::waiting) for
-    /// the rest of the header.
+    /// Reads the header if it was not read yet. Returns false if the rest of the header has not arrived, so
+    /// that the reader is [waiting](Self::waiting) for it.
     ///
     /// # Errors
     /// If the input is not a capture, or a classic capture of a link other than Ethernet.
@@ -202,8 +202,8 @@ impl CaptureReader {
         }
     }
 
-    /// Returns the next packet without consuming it. Returns `None` at the end of the capture, and while the
-    /// input [waits](Self::waiting) for more bytes.
+    /// Returns the next packet without consuming it. Returns `None` at the end of the capture. Also returns
+    /// `None` while the input [waits](Self::waiting) for more bytes.
     ///
     /// # Errors
     /// If the file cannot be read, ends within a record, or is damaged.

@@ -22,7 +22,7 @@ pub enum TimestampSource {
     SendTime,
 }
 
-/// A port that writes its packets to a capture. Its queues write to the file in turn, one burst at a time.
+/// A port that writes packets to a capture file. The port's queues write in turn, one burst at a time.
 pub struct CaptureSink {
     info: PortInfo,
     writer: Arc<Mutex<CaptureWriter>>,
@@ -34,11 +34,12 @@ pub struct CaptureSink {
 impl CaptureSink {
     /// Opens `pcap:FILE` for writing (`-` is standard output).
     ///
-    /// With `source`, packets keep their timestamps. Without it, a packet gets the time at which it is sent,
-    /// in nanoseconds. An existing file keeps its content until [`Port::start`] or the first packet.
+    /// With `source`, packets keep the timestamps of the source. Without it, a packet's timestamp is the time
+    /// at which it is sent, in nanoseconds. An existing file keeps its content until [`Port::start`] or until
+    /// the first packet is sent.
     ///
     /// # Errors
-    /// If the file cannot be created, or is the file that `source` reads.
+    /// If the file cannot be created, or if it is the file that `source` reads.
     pub fn open(text: &str, source: Option<&CaptureSource>) -> Result<Self> {
         let path = path_of(text)?;
         if source
@@ -137,10 +138,11 @@ impl QueueWriter {
         Ok(Self { writer, queue, lost, timestamps, pool })
     }
 
-    /// Writes packets from the front of `packets`. Returns how many the capture accepted, and any error.
+    /// Writes packets from the front of `packets`. Returns the number of packets that the capture accepted,
+    /// and any error.
     ///
     /// # Safety
-    /// The caller holds the packets, which are from this queue's pool.
+    /// All packets are from this queue's pool, and the caller holds them.
     pub(crate) unsafe fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
         let mut writer = match self.lock() {
             Ok(writer) => writer,
@@ -164,12 +166,12 @@ impl QueueWriter {
         (packets.len(), Ok(()))
     }
 
-    /// Sends packets by `send`, and writes the accepted ones to the capture. Sends nothing while the
-    /// capture's reader pauses.
+    /// Sends packets by `send`, and writes the packets that `send` has accepted to the capture. Sends nothing
+    /// while the reader of the capture pauses.
     ///
     /// # Safety
-    /// The caller holds the packets, which are from this queue's pool. `send` frees or keeps only packets
-    /// that it counts.
+    /// The caller holds the packets, which are from this queue's pool. `send` frees or keeps only as many
+    /// packets as it returns.
     pub(crate) unsafe fn write_sent(
         &self,
         packets: &[Packet],
@@ -209,10 +211,10 @@ impl QueueWriter {
         }
     }
 
-    /// Returns the length of all segments of a packet, in bytes.
+    /// Returns the length of a packet in bytes: the sum over all its segments.
     ///
     /// # Safety
-    /// The caller holds the packet, which is from this queue's pool.
+    /// The packet is from this queue's pool, and the caller holds it.
     unsafe fn length(&self, packet: &Packet) -> usize {
         let mut length = 0;
         // SAFETY: the caller upholds the pool's safety contract.
@@ -220,7 +222,7 @@ impl QueueWriter {
         length
     }
 
-    /// Adds a packet of `length` bytes, with its timestamp, to the buffer of `writer`.
+    /// Appends a packet of `length` bytes and its timestamp to the buffer of `writer`.
     ///
     /// # Safety
     /// As for [`QueueWriter::length`].
@@ -248,7 +250,7 @@ impl QueueWriter {
         })
     }
 
-    /// Writes as many of the buffered records as the output accepts.
+    /// Writes buffered records until the output accepts no more.
     pub(crate) fn flush(&self) -> Result<()> {
         self.lock()?.flush().map(|_| ())
     }
@@ -257,7 +259,8 @@ impl QueueWriter {
     /// cannot be returned, because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        // Skip a broken capture. An earlier call has returned its error, so do not log the error here too.
+        // Skip a broken capture. An earlier call has already returned its error, so do not log the error
+        // again.
         if writer.has_begun()
             && !writer.is_broken()
             && let Err(error) = writer.flush()
@@ -271,7 +274,8 @@ impl QueueWriter {
         self.lock()?.finish(keep_waiting)
     }
 
-    /// Returns the counts of packets that the writer accepted from this queue, but could not write.
+    /// Returns the counts of lost packets: those that the writer accepted from this queue but could not
+    /// write.
     pub(crate) fn lost(&self) -> &LostPackets {
         &self.lost
     }
@@ -285,7 +289,8 @@ fn poisoned() -> Error {
 pub(super) struct CaptureTx {
     writer: QueueWriter,
     pool: Arc<dyn Pool>,
-    /// Packets that the writer accepted. Some of them may be lost later, when the writer cannot write them.
+    /// Counters of the packets that the writer accepted. Some of these packets may be lost later, if the
+    /// writer cannot write them.
     accepted: Counters,
 }
 
@@ -295,7 +300,7 @@ impl CaptureTx {
     }
 }
 
-// SAFETY: `send` frees exactly the packets that it returns as sent.
+// SAFETY: `send` frees exactly the packets that it returns as sent, as the trait requires.
 unsafe impl Tx for CaptureTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         // SAFETY: the caller holds the packets, which are from this pool.
@@ -305,7 +310,8 @@ unsafe impl Tx for CaptureTx {
             self.accepted.bytes += unsafe { self.writer.length(packet) } as u64;
         }
         self.accepted.packets += written as u64;
-        // SAFETY: the caller holds these packets of this pool, and does not use sent packets.
+        // SAFETY: the caller guarantees that it holds these packets of this pool, and that it does not use
+        // packets after they are sent.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
             // Return the number of written packets now if there are any. The next call returns the error.

@@ -19,14 +19,15 @@ use std::sync::Arc;
 
 /// The longest frame expected from a pipe, in bytes. For longer frames, the user must set --room.
 const JUMBO: usize = 9216;
-/// The nanoseconds between the last packet of a lap and the first packet of the next, if a capture repeats.
+/// The time in nanoseconds from the last packet of a lap to the first packet of the next lap, if a capture
+/// repeats.
 const LAP_GAP_NS: u64 = 1000;
 
 /// A port that plays a capture: its packets are received from the port.
 pub struct CaptureSource {
     info: PortInfo,
-    /// The capture's file. The reader has a duplicate of the descriptor, so both share one file position.
-    /// `None` for pipes and standard input.
+    /// The file of the capture. The reader has a duplicate of this descriptor, so both share one file
+    /// position. `None` if the capture is a pipe or standard input.
     file: Option<File>,
     file_id: Option<FileId>,
     summary: Option<CaptureSummary>,
@@ -38,7 +39,7 @@ pub struct CaptureSource {
 
 impl CaptureSource {
     /// Opens `pcap:FILE` (`-` is standard input). If FILE is a regular file, reads it once to summarize it.
-    /// If it is a named pipe, does not wait until a writer opens the pipe.
+    /// If FILE is a named pipe, does not wait for a writer to open it.
     ///
     /// # Errors
     /// If the file does not exist or is not a capture of Ethernet packets, or if `playback` demands that a
@@ -54,7 +55,7 @@ impl CaptureSource {
         let file: File = if path == "-" {
             std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()
         } else {
-            // Without NONBLOCK, opening a named pipe blocks until a writer opens it.
+            // Set NONBLOCK. Without it, opening a named pipe blocks until a writer opens the pipe.
             let flags = OFlags::NONBLOCK.bits() as i32;
             OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?
         };
@@ -117,13 +118,13 @@ impl CaptureSource {
         self.summary
     }
 
-    /// Returns the resolution of the timestamps, which is nanoseconds for pcapng. If the source is a pipe,
-    /// the resolution is set when the capture's header has arrived.
+    /// Returns the resolution of the timestamps. For pcapng it is nanoseconds. If the source is a pipe, the
+    /// resolution is set when the capture's header has arrived.
     pub fn resolution(&self) -> &SharedResolution {
         &self.resolution
     }
 
-    /// Returns the identity of the file, also if it is standard input. Returns `None` for a pipe.
+    /// Returns the identity of the file, even if the file is standard input. Returns `None` for a pipe.
     pub fn file_id(&self) -> Option<FileId> {
         self.file_id
     }
@@ -136,8 +137,8 @@ struct Pipe {
 
 impl Read for Pipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // Poll first, because reading a named pipe that no writer has opened yet would look like the end of
-        // the input.
+        // Poll first. If no writer has opened the named pipe yet, a read would look like the end of the
+        // input.
         if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&Timespec::default()))? == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -217,7 +218,8 @@ struct CaptureRx {
     pace: Pace,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The clock when the first packet was played, and the timestamp of that packet, both in nanoseconds.
+    /// The start of playing: the time of the clock when the first packet was played, and the timestamp of
+    /// that packet. Both are in nanoseconds.
     started: Option<(u64, u64)>,
     /// The time that the current lap adds to the timestamps in the file, in nanoseconds.
     shift_ns: u64,
@@ -266,8 +268,8 @@ impl CaptureRx {
         }
     }
 
-    /// Sets `shift_ns` so that the next lap's timestamps follow those of this lap, or to 0 if a capture could
-    /// not represent them.
+    /// Sets `shift_ns` so that the next lap's timestamps follow the timestamps of this lap. Sets it to 0 if a
+    /// capture could not represent the new timestamps.
     fn begin_lap(&mut self) -> Result<()> {
         let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
         self.shift_ns = self.last_ns.saturating_add(LAP_GAP_NS).saturating_sub(first);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// The number of bytes that are buffered before they are written to the output.
+/// The size of the write buffer in bytes. A full buffer is written to the output.
 const BUFFER: usize = 1 << 18;
 const HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
@@ -25,7 +25,7 @@ pub const MAX_TIME_NS: u64 = (u32::MAX as u64 + 1) * 1_000_000_000 - 1;
 /// A resolution that becomes known when the header of a piped source has arrived.
 pub type SharedResolution = Arc<OnceLock<Resolution>>;
 
-/// Counts the packets of one queue that the writer accepted but could not write.
+/// Counts the lost packets of one queue: packets that the writer accepted but could not write.
 #[derive(Debug, Default)]
 pub struct LostPackets {
     packets: AtomicU64,
@@ -64,13 +64,13 @@ pub struct CaptureWriter {
     /// The resolution in the capture's header. `None` until the header is in the buffer.
     header: Option<Resolution>,
     buffer: Vec<u8>,
-    /// The number of bytes at the front of the buffer that are already written to the output.
+    /// The number of bytes at the start of the buffer that have already been written to the output.
     written: usize,
     /// The offset of the first record in the buffer: after the header, or 0 if the header was written.
     first_record: usize,
     records: Vec<Buffered>,
-    /// The number of bytes that were written to the output before the bytes now in the buffer. It is the
-    /// buffer's offset in the capture.
+    /// The number of bytes written to the output so far, without the bytes still in the buffer. It is
+    /// therefore the offset of the buffer in the capture.
     written_before: u64,
     written_packets: u64,
     queues: Vec<Arc<LostPackets>>,
@@ -346,7 +346,7 @@ impl CaptureWriter {
     }
 }
 
-/// The text by which `is_closed_by_reader` recognises the error of a capture whose reader closed the pipe.
+/// The error text if a capture's reader closed the pipe. `is_closed_by_reader` recognises the error by it.
 const CLOSED: &str = "its reader closed the pipe";
 
 /// Returns true for the error of a capture whose reader closed the pipe.
@@ -365,8 +365,8 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // Write the buffered packets as far as the output accepts them now. Only log an error, because `drop`
-        // cannot return one. Callers that need the error call `finish` before.
+        // Write as many of the buffered packets as the output accepts now. Only log an error, because `drop`
+        // cannot return it. Callers that need the error call `finish` before.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

@@ -11,7 +11,7 @@ use inlane_core::{Error, Packet, Pool, Result, Tx};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// A capture to which all transmit queues of a run write.
+/// A capture file to which all transmit queues of a run write.
 #[derive(Clone)]
 pub struct Capture {
     writer: Arc<Mutex<CaptureWriter>>,
@@ -19,7 +19,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Opens the capture at `path`, with timestamps in nanoseconds.
+    /// Opens the capture file at `path`. Its timestamps are in nanoseconds.
     ///
     /// An existing file keeps its content until the first packet is sent.
     ///
@@ -56,8 +56,8 @@ struct CapturedTx {
 unsafe impl Tx for CapturedTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let Self { inner, writer } = self;
-        // SAFETY: the caller holds the packets, and they are from this queue's pool. The inner queue frees or
-        // keeps only packets that it counts as sent.
+        // SAFETY: the caller owns the packets, which are from this queue's pool. The inner queue keeps or
+        // frees only the packets that it counts as sent.
         unsafe { writer.write_sent(packets, |packets| inner.send(packets)) }
     }
 

@@ -16,8 +16,7 @@ const REORDER_TIMEOUT_NS: u64 = 10_000_000;
 /// The longest run of dropped packets, in nanoseconds. A longer run could drop all retransmissions of a
 /// sender.
 const RUN_TIMEOUT_NS: u64 = 10_000_000;
-/// The wrapper receives from the inner queue only while fewer than this number of packets wait to be
-/// returned.
+/// While this many packets wait to be returned, the wrapper receives no more packets from the inner queue.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
@@ -29,17 +28,17 @@ pub struct Faults {
     pub drop_run: u64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
-    /// Probability that a packet is held until `reorder_by` later packets have overtaken it.
+    /// Probability that a packet is held back. It is returned after `reorder_by` later packets.
     pub reorder: f64,
     /// Number of later packets that overtake a reordered packet.
     pub reorder_by: u64,
-    /// Probability that one bit of a packet is flipped.
+    /// The probability that one bit of a packet is flipped.
     pub corrupt: f64,
     /// Probability that a packet is delayed.
     pub delay: f64,
     /// The delay, in nanoseconds.
     pub delay_ns: u64,
-    /// The seed that determines which packets are affected.
+    /// The seed of the random numbers that select the affected packets.
     pub seed: u64,
 }
 
@@ -47,7 +46,7 @@ impl Faults {
     /// Parses `drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`. Percentages are
     /// probabilities. The value after a colon is:
     /// - for `drop`, the number of packets dropped in a row
-    /// - for `reorder`, the number of packets that overtake the packet
+    /// - for `reorder`, the number of later packets that overtake the packet
     /// - for `delay`, the delay
     ///
     /// # Errors
@@ -150,12 +149,12 @@ struct FaultyLink {
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The number of packets that are still to be dropped in the current run of dropped packets.
+    /// The number of packets to drop until the current run of dropped packets ends.
     run_left: u64,
-    /// The time in nanoseconds at which the current run of dropped packets ends at the latest.
+    /// The latest end of the current run of dropped packets, in nanoseconds.
     run_until_ns: u64,
-    /// The number of packets passed on so far, not counting duplicates and reordered packets. A reordered
-    /// packet is held until this number reaches its [`Reordered::behind`], or until its time is up.
+    /// The number of packets passed on so far, without duplicates and reordered packets. A reordered packet
+    /// is held until this number reaches its [`Reordered::behind`], or until its time limit has passed.
     passed: u64,
     reordered: VecDeque<Reordered>,
     /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
@@ -163,7 +162,7 @@ struct FaultyLink {
     delayed: VecDeque<(u64, Packet)>,
     /// The packets that wait to be returned by the next `receive`.
     ready: VecDeque<Packet>,
-    /// The largest number of reordered and delayed packets that may be held at once.
+    /// The most reordered and delayed packets that may be held at the same time.
     max_held: usize,
     counts: Arc<FaultCounts>,
 }
@@ -196,13 +195,13 @@ impl FaultyLink {
         })
     }
 
-    /// Returns true with `probability`. Takes a random number even if `probability` is 0, so changing the
-    /// probability of one fault does not change which packets the other faults hit.
+    /// Returns true with `probability`. Draws a random number even if `probability` is 0. So a change of one
+    /// fault's probability does not change which packets the other faults hit.
     fn happens(&mut self, probability: f64) -> bool {
         (mix(&mut self.random) >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
-    /// Injects faults into a received packet, and adds it to `ready`, holds it or drops it.
+    /// Injects faults into a received packet. Then adds the packet to `ready`, holds it or drops it.
     fn accept(&mut self, packet: Packet, now_ns: u64) {
         let faults = self.faults;
         let chances = [faults.drop, faults.corrupt, faults.duplicate, faults.reorder, faults.delay];
@@ -215,7 +214,7 @@ impl FaultyLink {
         if self.run_left > 0 && (drop || now_ns < self.run_until_ns) {
             self.run_left -= 1;
             count(&self.counts.dropped);
-            // SAFETY: `self` holds the packet, it is from this pool, and it is not used again.
+            // SAFETY: `self` holds the packet and does not use it again. The packet is from this pool.
             unsafe { self.pool.free(&[packet]) };
             return;
         }
@@ -277,7 +276,7 @@ impl FaultyLink {
     /// Returns a copy of a packet in one segment. Returns `None` if the pool has no buffer large enough.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
         let mut length = 0;
-        // SAFETY: `self` holds the packet, and it is from this pool.
+        // SAFETY: `self` owns the packet, and the packet is from `self.pool`.
         unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         let mut copy = [Packet::EMPTY];
         if length > self.pool.room() || self.pool.allocate(&mut copy) == 0 {
@@ -309,7 +308,7 @@ impl FaultyLink {
 
 impl Drop for FaultyLink {
     fn drop(&mut self) {
-        // Packets that this wrapper still holds are never returned, so they count as dropped.
+        // Packets that this wrapper still holds will never be sent on, so they count as dropped.
         let held = self
             .reordered
             .drain(..)
@@ -317,7 +316,7 @@ impl Drop for FaultyLink {
             .chain(self.delayed.drain(..).map(|(_, packet)| packet));
         let left: Vec<Packet> = held.chain(self.ready.drain(..)).collect();
         self.counts.dropped.fetch_add(left.len() as u64, Ordering::Relaxed);
-        // SAFETY: `self` holds the packets, they are from this pool, and they are not used again.
+        // SAFETY: the packets are from this pool. `self` owns them and does not use them afterwards.
         unsafe { self.pool.free(&left) };
     }
 }

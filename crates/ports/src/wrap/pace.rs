@@ -6,12 +6,12 @@ use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};
 
-/// How far behind its schedule a source may be, in nanoseconds. After a longer pause, only the packets of the
-/// last 100 us are made up in one burst.
+/// The most nanoseconds that a source may be behind its schedule. After a longer pause, the source makes up
+/// only the packets of the last 100 us, in one burst.
 const MAX_BACKLOG_NS: u64 = 100_000;
 
-/// A receive queue with a limited rate. Excess packets wait in the inner port, which counts those it must
-/// drop.
+/// A receive queue with a limited rate. Excess packets wait in the inner port. If that port has to drop
+/// packets, it counts them.
 pub struct PacedRx {
     inner: Box<dyn Rx>,
     schedule: Schedule,

@@ -57,18 +57,18 @@ fn compare(checker: &Checker, injected: [u64; 5]) {
     let (found, foreign): (Verification, u64) = (checker.verification().unwrap(), checker.foreign());
     let [dropped, duplicated, reordered, corrupted, delayed] = injected;
     assert!(injected.iter().all(|&count| count > 0), "{injected:?}");
-    // A flipped bit can make a packet foreign. The checker then counts that packet as lost, so up to
-    // `foreign` more packets may be lost than were dropped.
+    // A flipped bit can make a packet foreign. The checker then counts the original packet as lost. So it may
+    // report up to `foreign` more lost packets than were dropped.
     assert!((dropped..=dropped + foreign).contains(&found.lost), "{injected:?} {found:?}");
-    // The checker may find up to 10 more altered packets than were corrupted: it also counts copies of
-    // corrupted packets, and it takes a packet with a flipped sequence number for another packet.
+    // The checker may report up to 10 more altered packets than were corrupted. It also counts copies of
+    // corrupted packets. It may also mistake a packet with a flipped sequence number for another packet.
     assert!(
         found.altered + foreign >= corrupted && found.altered <= corrupted + 10,
         "{injected:?} {found:?}"
     );
     assert!(found.duplicated <= duplicated && found.duplicated + 10 >= duplicated, "{injected:?} {found:?}");
     // A held packet counts as reordered only if a later packet overtakes it. If the later packets are dropped
-    // or held too, it does not count. So the count may miss up to a fifth of the held packets.
+    // or held, too, none overtakes it. So the count may lack up to a fifth of the held packets.
     let late = reordered + delayed;
     assert!(found.reordered <= late && found.reordered * 10 > late * 8, "{injected:?} {found:?}");
 }
@@ -187,7 +187,7 @@ fn a_capture_holds_the_packets_that_were_sent() {
     assert_eq!(pool.outstanding(), 0);
 }
 
-/// A transmit queue that accepts only a part of most bursts.
+/// A transmit queue that accepts only some packets of most bursts.
 struct PartialTx(Box<dyn Tx>, usize);
 
 // SAFETY: the inner queue sends a prefix of the packets, and its count is returned.

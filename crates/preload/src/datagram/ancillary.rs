@@ -7,15 +7,15 @@ use inlane_offload_protocol::datagram::{Header, receive, send};
 use libc::{c_int, cmsghdr, msghdr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The index of the loopback interface, which programs get for loopback addresses. For other addresses they
-/// get 0, because the engine's port has no index in the program's network namespace.
+/// The index of the loopback interface, which the library reports for loopback addresses. For other addresses
+/// it reports 0, because the engine's port has no index in the program's network namespace.
 const LOOPBACK: c_int = 1;
 
 /// The most bytes of one control message's data.
 const MOST: usize = 20;
 
-/// Returns the number in a control message, which has one or four bytes. Linux accepts both lengths, too.
-/// Returns `None` for other lengths.
+/// Returns the number in a control message. The number may have one or four bytes, as on Linux. Returns
+/// `None` for other lengths.
 fn number(bytes: &[u8]) -> Option<c_int> {
     match *bytes {
         [byte] => Some(byte.into()),

@@ -1,4 +1,4 @@
-//! recvmmsg and sendmmsg, which receive or send several datagrams in one call.
+//! recvmmsg and sendmmsg: they receive or send several datagrams in one call.
 
 use super::receive;
 use crate::{errno, fail, memory, set_errno};

@@ -10,14 +10,14 @@ use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_void, socklen_t};
 use std::os::fd::RawFd;
 
-/// Returns true for options that the engine must get. Other options of SOL_SOCKET take effect in the kernel,
-/// on the program's end of the pair.
+/// Returns true for options that the library must pass to the engine. Other options of SOL_SOCKET take effect
+/// in the kernel, on the program's end of the socket pair.
 fn is_for_engine(level: c_int, name: c_int) -> bool {
     level != libc::SOL_SOCKET || matches!(name, libc::SO_REUSEPORT | libc::SO_REUSEADDR | libc::SO_RCVBUF)
 }
 
-/// Returns true for options of IPv4, IPv6 and UDP that programs set on UDP sockets. The engine stores some of
-/// these options without effect.
+/// Returns true for options of IPv4, IPv6 and UDP that programs set on UDP sockets. For some of these
+/// options, the engine only stores the value.
 fn is_known(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => true,
@@ -135,8 +135,9 @@ pub unsafe fn setsockopt(
             return code;
         }
     }
-    // Use the operation with a reply, and wait for the reply. The option goes over the control socket and the
-    // program's next datagram through the pair, so the datagram could otherwise overtake the option.
+    // Use the operation with a reply, and wait for the reply. The option travels over the control socket, but
+    // the next datagram travels over the socket pair. Without the wait, the datagram could overtake the
+    // option.
     let mut message = Message::new(Operation::SetOptionNow);
     (message.level, message.name) = (level, name);
     message.set_value(bytes.bytes());

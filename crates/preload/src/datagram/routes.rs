@@ -1,8 +1,8 @@
-//! Checks whether the engine has a route to a datagram's destination, so that a send without a route fails.
+//! Checks whether the engine has a route to a datagram's destination. If not, the send fails.
 //!
-//! A send only writes the datagram to the pair and gets no reply. So the library asks the engine before it
-//! first sends to an address, and remembers the addresses with a route. An engine's routes do not change
-//! while it runs.
+//! A send only writes the datagram to the socket pair and gets no reply. So the library asks the engine
+//! before it first sends to an address. It remembers the addresses that have a route, because the routes of
+//! an engine do not change while it runs.
 
 use crate::control;
 use inlane_offload_protocol::address;
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of remembered addresses, a power of two.
 const PLACES: usize = 256;
 
-/// Hashes of an engine, a socket and a remote address to which the engine has a route. An address without a
-/// route may by chance have the same hash. Then sends to it report no error, and the engine drops and counts
-/// the datagrams.
+/// The remembered addresses: hashes of an engine, a socket and a remote address. The engine has a route to
+/// each of these addresses. An address without a route may have the same hash by chance. Sends to that
+/// address then report no error, and the engine drops and counts the datagrams.
 static ROUTES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// Checks that the engine can send from the socket `fd` to `remote`. Fails with an errno.
@@ -36,7 +36,7 @@ pub fn check(fd: RawFd, name: &SocketName, remote: SocketAddr) -> Result<(), c_i
             place.store(hash, Ordering::Relaxed);
             Ok(())
         }
-        // Report no error here, because the engine has ended, and the send that follows reports that.
+        // The engine has ended. Report no error here, because the following send reports it.
         None => Ok(()),
     }
 }

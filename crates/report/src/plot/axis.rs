@@ -47,7 +47,7 @@ pub(super) fn range(values: &[f64], from_zero: bool) -> Range<f64> {
     if from_zero { low..high + margin } else { low - margin..high + margin }
 }
 
-/// The most data values for which each value gets a tick of its own. If there are more, ticks are at round
+/// Up to this number of data values, each value gets its own tick. With more values, ticks are at round
 /// numbers.
 const FEW: usize = 12;
 
@@ -83,7 +83,7 @@ impl Scale {
                 let first = (low / step).ceil();
                 (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
             }
-            // If all data values are whole numbers, ticks are at powers of two, at most about 12 of them.
+            // If all data values are whole numbers, set ticks at powers of two. Set at most about 12 ticks.
             Scale::Log if whole => {
                 let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
                 let step = (last - first) / FEW as i32 + 1;

@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-/// Colours that remain distinguishable for most kinds of colour vision (Okabe and Ito, "Color Universal
-/// Design", 2008). The last two replace black, which would vanish in dark mode.
+/// Colours that most kinds of colour-blind readers can tell apart (Okabe and Ito, "Color Universal Design",
+/// 2008). The last two replace black, which would be invisible in dark mode.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -38,7 +38,7 @@ const FIXED: [(&str, usize); 16] = [
 
 /// Chooses an index into [`COLOURS`] for each name:
 ///
-/// * A name that starts with a word of `FIXED` gets that word's colour, unless an earlier name has the
+/// * If a name starts with a word of `FIXED`, it gets the colour of that word, unless an earlier name has the
 ///   colour.
 /// * Other names get the free colours in order.
 /// * If there are more names than colours, colours repeat.
@@ -59,8 +59,8 @@ pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     chosen.into_iter().map(|colour| colour.or_else(|| free.next()).unwrap_or(0)).collect()
 }
 
-/// The style sheet that adapts a plot to dark mode. In light mode, a plot has a white background, so that it
-/// is readable on any page.
+/// The style sheet that adapts a plot to dark mode. In light mode, a plot has a white background and is
+/// readable on any page.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
     rect[fill=\"#FFFFFF\"] { fill: #16181d } text { fill: #e6e6e6 } \
     [stroke=\"#FFFFFF\"] { stroke: #16181d } [stroke=\"#000000\"] { stroke: #c8c8c8 } \

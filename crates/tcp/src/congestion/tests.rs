@@ -64,7 +64,7 @@ fn rfc9438_a_small_window_grows_at_least_as_fast_as_reno() {
     congestion.set_window(congestion.threshold(), MSS);
     run(&mut congestion, 0, 2 * SECOND);
     // In the Reno-friendly region (RFC 9438, section 4.3), the window grows by 0.53 segments per round trip
-    // below the former maximum, and by 1 segment above it. There are 20 round trips.
+    // below the former maximum, and by 1 segment above it. The test runs 20 round trips.
     assert!((17_000..25_000).contains(&congestion.window()), "{}", congestion.window());
 }
 

@@ -1,5 +1,5 @@
-//! Processes acknowledgments: which data they acknowledge, which losses they reveal, and how the congestion
-//! window reacts.
+//! Processes acknowledgments. Determines which data they acknowledge, which losses they reveal, and how the
+//! congestion window reacts.
 
 use super::*;
 use crate::congestion::Ack;
@@ -53,8 +53,8 @@ impl Connection {
         if self.flags.sack && !header.options.sack.is_empty() {
             dsack = self.on_sack(segment, &context, &mut delivered);
         }
-        // Set the window, unless the segment is older than the one that set it last (SND.WL1, SND.WL2; RFC
-        // 9293, section 3.10.7.4).
+        // Set the peer's window. Ignore the window of a segment that is older than the segment that last set
+        // it (SND.WL1, SND.WL2; RFC 9293, section 3.10.7.4).
         let announced = (header.window as u32) << self.snd.scale;
         if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
             self.snd.window = announced;
@@ -131,8 +131,8 @@ impl Connection {
 
     fn on_dsack(&mut self, start: Sequence, len: u64) {
         self.scoreboard.on_dsack(self.snd.una, self.snd.next);
-        // RFC 3708: if the peer reports every retransmission of this recovery as a duplicate, nothing was
-        // lost, so the window is restored.
+        // If the peer reports every retransmission of this recovery as a duplicate, no segment was lost.
+        // Restore the window in this case (RFC 3708).
         if self.recovery.undo_bytes > 0 && start >= self.recovery.undo_start {
             self.recovery.undo_bytes = self.recovery.undo_bytes.saturating_sub(len);
             if self.recovery.undo_bytes == 0 {
@@ -151,8 +151,9 @@ impl Connection {
             && let Some((echo, offset)) = context.echo
             && echo != 0
         {
-            // Only retransmitted segments were acknowledged. The echoed timestamp shows which transmission
-            // the acknowledgment answers, so the RTT can be computed from it (RFC 7323, section 4).
+            // Only retransmitted segments were acknowledged. The echoed timestamp shows which of the
+            // transmissions the acknowledgment answers. So compute the RTT from the timestamp (RFC 7323,
+            // section 4).
             let elapsed = crate::timestamp(now, offset).wrapping_sub(echo) as u64;
             if elapsed < 600_000 {
                 self.rtt.sample(now, (elapsed + 1) * crate::MILLISECOND, least, most);
@@ -243,8 +244,8 @@ impl Connection {
         lost
     }
 
-    /// Marks losses by duplicate acknowledgments, as NewReno does, for peers without SACK (RFC 6582). Returns
-    /// the number of bytes marked.
+    /// Marks segments as lost after duplicate acknowledgments, as NewReno does, for peers without SACK (RFC
+    /// 6582). Returns the number of bytes marked.
     fn detect_loss_by_duplicates(
         &mut self,
         advanced: bool,
@@ -274,8 +275,8 @@ impl Connection {
         0
     }
 
-    /// Begins fast recovery, unless the only lost segment is a probe of the path's MTU, because such a loss
-    /// is no sign of congestion.
+    /// Handles lost segments. Begins fast recovery, unless the only lost segment is a probe of the path's
+    /// MTU. The loss of such a probe is no sign of congestion.
     pub(super) fn on_losses(&mut self, now: u64, delivered: u64, lost: u64) {
         if !self.path_probe_lost(now) {
             self.begin_recovery(delivered, lost);

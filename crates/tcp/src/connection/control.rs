@@ -72,8 +72,8 @@ impl Connection {
     }
 
     /// Closes both directions: the application neither reads nor writes any more. Written data is still sent.
-    /// If received data was not consumed, or more arrives, the connection is reset, because this data is lost
-    /// (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
+    /// If received data was not consumed, or more data arrives, this data is lost. The connection is then
+    /// reset (RFC 9293, section 3.6.1; RFC 2525, section 2.17).
     pub fn close(&mut self, now: u64) {
         if self.state == State::SynSent {
             self.end(EndReason::Aborted);
@@ -91,9 +91,9 @@ impl Connection {
         }
     }
 
-    /// Records that the application has closed both directions before all its data was written to the
-    /// connection. If the peer then stops acknowledging or keeps its window closed, the connection ends as
-    /// after [`Connection::close`].
+    /// Records that the application has closed both directions, but that some of its data was not written to
+    /// the connection yet. If the peer then stops acknowledging or keeps its window closed, the connection
+    /// ends as after [`Connection::close`].
     pub fn abandon(&mut self) {
         self.flags.orphan = true;
     }
@@ -134,8 +134,9 @@ impl Connection {
         self.timers.close_at = now.saturating_add(self.config.time_wait);
     }
 
-    /// Returns the table entry that replaces a connection in TIME-WAIT, or `None` in other states. Take it
-    /// when the application has closed and nothing is left to send.
+    /// Returns the TIME-WAIT table entry for this connection, or `None` if the connection is in another
+    /// state. Replace the connection by this entry once the application has closed it and nothing is left to
+    /// send.
     pub fn time_wait(&self) -> Option<TimeWait> {
         (self.state == State::TimeWait).then(|| TimeWait {
             sequence: self.snd.next as u32,
@@ -146,20 +147,21 @@ impl Connection {
         })
     }
 
-    /// Limits how many bytes of the receive ring may hold data, from 1 byte up to the whole ring. A reduction
-    /// does not move the right edge of the announced window back: the window shrinks only as data arrives.
+    /// Limits the number of bytes in the receive ring that may hold data, from 1 byte up to the whole ring.
+    /// If the limit is reduced, the right edge of the announced window does not move back: the window shrinks
+    /// only as data arrives.
     pub fn set_receive_capacity(&mut self, capacity: u32) {
         let before = self.rcv.capacity;
         self.rcv.capacity = capacity.clamp(1, self.config.receive_capacity);
-        // Announce the window only if the limit grows. Otherwise a new connection would send an extra ACK if
-        // its window is larger than the 65535 bytes that a SYN can announce.
+        // Announce the window only if the limit grows. A SYN can announce only 65535 bytes. So if this always
+        // announced, a new connection with a larger window would send an extra ACK.
         if self.rcv.capacity > before {
             self.update_window();
         }
     }
 
-    /// Switches Nagle's algorithm off or on. Switching it off also sends the data that a cork holds back, as
-    /// Linux does.
+    /// If `no_delay` is true, switches Nagle's algorithm off, else on. Switching it off also sends the data
+    /// that a cork holds back, as in Linux.
     pub fn set_no_delay(&mut self, no_delay: bool) {
         self.config.no_delay = no_delay;
         self.flags.cork_expired |= no_delay && self.flags.cork && self.snd.next < self.snd.limit;

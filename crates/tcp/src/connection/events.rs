@@ -3,9 +3,9 @@
 
 /// The memory into which received data is written: the application's receive ring.
 pub trait ReceiveBuffer {
-    /// Copies received `bytes` to offset `index` of the peer's stream. The bytes always fit into the ring,
-    /// because they end at most `receive_capacity` bytes after the first byte that the application has not
-    /// consumed.
+    /// Copies the received `bytes` into the receive ring. `index` is the offset of the first byte in the
+    /// peer's stream. The bytes always fit: they end at most `receive_capacity` bytes after the first byte
+    /// that the application has not consumed.
     fn write(&mut self, index: u64, bytes: &[u8]);
 }
 
@@ -14,7 +14,7 @@ pub trait ReceiveBuffer {
 pub enum State {
     /// A SYN was or will be sent.
     SynSent,
-    /// Both sides have sent a SYN, and this side waits for the acknowledgment of its own.
+    /// Both sides have sent a SYN. This side waits for the acknowledgment of its own SYN.
     SynReceived,
     /// Data flows both ways.
     Established,
@@ -28,7 +28,7 @@ pub enum State {
     Closing,
     /// The peer has closed first; this side's FIN is not acknowledged.
     LastAck,
-    /// Both sides have closed. The connection waits until its old segments have left the network.
+    /// Both sides have closed. The connection waits until its old segments can no longer be in the network.
     TimeWait,
     /// There is no connection.
     Closed,
@@ -39,7 +39,7 @@ pub enum State {
 pub enum EndReason {
     /// The peer reset the connection.
     Reset,
-    /// The peer answered the SYN with a reset, or with an ICMP message that it has no such port.
+    /// The peer answered the SYN with a reset, or with an ICMP message which says that it has no such port.
     Refused,
     /// The peer did not answer.
     TimedOut,
@@ -99,7 +99,8 @@ impl std::ops::BitOrAssign for Events {
 pub struct Counters {
     /// Segments received.
     pub segments_in: u64,
-    /// Segments sent. One [`crate::Transmit`] counts as many as it is divided into.
+    /// The number of segments sent. A [`crate::Transmit`] that is divided into several segments counts as
+    /// several.
     pub segments_out: u64,
     /// Payload bytes retransmitted.
     pub retransmitted_bytes: u64,

@@ -102,9 +102,9 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that ends below the acknowledgment number sent last is an old duplicate or forged. A
-        // segment that ends between that number and RCV.NXT repeats data too, but accept it, because its own
-        // acknowledgment may be new.
+        // A segment that ends below the last sent acknowledgment number is an old duplicate or forged. A
+        // segment that ends between that number and RCV.NXT also repeats data. Accept it, because its own
+        // acknowledgment number may be new.
         if end < self.rcv.last_ack || seq > self.rcv.edge() {
             self.counters.unacceptable += 1;
             if reset {
@@ -190,8 +190,8 @@ impl Connection {
         events
     }
 
-    /// Answers an acknowledgment of data that this connection never sent with a reset. The segment belongs to
-    /// a connection from before a restart of this side (RFC 9293, section 3.5.1).
+    /// Sends a reset in answer to an acknowledgment of data that this connection never sent. The segment
+    /// belongs to a connection that existed before this side restarted (RFC 9293, section 3.5.1).
     fn reject(&mut self, segment: &Segment<'_>) {
         self.counters.unacceptable += 1;
         self.stray_reset = crate::reset_for(segment).map(|reset| reset.sequence);
@@ -215,8 +215,8 @@ impl Connection {
         true
     }
 
-    /// Starts to echo congestion if the IP header is marked (CE), and stops when the peer reports that it has
-    /// reduced its window (CWR; RFC 3168, section 6.1.3).
+    /// Starts to echo congestion if the IP header carries a congestion mark (CE). Stops when the peer reports
+    /// that it has reduced its congestion window (CWR). See RFC 3168, section 6.1.3.
     fn on_congestion_field(&mut self, segment: &Segment<'_>) {
         if segment.header.has(CWR) {
             self.flags.ece = false;
@@ -227,8 +227,8 @@ impl Connection {
         }
     }
 
-    /// Acknowledges a suspicious segment at once (a challenge ACK), unless the limit for this second is
-    /// reached.
+    /// Acknowledges a suspicious segment at once (a challenge ACK). Does nothing if the limit for this second
+    /// is reached.
     fn challenge(&mut self, now: u64) {
         let second = now / SECOND;
         if self.ack.challenge_second != second {
@@ -244,8 +244,8 @@ impl Connection {
         }
     }
 
-    /// Counts a duplicate segment. If SACK was negotiated, also remembers its range, which the next
-    /// acknowledgment reports as a DSACK (RFC 2883).
+    /// Counts a duplicate segment. If SACK was negotiated, also stores the range `start..end`. The next
+    /// acknowledgment reports it as a DSACK (RFC 2883).
     fn note_duplicate(&mut self, start: Sequence, end: Sequence) {
         self.counters.duplicates += 1;
         if self.flags.sack {
@@ -253,7 +253,7 @@ impl Connection {
         }
     }
 
-    /// Writes the data of a segment that overlaps the window to `buffer`, and processes its FIN.
+    /// Processes a segment that overlaps the window. Writes its data to `buffer`, and processes its FIN.
     fn receive(
         &mut self,
         now: u64,
@@ -263,7 +263,7 @@ impl Connection {
         buffer: &mut impl ReceiveBuffer,
     ) -> Events {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's FIN was received before, so this is a retransmission: acknowledge it again.
+            // The peer's FIN was received before, so this segment is a retransmission. Acknowledge it again.
             self.ack.now = true;
             if self.state == State::TimeWait {
                 self.timers.close_at = now.saturating_add(self.config.time_wait);
@@ -274,8 +274,8 @@ impl Connection {
         let limit = self.rcv.fin.map_or(self.rcv.edge(), |fin| fin.min(self.rcv.edge()));
         let (start, end) = (seq.max(self.rcv.next), data_end.min(limit));
         if fin && self.rcv.fin.is_none() && data_end <= self.rcv.edge() {
-            // Ignore a FIN below data that was received earlier, because a stream cannot have data after its
-            // FIN. Keep the data.
+            // A stream cannot have data after its FIN. If data beyond this FIN was received earlier, ignore
+            // the FIN and keep the data.
             let last = self.reassembly.end().unwrap_or(0).max(self.rcv.next);
             if last <= data_end {
                 self.rcv.fin = Some(data_end);
@@ -297,7 +297,8 @@ impl Connection {
                     self.rcv.next = end;
                 } else {
                     self.rcv.next = self.reassembly.advance(end);
-                    // The segment fills a gap, so acknowledge it at once (RFC 5681, section 4.2).
+                    // The segment fills a gap in the received data, so acknowledge it at once (RFC 5681,
+                    // section 4.2).
                     self.ack.now = true;
                 }
                 self.schedule_ack(now, (self.rcv.next - before_next) as u32);
@@ -318,8 +319,8 @@ impl Connection {
         events
     }
 
-    /// Stores data that lies beyond a gap, unless it was received before or there are too many gaps. Always
-    /// acknowledges the data at once.
+    /// Stores data that lies beyond a gap. Does not store data that was received before, or that would create
+    /// too many gaps. Always acknowledges the data at once.
     fn out_of_order(
         &mut self,
         start: Sequence,
@@ -339,8 +340,8 @@ impl Connection {
         self.ack.now = true;
     }
 
-    /// Processes the peer's FIN once all data before it has arrived. Set `again` if the current segment
-    /// carries a FIN. This FIN is acknowledged at once, even if it is a retransmission.
+    /// Processes the peer's FIN once all data before the FIN has arrived. Set `again` if the current segment
+    /// carries a FIN. The FIN is then acknowledged at once, even if it is a retransmission.
     fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;
@@ -377,10 +378,10 @@ impl Connection {
         }
     }
 
-    /// Announces a larger window at once if the peer may be waiting for it. It may wait if its remaining
-    /// window is at most half of the greatest window and at most half of the free space. On a new connection,
-    /// leaves this to an acknowledgment that is due soon, while the peer can still send an initial congestion
-    /// window.
+    /// Announces a larger window at once if the peer may be waiting for it. The peer may wait if its
+    /// remaining window is at most half of the greatest window and at most half of the free space. On a new
+    /// connection, does nothing while the peer can still send an initial congestion window, because an
+    /// acknowledgment is due soon.
     pub(super) fn update_window(&mut self) {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
             return;

@@ -53,22 +53,22 @@ pub struct Connection {
     counters: Counters,
     reassembly: Reassembly,
     reason: Option<EndReason>,
-    /// The sequence number of a reset that must be sent during the handshake. The reset answers a segment of
-    /// an old connection, so this connection goes on.
+    /// The sequence number of a reset to send during the handshake, if any. The reset answers a segment of an
+    /// old connection, so this connection continues.
     stray_reset: Option<u32>,
     timestamp_offset: u32,
     syn_sent_at: u64,
     config: Config,
 }
 
-// Keep the state small, because a host holds tens of thousands of connections, and each segment loads the
-// state of its connection from memory.
+// Keep the state small. A host holds tens of thousands of connections, and each segment loads the state of
+// its connection from memory.
 const _: () = assert!(size_of::<Connection>() <= 1152);
 
-/// The number of segments at the start of a connection that are acknowledged soon, because the peer is
-/// probably in slow start.
+/// The number of segments at the start of a connection for which acknowledgments are sent soon. The peer is
+/// probably in slow start then.
 const QUICK_ACKS: u8 = 16;
-/// The MSS of a peer that does not announce one (RFC 9293, section 3.7.1).
+/// The MSS to assume for a peer that announces no MSS (RFC 9293, section 3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;
 
 impl Connection {
@@ -84,11 +84,11 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Creates the established connection of a completed handshake. Then hand the segment that completed the
-    /// handshake to [`Connection::on_segment`], because that segment may carry data.
+    /// Creates the established connection of a completed handshake. Afterwards, pass the segment that
+    /// completed the handshake to [`Connection::on_segment`], because it may carry data.
     ///
-    /// `config` may differ from the listener's: its MSS limits the segments that are sent, but the window
-    /// scale stays as the handshake announced it.
+    /// `config` may differ from the listener's configuration. Its MSS limits the segments that are sent. The
+    /// window scale stays as announced in the handshake.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.
@@ -220,7 +220,7 @@ impl Connection {
         } else if syn_retransmissions > 0 {
             self.rtt.set_timeout(3 * crate::SECOND.min(self.config.max_rto / 3)); // RFC 6298, rule 5.7
         }
-        // Begin with a congestion window of one segment if more than one SYN was lost (RFC 6928, section 2).
+        // If more than one SYN was lost, begin with a congestion window of one segment (RFC 6928, section 2).
         let segments = if syn_retransmissions > 1 { 1 } else { self.config.initial_window as u64 };
         self.congestion = Congestion::new(segments * self.effective_mss() as u64);
         self.recovery.backoff = 0;

@@ -6,12 +6,12 @@ use crate::options::{MAX_SACK_BLOCKS, Options, Timestamps};
 use crate::segment::{Ecn, Header, Transmit};
 use inlane_wire::tcp::{ACK, CWR, ECE, FIN, PSH, RST, SYN};
 
-/// The longest time for which a cork holds back segments that are smaller than the MSS, in nanoseconds.
+/// The longest time for which a cork holds back segments smaller than the MSS, in nanoseconds.
 const CORK: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
-    /// Returns the next segment to send, or `None` if there is none now. The caller must send every segment
-    /// that it gets. A segment that the port drops counts as lost.
+    /// Returns the next segment to send, or `None` if there is nothing to send now. The caller must send
+    /// every returned segment. A segment that the port drops counts as lost.
     #[inline]
     pub fn poll_transmit(&mut self, now: u64) -> Option<Transmit> {
         let transmit = self.next_transmit(now)?;
@@ -64,8 +64,9 @@ impl Connection {
         None
     }
 
-    /// Returns the sequence number for a segment without data: SND.NXT, but not beyond the peer's window,
-    /// because a peer drops segments that begin beyond it. SND.NXT can be beyond it after a window probe.
+    /// Returns the sequence number for a segment without data. This is SND.NXT, or the end of the peer's
+    /// window if SND.NXT is beyond it, as after a window probe. Peers drop segments that begin beyond their
+    /// window.
     fn acceptable_sequence(&self) -> Sequence {
         self.snd.next.min(self.snd.edge().max(self.snd.una))
     }
@@ -127,14 +128,14 @@ impl Connection {
         ((self.rcv.advertised.saturating_sub(self.rcv.next)) >> self.rcv.scale).min(u16::MAX as u64) as u16
     }
 
-    /// Moves the right edge of the announced window forward, but only by at least a segment or half of the
-    /// buffer, whichever is less. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
+    /// Moves the right edge of the announced window forward. Moves it only by at least one segment or half of
+    /// the buffer, whichever is less. This avoids silly windows (RFC 9293, section 3.8.6.2.2).
     #[inline]
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        // Move the announced right edge of the window up to RCV.NXT, which may lie beyond the edge, because
-        // data beyond the edge is accepted if there is room.
+        // RCV.NXT may lie beyond the announced right edge of the window, because data beyond the edge is
+        // accepted if there is room. Move the edge up to RCV.NXT.
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
         if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
@@ -168,7 +169,7 @@ impl Connection {
         }
     }
 
-    /// Returns the segment that carries `start..start + len`, which may include the FIN.
+    /// Returns a segment with the sequence numbers `start..start + len`. They may include the FIN.
     fn segment(
         &mut self,
         now: u64,
@@ -198,12 +199,13 @@ impl Connection {
         }
     }
 
-    /// Returns the next retransmission: as much of the first lost range as the congestion window, the peer's
-    /// window and one transmission allow, in whole segments.
+    /// Returns the next retransmission, which begins at the first lost range. The congestion window (in whole
+    /// segments), the peer's window and the size of one transmission limit its length.
     fn retransmit(&mut self, now: u64) -> Option<Transmit> {
         let (start, lost) = self.scoreboard.next_lost()?;
         let mss = self.effective_mss();
-        // Retransmit one byte or the FIN even if the peer's window is closed, as a probe.
+        // Retransmit one byte or the FIN even if the peer's window is closed. The segment then acts as a
+        // window probe.
         let edge = self.snd.edge().max(self.snd.una + 1).max(self.fin_edge());
         if start >= edge {
             return None;
@@ -241,8 +243,8 @@ impl Connection {
         Some(transmit)
     }
 
-    /// Returns the sequence number up to which a FIN may be sent even into a closed window, because a FIN
-    /// needs no room. Returns 0 while data before the FIN is not acknowledged.
+    /// Returns the sequence number up to which a FIN may be sent, even if the peer's window is closed. A FIN
+    /// needs no room in the window. Returns 0 while data before the FIN is not acknowledged.
     fn fin_edge(&self) -> Sequence {
         if self.snd.fin && self.snd.una == self.snd.limit { self.snd.end() } else { 0 }
     }
@@ -323,10 +325,10 @@ impl Connection {
     /// wait.
     fn small_segment_allowed(&mut self, now: u64, len: u64, tail: u64, pending: u64, window: u64) -> bool {
         if len < pending {
-            // The peer's window ends inside a segment, although more data is queued. To avoid a silly window
-            // (RFC 9293, section 3.8.6.2.1), send the partial segment only if the window has no room for a
-            // full one, and if the segment fills at least half of the largest window that the peer has
-            // announced so far.
+            // The peer's window ends inside a segment, although more data is queued. Avoid a silly window
+            // (RFC 9293, section 3.8.6.2.1): send the partial segment only if two conditions hold. The window
+            // has no room for a full segment. The segment fills at least half of the largest window that the
+            // peer has announced so far.
             return len == tail && window == len && tail >= (self.snd.max_window as u64 / 2).max(1);
         }
         if self.snd.fin {
@@ -374,8 +376,8 @@ impl Connection {
         transmit
     }
 
-    /// Sends a window probe (RFC 9293, section 3.8.6.1): one byte if the peer's window is closed, or as much
-    /// as fits into a window that is smaller than a segment.
+    /// Sends a window probe (RFC 9293, section 3.8.6.1). The probe has one byte if the peer's window is
+    /// closed. If the window is smaller than a segment, the probe fills the window.
     fn transmit_window_probe(&mut self, now: u64, len: u32) -> Transmit {
         self.counters.window_probes += 1;
         self.timers.window_probes = self.timers.window_probes.saturating_add(1);

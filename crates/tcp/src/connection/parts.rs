@@ -10,7 +10,8 @@ pub(super) struct Sender {
     pub(super) una: Sequence,
     /// SND.NXT, the next new sequence number. Retransmissions do not change it.
     pub(super) next: Sequence,
-    /// The sequence number behind the application's data, which is also the number of the FIN.
+    /// The sequence number after the last byte of the application's data. It is also the sequence number of
+    /// the FIN.
     pub(super) limit: Sequence,
     /// The sequence number of byte 0 of the stream to the peer.
     pub(super) start: Sequence,
@@ -25,12 +26,13 @@ pub(super) struct Sender {
     /// The greatest payload of a segment without options, in bytes. It is less than `max_mss` if the path
     /// carries less.
     pub(super) mss: u16,
-    /// The MSS that the peer announced, or this side's, whichever is less.
+    /// The smaller of two values: the MSS that the peer announced, and this side's MSS.
     pub(super) max_mss: u16,
     pub(super) scale: u8,
     /// True if the application has closed the direction to the peer, so a FIN follows the data.
     pub(super) fin: bool,
-    /// The end of the last segment that was smaller than the MSS (Minshall's variant of Nagle's algorithm).
+    /// The end of the last sent segment that was smaller than the MSS (Minshall's variant of Nagle's
+    /// algorithm).
     pub(super) small_end: Sequence,
     pub(super) last_sent: u64,
 }
@@ -76,8 +78,8 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the right edge of the receive window: the sequence number behind the free part of the receive
-    /// buffer. It is never less than the edge last advertised, even if the capacity was reduced.
+    /// Returns the right edge of the receive window: the sequence number after the free part of the receive
+    /// buffer. The edge never moves back behind the last advertised edge, even if the capacity was reduced.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {
         (self.consumed + self.capacity as u64).max(self.advertised)
@@ -91,16 +93,16 @@ pub(super) struct AckState {
     pub(super) pending: u32,
     /// True if an acknowledgment must be sent immediately.
     pub(super) now: bool,
-    /// The number of further acknowledgments to send for segments that were received out of order. A peer
-    /// without SACK detects losses by counting duplicate acknowledgments.
+    /// The number of acknowledgments to send in addition to the one of `now`, for segments received out of
+    /// order. A peer without SACK counts these duplicate acknowledgments to detect losses.
     pub(super) duplicates: u8,
     /// The number of further segments to acknowledge soon. It starts at `QUICK_ACKS`, because the peer is
-    /// probably in slow start, and becomes 0 when data that is sent carries an acknowledgment.
+    /// probably in slow start. It becomes 0 when this side sends data with an acknowledgment.
     pub(super) quick: u8,
     /// The range of a duplicate segment that the next acknowledgment must report (DSACK, RFC 2883).
     pub(super) dsack: Option<(u32, u32)>,
-    /// The second in which the last challenge ACK was due. `challenges` counts the challenge ACKs of this
-    /// second, because their rate limit is per second.
+    /// The second in which the last challenge ACK was due. The rate limit of challenge ACKs is per second, so
+    /// `challenges` counts only those of this second.
     pub(super) challenge_second: u64,
     /// The number of challenge ACKs that were sent in `challenge_second`.
     pub(super) challenges: u8,
@@ -117,14 +119,14 @@ pub(super) enum Phase {
     Loss,
 }
 
-/// The state of the Eifel test, which detects by timestamps that a retransmission was spurious (RFC 3522).
-/// The first acknowledgment that advances SND.UNA decides the test.
+/// The state of the Eifel test (RFC 3522). The test finds out by timestamps whether a retransmission was
+/// spurious. It is decided by the first acknowledgment that advances SND.UNA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eifel {
     /// The loss recovery has begun, and no segment was retransmitted yet.
     Waiting,
-    /// The first segment was retransmitted with this timestamp (TSval). An acknowledgment that echoes an
-    /// earlier one shows that the retransmission was spurious.
+    /// The first segment was retransmitted with this timestamp (TSval). If an acknowledgment echoes an
+    /// earlier timestamp, the retransmission was spurious.
     Sent(u32),
     /// No Eifel test is pending, for one of these reasons:
     ///
@@ -155,7 +157,8 @@ pub(super) struct Recovery {
     pub(super) eifel: Eifel,
     /// Duplicate acknowledgments, counted if the peer has no SACK.
     pub(super) duplicate_acks: u32,
-    /// A loss probe in flight: its end, and whether it was a retransmission (RFC 8985, section 7).
+    /// The loss probe in flight (RFC 8985, section 7): the sequence number of its end, and true if the probe
+    /// was a retransmission.
     pub(super) probe: Option<(Sequence, bool)>,
     pub(super) probe_pending: bool,
     /// Consecutive timeouts without progress: the exponent of the backoff.
@@ -177,7 +180,7 @@ pub(super) enum LossTimer {
 /// A deadline that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// The deadlines of the timers, and the times at which their timeouts started.
+/// The deadlines of a connection's timers, and the times at which their timeouts started.
 #[derive(Clone, Debug)]
 pub(super) struct Timers {
     pub(super) loss_at: u64,
@@ -186,8 +189,8 @@ pub(super) struct Timers {
     pub(super) rto_base: u64,
     /// The time at which the loss probe's timeout started, in nanoseconds (RFC 8985, section 7.2).
     pub(super) probe_base: u64,
-    /// When further segments will count as lost, in nanoseconds, unless they are acknowledged first (RFC
-    /// 8985, section 6.2).
+    /// The time, in nanoseconds, at which further segments will count as lost unless they are acknowledged
+    /// before (RFC 8985, section 6.2).
     pub(super) reordering_at: u64,
     pub(super) ack_at: u64,
     pub(super) keepalive_at: u64,
@@ -223,8 +226,8 @@ pub(super) struct ConnectionFlags {
     /// True once the cork has held data back for 200 ms. The next small segment may then be sent in spite of
     /// the cork.
     pub(super) cork_expired: bool,
-    /// True if acknowledgments carry the flag ECE: from the receipt of a congestion mark until the peer
-    /// reports that it has reduced its window.
+    /// True if acknowledgments carry the flag ECE. It is set when a congestion mark arrives, and cleared when
+    /// the peer reports that it has reduced its congestion window.
     pub(super) ece: bool,
     /// True if the next segment with new data must carry the flag CWR, because the congestion window was
     /// reduced.

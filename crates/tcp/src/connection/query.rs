@@ -9,7 +9,8 @@ impl Connection {
         self.state
     }
 
-    /// Returns why the connection ended, or `None` if it has not ended or both sides closed it.
+    /// Returns why the connection ended. Returns `None` if it has not ended, or if both sides closed it
+    /// normally.
     pub fn reason(&self) -> Option<EndReason> {
         self.reason
     }
@@ -49,13 +50,13 @@ impl Connection {
         self.rtt.timeout()
     }
 
-    /// Returns the number of bytes that were sent and are neither acknowledged nor lost.
+    /// Returns the number of bytes that were sent and are neither acknowledged nor marked lost.
     pub fn in_flight(&self) -> u64 {
         if self.scoreboard.is_empty() {
             return 0;
         }
-        // Without SACK, each duplicate acknowledgment shows that a segment has left the network, so subtract
-        // one segment for each.
+        // Without SACK, each duplicate acknowledgment shows that one segment has left the network. So
+        // subtract one segment for each duplicate.
         let left = self.recovery.duplicate_acks as u64 * self.snd.mss as u64;
         self.scoreboard.in_flight().saturating_sub(left)
     }

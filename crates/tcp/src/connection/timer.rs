@@ -4,21 +4,22 @@
 use super::*;
 use crate::SECOND;
 
-/// The greatest backoff exponent of window probes. It bounds the time between two probes. If the peer's
-/// window update was lost, only a probe reveals that the window is open again.
+/// The greatest backoff exponent of window probes. It limits the time between two probes. If a window update
+/// of the peer was lost, only a probe finds out that the window is open again.
 pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
-/// The number of retransmissions or window probes after which a connection that the application has closed is
-/// aborted.
+/// If the application has closed the connection, it is aborted after this number of retransmissions or window
+/// probes.
 const ORPHAN_RETRIES: u8 = 8;
 /// The longest time by which a peer is expected to delay an acknowledgment. If only one segment is in flight,
-/// a loss probe is sent this much later (RFC 8985, section 7.2, TLP.max_ack_delay).
+/// the timeout of the loss probe is longer by this time (RFC 8985, section 7.2, TLP.max_ack_delay).
 const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
 
 impl Connection {
-    /// Returns the time, in nanoseconds, at which [`Connection::on_timer`] must be called, or `None` if no
-    /// timer runs.
+    /// Returns the time, in nanoseconds, at which the caller must call [`Connection::on_timer`]. Returns
+    /// `None` if no timer runs.
     ///
-    /// A timer wheel need not move an entry whose deadline becomes later: an early call has no effect.
+    /// If the deadline becomes later, a timer wheel need not move its entry, because an early call has no
+    /// effect.
     #[inline]
     pub fn next_deadline(&self) -> Option<u64> {
         let timers = &self.timers;
@@ -123,8 +124,8 @@ impl Connection {
             self.counters.window_probes += 1;
             0
         } else {
-            // Reduce the slow-start threshold only once for each loss, so do not reduce it if an earlier
-            // timeout or fast recovery has done so (RFC 6675, section 5.1).
+            // Reduce the slow-start threshold only once for each loss. Do not reduce it if an earlier timeout
+            // or fast recovery has already done so (RFC 6675, section 5.1).
             let first = match self.recovery.phase {
                 Phase::Open => true,
                 Phase::Recovery => false,
@@ -189,8 +190,8 @@ impl Connection {
         self.rtt.timeout().saturating_mul(1 << backoff.min(32)).min(self.config.max_rto)
     }
 
-    /// Sets the deadline of the sender's timer: the earliest of reordering, loss probe and retransmission.
-    /// While nothing is in flight, the only deadline is that of a window probe.
+    /// Sets the deadline of the sender's timer to the earliest deadline of reordering, loss probe and
+    /// retransmission. If nothing is in flight, only a window probe can have a deadline.
     #[inline]
     pub(super) fn arm_loss_timer(&mut self, now: u64) {
         if self.scoreboard.is_empty() {
@@ -210,9 +211,8 @@ impl Connection {
             self.timers.loss = LossTimer::Reordering;
             self.timers.loss_at = self.timers.reordering_at;
         } else if let Some(probe_at) = self.loss_probe_at() {
-            // If the loss probe would be due after the retransmission timeout, send the probe when the
-            // timeout expires, instead of a retransmission (RFC 8985, section 7.2). The probe restarts the
-            // timeout.
+            // If the loss probe is due later than the retransmission timeout, do not retransmit when the
+            // timeout expires. Send the probe then (RFC 8985, section 7.2). The probe restarts the timeout.
             self.timers.loss = LossTimer::LossProbe;
             self.timers.loss_at = probe_at.min(rto_at);
         }
@@ -236,7 +236,8 @@ impl Connection {
         Some(self.timers.probe_base + (2 * srtt).max(1) + delay)
     }
 
-    /// Starts the timer of a window probe, unless it runs (RFC 9293, section 3.8.6.1).
+    /// Starts the timer of a window probe. Does nothing if this timer already runs (RFC 9293, section
+    /// 3.8.6.1).
     pub(super) fn arm_window_probe(&mut self, now: u64) {
         if self.timers.loss_at == NEVER || self.timers.loss != LossTimer::WindowProbe {
             self.timers.loss = LossTimer::WindowProbe;

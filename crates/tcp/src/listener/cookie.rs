@@ -1,5 +1,5 @@
 //! SYN cookies (RFC 4987, appendix A). The initial sequence number of a SYN,ACK encodes the handshake. The
-//! peer's ACK returns this number, so a listener whose SYN queue is full needs no entry for the handshake.
+//! peer's ACK returns this number. So a listener with a full SYN queue needs no entry for the handshake.
 //!
 //! ```text
 //!  31       27 26      24 23                                            0
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The hash is keyed with a secret. The peer's number is the initial sequence number of its SYN. The other
-//! options go into the low six bits of the timestamp, which the peer echoes: four bits of window scale (15:
-//! none), SACK, ECN.
+//! options go into the low six bits of the timestamp, which the peer echoes. Four of these bits hold the
+//! window scale (15: none), the other two SACK and ECN.
 
 use super::{Handshake, Listener, Verdict};
 use crate::options::{Options, Timestamps};
@@ -20,8 +20,8 @@ use inlane_wire::tcp::ACK;
 
 /// The values of the MSS that a cookie can hold.
 const MSS: [u16; 8] = [Config::MIN_MSS, 536, 1024, 1220, 1360, 1440, 1460, 8900];
-/// The length of a cookie's period in nanoseconds. A cookie contains the number of its period, so that it
-/// can expire.
+/// The length of a cookie's period in nanoseconds. A cookie contains the number of its period, which shows
+/// when it has expired.
 const PERIOD: u64 = 64 * SECOND;
 /// How long a cookie is valid at most: its own period and the next one.
 pub(super) const VALID: u64 = 2 * PERIOD;
@@ -55,8 +55,8 @@ impl<C> Listener<C> {
                 options.window_scale.filter(|_| self.config.window_scaling).map_or(NO_SCALE, u32::from);
             let bits = scale | if options.sack_permitted { SACK } else { 0 } | if ecn { ECN } else { 0 };
             // Store the options in the low six bits of the timestamp. If this raises the timestamp above the
-            // clock, subtract 64, because the connection's next timestamp comes from the clock and must not
-            // be smaller.
+            // clock, subtract 64. The connection's next timestamp comes from the clock and must not be
+            // smaller.
             let value = timestamps.value & !OPTION_BITS | bits;
             timestamps.value =
                 if before(timestamps.value, value) { value.wrapping_sub(OPTION_BITS + 1) } else { value };

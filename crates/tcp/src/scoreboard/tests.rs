@@ -4,8 +4,8 @@ use proptest::prelude::*;
 const CONTEXT: AckContext = AckContext { now: 1_000, min_rtt: 0, echo: None };
 const BASE: Sequence = 1 << 32;
 
-/// A simple and slow model of the scoreboard, one entry per byte, with which the tests compare the
-/// scoreboard.
+/// A simple and slow model of the scoreboard with one entry per byte. The tests compare the scoreboard with
+/// this model.
 #[derive(Default)]
 struct Model {
     /// For each byte from SND.UNA on: whether it is sacked, and whether it is marked lost.
@@ -102,8 +102,8 @@ proptest! {
     }
 }
 
-/// Copies the lost bytes from the scoreboard into the model, because the model cannot tell which bytes are
-/// lost. Checks that no lost byte was delivered.
+/// Copies the marks of lost bytes from the scoreboard into the model, because the model cannot determine lost
+/// bytes itself. Checks that no delivered byte is marked lost.
 fn copy_lost(board: &Scoreboard, model: &mut Model) {
     for record in &board.records {
         for at in record.start..record.end() {
@@ -128,8 +128,8 @@ fn rfc8985_a_segment_is_lost_when_one_sent_later_was_delivered_and_the_window_ha
     let mut delivered = Delivered::default();
     let context = AckContext { now: 104, ..CONTEXT };
     board.sack(BASE + 400, BASE + 500, 100, &context, &mut delivered);
-    // Segment 4 was sent at 4 and delivered at 104, so its RTT is 100. With a reordering window of 10,
-    // segment 3 counts as lost at 3 + 100 + 10.
+    // Segment 4 was sent at time 4 and delivered at time 104, so its RTT is 100. With a reordering window of
+    // 10, segment 3 counts as lost at time 3 + 100 + 10.
     assert_eq!(board.detect_loss(104, 10), (0, Some(113)));
     assert_eq!(board.detect_loss(111, 10), (200, Some(113)));
     assert_eq!(board.detect_loss(113, 10), (200, None));

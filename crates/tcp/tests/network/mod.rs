@@ -43,12 +43,12 @@ pub struct Link {
     pub mark: u64,
     /// The probability that a segment is lost.
     pub loss: f64,
-    /// The number of segments that one loss drops: the lost segment, and the next `burst` - 1 segments in its
-    /// direction within 5 ms.
+    /// The number of segments that one loss drops: the lost segment and up to `burst` - 1 further segments.
+    /// These are the next segments in the same direction within 5 ms.
     pub burst: u32,
     pub duplicate: f64,
     pub corrupt: f64,
-    /// The probability that a segment is delayed further, so that later ones can overtake it.
+    /// The probability that a segment is delayed further, so that later segments can overtake it.
     pub reorder: f64,
     /// The greatest delay that reordering adds, in nanoseconds.
     pub jitter: u64,
@@ -113,8 +113,8 @@ pub fn encode(header: &inlane_tcp::Header, payload: std::ops::Range<u64>, ring: 
     bytes
 }
 
-/// A frame under way: the time of its arrival, a number that orders frames with equal times, the receiving
-/// host, and the bytes.
+/// A frame that the network carries. `at` is the time of its arrival, and `to` the receiving host. `order`
+/// orders frames with equal times.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frame {
     pub at: u64,
@@ -205,7 +205,8 @@ impl Wire {
     }
 }
 
-/// A host with one connection and an application that sends a known stream and checks what it receives.
+/// A host with one connection and an application. The application sends a known stream and checks the
+/// received one.
 pub struct Host {
     pub connection: Connection,
     pub send: Ring,
@@ -216,7 +217,7 @@ pub struct Host {
     pub seed: u64,
     pub peer_seed: u64,
     pub events: Events,
-    /// The most bytes that the application reads at once. With 0 it reads nothing.
+    /// The most bytes that the application reads at once. If 0, the application reads nothing.
     pub read_limit: u64,
     /// True if the stream is all zeros and is not checked, for measurements.
     pub zeros: bool,

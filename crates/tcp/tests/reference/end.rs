@@ -8,21 +8,22 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// The plan of an application: which bytes it writes and reads. The application ends when it has written and
-/// read all of them.
+/// The plan of an application: how many bytes it writes and reads. The application ends when it has written
+/// and read all these bytes.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub write: u64,
-    /// The number of bytes that the application receives before it writes.
+    /// The number of bytes that the application must receive before it starts to write.
     pub write_after: u64,
-    /// The number of bytes that the application reads before it ends the connection: by `close`, or by a
-    /// reset if `abort` is set.
+    /// The number of bytes that the application reads before it ends the connection. If `abort` is set, it
+    /// ends the connection with a reset, otherwise with `close`.
     pub read: u64,
     pub half_close: bool,
     pub abort: bool,
     /// The most bytes that the application reads or writes in one call.
     pub chunk: usize,
-    /// The number of received bytes after which the application reads nothing for `pause` nanoseconds.
+    /// The number of received bytes after which the application pauses. It then reads nothing for `pause`
+    /// nanoseconds.
     pub pause_at: u64,
     pub pause: u64,
     pub no_delay: bool,
@@ -35,7 +36,7 @@ pub enum Ending {
     Eof,
     /// The peer has reset the connection.
     Reset,
-    /// This application has written and read all that its plan contains, and has closed or reset the
+    /// This application has written and read all data of its plan. It has then closed or reset the
     /// connection.
     Left,
 }
@@ -136,7 +137,7 @@ pub struct Linux {
 
 impl Linux {
     pub fn new(buffer: usize, plan: &Plan, active: bool, (own, other): (u16, u16)) -> Self {
-        // SAFETY: creates a descriptor, which has one owner from here.
+        // SAFETY: the call creates a new descriptor, and the returned value is its only owner.
         let socket = unsafe {
             OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0))
         };
@@ -340,7 +341,7 @@ impl Inlane {
     }
 }
 
-/// An application that follows a plan and checks every byte that it reads.
+/// An application that carries out a plan. It checks every byte that it reads.
 #[derive(Debug)]
 pub struct App {
     plan: Plan,
@@ -357,7 +358,8 @@ pub struct App {
 }
 
 impl App {
-    /// Creates an application. It writes the stream of `seed`, and expects that of `peer_seed`.
+    /// Creates an application. It writes the byte stream of `seed`, and expects to read the byte stream of
+    /// `peer_seed`.
     pub fn new(plan: Plan, seed: u64, peer_seed: u64) -> Self {
         let seeds = (seed, peer_seed);
         Self {
@@ -374,12 +376,12 @@ impl App {
         }
     }
 
-    /// Returns true if the application has ended, and its stack has closed the connection.
+    /// Returns true if the application has ended and its TCP stack has closed the connection.
     pub fn finished(&self, end: &End) -> bool {
         self.ending.is_some() && end.closed()
     }
 
-    /// Makes the application's socket calls that are possible now. Returns true if one of them moved bytes.
+    /// Makes those socket calls of the application that are possible now. Returns true if a call moved bytes.
     pub fn step(&mut self, now: u64, end: &mut End) -> bool {
         if self.ending.is_some() {
             return false;

@@ -1,10 +1,9 @@
-//! Tests of the receiving side: when it acknowledges, what it reports by SACK, and how it reassembles
-//! segments.
+//! Tests of the receiver: when it acknowledges, what it reports by SACK, and how it reassembles segments.
 
 use crate::*;
 
-/// Opens a connection that delays acknowledgments: it does so after 16 segments that it acknowledges at once.
-/// Returns the script and the stream offset of the next segment.
+/// Opens a connection and sends it 16 segments, which the connection acknowledges at once. It delays later
+/// acknowledgments. Returns the script and the stream offset of the next segment.
 fn settled(options: Options) -> (Script, i64) {
     let mut script = Script::open(&config(), options);
     for n in 0..16 {

@@ -178,7 +178,7 @@ fn a_closed_connection_does_not_wait_for_ever_in_fin_wait_2() {
     assert_eq!(script.state(), State::FinWait2);
     assert_eq!(script.next_timer(), 60 * SECOND);
     assert_eq!(script.state(), State::Closed);
-    // If the application has closed only its sending direction, the connection waits for the peer's FIN
+    // If the application has shut down only its sending direction, the connection waits for the peer's FIN
     // without a time limit.
     let mut script = Script::open(&config(), modern());
     script.connection.shutdown_write();

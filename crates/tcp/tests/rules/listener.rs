@@ -68,7 +68,7 @@ fn an_accepted_connection_sends_no_ack_only_to_announce_its_window() {
     let capacity = listener.config().receive_capacity;
     connection.set_receive_capacity(capacity);
     assert_eq!(connection.poll_transmit(RTT), None);
-    // Reduce the limit, then restore it. Only the increase makes the connection announce its window.
+    // Reduce the limit, then restore it. The connection must announce its window only after the increase.
     connection.set_receive_capacity(capacity / 2);
     assert_eq!(connection.poll_transmit(RTT), None);
     connection.set_receive_capacity(capacity);

@@ -1,8 +1,8 @@
 //! Scripts of segments for the rules that the crate implements. Each test's name begins with the RFC that
 //! states the rule.
 //!
-//! A test plays the peer: it hands segments to one connection and checks what the connection sends. Numbers
-//! are relative: 0 is the first byte of the stream in each direction.
+//! A test plays the peer of one connection: it passes segments to the connection and checks what the
+//! connection sends. Sequence numbers are relative: 0 is the first byte of the stream in each direction.
 
 mod acknowledgments;
 mod attacks;
@@ -209,7 +209,8 @@ impl Script {
         sent.remove(0)
     }
 
-    /// Checks that the connection sends one acknowledgment of `ack` without data, and returns it.
+    /// Checks that the connection sends exactly one segment: an acknowledgment of `ack` without data. Returns
+    /// its header.
     #[track_caller]
     pub(crate) fn acknowledges(&mut self, ack: u64) -> Header {
         let transmit = self.one();

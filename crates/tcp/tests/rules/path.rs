@@ -31,7 +31,7 @@ fn rfc5927_a_report_that_quotes_nothing_in_flight_is_ignored() {
         script.silent();
         assert_eq!(script.connection.segment_size(), 1460);
     }
-    // After a report of an MTU that is too small for any real path, the MSS is 512.
+    // Report an MTU that is too small for any real path. The MSS must then be 512.
     script.connection.on_packet_too_big(script.now, ISS + 1, 10);
     assert_eq!(script.connection.segment_size(), 512);
 }
@@ -61,8 +61,8 @@ fn rfc8899_small_segments_do_not_reveal_a_black_hole() {
     assert_eq!(script.connection.counters().black_holes, 0);
 }
 
-/// Transfers data for 400 round trips over a path that drops segments with more than `carries` bytes of
-/// payload. Returns the segment size that the search found, and the number of loss recoveries.
+/// Transfers data for 400 round trips. The path drops segments with more than `carries` bytes of payload.
+/// Returns the segment size that the search for the path MTU found, and the number of loss recoveries.
 fn search(carries: u64) -> (u32, u32) {
     let mut script = Script::open(&config(), plain());
     let mut written = 0;

@@ -135,8 +135,8 @@ fn rfc8985_a_lost_retransmission_is_detected_without_a_timeout() {
 #[test]
 fn rfc8985_reordering_delays_the_retransmission_by_a_quarter_of_the_rtt() {
     let mut script = in_flight(plain(), 10);
-    // Segment 1 is delivered before segment 0. This is reordering, so a later gap does not count as a loss at
-    // once.
+    // Segment 1 is delivered before segment 0, so this path reorders segments. A later gap must then not
+    // count as a loss at once.
     script.receive(ack(0).sack(&[edges(1, 2)]));
     script.silent();
     script.receive(ack(2 * MSS));
@@ -262,7 +262,8 @@ fn rfc6937_the_rate_is_reduced_in_proportion() {
         sent += script.ranges().len();
         acks += 1;
     }
-    // The window shrinks to 0.7 of its size, so seven segments are sent for ten that are delivered.
+    // The window shrinks to 0.7 of its size. So the sender sends seven segments for each ten that are
+    // delivered.
     assert!((sent as f64 / acks as f64 - 0.7).abs() < 0.1, "{sent} of {acks}");
 }
 
@@ -312,8 +313,8 @@ fn rfc2018_a_receiver_may_discard_what_it_reported() {
     let mut script = in_flight(plain(), 5);
     script.receive(ack(0).sack(&[edges(1, 5)]));
     assert_eq!(script.ranges(), [edges(0, 1)]);
-    // Only the first segment is acknowledged: the receiver has discarded the others, which it had reported by
-    // SACK.
+    // The receiver had reported segments 1 to 4 by SACK, but has discarded them. It acknowledges only segment
+    // 0.
     script.receive(ack(MSS));
     script.next_timer();
     let mut repaired = script.ranges();

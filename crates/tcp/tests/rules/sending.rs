@@ -65,7 +65,8 @@ fn an_expired_cork_holds_again_after_the_bytes_have_filled_a_segment() {
     script.receive(ack(1470));
     script.write(10, &mut written);
     script.silent();
-    // The cork's time limit of 200 ms starts when the cork first holds back bytes, not when it is set.
+    // The cork's time limit of 200 ms starts when the cork first holds back bytes, not when the application
+    // sets it.
     assert_eq!(script.next_timer(), 200 * MILLISECOND);
     assert_eq!(script.ranges(), [(1470, 1480)]);
 }

@@ -26,8 +26,8 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.sent();
     small.connection.set_written(5000).unwrap();
     assert_eq!(small.ranges(), [(0, 1000)]);
-    // This peer's largest window was 64 KiB. A window of 1000 bytes is less than half of that, so nothing is
-    // sent.
+    // The largest window of this peer was 64 KiB. The window is now 1000 bytes, less than half of that, so
+    // nothing is sent.
     script.receive(ack(0).window(1000));
     script.connection.set_written(5000).unwrap();
     assert_eq!(script.ranges(), []);
@@ -170,7 +170,7 @@ fn rfc9293_a_full_buffer_announces_zero_and_rejects_data() {
     assert_eq!(script.acknowledges(2000).window, 0);
     script.receive(data(2000, 1));
     assert_eq!(script.acknowledges(2000).window, 0);
-    // A FIN takes no room in the buffer, so it is accepted although the window is closed.
+    // A FIN takes no room in the receive buffer, so it is accepted although the window is closed.
     script.receive(seg(FIN | ACK, 2000, 0));
     assert_eq!(script.state(), State::CloseWait);
 }
@@ -225,7 +225,8 @@ fn rfc7323_the_announced_edge_never_moves_back() {
 fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
     let mut script = Script::open(&config(), plain());
     script.connection.set_receive_capacity(3000);
-    // Send data within the window that was announced before the reduction, because it must still be accepted.
+    // Send data within the window that was announced before the reduction. The connection must still accept
+    // this data.
     script.receive(data(0, 1460));
     script.receive(data(1460, 1460));
     script.receive(data(2920, 1460));
@@ -235,8 +236,8 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
         script.connection.set_consumed(script.connection.received()).unwrap();
         script.receive(data(at * 1460, 1460));
         let window = script.sent().last().map(|transmit| transmit.header.window);
-        // The handshake announced 65,535 bytes, which end in segment 44. Check that windows are at most the
-        // reduced buffer's 3000 bytes after these bytes.
+        // The handshake announced 65,535 bytes, which end in segment 44. Check the windows after segment 45:
+        // they must be at most 3000 bytes, the reduced size of the buffer.
         assert!(at < 46 || window.is_none_or(|window| window <= 3000), "{at}: {window:?}");
     }
     script.connection.set_receive_capacity(u32::MAX);

@@ -1,5 +1,5 @@
-//! A TUN device in a network namespace of its own: Linux's TCP has the address [`KERNEL`], and the test
-//! reads and writes the IPv4 packets of the address [`OURS`].
+//! A TUN device in a separate network namespace. Linux's TCP has the address [`KERNEL`]. The test has the
+//! address [`OURS`], and reads and writes its IPv4 packets.
 
 use crate::network::Ring;
 use inlane_tcp::{Ecn, Header};
@@ -16,7 +16,7 @@ pub fn device() -> Result<File, String> {
     let check = |what: &str, result: i32| {
         if result >= 0 { Ok(()) } else { Err(format!("{what}: {}", std::io::Error::last_os_error())) }
     };
-    // SAFETY: affects this thread and the threads that it creates.
+    // SAFETY: the call affects only this thread and the threads that it creates later.
     check("unshare(CLONE_NEWNET)", unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
     let tun = File::options()
         .read(true)

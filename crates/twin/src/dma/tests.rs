@@ -8,7 +8,7 @@ fn pattern(region: &Region, seed: u8) {
 
 #[allow(clippy::mut_from_ref, reason = "tests own their regions")]
 fn bytes(region: &Region) -> &mut [u8] {
-    // SAFETY: only one test uses this memory. The engine accesses it only while a transfer is in flight.
+    // SAFETY: only one test uses this memory. The DMA engine accesses it only while a transfer is in flight.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }
 

@@ -1,5 +1,5 @@
-//! The server for QEMU's `ivshmem-doorbell` devices. It gives each virtual machine the shared memory, a
-//! number, and the eventfds that interrupt the other machines.
+//! The server for QEMU's `ivshmem-doorbell` devices. It gives each virtual machine the shared memory and a
+//! number. It also gives each machine the eventfds to interrupt the other machines.
 //!
 //! ```sh
 //! ivshmem-server --memory 4M --vectors 4 /tmp/ivshmem.sock &
@@ -88,7 +88,7 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     }
 }
 
-/// Blocks SIGINT and SIGTERM. Returns a descriptor that becomes readable when one of them arrives.
+/// Blocks SIGINT and SIGTERM. Returns a descriptor that becomes readable when one of these signals arrives.
 fn signals() -> anyhow::Result<OwnedFd> {
     // SAFETY: `sigemptyset` initialises the set before its use, and the calls access no other memory.
     let descriptor = unsafe {

@@ -75,11 +75,11 @@ impl Server {
         self.peers.len()
     }
 
-    /// Waits until a peer joins or leaves, or `wake` becomes readable, but at most for `limit`. `None` waits
-    /// without limit. Returns the events.
+    /// Waits until a peer joins or leaves, or `wake` becomes readable. Waits for at most `limit`, or without
+    /// limit if it is `None`. Returns the events.
     ///
     /// # Errors
-    /// If waiting fails. A peer's error only disconnects that peer.
+    /// If waiting fails. An error of one peer only disconnects this peer.
     pub fn step(&mut self, limit: Option<Duration>, wake: Option<BorrowedFd<'_>>) -> io::Result<Vec<Event>> {
         let numbers: Vec<u16> = self.peers.keys().copied().collect();
         let mut watched: Vec<PollFd<'_>> =
@@ -101,8 +101,8 @@ impl Server {
         let connection_waits = !watched[self.peers.len()].revents().is_empty();
 
         let mut events = Vec::new();
-        // Remove the peers that have left before adding new peers, because a new peer may get the number of a
-        // peer that has left.
+        // Remove the peers that have left before adding a new peer. The new peer may get the number of a peer
+        // that has left.
         for number in active {
             if let Some(why) = self.peers.get(&number).and_then(Peer::reason_gone) {
                 self.remove(number, why, &mut events);
@@ -207,7 +207,8 @@ impl Peer {
         let bytes = value.to_le_bytes();
         match sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
             8 => Ok(()),
-            // If only a part of a message was sent, the socket is almost full. The peer is then disconnected.
+            // If sendmsg sent only a part of a message, the socket is almost full. The caller then
+            // disconnects the peer.
             sent => Err(io::Error::other(format!("only {sent} of 8 bytes were sent"))),
         }
     }

@@ -49,8 +49,8 @@ fn receive(stream: &UnixStream) -> io::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(bytes), descriptor))
 }
 
-/// Reads the messages that the server sends to a new peer. Returns the memory, the interrupts of the other
-/// peers, and the new peer's own.
+/// Reads the messages that the server sends to a new peer. Returns the shared memory, the interrupts of the
+/// other peers, and the interrupts of the new peer.
 fn greeting(stream: &UnixStream, number: i64, others: &[i64]) -> (OwnedFd, Vec<OwnedFd>, Vec<OwnedFd>) {
     assert!(matches!(receive(stream).unwrap(), (0, None)), "version");
     let (own, none) = receive(stream).unwrap();
@@ -124,7 +124,7 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
     let mut lab = Lab::new(8);
     let (unread, _) = lab.connect();
     // Make peers join and leave until the server disconnects the peer that does not read. Count the open
-    // descriptors only afterwards, because the descriptors sent to that peer stay open until then.
+    // descriptors only afterwards, because descriptors sent to that peer stay open until it is disconnected.
     let mut dropped = false;
     let mut after = 0;
     for n in 0..2000 {
@@ -149,7 +149,6 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
         drop(peer);
         lab.step();
     }
-    // Other tests run in this process at the same time and open a few descriptors, so up to 40 more are
-    // allowed.
+    // Allow up to 40 more descriptors, because other tests run in this process at the same time.
     assert!(open() < before + 40, "{} descriptors, {before} before", open());
 }

@@ -1,5 +1,5 @@
-//! The axes of a sweep: a flag with its list of values, the combinations of all axes, and the command line of
-//! each combination.
+//! The axes of a sweep. An axis is a flag with a list of values. This module forms the combinations of all
+//! axes, and the command line for each combination.
 
 use super::Forward;
 use crate::{Cli, Command};
@@ -10,8 +10,8 @@ use inlane_forward::result::Quantity;
 use std::ffi::OsString;
 use std::str::FromStr;
 
-/// Flags that take one value but cannot be swept. The values of `faults` and `cores` contain commas, which
-/// separate the values of a sweep. The other flags must be the same for all points.
+/// Flags that take a value but cannot be swept. The values of `faults` and `cores` contain commas, which
+/// separate the values of a sweep. The other flags must have the same value for all points.
 const REFUSED: [&str; 10] =
     ["config", "json", "csv", "svg", "interval", "capture", "repeats", "faults", "cores", "goal"];
 
@@ -122,8 +122,8 @@ pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
 }
 
-/// Parses the command line for one point of a sweep. `values` are flags and their values at this point, which
-/// replace the values that the command line gives to the same flags.
+/// Parses the command line for one point of a sweep. `values` are flags and their values at this point. They
+/// replace the values of the same flags on the command line.
 pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
     let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
     let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));

@@ -42,7 +42,7 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
     outcome
 }
 
-/// Asserts that the text that names the run's limit begins with the first of `words` and contains the others.
+/// Asserts that the text about the run's limit begins with `words[0]` and contains the other words.
 fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
     assert!(said.starts_with(words[0]), "{said}");
@@ -87,7 +87,7 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
     assert_limit(&config, &waiting, &["sending port: ", "took nothing for 80 %"]);
     // The sending port blocks in its system call. The thread has work for 99 % of the time, but uses the
-    // processor little. So the system calls must be reported as the limit.
+    // processor only little. The system calls must be reported as the limit.
     let mut sleeping = outcome(&config, &[0.99]);
     sleeping.result.cpu_ns = 100_000_000;
     assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
@@ -97,8 +97,8 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // A full burst ring. The sending port accepted every packet, so the dispatching thread, which dropped
-    // packets, is the limit.
+    // The burst ring is full, so packets were dropped. The sending port accepted every packet. The limit is
+    // therefore the dispatching thread.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }
@@ -185,8 +185,8 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // Accept the processors as the limit too, because other jobs may use this machine. On an idle machine the
-    // workers are the limit.
+    // The workers are the limit on an idle machine. Also accept the processors as the limit, because other
+    // jobs may use this machine.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }

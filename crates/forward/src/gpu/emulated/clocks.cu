@@ -1,5 +1,5 @@
-// A packet function for tests: drops bursts in which the threads of a block get different times, and counts
-// the calls of `tick` in which the times differ.
+// A packet function for tests. It drops a burst if the threads of a block get different times for it. It also
+// counts the calls of `tick` in which the times differ.
 #include <inlane.h>
 
 struct clocks {

@@ -1,5 +1,5 @@
-//! Tests of the executor's kernels without a GPU. Each block of GPU threads is emulated on a CPU thread
-//! (`crates/function/tests/emulated`). Its results must equal those of the function's CPU build.
+//! Tests of the executor's kernels without a GPU. A CPU thread emulates each block of GPU threads
+//! (`crates/function/tests/emulated`). The results must equal the results of the function's CPU build.
 
 use super::lane::{LaneParameters, strides};
 use super::loaded_function::EXECUTOR;
@@ -26,7 +26,7 @@ enum Kernel {
     Tick,
 }
 
-/// A block of GPU threads that is emulated on a CPU thread, with its own copy of the kernels.
+/// A block of GPU threads, which a CPU thread emulates. Each block has its own copy of the kernels.
 struct Block {
     launch: LaunchBlock,
     _library: libloading::Library,
@@ -49,7 +49,8 @@ impl Block {
     }
 }
 
-/// Compiles the kernels with a packet function, and loads a copy of them for each of `count` emulated blocks.
+/// Compiles the kernels together with a packet function. Loads a separate copy for each of `count` emulated
+/// blocks.
 fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
@@ -91,7 +92,8 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let load = |index: u32| {
         let copy = folder.path().join(format!("block{index}.so"));
         std::fs::copy(&object, &copy).expect("copied");
-        // SAFETY: launch.h, from which the library was compiled, declares the symbol with this type.
+        // SAFETY: the library was compiled from launch.h. This header declares the symbol with the type
+        // `LaunchBlock`.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let launch =
@@ -102,14 +104,14 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     (0..count).map(load).collect()
 }
 
-/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their
-/// neighbours.
+/// The size of a buffer in bytes. It is odd, so packets begin at any address. They share 16-byte chunks with
+/// neighbouring packets.
 const ROOM: usize = 331;
 /// The number of bytes before and after all buffers. These bytes must stay unchanged, because a change shows
 /// a write outside the buffers.
 const EDGE: usize = 32;
-/// The length of a guard area, in bytes. It follows the memory into which blocks copy packets. A changed byte
-/// in the area shows a write beyond that memory.
+/// The length of a guard area in bytes. The area follows the memory into which blocks of threads copy
+/// packets. If a byte in the area has changed, a block has written beyond that memory.
 const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -119,8 +121,8 @@ struct Shape {
     slots: usize,
     threads: u32,
     blocks: u32,
-    /// The number of bytes at the front of each packet that the kernel copies into GPU memory (pulls)
-    /// before it processes the packet. 0: packets are processed in place.
+    /// The number of leading bytes of each packet that the kernel copies into GPU memory (pulls) before it
+    /// processes the packet. If 0, the kernel processes packets in place.
     pull: u32,
     /// The length of the longest packet in bytes.
     longest: usize,
@@ -130,16 +132,17 @@ struct Shape {
 struct TestLane {
     shape: Shape,
     lane: LaneParameters,
-    /// Keeps the ring's memory allocated, because blocks use it until they end.
+    /// Keeps the ring's memory allocated. Blocks use this memory until they end.
     _ring: Arc<Ring>,
     dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
-    /// The memory behind the lane's `stage`, into which packets are pulled, and `shadow`, the copies that
-    /// show changes. Each with the number of bytes that blocks may write.
+    /// Two regions, each with the number of bytes that blocks may write. The first is the memory of the
+    /// lane's `stage`, into which packets are pulled. The second is the memory of `shadow`, the copies that
+    /// reveal changes.
     pulled: [(Region, usize); 2],
-    /// The memory of `lane.control` and of `lane.relay`. The host writes control words to the first, and
-    /// block 0 copies them to the second for the other blocks.
+    /// The memory of `lane.control` and of `lane.relay`. The host writes control words to `lane.control`.
+    /// Block 0 copies them to `lane.relay` for the other blocks.
     words: [Region; 2],
     instance: Instance,
     random: RandomNumbers,
@@ -162,11 +165,12 @@ impl RandomNumbers {
 /// # Safety
 /// The bytes are valid, and nothing writes them while the result is used.
 unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
-    // SAFETY: the caller promises that the `count` bytes are valid and that nothing writes them.
+    // SAFETY: the caller guarantees that the `count` bytes are valid and that nothing writes them while the
+    // result is used.
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }
 }
 
-/// A packet in flight, and a copy of its buffer's content before it was submitted.
+/// A packet in flight, and a copy of its buffer's content from before it was submitted.
 type SubmittedPacket = (Packet, Vec<u8>);
 
 impl TestLane {
@@ -231,7 +235,7 @@ impl TestLane {
         }
     }
 
-    /// Makes a packet of random length and content in one of the `free` buffers.
+    /// Takes one of the `free` buffers and creates a packet of random length and content in it.
     fn packet(&mut self, free: &mut Vec<u64>) -> SubmittedPacket {
         let random = &mut self.random;
         let cookie = free.swap_remove(random.roll(free.len()));
@@ -243,8 +247,8 @@ impl TestLane {
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
-    /// Runs the function's CPU build on copies of an item's packets. Checks that its verdicts and packet
-    /// bytes equal those of the emulated blocks.
+    /// Runs the function's CPU build on copies of an item's packets. Checks that the emulated blocks have
+    /// produced the same verdicts and packet bytes.
     fn compare(&mut self, item: &[SubmittedPacket], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
@@ -276,8 +280,8 @@ impl TestLane {
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.random.0;
         std::thread::scope(|scope| {
-            // If an assertion fails, dropping this variable closes the ring, which ends the blocks. The scope
-            // would otherwise wait for them forever.
+            // If an assertion fails, this variable is dropped. This closes the ring and ends the blocks.
+            // Otherwise the scope would wait for the blocks forever.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;

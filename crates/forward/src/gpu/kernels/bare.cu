@@ -8,9 +8,9 @@ typedef unsigned long uint64_t;
 
 using namespace inlane_system;
 
-// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`, writes each packet's first 16
-// bytes back, and stores a word per item with release semantics. A packet has `chunks` chunks of 16 bytes.
-// Packets are `stride` bytes apart. Item i uses the memory of item i % period.
+// Pulls `items` items of `count` packets from pinned or GPU memory into `stage`, and writes the first 16
+// bytes of each packet back. For each item, stores a word with release semantics. A packet has `chunks`
+// chunks of 16 bytes. Packets are `stride` bytes apart. Item i uses the memory of item i % period.
 extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uint64_t *done, uint64_t items,
                                      uint32_t period, uint32_t count, uint32_t chunks, uint32_t stride) {
     uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -44,9 +44,9 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
     }
 }
 
-// Does what every executor must do for an item of one packet: reads the flag, the descriptor and the packet,
-// changes the packet, and stores the answer. Repeats this for items 1 to `last`, or until an item does not
-// arrive within 50 million polls.
+// Does the least work that any executor has for an item of one packet: reads the flag, the descriptor and the
+// packet, changes the packet, and stores the answer. Repeats this for items 1 to `last`, or until an item
+// does not arrive within 50 million polls.
 //
 //   line[0]           the flag from the host
 //   line[2], line[3]  the descriptor

@@ -2,18 +2,18 @@
 // items.
 //
 // gpu/loaded_function.rs compiles this text after PacketFunction::gpu_source, which contains inlane.h and
-// defines inlane_run_item. To pull packets is to copy them into GPU memory before they are processed. If
-// INLANE_PULLS is 1, the kernels can do so.
+// defines inlane_run_item. If INLANE_PULLS is 1, the kernels can pull packets: copy them into GPU memory
+// before they are processed.
 //
-//   inlane_persistent   method persistent: block b takes items b, b+n, ... until the ring ends
-//   inlane_items        methods single, split and stream: one block per item, launched for given positions
-//   inlane_slots        method graph: one block per item, launched for given slots
-//   inlane_tick         calls the function's `tick`
+//     inlane_persistent   method persistent: block b takes items b, b+n, ... until the ring ends
+//     inlane_items        methods single, split and stream: one block per item, launched for given positions
+//     inlane_slots        method graph: one block per item, launched for given slots
+//     inlane_tick         calls the function's `tick`
 //
 // Memory order: one thread acquires the item's word at system scope. After a barrier, all threads read the
 // item and write their results. After a second barrier, one thread stores the word that completes the item,
-// with release semantics at system scope. Descriptors of small bursts are read together with the word. A
-// descriptor whose lap differs from the word's is stale (core's ring/protocol.rs).
+// with release semantics at system scope. Descriptors of small bursts are read together with the word. If a
+// descriptor's lap differs from the word's lap, the descriptor is stale (core's ring/protocol.rs).
 
 #include "system.cuh"
 
@@ -73,11 +73,11 @@ __device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t positi
             static_cast<uint64_t>(index) * lane.burst, static_cast<uint32_t>(position >> lane.slot_shift) + 1};
 }
 
-// The first bytes of a packet, which are pulled: copied from host into GPU memory. They are copied as aligned
-// chunks of 16 bytes:
+// The first bytes of a packet, which the kernel pulls: copies from host memory into GPU memory. They are
+// copied as aligned chunks of 16 bytes:
 //
-//   host   ..|skew| packet bytes ...        the first chunk begins `skew` bytes before the packet
-//   stage    |skew| packet bytes ...        a copy of the same chunks
+//     host   ..|skew| packet bytes ...        the first chunk begins `skew` bytes before the packet
+//     stage    |skew| packet bytes ...        a copy of the same chunks
 struct pulled {
     uint8_t *host;   // the first chunk
     uint32_t skew;   // 0 to 15
@@ -162,7 +162,8 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
         if (begin == chunk * 16 && stop == chunk * 16 + 16) {
             *reinterpret_cast<uint4 *>(from.host + chunk * 16) = value;
         } else {
-            // Other bytes of this chunk may belong to other packets, so only this packet's bytes are written.
+            // Write only this packet's bytes, because the other bytes of the 16-byte chunk may belong to
+            // other packets.
             for (uint32_t byte = begin; byte < stop; byte++) from.host[byte] = stage[byte];
         }
     }
@@ -177,15 +178,15 @@ __device__ __forceinline__ uint64_t time_of_block() {
     return time;
 }
 
-// Returns the time at which an item's processing begins; 0 if neither the function nor the added work needs
-// it.
+// Returns the time at which the processing of an item begins. Returns 0 if neither the packet function nor
+// the added work needs the time.
 __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
     if constexpr (inlane_needs_time) return time_of_block();
     return lane.work_ns ? now_ns() : 0;
 }
 
-// Completes an item: stores the word by which the host sees that the item is complete. All threads of the
-// block call it. Afterwards the slot may be reused, so no thread may access the item.
+// Completes an item: stores the word that shows the host that the item is complete. All threads of the block
+// must call this. Afterwards the slot may be reused, so no thread may access the item.
 __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
         uint64_t until = begun_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
@@ -196,8 +197,8 @@ __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at
     if (threadIdx.x == 0) store_release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
 }
 
-// Processes an item's packets in place. `given` are the descriptors in shared memory. All threads of a block
-// call it.
+// Processes an item's packets in place. `given` points to their descriptors in shared memory. All threads of
+// a block call this function.
 __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -206,8 +207,8 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
 }
 
 // Pulls an item's packets (copies them into GPU memory), runs the packet function on the copies, and
-// completes the item. `given` are the packets' descriptors in shared memory. The room after them holds the
-// copies' descriptors, and then the verdicts.
+// completes the item. `given` points to the packets' descriptors in shared memory. The memory after them
+// holds first the copies' descriptors and later the verdicts.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -245,8 +246,8 @@ __device__ __noinline__ void process_out_of_line(const block_variables &own, uin
 
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
-// The threads of a block's first warp poll different words with one load instruction, so a poll takes one
-// read over PCIe. Threads 0 to 7 read the item's line: the hardware coalesces the loads of a quarter warp.
+// The threads of a block's first warp poll different words with one load instruction, so a poll costs one
+// read over PCIe. Threads 0 to 7 read the item's line. The hardware combines the loads of 8 adjacent threads.
 constexpr uint32_t ITEM = 0;       // this thread polls the item's word; see comes_with_word for threads 1 to 7
 constexpr uint32_t RELAY = 8;      // polls what block 0 found
 constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end
@@ -256,8 +257,8 @@ constexpr uint32_t CHECK_EVERY_POLLS = 32;
 constexpr uint64_t CHECK_HEARTBEAT_EVERY_NS = 200000000;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Returns true if an item's descriptors fit into the cache line of its word. Threads 1 to 7 then poll them
-// with the word.
+// Returns true if an item's descriptors fit into the cache line of the item's word. Threads 1 to 7 then poll
+// the descriptors together with the word.
 
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_DESCRIPTORS_WITH_WORD; }
 
@@ -266,12 +267,12 @@ __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { retur
 // to `given`. `polls` counts the polls of block 0.
 //
 // Every poll is a read over PCIe, and reads of one line by several blocks queue up. So a block polls only its
-// item's word. In every 32nd poll, block 0 also reads the words that concern all blocks, and copies them to
-// GPU memory, where the other blocks poll them.
+// own item's word. Some words concern all blocks. Block 0 also reads these words, in every 32nd poll, and
+// copies them to GPU memory. The other blocks poll the copies there.
 //
 // If the host orders a stop, the block ends even if the item was submitted. At the ring's end, the block ends
-// only if `position` is beyond the last item. The word for the ring's end is 0 while the ring is open, then
-// the number of items plus one.
+// only if `position` is beyond the last item. The word for the ring's end is 0 while the ring is open.
+// Afterwards it is the number of items plus one.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
     static_assert(INLANE_RING_DESCRIPTORS_WITH_WORD < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
@@ -315,8 +316,9 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // Read the descriptor again if its lap differs from the word's, because it was then read
-                // before the host wrote it. Lap 0 cannot show this, because unwritten memory is 0, too.
+                // If the descriptor's lap differs from the word's lap, the descriptor was read before the
+                // host wrote it. Read it again then. Lap 0 cannot show this, because unwritten memory is 0,
+                // too.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
@@ -329,12 +331,12 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 
 } // namespace
 
-// The block's shared memory: the descriptors of the item's packets. If packets are pulled (copied into GPU
-// memory), the descriptors of the copies follow, and then verdicts.
+// The block's shared memory: first the descriptors of the item's packets. If packets are pulled (copied into
+// GPU memory), the descriptors of the copies and then the verdicts follow.
 extern __shared__ uint4 inlane_shared[];
 
-// The kernel of method persistent: processes items from the ring until the ring ends, the host orders a stop,
-// or the host's heartbeat stops. All blocks must be resident at once.
+// The kernel of method persistent. Processes items from the ring until one of these events: the ring ends,
+// the host orders a stop, or the host's heartbeat stops. All blocks of the kernel must be resident at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
     __shared__ uint64_t shared_word;
     uint32_t polls = 0;
@@ -372,8 +374,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
     }
 }
 
-// Processes the items from `position` on, one per block. They were submitted before the kernel runs. A block
-// ends at once if its slot has no packets: the launch only sets up a stream, or the host released the waits.
+// Processes the items from `position` on, one per block. All of them were submitted before the kernel runs. A
+// block ends at once if its slot has no packets. This happens if the launch only sets up a stream, or if the
+// host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
     // Load `most` descriptors, the most that an item has, without waiting for the word's packet count. This
@@ -381,17 +384,17 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
-    // End the block if the word is of another lap, because it then belongs to another item. Also end it if
-    // the packet count is 0, because such a word only releases the wait for an item that is never submitted.
+    // End the block in two cases. If the word is of another lap, it belongs to another item. If the packet
+    // count is 0, the word only releases the wait for an item that is never submitted.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// Processes the slots of one launch of a graph. Later laps launch the graph with the same parameters, so
-// `index` names a slot, and the kernel takes the lap from the slot's word. One graph serves the odd laps
-// (`odd` is 1) and another the even laps (`odd` is 0). A block ends at once if the word's lap belongs to the
-// other graph.
+// Processes the slots of one launch of a graph. Each lap launches the graph with the same parameters, so
+// `index` names a slot, and the kernel reads the lap from the slot's word. One graph serves the odd laps
+// (`odd` is 1), another graph the even laps (`odd` is 0). If the word's lap belongs to the other graph, the
+// block ends at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);

@@ -9,7 +9,8 @@ use crate::pdu::{Fault, Termination};
 pub struct Request {
     /// A number that the caller chooses. It is returned with the completion.
     pub token: u64,
-    /// The command. The connection sets its identifier and, if there is a buffer, its SGL.
+    /// The command. The connection sets its identifier. If there is a buffer, the connection also sets the
+    /// SGL.
     pub command: Command,
     /// The memory that the command reads into or writes from. Its length is the length of the transfer.
     pub buffer: Option<Buffer>,
@@ -54,23 +55,23 @@ impl From<Fault> for Failure {
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// The number of commands that have used this slot. It becomes part of the next command's identifier.
+    /// The number of commands that have used this slot. The identifier of the next command contains it.
     pub(super) generation: u16,
     pub(super) in_flight: bool,
     pub(super) token: u64,
     pub(super) command: Option<Command>,
     pub(super) buffer: Option<Buffer>,
-    /// For a read, the number of bytes received. For a write, the number of bytes that were sent in the
-    /// capsule or requested by R2T.
+    /// For a read, the number of received bytes. For a write, the bytes sent in the capsule plus the bytes
+    /// that R2Ts have requested.
     pub(super) transferred: u32,
-    /// The number of data segments of this slot that are still in the outbox.
+    /// The number of data segments of this slot that are still queued in the outbox.
     pub(super) queued: u32,
     /// True if the controller requests the command's data by R2T. False if the data is in the capsule, or
     /// there is none.
     pub(super) by_r2t: bool,
     /// True if a digest of data received for this command was wrong.
     pub(super) corrupted: bool,
-    /// A completion that arrived early. It is kept until the slot's data segments have left the outbox,
-    /// because the slot's buffer is in use until then.
+    /// A completion that arrived early. It is kept here until the slot's data segments have left the outbox.
+    /// Until then, the slot's buffer is in use.
     pub(super) completion: Option<Completion>,
 }

@@ -6,15 +6,16 @@ use crate::pdu::{
     Data, Digests, Fault, Header, Kind, Layout, MAX_HEADER, R2t, Rules, RunningDigest, Termination,
 };
 
-/// The size of the scratch space in bytes, and the most that one receive of small PDUs returns. Of 32 reads of 4 KiB
-/// in flight, one receive returns at most half. While this side processes them and sends new commands, the
-/// controller works on the other half. If one receive returned all data, the controller would wait for commands.
+/// The size of the scratch space in bytes. One receive of small PDUs returns at most this many bytes. Of 32
+/// reads of 4 KiB in flight, this is half. While this side processes that half and sends new commands, the
+/// controller works on the other half. If one receive returned everything, the controller would have no
+/// commands to work on.
 const SCRATCH: usize = 64 << 10;
-/// Data of at least this size is received directly into its buffer. Smaller data is copied from the scratch
-/// space, because one system call can then receive many PDUs.
+/// The least size of data that is received directly into its buffer, in bytes. Smaller data is received into
+/// the scratch space and copied, because one system call can then receive many PDUs.
 const LARGE: u32 = 32 << 10;
 /// The number of bytes of scratch space to receive into when large data is expected. They hold a few headers,
-/// so little of the data lands there.
+/// so only little of the large data is received into the scratch space.
 const SMALL_SPACE: usize = 512;
 
 /// Bytes that were received and not yet consumed.
@@ -77,21 +78,22 @@ impl Scratch {
     }
 }
 
-/// Data that is being received into the buffer of a slot.
+/// Data of a read that is being received into the buffer of a command slot.
 #[derive(Debug)]
 pub(super) struct Payload {
     pub(super) slot: u16,
-    /// The offset in the slot's buffer at which the next byte of the data goes.
+    /// The offset in the slot's buffer for the next byte of the data.
     pub(super) at: u32,
-    /// The number of bytes of the data that have not arrived yet.
+    /// The number of data bytes that have not arrived yet.
     pub(super) remaining: u32,
     /// The digest of the bytes that have arrived, if data digests are in use.
     pub(super) digest: Option<RunningDigest>,
-    /// The command's identifier if the flag SUCCESS of this data is set, else `None`. With SUCCESS, the end
-    /// of the data completes the command, and no CapsuleResp follows.
+    /// The command's identifier if this data has the flag SUCCESS. With SUCCESS, the end of the data
+    /// completes the command, and no CapsuleResp follows. `None` without the flag.
     pub(super) success: Option<u16>,
     /// True if the data has at least `LARGE` bytes. A receive then offers only `SMALL_SPACE` bytes of scratch
-    /// space besides the buffer, because data of the next PDU that lands in scratch space must be copied.
+    /// space in addition to the buffer. Data of the next PDU must be copied out of scratch space, so little
+    /// scratch space saves copies.
     pub(super) large: bool,
 }
 
@@ -149,8 +151,8 @@ pub(super) struct ReceivedBytes {
     pub(super) payload: Option<Payload>,
     /// True if the last data had at least `LARGE` bytes, so the next is expected to be large, too.
     pub(super) expect_large: bool,
-    /// The header of the last received PDU, in its first `last_len` bytes. A termination request sends it
-    /// back.
+    /// The header of the last received PDU, in the first `last_len` bytes. A termination request contains
+    /// this header.
     last: [u8; MAX_HEADER],
     last_len: usize,
 }

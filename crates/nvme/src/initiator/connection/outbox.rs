@@ -7,9 +7,9 @@ use zerocopy::{Immutable, IntoBytes};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
-    /// A number of bytes of `Outbox::bytes`. They follow the bytes of the earlier inline segments.
+    /// A number of bytes in `Outbox::bytes`. They follow the bytes of the inline segments before this one.
     Inline(usize),
-    /// Bytes of the buffer of the command in a slot: `len` bytes from offset `at` on.
+    /// Data of the command in a slot: `len` bytes of the command's buffer, from offset `at` on.
     Data { slot: u16, at: usize, len: usize },
 }
 
@@ -35,7 +35,7 @@ impl Outbox {
         }
     }
 
-    /// Adds the header of a PDU that has `data` bytes of data.
+    /// Adds the header of a PDU whose data has `data` bytes.
     pub(super) fn push<T: IntoBytes + Immutable>(
         &mut self,
         header: &T,
@@ -48,7 +48,8 @@ impl Outbox {
         self.push_inline(&encoded[..written]);
     }
 
-    /// Adds data that lies at `at` in the buffer of a slot, and its digest if `with_digest`.
+    /// Adds data to the output. The data lies at offset `at` in the buffer of the command in `slot`. If
+    /// `with_digest`, also adds its digest.
     pub(super) fn push_data(&mut self, slot: u16, at: u32, data: &[u8], with_digest: bool) {
         self.segments.push_back(Segment::Data { slot, at: at as usize, len: data.len() });
         if with_digest {
@@ -56,8 +57,8 @@ impl Outbox {
         }
     }
 
-    /// Fills `slices` with the next bytes to send, and returns how many slices it filled. `buffer` returns
-    /// the data buffer of a slot.
+    /// Fills `slices` with the next bytes to send. Returns the number of filled slices. `buffer` returns the
+    /// data buffer of a command slot.
     pub(super) fn slices<'a>(
         &'a self,
         slices: &mut [IoSlice<'a>],
@@ -78,8 +79,9 @@ impl Outbox {
         filled
     }
 
-    /// Removes sent bytes from the front, and subtracts their number from `bytes`. Stops after the last byte
-    /// of a data segment and returns the segment's slot. Call it again until `bytes` is 0.
+    /// Removes up to `bytes` sent bytes from the front, and subtracts the removed number from `bytes`. Stops
+    /// after the last byte of a data segment and returns the segment's slot. Call it again until `bytes` is
+    /// 0.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");

@@ -1,6 +1,6 @@
-//! Acts on what the controller sends: completions, data of reads and requests for data of writes.
+//! Processes the PDUs that the controller sends: completions, data of reads, and requests for data of writes.
 //!
-//! Everything is checked before it is used.
+//! Checks every field before using it.
 
 use super::inbox::{Payload, Received, ReceivedBytes};
 use super::{Connection, Failure, MAX_ENTRIES};
@@ -48,8 +48,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the slot of the command in flight with identifier `cid`. If there is none, returns a fault for
-    /// the identifier field, which lies at `offset` in the received PDU of type `kind`.
+    /// Returns the slot of the command that is in flight with identifier `cid`. If there is no such command,
+    /// returns a fault. The fault names the identifier field, at `offset` in the received PDU of type `kind`.
     fn find(&mut self, cid: u16, kind: Kind, offset: u32) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {
@@ -173,8 +173,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Completes a command. If data of the command is still queued for sending, stores the completion until
-    /// all data was sent, because the data is sent from the command's buffer.
+    /// Completes a command. If some data of the command is still queued for sending, stores the completion
+    /// until then. The queued data lies in the command's buffer, so the buffer is in use.
     fn finish(&mut self, index: u16, completion: Completion, kind: Kind) -> Result<(), Fault> {
         let slot = &mut self.slots[usize::from(index)];
         let mut completion = completion;

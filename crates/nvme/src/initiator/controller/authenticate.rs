@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 /// Authenticates this host if the target requires it. `result` is dword 0 of the completion of Connect.
 ///
 /// # Errors
-/// If the target requires a secret or a method that this side does not have, or refuses this host. Also if
-/// this side has the target's secret, and the target does not prove that it knows the secret.
+/// If the target refuses this host, or requires a secret or a method that this host lacks. Also if this host
+/// has the target's secret but the target does not prove that it knows the secret.
 pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOptions) -> Result<()> {
     let ConnectOptions { subsystem, host, .. } = options;
     let peer = queue.peer().to_string();
@@ -32,9 +32,8 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
                 host.nqn
             )));
         }
-        // Refuse a target that requires no authentication although this host has the target's secret. Accept
-        // a discovery service, because it never authenticates hosts, and the secret is meant for the
-        // subsystem.
+        // If this host has a secret of the target, refuse a target that requires no authentication. Accept a
+        // discovery service, because it never authenticates hosts. The secret is meant for the subsystem.
         Some(credentials) if !required && credentials.target.is_some() && subsystem != DISCOVERY_NQN => {
             return Err(failed(format!(
                 "the target does not prove its identity, because it requires no authentication of {}; require it \
@@ -60,8 +59,8 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     let challenge = receive(queue)?;
     let reply = side.challenged(challenge.bytes()).map_err(|refusal| refused(queue, refusal))?;
     send(queue, &reply)?;
-    // Linux's target closes the connection after a wrong response, often before it has sent the reason. So
-    // add the probable reason to the error.
+    // Linux's target closes the connection after a wrong response. Often it does so before it has sent the
+    // reason. Add the probable reason to the error.
     let success = receive(queue).map_err(|error| match error {
         Error::Disconnected { peer, why } => {
             let why = format!(

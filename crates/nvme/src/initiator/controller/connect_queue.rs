@@ -1,4 +1,4 @@
-//! Sends the Connect command of a queue, explains why a target refuses it, and authenticates this host.
+//! Sends the Connect command of a queue. Explains a refusal by the target, and authenticates this host.
 
 use super::authenticate::authenticate;
 use super::{ConnectOptions, TOKEN_COMMAND};
@@ -49,7 +49,7 @@ pub(super) fn connect_queue(
     }
 }
 
-/// Sends a command on a queue without other commands, and waits until it has completed.
+/// Sends a command and waits until it has completed. The queue must have no other commands in flight.
 pub(super) fn call(queue: &mut Queue, command: Command, buffer: Buffer) -> Result<Done> {
     let request = Request { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
     queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));

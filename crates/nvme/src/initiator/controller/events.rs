@@ -45,8 +45,8 @@ impl Controller {
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
             Ok(_) => self.arm_event(),
-            // Ignore a refusal of this command, because the controller may still report events that the host
-            // cannot choose.
+            // If the controller refuses this command, continue. It may still report events that the host
+            // cannot turn on or off.
             Err(Error::Status { .. }) => {}
             Err(error) => return Err(error),
         }

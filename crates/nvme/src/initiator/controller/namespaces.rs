@@ -126,8 +126,8 @@ impl Controller {
                 shift if shift < 52 => 4096 << shift,
                 _ => u64::MAX,
             }),
-            // Controllers of NVMe 1.4 and older fail this command, because they lack the page. They report no
-            // limit.
+            // Controllers of NVMe 1.4 and older fail this Identify command, because they do not have its data
+            // page. They report no limit.
             Err(Error::Status { .. }) => Ok(u64::MAX),
             Err(error) => Err(error),
         }

@@ -8,22 +8,22 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The least time between the end of an attempt to reconnect and the start of the next one.
+/// The least time from the end of an attempt to reconnect to the start of the next attempt.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long an attempt to reconnect waits for a path before it also tries the next one.
+/// How long an attempt to reconnect waits for one path before it also tries the next path.
 const HEAD_START: Duration = Duration::from_millis(500);
 
 /// The result of an attempt to reconnect.
 pub(super) struct Reconnected {
-    /// The index of the first path that works, the connection over it, and its namespace. `None` if no path
+    /// The first path that works: its index, the connection over it, and its namespace. `None` if no path
     /// works.
     works: Option<(usize, Live, NamespaceInfo)>,
-    /// The error of each path that failed, with the index of the path.
+    /// The paths that failed. Each entry has the index of a path and its error.
     failures: Vec<(usize, Error)>,
 }
 
 impl Session {
-    /// Gives up the path in use and takes its unfinished commands back, to send them over the next path.
+    /// Gives up the path in use. Takes back the path's unfinished commands, to send them over the next path.
     /// Returns `error` if the session must give up, too.
     pub(super) fn lost(&mut self, error: Error) -> Result<()> {
         let Some(mut live) = self.live.take() else { return Err(error) };
@@ -38,15 +38,15 @@ impl Session {
         if self.path_error.take().is_some() {
             self.inaccessible.insert(self.path);
             if self.inaccessible.len() == self.options.paths.len() {
-                // All paths have reported a path error. Paths in `inaccessible` are tried last, so remove all
-                // but the current one: each other path is then tried again before it.
+                // All paths have reported a path error. Paths in `inaccessible` are tried last. Remove all
+                // paths but the current one, so that each other path is tried again before the current one.
                 self.inaccessible.retain(|path| *path == self.path);
             }
         }
         self.errors.insert(self.path, error.to_string());
         let since = *self.lost_since.get_or_insert_with(Instant::now);
-        // Return the error if no command was answered for too long, because a path that connects and then
-        // fails each time must not be tried forever.
+        // Return the error if no command was answered for too long. A path may connect and then fail each
+        // time, and must not be tried forever.
         if since.elapsed() >= self.options.reconnect {
             return Err(if self.errors.len() > 1 { self.not_restored(None) } else { error });
         }
@@ -61,8 +61,8 @@ impl Session {
         self.errors.clear();
     }
 
-    /// Returns the time until the next attempt to reconnect may start. Without the pause, a path that connects
-    /// and then fails each time would cause one connection after the other.
+    /// Returns the time until the next attempt to reconnect may start. Without this pause, a path that
+    /// connects and then fails would cause one connection after the other.
     pub(super) fn pause(&self) -> Duration {
         self.attempt_ended.map_or(Duration::ZERO, |ended| PAUSE.saturating_sub(ended.elapsed()))
     }
@@ -172,7 +172,7 @@ struct Attempt {
     nsid: u32,
     send: Sender<(usize, Connected)>,
     results: Receiver<(usize, Connected)>,
-    /// The number of paths that have neither connected nor failed.
+    /// The number of paths that are still being tried: they have neither connected nor failed.
     running: usize,
     failures: Vec<(usize, Error)>,
 }
@@ -185,7 +185,7 @@ impl Attempt {
 
     /// Tries the paths in `first`. If they fail, or do not answer within half of
     /// [`SessionOptions::reconnect`], also tries the paths in `last`. The paths in `last` have reported that
-    /// they cannot access the namespace, so they must not win only because they connect fast.
+    /// they cannot access the namespace. They must not be chosen only because they connect fast.
     fn run(mut self, first: Vec<usize>, last: Vec<usize>) -> Reconnected {
         let half = self.options.reconnect / 2;
         for (paths, patience) in [(first, half), (last, Duration::MAX)] {

@@ -52,8 +52,8 @@ fn options(address: SocketAddr) -> SessionOptions {
 /// silent target is gone, the session reconnects.
 #[test]
 fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
-    // Use a loopback address that no other program uses. After the target has stopped, its address then stays
-    // free for the listener that plays a silent target.
+    // Use a loopback address that no other program uses. When the target has stopped, its address is then
+    // free for the listener that acts as a silent target.
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.1:0", &namespace);
@@ -73,16 +73,16 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
         session.progress(false).unwrap();
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The session is now reconnecting, and the silent target may keep it waiting for 60 s. The calls below
-    // must return without waiting for the answer.
+    // The session is now reconnecting. The silent target does not answer for up to 60 s. The calls below must
+    // return without waiting for its answer.
     for _ in 0..10 {
         session.progress(false).unwrap();
         session.progress(true).unwrap();
         assert_eq!(session.available(), 0);
     }
     assert!(start.elapsed() < PATIENCE, "the session has blocked its thread");
-    // Close the connection that the silent listener accepted, which ends the session's attempt to connect.
-    // The listener itself is already closed, so the second target can bind the address.
+    // Close the connection that the silent listener accepted. This ends the session's attempt to connect. The
+    // listener itself is already closed, so the second target can bind the same address.
     drop(holder.join().unwrap());
     let second = target(&address.to_string(), &namespace);
     while session.available() == 0 {
@@ -94,8 +94,8 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
     second.stop().unwrap();
 }
 
-/// Opens a session to a target with a file, ends the target, and lets nothing but a silent listener remain at
-/// its address. The listener's queue of connections accepts connections that nobody answers.
+/// Opens a session to a target with a file namespace, and then ends the target. Only a silent listener
+/// remains at the target's address. Connections to it are accepted by the kernel, but nobody answers them.
 fn session_with_silent_target(
     listen: &str,
     options: impl Fn(SocketAddr) -> SessionOptions,
@@ -108,7 +108,7 @@ fn session_with_silent_target(
     (session, TcpListener::bind(address).unwrap())
 }
 
-/// The silent target would end the attempt after an hour only, so the session must not wait for the attempt.
+/// The silent target would end the attempt only after an hour. The session must not wait for the attempt.
 #[test]
 fn a_session_gives_up_in_time_although_the_target_does_not_answer() {
     let reconnect = Duration::from_secs(1);
@@ -129,8 +129,8 @@ fn a_session_gives_up_in_time_although_the_target_does_not_answer() {
     drop(silent);
 }
 
-/// Both the path that failed and the next one are silent. The third one must still be used, although the attempts over the
-/// other two take an hour.
+/// Opens a session with three paths. The first path fails, and the second one does not answer. The third path
+/// must still be used, although the attempts over the first two take an hour.
 #[test]
 fn a_path_that_does_not_answer_does_not_delay_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -162,7 +162,8 @@ fn a_path_that_does_not_answer_does_not_delay_the_next_one() {
 /// The second target's memory lacks the first one's data, so the session must fail rather than read zeros.
 #[test]
 fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
-    // No other program listens at this address. So the second target can reuse the first one's port.
+    // Use an address at which no other program listens. The second target can then reuse the first target's
+    // port.
     let first = target("127.0.77.2:0", "memory:1M");
     let address = first.subsystem().listeners()[0];
     let mut session = Session::open(&options(address)).unwrap();
@@ -270,8 +271,8 @@ fn all_queues_of_a_failed_path_are_replaced_and_no_command_is_lost() {
     let mut options = options(address);
     options.io_queues = 3;
     let mut session = Session::open(&options).unwrap();
-    // Submit reads, but end the first target before anything is sent. So it answers none of them, and the
-    // session must send all of them to the second target.
+    // Submit reads, but end the first target before any read is sent. This target then answers no read, and
+    // the session must send all reads to the second target.
     let count = submit_reads(&mut session);
     first.stop().unwrap();
     let second = target_with(&address.to_string(), &namespace, 2, Limits::default());
@@ -281,8 +282,8 @@ fn all_queues_of_a_failed_path_are_replaced_and_no_command_is_lost() {
     second.stop().unwrap();
 }
 
-/// Starts a proxy of a target that answers every command on I/O queues with *Asymmetric Access Inaccessible*.
-/// Returns its address. Its threads end with their connections.
+/// Starts a proxy in front of a target. The proxy answers every command on I/O queues with *Asymmetric Access
+/// Inaccessible*. Returns its address. The proxy's threads end with their connections.
 fn inaccessible_path(target: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -293,9 +294,9 @@ fn inaccessible_path(target: SocketAddr) -> SocketAddr {
             let carries_io = Arc::new(AtomicBool::new(false));
             let is_io = carries_io.clone();
             std::thread::spawn(move || {
-                // Read the ICReq and the capsule of Connect, which shows whether the connection carries I/O.
-                // The queue's identifier is in bytes 42 and 43 of the command, which follows a header of 8
-                // bytes.
+                // Read the ICReq and the capsule of Connect. The capsule shows whether the connection carries
+                // I/O: the queue's identifier is in bytes 42 and 43 of the command, which follows a header of
+                // 8 bytes.
                 let mut start = [0; 128 + 72];
                 for part in [0..128, 128..200] {
                     if commands.read_exact(&mut start[part.clone()]).is_err() {
@@ -374,8 +375,8 @@ fn a_session_gives_up_if_no_path_can_access_the_namespace() {
     target.stop().unwrap();
 }
 
-/// A command can count 65,536 blocks, which is 256 MiB with blocks of 4096 bytes. The controller announces a
-/// limit of 32 MiB, and the session must keep to it.
+/// A command can name up to 65,536 blocks. With blocks of 4096 bytes, this is 256 MiB. The controller
+/// announces a limit of 32 MiB, and the session must not exceed it.
 #[test]
 fn the_limit_of_write_zeroes_is_that_of_the_controller() {
     let target = target("127.0.0.1:0", "memory:1M,lba=4096");

@@ -9,14 +9,16 @@ use std::io::{ErrorKind, Read};
 /// What the server reads next from the client: a request, the data of a write, or data to discard.
 pub(super) enum Reading {
     Request,
-    /// Data of a write. It is received into `buffers`, next at byte `at` of buffer `part`.
+    /// The data of a write request. It is received into `buffers`. The next byte goes to offset `at` of
+    /// buffer `part`.
     Data {
         request: NbdRequest,
         buffers: Vec<Buffer>,
         part: usize,
         at: usize,
     },
-    /// The number of bytes of a refused request's data that are still to be read and discarded.
+    /// A request with data was refused. This is the number of its data bytes that must still be read and
+    /// discarded.
     Skip(usize),
 }
 
@@ -24,8 +26,8 @@ impl Client<'_> {
     /// Reads from the client. Returns true if something arrived.
     pub(super) fn receive(&mut self) -> Result<bool> {
         let received = match &mut self.reading {
-            // Receive directly into the buffer of the write command, because no earlier bytes wait in the
-            // input buffer.
+            // The input buffer holds no earlier bytes, so receive directly into the buffer of the write
+            // command.
             Reading::Data { buffers, part, at, .. } if self.start == self.end => {
                 let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
                 if let Ok(bytes) = &result {
@@ -69,8 +71,8 @@ impl Client<'_> {
         loop {
             let full = self.is_full();
             match &mut self.reading {
-                // Stop while the client is full, because one read of the socket may bring thousands of
-                // requests of 32 MiB each.
+                // Do not read further requests while the client is full. One read of the socket may bring
+                // thousands of requests of 32 MiB each.
                 Reading::Request if full => return Ok(()),
                 Reading::Request => {
                     let Some(bytes) = self.input[self.start..self.end].first_chunk::<REQUEST>() else {

@@ -23,8 +23,8 @@ pub(super) struct Active {
     /// The number of commands of this request that have not completed.
     left: usize,
     error: u32,
-    /// The data of a read: one buffer for each command, in order of offsets. `None` until the command
-    /// completes.
+    /// The data of a read, with one buffer for each command, in order of offsets. A buffer is `None` until
+    /// its command completes.
     data: Vec<Option<Buffer>>,
 }
 
@@ -103,8 +103,8 @@ impl Client<'_> {
                 self.start_request(&request, vec![(command, Some(buffer))]);
             }
             RequestType::WriteZeroes => {
-                // The limit of a Write Zeroes is separate from that of reads and writes, because it transfers
-                // no data.
+                // A Write Zeroes command transfers no data, so it has a different size limit than reads and
+                // writes.
                 let most = self.session.namespace().max_write_zeroes;
                 let mut commands = Vec::new();
                 let (mut at, end) = (request.offset, request.offset + u64::from(request.length));
@@ -124,8 +124,8 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// Returns a reply without data. It is structured if the client has negotiated structured replies and the
-    /// request is a read or block status. Other requests get simple replies.
+    /// Returns a reply without data. If the client has negotiated structured replies, a read or a block
+    /// status request gets a structured reply. All other requests get a simple reply.
     fn status_reply(&self, kind: RequestType, cookie: u64, error: u32) -> Vec<u8> {
         match kind {
             RequestType::Read | RequestType::BlockStatus if self.features.structured => {

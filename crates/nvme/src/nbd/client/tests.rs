@@ -50,13 +50,13 @@ fn request(kind: u16, cookie: u64, length: u32) -> Vec<u8> {
     bytes
 }
 
-/// One read of 64 KiB can bring 2,340 requests, more than the server processes at once for a client. The
-/// other requests must wait, and must then be answered.
+/// One read of 64 KiB can bring 2,340 requests. The server processes fewer requests of one client at once.
+/// The other requests must wait, and must then be answered.
 #[test]
 fn requests_beyond_the_limits_wait_and_are_then_answered() {
     const REQUESTS: u64 = 2000;
     const READ: u16 = 0;
-    // This type of request does not exist, so the reply is an error.
+    // No request has this type, so the server replies with an error.
     const UNKNOWN: u16 = 77;
     let target = target();
     let (mut program, stream) = UnixStream::pair().unwrap();
@@ -66,8 +66,7 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
     let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
     let mut rest = &requests[..];
-    // Fill the socket first, so that one read of the server brings as many requests as possible: up to 64
-    // KiB.
+    // Fill the socket first. One read of the server then receives as many requests as possible: up to 64 KiB.
     program.set_nonblocking(true).unwrap();
     while let Ok(bytes) = program.write(rest) {
         rest = &rest[bytes..];
@@ -111,8 +110,8 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     target.stop().unwrap();
 }
 
-/// The socket of a client that has disconnected is always ready. The server must not wait for it, because the
-/// wait would return at once each time.
+/// After a client has disconnected, its socket is always ready. The server must not wait for this socket,
+/// because every wait would return at once.
 #[test]
 fn the_server_does_not_wait_for_a_client_that_has_ended() {
     let target = target();

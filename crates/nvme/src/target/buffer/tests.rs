@@ -10,8 +10,8 @@ fn the_budget_bounds_all_sizes_together() {
     let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
     assert!(pool.allocate(1).is_none());
     drop(small);
-    // The eight free buffers of 4 KiB use the rest of the budget. To allocate a buffer of another size, the
-    // pool frees their memory.
+    // The eight free buffers of 4 KiB use the rest of the budget. The pool must free their memory to allocate
+    // a buffer of another size.
     let other = pool.allocate(20_000).unwrap();
     assert_eq!(other.capacity(), 32 << 10);
     assert!(pool.allocate(1).is_none());
@@ -30,8 +30,8 @@ fn unused_huge_pages_make_room_for_other_sizes() {
     assert_eq!((page_of(&first), page_of(&first).0), (page_of(&second), true));
     assert!(second.iter().all(|byte| *byte == 0));
     drop(first);
-    // The buffer `second` keeps its huge page in use. So only one of the budget's two huge pages can be freed
-    // and used for another size.
+    // The buffer `second` keeps its huge page in use. The budget has two huge pages, so only one of them can
+    // be freed and used for another size.
     assert!(pool.allocate(2 * HUGE_PAGE).is_none());
     let whole = pool.allocate(HUGE_PAGE).unwrap();
     assert!(pool.allocate(4096).is_none());
@@ -39,8 +39,8 @@ fn unused_huge_pages_make_room_for_other_sizes() {
     let both = pool.allocate(2 * HUGE_PAGE).unwrap();
     assert!(pool.allocate(4096).is_none());
     drop(both);
-    // The free buffer `both` still uses the whole budget. The pool must give it up to provide a new huge
-    // page, in which the small buffer lies.
+    // The free buffer `both` still uses the whole budget. The pool must free it to map a new huge page for
+    // the small buffer.
     assert!(page_of(&pool.allocate(4096).unwrap()).0);
 }
 
@@ -56,8 +56,8 @@ fn huge_pages_of_one_size_are_divided_anew_for_another() {
     let alone = fill(3, 1 << 20);
     assert_eq!((in_pages(&small), in_pages(&alone)), (64, 0));
     drop((small, alone));
-    // The huge pages of the 64 small buffers are unused now. The pool must divide them anew before it reuses
-    // the three free buffers of 1 MiB, which lie outside huge pages.
+    // The 64 small buffers are free, so their huge pages are unused. The three free buffers of 1 MiB lie
+    // outside huge pages. The pool must divide the huge pages again before it reuses the buffers of 1 MiB.
     let large = fill(4, 1 << 20);
     assert_eq!(in_pages(&large), 4);
     assert_eq!(in_pages(&fill(32, 128 << 10)), 32);

@@ -95,8 +95,8 @@ impl Connection {
             let Some(mut message) = side.next_message(length) else {
                 return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0);
             };
-            // Pad the message with zeros to the requested length, as Linux's target does, because hosts may
-            // expect all bytes that they ask for.
+            // Pad the message with zeros to the length that the host requested, as Linux's target does. Hosts
+            // may expect all requested bytes.
             message.resize(length, 0);
             self.send_bytes(slot, &message);
         }

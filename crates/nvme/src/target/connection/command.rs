@@ -84,8 +84,8 @@ impl Connection {
         }
     }
 
-    /// Completes a read from a namespace in memory at once, so the command needs no slot. Returns false, and
-    /// does nothing, if `request` is no such read or must wait.
+    /// If `request` is a read from a namespace in memory, completes it at once, so the command needs no slot.
+    /// Returns false and does nothing for other requests, and for a read that must wait.
     #[inline]
     fn read_at_once(&mut self, cid: u16, request: Request) -> bool {
         let done = request.operation == Operation::Read
@@ -106,8 +106,8 @@ impl Connection {
         namespace.is_some_and(|namespace| matches!(namespace.storage, Storage::Memory(_)))
     }
 
-    /// Validates a command and its SGL. `capsule_bytes` is the length of data in its capsule. Returns the
-    /// I/O command, if it is one, and the length of the host's data.
+    /// Validates a command and its SGL. `capsule_bytes` is the length of the data in the command's capsule.
+    /// Returns the I/O request if the command is an I/O command, and the length of the host's data.
     fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
         // PSDT (bits 7:6) must say that an SGL describes the data: 01b or 10b. FUSE (bits 1:0) must be 0.
         if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
@@ -130,8 +130,8 @@ impl Connection {
             let request = io::plan(command, &self.setup.subsystem)?;
             if request.operation.receives() {
                 let bytes = received_bytes(&command.sgl, capsule_bytes)?;
-                // Accept 4096 bytes for Dataset Management, because hosts such as Linux always send the
-                // longest list of ranges.
+                // For Dataset Management, accept 4096 bytes. Hosts such as Linux always send the longest
+                // possible list of ranges.
                 let longest = match request.operation {
                     Operation::Deallocate { .. } => 4096,
                     _ => request.data_bytes,
@@ -160,8 +160,8 @@ impl Connection {
 
     /// Carries a command out, or lets it wait for a buffer.
     pub(super) fn execute(&mut self, slot: u16) {
-        // A command that needs a buffer waits behind those that wait already. Otherwise large commands could
-        // wait forever, because small ones would overtake them.
+        // A command that needs a buffer joins the end of the queue of waiting commands. Otherwise, small
+        // commands could overtake large ones, which would wait forever.
         if !self.starved.is_empty() && self.needs_buffer(slot) || !self.start(slot) {
             self.slots.get_mut(slot).stage = Stage::Starved;
             self.starved.push_back(slot);
@@ -180,8 +180,8 @@ impl Connection {
             }
     }
 
-    /// Carries a command out, or asks the host for the command's data (R2T). Returns false if that needs a
-    /// buffer and none is available: call it again later.
+    /// Carries a command out, or asks the host for the command's data (R2T). Returns false if a buffer is
+    /// needed but none is available. In this case, call the function again later.
     pub(super) fn start(&mut self, slot: u16) -> bool {
         let entry = self.slots.get_mut(slot);
         if entry.received < entry.expected {
@@ -306,7 +306,7 @@ impl Connection {
         self.report_events();
     }
 
-    /// Makes the data of all namespaces durable, then reports that the shutdown is complete.
+    /// Makes the data of all namespaces durable. Then reports to the host that the shutdown is complete.
     fn flush_for_shutdown(&mut self) {
         let subsystem = self.setup.subsystem.clone();
         for namespace in subsystem.namespaces.iter().filter(|it| it.has_volatile_cache() && !it.read_only) {

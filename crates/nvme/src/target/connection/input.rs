@@ -1,4 +1,4 @@
-//! The bytes that a connection has received and not yet processed.
+//! The input buffer of a connection: bytes that were received but not yet processed.
 //!
 //! ```text
 //!   +-----------+---------------------+----------------------+
@@ -7,7 +7,7 @@
 //!   0         start                  end                  CAPACITY
 //! ```
 
-/// The size of the buffer in bytes. It holds many small commands, so one call can receive all of them.
+/// The size of the buffer in bytes. Many small commands fit into it, so one call can receive all of them.
 pub const CAPACITY: usize = 64 << 10;
 
 /// When less space than this is free, the received bytes are moved to the start of the buffer.
@@ -58,8 +58,8 @@ impl Input {
         &mut self.bytes[self.end..][..length]
     }
 
-    /// Counts `count` bytes as received. They were written to the start of the slice that [`Input::lend`]
-    /// returned.
+    /// Counts `count` bytes as received. The caller has written them to the start of the slice that
+    /// [`Input::lend`] returned.
     pub fn received(&mut self, count: usize) {
         assert!(self.lent && count <= self.bytes.len() - self.end, "bytes within the lent part");
         self.lent = false;

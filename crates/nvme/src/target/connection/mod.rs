@@ -11,18 +11,18 @@
 //!                                     file or block device
 //! ```
 //!
-//! A connection carries one queue. After the ICReq, the first command must be Connect, which makes it an
-//! admin queue or an I/O queue of a [`Controller`]. If the host must authenticate itself, all other commands are
-//! refused until it has. A slow computation of an authentication is handed to the driver: see
-//! [`Connection::take_job`]. Operations on memory are carried out at once. Operations
-//! on files are handed to the driver.
+//! A connection carries one queue. After the ICReq, the first command must be Connect. It makes the
+//! connection's queue an admin queue or an I/O queue of a [`Controller`]. If the host must authenticate
+//! itself, all other commands are refused until it has done so. The driver carries out slow computations of
+//! an authentication: see [`Connection::take_job`]. It also carries out operations on files. The connection
+//! carries out operations on memory at once.
 //!
 //! **Memory.** The connection owns all memory that the driver passes to the kernel. The driver must keep the
 //! connection until the kernel has returned every operation. Memory of a namespace is sent in place: the
 //! connection keeps the [`Subsystem`] and its namespaces alive.
 //!
-//! **Bounds.** At most as many commands as the queue has entries are in progress. Data buffers come from a
-//! share of the thread's pool. If the host does not read its responses, the connection stops taking input.
+//! **Bounds.** The queue's number of entries limits the commands in progress. Data buffers come from a share
+//! of the thread's pool. If the host does not read its responses, the connection stops taking input.
 
 mod authenticate;
 mod command;
@@ -58,12 +58,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The limit on output that waits to be sent, in bytes. Above it, the connection takes no further input, so a
-/// host that does not receive cannot use up the memory.
+/// The limit on output that waits to be sent, in bytes. Above it, the connection accepts no further input.
+/// Otherwise, a host that does not receive could use up the memory.
 const MAX_BACKLOG: usize = 4 << 20;
 
-/// If at least this many bytes of a command's data are missing, they are received directly into the command's
-/// buffer. Otherwise the data is received into the input buffer and copied from there.
+/// The least number of missing bytes of a command's data that are received directly into the command's
+/// buffer. Fewer bytes are received into the input buffer and copied from there.
 const DIRECT_BYTES: usize = 16 << 10;
 
 /// While the target waits for data of a command of at least this size, it receives headers into `HEADER_BYTES` of
@@ -79,8 +79,8 @@ pub struct Setup {
     pub subsystem: Arc<Subsystem>,
     /// The connection's data buffers.
     pub share: Rc<Share>,
-    /// The inbox of the connection's thread, and the connection's number, by which other threads send it
-    /// messages.
+    /// The inbox of the connection's thread, and the connection's number. Other threads use them to send
+    /// messages to the connection.
     pub reach: Reach,
     /// The host's address.
     pub peer: SocketAddr,
@@ -95,9 +95,9 @@ pub enum End {
     Violation(Fault),
     /// The host sent a termination request, for this reason.
     Terminated(String),
-    /// The host may not use the queue. Either its authentication failed, and one side has sent a failure
-    /// message. Or it succeeded, but the controller was reset meanwhile, or already has this queue on another
-    /// connection.
+    /// The host may not use the queue. One reason is that the authentication failed and one side has sent a
+    /// failure message. The other is that the authentication succeeded, but the controller was reset in the
+    /// meantime or already has this queue on another connection.
     Unauthenticated,
 }
 
@@ -157,13 +157,14 @@ pub struct Connection {
     starved: VecDeque<u16>,
     /// The command identifiers in progress: bit n % 64 of word n / 64 stands for identifier n.
     identifiers: Vec<u64>,
-    /// The number of flushes in progress that a shutdown of the controller waits for.
+    /// The number of flushes in progress for which a shutdown of the controller waits.
     shutdown_flushes: u32,
-    /// Completed commands that are not yet added to the counters of their namespaces.
+    /// Counts of completed commands that are not yet added to the counters of their namespaces.
     tally: Tally,
-    /// The part of an authentication that another thread is to compute.
+    /// A computation of the authentication for another thread to run. `None` if nothing waits to be computed.
     job: Option<AuthenticationJob>,
-    /// The slot of the Authentication Send whose message another thread processes.
+    /// The slot of the command Authentication Send whose message another thread processes. `None` if there is
+    /// no such command.
     computing: Option<u16>,
     /// True if a failed authentication was counted and logged.
     failure_reported: bool,
@@ -281,8 +282,8 @@ impl Connection {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
         tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
         let input = self.input.bytes();
-        // Send back the header of the faulty PDU. If the PDU's common header is invalid, the length of the
-        // whole header is unknown, so send back only the 8 bytes of the common header.
+        // Send back the header of the faulty PDU. If the common header of the PDU is invalid, the length of
+        // the whole header is unknown. Then send back only the 8 bytes of the common header.
         let layout = input.first_chunk().and_then(|common| Layout::decode(common, &self.rules).ok());
         let header = &input[..layout.map_or(8, |layout| layout.kind.header_len()).min(input.len())];
         self.output.append(152, |out| encode_termination(Sender::Controller, &fault, header, out));
@@ -295,8 +296,8 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns why the connection ends, or `None` while it goes on. If the connection ends, send the
-    /// remaining output and close the socket.
+    /// Returns why the connection ends, or `None` if it does not end. If it ends, send the remaining output
+    /// and close the socket.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
@@ -327,7 +328,7 @@ impl Connection {
         self.output.pending_bytes() > 0 || self.slots.any(|slot| slot.stage == Stage::Receiving)
     }
 
-    /// Returns true if commands are in progress, other than those that wait for events.
+    /// Returns true if commands are in progress. Commands that wait for events do not count.
     pub fn is_busy(&self) -> bool {
         self.slots.in_use() > 0
     }
@@ -335,17 +336,17 @@ impl Connection {
     /// Stops taking input. Commands in progress whose data was received still complete.
     pub fn drain(&mut self) {
         self.draining = true;
-        // Drop a job that no thread has taken yet, because the target ends the thread for jobs before it
-        // drains connections.
+        // Drop a job that no thread has taken yet. The target ends the thread for jobs before it drains
+        // connections, so no thread would run the job.
         self.job = None;
         if let Some(slot) = self.computing.take() {
             self.finish(slot, Status::ABORT_REQUESTED, 0);
         }
     }
 
-    /// Returns true if draining has finished: no command is executing. The connection of an admin queue is
-    /// drained last, when the controller has no I/O queues, because the end of an admin queue closes the
-    /// connections of the I/O queues.
+    /// Returns true if draining has finished, which means that no command is executing. An admin queue is
+    /// drained last, when its controller has no I/O queues. Otherwise the end of the admin queue would close
+    /// the connections of the I/O queues.
     pub fn is_drained(&self) -> bool {
         let has_io_queues = |queue: &Queue| queue.id == 0 && !queue.controller.io_queues().is_empty();
         self.draining
@@ -353,8 +354,8 @@ impl Connection {
             && !self.queue.as_ref().is_some_and(has_io_queues)
     }
 
-    /// Returns the slot of a command whose file operation must be started. [`Connection::call`] returns its
-    /// first system call.
+    /// Returns the slot of a command whose file operation must be started. Then call [`Connection::call`],
+    /// which returns the operation's first system call.
     pub fn next_operation(&mut self) -> Option<u16> {
         self.ready.pop_front()
     }
@@ -393,8 +394,8 @@ impl Connection {
         !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved { .. })
     }
 
-    /// Continues with commands and input that waited. Call this after sending output. If
-    /// [`Connection::is_starved`], also call it after buffers became free.
+    /// Continues with commands and input that had to wait. Call this after output was sent. If
+    /// [`Connection::is_starved`] returns true, also call it when buffers became free.
     pub fn resume(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         while let Some(slot) = self.starved.front().copied() {
@@ -406,7 +407,7 @@ impl Connection {
         self.proceed();
     }
 
-    /// Completes waiting Asynchronous Event Requests of the host, one for each event that can be reported.
+    /// Completes the host's waiting Asynchronous Event Requests, one for each event that can be reported now.
     pub fn report_events(&mut self) {
         while let Some(queue) = self.queue.as_mut()
             && let Some(cid) = queue.held.first().copied()
@@ -417,8 +418,8 @@ impl Connection {
         }
     }
 
-    /// Removes the queue from its controller. Call this when the connection has ended, so that other threads
-    /// do not reach it any more. The end of the admin queue ends the controller.
+    /// Removes the queue from its controller. Call this when the connection has ended, because other threads
+    /// must not reach it any more. The end of the admin queue ends the controller.
     pub fn disconnected(&mut self) {
         // Stop taking input, because received bytes that are not processed yet must not take effect any more.
         self.draining = true;

@@ -1,25 +1,25 @@
-//! The bytes that a connection sends, without copying large data.
+//! The bytes that a connection sends. Large data is not copied.
 //!
-//! Headers and small data are collected in one vector. Large data is sent from its buffer or namespace. Two
-//! batches alternate: responses go into one while the kernel sends the other, so a batch in flight never
-//! moves.
+//! Headers and small data are collected in one vector. Large data is sent from its buffer or namespace. There
+//! are two batches: responses are added to one batch while the kernel sends the other. So the bytes of a
+//! batch in flight never move.
 //!
 //! ```text
-//!   building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
-//!   sending:  [ headers ... ] [ memory ] [ headers ... ]                  -> kernel, from `part` and `sent` on
+//! building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
+//! sending:  [ headers ... ] [ memory ] [ headers ... ]                  -> kernel, from `part` and `sent` on
 //! ```
 
 use crate::target::buffer::Buffer;
 
-/// The most parts of one call of sendmsg.
+/// The most parts (buffers) that one call of sendmsg may have.
 const MAX_PARTS: usize = 1024;
-/// Once one call of sendmsg has at least this many bytes to send, no further part is added to the call.
+/// When one call of sendmsg has at least this many bytes to send, no further part is added to it.
 const ENOUGH_BYTES: usize = 1 << 20;
 
-/// The unit, in bytes, in which the space for headers and small data grows. It is also the least size of this
+/// The space for headers and small data grows in units of this many bytes. This is also the least size of the
 /// space.
 const LEAST_BYTES: usize = 4 << 10;
-/// If the space for headers and small data exceeds this number of bytes, it is freed once its contents are
+/// The limit of the space for headers and small data, in bytes. A larger space is freed once its contents are
 /// sent.
 const KEPT_BYTES: usize = 256 << 10;
 
@@ -27,7 +27,7 @@ const KEPT_BYTES: usize = 256 << 10;
 enum Part {
     /// A range of the batch's own bytes.
     Bytes { start: usize, end: usize },
-    /// The first bytes of a buffer, which is given back when they are sent.
+    /// The first `length` bytes of a buffer. The buffer is given back when they are sent.
     Buffer { buffer: Buffer, length: usize },
     /// Memory of a namespace, which lives longer than the connection.
     Memory { address: *const u8, length: usize },
@@ -47,7 +47,7 @@ struct Batch {
     /// Space for headers and small data. Its length is kept when a batch is sent, because extending the
     /// vector would zero the bytes again.
     bytes: Vec<u8>,
-    /// The number of bytes at the start of `bytes` that are in use.
+    /// The number of used bytes at the start of `bytes`.
     used: usize,
     parts: Vec<Option<Part>>,
     total: usize,
@@ -69,9 +69,9 @@ impl Batch {
 pub struct Output {
     building: Batch,
     sending: Batch,
-    /// The index of the first part of `sending` that is not completely sent.
+    /// The index in `sending` of the first part that has not been sent completely.
     part: usize,
-    /// The number of bytes of the part with index `part` that have been sent.
+    /// The number of bytes already sent of the part with index `part`.
     sent: usize,
 }
 
@@ -81,15 +81,15 @@ impl Output {
         self.building.total + self.sending.total
     }
 
-    /// Returns true if `bytes` more bytes of headers and small data fit without growing the space beyond the
-    /// size above which it is freed.
+    /// Returns true if `bytes` more bytes of headers and small data fit. The space for them must not grow
+    /// beyond the size above which it is freed.
     pub fn keeps(&self, bytes: usize) -> bool {
-        // Compare with half of [`KEPT_BYTES`], because the buffer doubles its size when it grows.
+        // The buffer doubles its size when it grows. Therefore compare with half of [`KEPT_BYTES`].
         self.building.used + bytes <= KEPT_BYTES / 2
     }
 
     /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that
-    /// it wrote.
+    /// it has written.
     #[inline]
     pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Batch { bytes, used, parts, total } = &mut self.building;
@@ -113,7 +113,7 @@ impl Output {
         self.building.parts.push(Some(Part::Buffer { buffer, length }));
     }
 
-    /// Appends memory without copying it.
+    /// Appends memory to the output without copying it.
     ///
     /// # Safety
     /// The memory must stay readable until this value is dropped and the kernel has completed every send.
@@ -122,8 +122,8 @@ impl Output {
         self.building.parts.push(Some(Part::Memory { address, length }));
     }
 
-    /// Describes the next bytes to send in `vectors`. Returns the number of bytes, or 0 if there is nothing
-    /// to send.
+    /// Writes the next memory ranges to send into `vectors`. Returns their number of bytes, or 0 if there is
+    /// nothing to send.
     ///
     /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in flight.
     pub fn next(&mut self, vectors: &mut Vec<libc::iovec>) -> usize {
@@ -175,8 +175,7 @@ impl Output {
         }
     }
 
-    /// Copies all bytes that are not sent yet to `to` and counts them as sent. For tests, which have no
-    /// socket.
+    /// Copies all unsent bytes to `to`, and counts them as sent. Used by tests that have no socket.
     pub fn take(&mut self, to: &mut Vec<u8>) {
         let mut vectors = Vec::new();
         loop {
@@ -185,7 +184,8 @@ impl Output {
                 return;
             }
             for vector in &vectors {
-                // SAFETY: `next` describes readable memory, which does not change until `advance`.
+                // SAFETY: `next` describes readable memory. This memory does not change until `advance` is
+                // called.
                 to.extend_from_slice(unsafe {
                     std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len)
                 });

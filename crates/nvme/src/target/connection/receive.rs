@@ -8,15 +8,15 @@ use crate::pdu::{
 };
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The part of a PDU that is received next.
+/// The part of a PDU that the connection receives next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiving {
     /// A header.
     Header,
-    /// The data in a command's capsule. The connection stops receiving before this data until a buffer for it
-    /// is available.
+    /// Data in a command's capsule for which no buffer is available. The connection stops receiving before
+    /// this data until it gets a buffer.
     Starved {
-        /// The slot of the command.
+        /// The index of the command's slot.
         slot: u16,
         /// The length of the command's data in bytes.
         length: usize,
@@ -25,16 +25,16 @@ pub enum Receiving {
     },
     /// Data of a command.
     Data {
-        /// The slot of the command.
+        /// The slot of the command that the data belongs to.
         slot: u16,
         /// The offset of the next byte in the command's buffer.
         at: usize,
-        /// The number of bytes of this PDU's data that have not arrived yet.
+        /// The number of bytes of the PDU's data that have not arrived yet.
         left: usize,
         /// The digest of the bytes that have arrived, if a digest follows the data.
         digest: Option<RunningDigest>,
     },
-    /// Bytes that are ignored: the data of a refused command, or of a termination request.
+    /// Bytes to receive and ignore: the data of a refused command, or the data of a termination request.
     Discard {
         /// The number of ignored bytes that have not arrived yet.
         left: usize,
@@ -132,7 +132,7 @@ impl Connection {
         self.initialized = true;
     }
 
-    /// Checks an H2CData against the R2T that it answers. Returns the command's slot.
+    /// Checks that an H2CData matches the R2T that it answers. Returns the slot of the command.
     fn check_data(&mut self, layout: &Layout, data: &Data) -> Result<u16, Fault> {
         let fault = |status, field, offset, found: u64, why| {
             Err(Fault { status, kind: layout.kind as u8, field, offset, found, why })

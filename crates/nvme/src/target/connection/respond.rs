@@ -8,24 +8,24 @@ use crate::target::fabrics::Connected;
 use crate::target::io::Request;
 use crate::target::subsystem::Subsystem;
 
-/// Data from memory of up to this many bytes is copied to the output, because sending it in place would cost
-/// more.
+/// The longest data in memory that is copied to the output, in bytes. For data this short, sending it from
+/// its place in memory would cost more than the copy.
 const COPY_BYTES: usize = 1 << 10;
-/// The longest data of a memory namespace that is copied to the output if it needs a digest, in bytes. Longer
-/// data is copied to a separate buffer, which costs more than the output if the data is short.
+/// If data of a memory namespace needs a digest, data of up to this many bytes is copied to the output.
+/// Longer data is copied to a separate buffer. For short data, the separate buffer would cost more.
 const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
 /// Data is copied in blocks of this length. After each block, the digest is updated from the
 /// first-level cache, while the next block is loaded from memory.
 const DIGEST_BLOCK_BYTES: usize = 16 << 10;
-/// The number of bytes that are prefetched when a read is processed. The kernel copies them later, together
-/// with the data of the other reads that have arrived. A longer prefetch would stall, because a core loads only
-/// a few cache lines at a time.
+/// The number of bytes of a read's data that are prefetched when the read is processed. The kernel copies
+/// them later, together with the data of the other received reads. A longer prefetch would stall, because a
+/// core loads only a few cache lines at a time.
 const PREFETCHED_BYTES: usize = 1 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
         let Connected { controller, queue, entries, flow_control, authentication } = connected;
-        // Start the queue's head (SQHD) at 1, because it counts the Connect command, too.
+        // The head of the queue (SQHD) starts at 1, because it counts the Connect command, too.
         let (head, usable) = (1 % entries, authentication.is_none());
         Self { controller, id: queue, entries, head, flow_control, held: Vec::new(), usable, authentication }
     }
@@ -54,7 +54,8 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&CapsuleResp::new(completion), 0, digests, 4, out));
     }
 
-    /// Sends the completion of a command that has no slot, and lets the host reuse its identifier.
+    /// Sends the completion of a command that has no slot. The host may then use the command's identifier
+    /// again.
     pub(super) fn complete(&mut self, cid: u16, status: Status, result: u64) {
         self.forget_identifier(cid);
         self.respond(cid, status, result);
@@ -131,7 +132,8 @@ impl Connection {
             memory.prefetch(request.offset, PREFETCHED_BYTES);
             let address = memory.address(request.offset, length);
             self.data_header(cid, length as u32);
-            // SAFETY: this connection keeps the subsystem, and with it the namespace's memory, alive.
+            // SAFETY: this connection keeps the subsystem alive. The subsystem keeps the namespace's memory
+            // alive.
             unsafe { self.output.append_memory(address, length) };
         }
         self.data_end(cid);
@@ -180,8 +182,8 @@ impl Connection {
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }
 
-    /// Appends the completion of a successful command whose data was appended to the output, unless the flag
-    /// SUCCESS of the data replaces it.
+    /// Appends the completion of a successful command, whose data is already in the output. Appends nothing
+    /// if the flag SUCCESS of the data replaces the completion.
     #[inline]
     fn data_end(&mut self, cid: u16) {
         if !self.omits_completion() {
@@ -194,7 +196,8 @@ impl Connection {
         self.queue.as_ref().is_some_and(|queue| !queue.flow_control)
     }
 
-    /// Records that a command with this identifier is in progress. Returns false if there is one already.
+    /// Records that a command with the identifier `cid` is in progress. Returns false if such a command was
+    /// already in progress.
     #[inline]
     pub(super) fn remember_identifier(&mut self, cid: u16) -> bool {
         let (word, bit) = (usize::from(cid / 64), 1 << (cid % 64));

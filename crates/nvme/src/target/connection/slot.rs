@@ -32,7 +32,7 @@ pub struct Slot {
     pub buffer: Option<Buffer>,
     /// For Compare: the blocks that were read from the namespace.
     pub compared: Option<Buffer>,
-    /// The number of bytes that the host sends for this command.
+    /// The number of data bytes that the host sends for this command.
     pub expected: u32,
     /// The number of the expected bytes that have arrived.
     pub received: u32,
@@ -42,7 +42,7 @@ pub struct Slot {
     pub corrupted: bool,
     /// The progress of the command's file operation. `None` if the command has none.
     pub progress: Option<OngoingOperation>,
-    /// True for a flush on behalf of a shutdown, to which no response is sent.
+    /// True for a flush that the target executes because of a shutdown. No response is sent to it.
     pub internal: bool,
 }
 
@@ -113,8 +113,8 @@ impl Slots {
         &mut self.slots[usize::from(number)]
     }
 
-    /// Returns the command in slot `number`, or `None` if there is no such slot or it is free. `number` may
-    /// come from a host.
+    /// Returns the command in slot `number`, or `None` if the slot does not exist or is free. Accepts any
+    /// number, because the number may come from a host.
     pub fn find(&mut self, number: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(number)).filter(|slot| slot.stage != Stage::Free)
     }

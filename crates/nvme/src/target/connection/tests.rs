@@ -64,7 +64,7 @@ struct Host {
     digests: Digests,
     received: Vec<u8>,
     now_ms: u64,
-    /// A hex dump of both directions, if they are recorded.
+    /// A hex dump of the bytes in both directions. `None` if they are not recorded.
     trace: Option<String>,
 }
 

@@ -38,7 +38,8 @@ fn a_flood_closes_its_own_connections_only() {
         table.accept("192.0.2.3", number, Step::Connected);
     }
     assert_eq!(table.closed, (100..1092).collect::<Vec<_>>());
-    // Another flood of as many addresses as the host uses networks shares the table with the first one.
+    // A second flood comes from 1000 addresses of one IPv6 network, which together count as one host. The two
+    // floods then share the table.
     table.closed.clear();
     for number in 2000..3000 {
         table.accept(&format!("2001:db8::{number:x}"), number, Step::Silent);
@@ -102,8 +103,8 @@ fn connections_that_are_usable_or_closed_do_not_count() {
     assert_eq!(table.half_open.count(), 0);
 }
 
-/// Connections count as soon as they are accepted. Otherwise a flood could be displaced only as fast as the threads
-/// take its connections, and others would be displaced meanwhile.
+/// Connections must count as soon as they are accepted. If they counted only once a thread takes them, a
+/// flood would be displaced too slowly. Other connections would be displaced meanwhile.
 #[test]
 fn connections_that_their_thread_has_not_taken_count() {
     let mut table = Fixture::new(4);

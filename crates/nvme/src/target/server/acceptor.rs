@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How often keep-alive timers are checked.
 const TIMER: Duration = Duration::from_millis(250);
-/// How often the target reads the sizes of its namespaces and the file that lists the allowed hosts.
+/// The interval at which the target reads the sizes of its namespaces and the file with the allowed hosts.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the process ran out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -22,7 +22,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 /// The most connections that are accepted at a listening socket in a row. Then the other sockets and the timers
 /// follow.
 const IN_A_ROW: usize = 64;
-/// How long an accepted connection waits until the worker threads have closed a half-open one for it.
+/// The longest time that a new connection waits for room. The worker threads must close a half-open
+/// connection within this time.
 const ROOM_WAIT: Duration = Duration::from_secs(2);
 /// How long the wait for room pauses between two checks.
 const ROOM_PAUSE: Duration = Duration::from_micros(50);
@@ -30,12 +31,12 @@ const ROOM_PAUSE: Duration = Duration::from_micros(50);
 /// The thread that accepts connections and checks timers.
 pub(super) struct Acceptor {
     pub(super) listeners: Vec<TcpListener>,
-    /// The file of hosts, if there is one.
+    /// The file that lists the hosts. `None` if there is no such file.
     pub(super) hosts: Option<HostsFile>,
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) workers: Vec<(Arc<Inbox>, Arc<Load>)>,
     pub(super) stop: Arc<AtomicBool>,
-    /// The value of the counter of displaced connections that was last reported.
+    /// The number of displaced connections at the last report.
     pub(super) displaced: u64,
 }
 
@@ -73,7 +74,8 @@ impl Acceptor {
                 refresh_at = now + REFRESH;
                 self.report_displaced();
                 let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
-                // Report a failure only if it differs from the last one, because the check runs every second.
+                // Report a failure only if it differs from the last reported one, because the check runs
+                // every second.
                 if failure != last_failure && !failure.is_empty() {
                     tracing::warn!("{failure}");
                 }
@@ -158,14 +160,15 @@ impl Acceptor {
         inbox.send(Message::Accept { socket: stream.into(), peer, local, ticket });
     }
 
-    /// Returns true if the target may have a further connection. If it has as many as its limit allows, displaces
-    /// a half-open one and waits until a connection has ended.
+    /// Returns true if the target may accept one more connection. At the limit of connections, this displaces
+    /// a half-open connection and waits until a connection has ended.
     fn has_room(&self) -> bool {
         let sum = |count: fn(&Load) -> usize| self.workers.iter().map(|(_, load)| count(load)).sum::<usize>();
         let start = Instant::now();
         loop {
-            // Read this first. A worker counts the end of a half-open connection here last, so if none is ending
-            // now, the number of connections is up to date.
+            // Read `half_open` before `connections`. When a half-open connection ends, its worker updates
+            // `half_open` last. If no half-open connection is ending now, the number of connections is
+            // therefore up to date.
             let half_open = sum(|load| load.half_open.load(Acquire));
             if sum(|load| load.connections.load(Relaxed)) < self.subsystem.limits.connections {
                 return true;
@@ -182,8 +185,8 @@ impl Acceptor {
     }
 }
 
-/// Sets the options of an accepted socket: TCP_NODELAY, so that small responses are sent at once, and
-/// keepalive probes, which detect vanished hosts.
+/// Sets the options of an accepted socket. TCP_NODELAY makes the kernel send small responses at once.
+/// Keepalive probes detect vanished hosts.
 fn set_options(stream: &TcpStream) {
     let set = |level: i32, name: i32, value: i32| {
         // SAFETY: the value is an int, as these options want.

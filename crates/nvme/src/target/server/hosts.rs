@@ -13,11 +13,11 @@ pub enum Hosts {
     Any,
     /// Only the hosts with these NQNs may connect.
     Listed(BTreeSet<String>),
-    /// Only hosts whose NQNs are in this list, or are lines of this file, may connect. The file is read again
+    /// Only hosts whose NQNs are lines of this file, or are in this set, may connect. The file is read again
     /// when it changes.
     File(PathBuf, BTreeSet<String>),
-    /// The hosts of a [`SecretsFile`], after they have authenticated themselves. The file is read again when it
-    /// changes.
+    /// The hosts listed in a [`SecretsFile`]. They must authenticate themselves. The file is read again when
+    /// it changes.
     Secrets {
         /// The file.
         file: PathBuf,
@@ -82,8 +82,8 @@ impl Hosts {
 #[derive(Debug)]
 pub(super) struct HostsFile {
     hosts: Hosts,
-    /// The hosts that the last read of the file found. A list takes effect once two reads in a row find it,
-    /// because a program may still be writing the file during one read.
+    /// The list of hosts in the last read of the file. A list takes effect when two reads in a row find it.
+    /// During one read, a program may still be writing the file.
     last: Option<AllowedHosts>,
 }
 
@@ -98,7 +98,7 @@ impl HostsFile {
         &self.hosts
     }
 
-    /// Reads the file. Returns its hosts if the previous call found the same ones, else `None`. One read is
+    /// Reads the file. Returns its hosts if the previous call found the same hosts, else `None`. One read is
     /// not enough, because a program that rewrites the file in place empties it first. A host that is missing
     /// from the result loses its connections.
     ///

@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 const NQN: &str = "nqn.2026-11.inlane:test";
 
-/// Starts a target at which the host [`HOST`] must authenticate itself. The Diffie-Hellman group is the
-/// slowest, so that authentications take long. Returns the target, the host's secret, and the folder of the
+/// Starts a target at which the host [`HOST`] must authenticate itself. It uses the slowest Diffie-Hellman
+/// group, so authentications take long. Returns the target, the host's secret, and the folder with the
 /// secrets file.
 fn protected(limits: Limits) -> (Target, Credentials, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();

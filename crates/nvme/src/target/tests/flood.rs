@@ -26,8 +26,8 @@ fn open_from(source: Ipv4Addr, target: &Target) -> std::io::Result<TcpStream> {
 /// What a flooding host does with a connection, given its number. Returns the connection if it is still open.
 type Begin<'a> = &'a (dyn Fn(TcpStream, u64) -> Option<TcpStream> + Sync);
 
-/// Opens connections until `stop` is set. Keeps the last 300 of them open, because a process may have only some 1000
-/// descriptors. Returns their number.
+/// Opens connections until `stop` is set, and counts them in `opened`. Keeps only the last 300 of them open,
+/// because a process may have only some 1000 descriptors.
 fn flood(target: &Target, begin: Begin<'_>, stop: &AtomicBool, opened: &AtomicU64) {
     let mut streams = VecDeque::new();
     while !stop.load(Relaxed) {
@@ -44,7 +44,7 @@ fn during_flood(target: &Target, begin: Begin<'_>, hosts: impl FnOnce(&AtomicU64
     let (stop, opened) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| flood(target, begin, &stop, &opened));
-        // The threads of the scope are joined even if a host panics, so the flood must end then, too.
+        // End the flood even if a host panics, because the scope then still joins its threads.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -69,7 +69,7 @@ fn wait_until(mut done: impl FnMut() -> bool) {
 fn hosts_get_in_during_a_flood_of_half_open_connections() {
     let mut request = [0; MAX_HEADER];
     let length = encode(&IcReq::new(Digests::default(), 1), 0, Digests::default(), 4, &mut request);
-    // One of so many connections of the flood sends an ICReq, the others send nothing.
+    // Every `every`-th connection of the flood sends an ICReq. The other connections send nothing.
     for every in [u64::MAX, 2, 1] {
         let begin = |mut stream: TcpStream, number: u64| {
             let sends = number.is_multiple_of(every);
@@ -85,7 +85,8 @@ fn hosts_get_in_during_a_flood_of_half_open_connections() {
                     attached.unwrap_or_else(|error| panic!("{every}, attempt {attempt}: {error}"));
                 assert_eq!(read(&mut queue, 8).len(), 4096);
             }
-            // A host at the address of the flood competes with it, so it may need several attempts.
+            // A host with the same address as the flood competes with the flood. So this host may need
+            // several attempts.
             for _ in 0..5 {
                 let mut queues = None;
                 wait_until(|| {
@@ -126,20 +127,22 @@ fn the_oldest_stranger_of_the_address_with_most_strangers_makes_room() {
         let host = Host { nqn: HOST.into(), id: [1; 16] };
         target.subsystem().create_controller(host, address.parse().unwrap(), false, trusted, 0)
     };
-    // A quarter of the 16 controllers may be those of strangers.
+    // Strangers (hosts that are not trusted) may have a quarter of the 16 controllers.
     let host = create("192.0.2.1", false).unwrap();
     let flood: Vec<_> =
         (1..10).map(|number| create(&format!("2001:db8::{number}"), false).unwrap()).collect();
     let alive: Vec<_> = flood.iter().map(|controller| controller.is_alive()).collect();
     assert!(host.is_alive());
     assert_eq!(alive, [false, false, false, false, false, false, true, true, true]);
-    // Trusted controllers use the others, and then also those of strangers.
+    // Trusted controllers first use the rest of the 16 controllers. Then they displace the controllers of
+    // strangers.
     let trusted: Vec<_> = (0..16).map(|_| create("192.0.2.2", true).unwrap()).collect();
     assert!(trusted.iter().all(|controller| controller.is_alive()) && !host.is_alive());
     assert!(create("192.0.2.2", true).is_none());
 }
 
-/// Checks that half-open connections make room also if the target has as many connections as it may have.
+/// The target has as many connections as its limit allows. Half-open connections must still make room for a
+/// host.
 #[test]
 fn half_open_connections_make_room_for_a_host_if_the_target_is_full() {
     let limits = Limits { connections: 64, handshake_timeout: PATIENCE, ..Limits::default() };

@@ -1,9 +1,9 @@
-//! Runs the slow parts of authentications in a thread of their own. A worker thread would otherwise delay the
-//! commands of all its other connections.
+//! Runs the slow parts of authentications on a separate thread. On a worker thread, they would delay the
+//! commands of all other connections of the worker.
 //!
-//! A host that sends many connections must not delay the others. So the thread serves the hosts' addresses in
-//! turn, and the jobs of ended connections are removed. A connection has at most one job at a time, so the
-//! limit of connections also bounds the jobs.
+//! A host that opens many connections must not delay the other hosts. So the thread serves the addresses of
+//! the hosts in turn, and removes the jobs of ended connections. A connection has at most one job at a time,
+//! so the limit of connections also bounds the jobs.
 
 use super::Worker;
 use crate::target::connection::AuthenticationJob;
@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// The authentication jobs that wait for the thread that runs them.
+/// The waiting authentication jobs. One thread runs them.
 #[derive(Debug, Default)]
 pub struct Jobs {
     waiting: Mutex<Waiting>,
@@ -63,7 +63,8 @@ impl Jobs {
         self.changed.notify_one();
     }
 
-    /// Removes the job of a connection from `address`, if it has not started.
+    /// Removes a connection's job if the job has not started. `address` is the address of the connection's
+    /// host.
     pub fn remove(&self, address: IpAddr, reach: &Reach) {
         let address = network(address);
         let mut waiting = self.waiting();
@@ -75,7 +76,7 @@ impl Jobs {
         }
     }
 
-    /// Removes all jobs, and ends the thread after the job that it runs now.
+    /// Removes all waiting jobs. The thread ends after the job that it runs now.
     pub fn end(&self) {
         *self.waiting() = Waiting { ended: true, ..Waiting::default() };
         self.changed.notify_all();
@@ -107,7 +108,8 @@ impl Jobs {
 }
 
 impl Worker {
-    /// Hands a job to the thread for jobs, or runs it here if there is no such thread.
+    /// Hands a job to the thread that runs the authentication jobs. If there is no such thread, runs the job
+    /// here.
     pub(super) fn start_job(&mut self, index: usize, job: AuthenticationJob) {
         let reach = Reach { inbox: self.inbox.clone(), connection: self.link(index).id };
         let address = self.link(index).peer.ip();

@@ -68,7 +68,8 @@ impl Worker {
         }
     }
 
-    /// Closes a half-open connection to make room for others, unless its host may use its queue by now.
+    /// Closes a half-open connection to make room for other connections. Does nothing if its host may already
+    /// use its queue.
     pub(super) fn displace(&mut self, id: ConnectionId) {
         let Some(index) = self.find(id) else { return };
         let link = self.link(index);
@@ -94,7 +95,8 @@ impl Worker {
         }
     }
 
-    /// Lets the host read the last output of a connection that ends, then closes the connection.
+    /// Shuts down the sending direction of an ending connection after its last output, so that the host can
+    /// read this output. If the host has terminated the connection, closes the connection at once.
     pub(super) fn linger(&mut self, index: usize) {
         let now = self.now_ms;
         let link = self.link(index);
@@ -116,7 +118,7 @@ impl Worker {
         link.discard = vec![0; 16 << 10].into_boxed_slice();
     }
 
-    /// Shuts down a connection's socket at once, so that its requests in flight end soon.
+    /// Shuts down a connection's socket at once. The requests in flight on this socket then end soon.
     pub(super) fn close(&mut self, index: usize) {
         self.cancel_job(index);
         let Self { links, subsystem, .. } = self;

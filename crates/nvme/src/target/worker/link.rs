@@ -40,7 +40,7 @@ pub(super) struct Link {
     pub(super) accepted_ms: u64,
     /// When bytes were last received or sent, in milliseconds since the target started.
     pub(super) progress_ms: u64,
-    /// The time in milliseconds at which a timeout check first found that the target waits for the host.
+    /// The time in milliseconds of the first timeout check which found that the target waits for the host.
     /// `None` if the last check found that the target does not wait.
     pub(super) waiting_ms: Option<u64>,
     /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it

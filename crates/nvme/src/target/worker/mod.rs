@@ -1,4 +1,4 @@
-//! A worker thread: moves bytes between sockets, connections and files by its io_uring.
+//! A worker thread: uses its io_uring to move bytes between sockets, connections and files.
 //!
 //! ```text
 //!   one round:  wait for completions (submits all requests of the last round)
@@ -7,14 +7,14 @@
 //!               -> if results are left: submit, take new completions, and repeat
 //! ```
 //!
-//! At queue depth 1 a round costs one system call, which sends a response, receives the next command, and
-//! waits. With more commands in flight, several responses leave in one send. If a disk completes many
-//! operations at once, the worker sends responses and starts new commands within the round, so that the host
-//! and the disk have work.
+//! At queue depth 1, a round costs one system call. This call sends a response, receives the next command,
+//! and waits. With more commands in flight, one send carries several responses. If a disk completes many
+//! operations at once, the worker sends responses and starts new commands within the round. Otherwise, the
+//! host and the disk would wait for the end of the round.
 //!
-//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight. A link is
-//! therefore removed only when none of its requests is in flight. The worker first shuts the socket down, so
-//! that the requests end.
+//! **Memory.** The kernel uses memory of a [`Link`] while one of the link's requests is in flight. A link is
+//! therefore removed only when none of its requests is in flight. The worker first shuts down the link's
+//! socket, so that the requests end.
 
 mod jobs;
 mod lifetime;
@@ -40,11 +40,11 @@ use std::time::Duration;
 /// How often timeouts are checked.
 static TICK: Timespec = Timespec::new().nsec(250_000_000);
 
-/// Responses are sent after this many completions. Hosts then work on the first responses of a round while
-/// the worker processes further completions.
+/// The number of completions after which responses are sent. Hosts then work on the first responses of a
+/// round while the worker processes more completions.
 const BATCH: usize = 8;
-/// Responses are sent after file operations of this many bytes in total, even if there were fewer than
-/// [`BATCH`]. A read or write of fewer bytes is submitted at once, so that the disk starts early.
+/// After file operations of this many bytes in total, responses are sent even if there are fewer than
+/// [`BATCH`]. A shorter read or write is submitted at once, because the disk can then start early.
 const BATCH_BYTES: u64 = 64 << 10;
 
 /// The kinds of requests, in the upper byte of their tags. Bits 55:32 hold the connection's index, bits 15:0
@@ -67,13 +67,13 @@ pub struct Worker {
     inbox: Arc<Inbox>,
     subsystem: Arc<Subsystem>,
     pool: Pool,
-    // The links of the worker's connections, by index. Each is boxed, because the kernel uses its message
-    // header, which must not move.
+    // The links of the worker's connections, by index. The links are boxed because the kernel uses the
+    // message header of a link, so it must not move.
     #[allow(clippy::vec_box)]
     links: Vec<Option<Box<Link>>>,
     /// The indices of `links` without a connection.
     free: Vec<usize>,
-    /// The number of this worker's connections, and of those with an admin queue.
+    /// The number of connections of this worker, and how many of them have an admin queue.
     load: Arc<Load>,
     /// The indices of the connections to serve in this round.
     due: Vec<usize>,
@@ -137,8 +137,8 @@ impl Worker {
                 if files.is_empty() {
                     break;
                 }
-                // Before the next batch of results, send the responses of this batch and fetch the commands
-                // that have arrived. Otherwise the disk could run out of work.
+                // Before processing the next batch of results, send the responses of this batch and fetch the
+                // commands that have arrived. Otherwise the disk could run out of work.
                 self.ring.submit();
                 self.ring.take(&mut completed);
             }
@@ -146,9 +146,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Processes all completions except results of file operations, which it moves to `files`. Then processes
-    /// a batch of `files`. Received commands come first, even before older results, because the disk could
-    /// otherwise run out of work.
+    /// Processes all completions except results of file operations. Moves those results to `files`, and then
+    /// processes a batch of `files`. Received commands come first, even before older results. Otherwise, the
+    /// disk could run out of work.
     fn process(&mut self, completed: &mut Vec<Completed>, files: &mut VecDeque<Completed>) {
         for part in completed.chunks(BATCH) {
             if !self.due.is_empty() {
@@ -176,8 +176,8 @@ impl Worker {
         self.serve_due();
     }
 
-    /// Serves the connections for which something has completed. If buffers became free, also serves the
-    /// connections that wait for buffers.
+    /// Serves the connections that are due because an operation of theirs has completed. If buffers became
+    /// free, also serves the connections that wait for buffers.
     fn serve_due(&mut self) {
         self.feed_starved();
         while let Some(index) = self.due.pop() {
@@ -204,14 +204,14 @@ impl Worker {
         }
     }
 
-    /// Returns the link with this index, which must exist. A link exists as long as it has requests in
-    /// flight.
+    /// Returns the link with this index. The link must exist. A link exists at least as long as it has
+    /// requests in flight.
     fn link(&mut self, index: usize) -> &mut Link {
         self.links[index].as_mut().expect("a link stays while its requests are in flight")
     }
 
-    /// Puts a connection on `due`, the list of connections to serve in this round, unless it is there
-    /// already.
+    /// Adds a connection to `due`, the list of connections to serve in this round. Does nothing if the
+    /// connection is already in the list.
     fn mark(&mut self, index: usize) {
         let link = self.link(index);
         if !std::mem::replace(&mut link.due, true) {
@@ -278,8 +278,8 @@ impl Worker {
     /// Starts all operations that a connection is ready for. If the connection has ended, removes its
     /// [`Link`].
     fn serve(&mut self, index: usize) {
-        // `close` puts a connection on the list `due` again, and `serve` may then remove its link at once. So
-        // the list may name a connection that has no link any more.
+        // `close` puts a connection on the list `due` again. After that, `serve` may remove its link at once.
+        // So the list may contain a connection without a link.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
         if link.closing == Closing::No

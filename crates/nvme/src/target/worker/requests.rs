@@ -1,4 +1,4 @@
-//! Submits the requests of the worker's connections to its io_uring, and processes their results.
+//! Submits the requests of the worker's connections to the worker's io_uring. Processes the results.
 
 use super::{BATCH_BYTES, Closing, Worker, kind, tag};
 use crate::target::ring::Completed;
@@ -56,8 +56,8 @@ impl Worker {
         let link = self.link(index);
         link.operations += 1;
         let (descriptor, call) = link.connection.call(slot);
-        // SAFETY: the memory belongs to a buffer of the command, which the connection keeps until the call
-        // has returned.
+        // SAFETY: the memory belongs to a buffer of the command. The connection keeps the buffer until the
+        // call has returned.
         unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };
         if call.bytes() < BATCH_BYTES {
             self.ring.submit();
@@ -73,8 +73,8 @@ impl Worker {
         link.sending = true;
         link.message.msg_iov = link.vectors.as_mut_ptr();
         link.message.msg_iovlen = link.vectors.len();
-        // SAFETY: the link is boxed. Its vectors, and the output that they describe, stay until the send has
-        // returned.
+        // SAFETY: the link is boxed, so its vectors stay in place. The vectors and the output to which they
+        // point exist until the send has returned.
         unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
     }
 

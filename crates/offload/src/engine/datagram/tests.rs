@@ -200,7 +200,7 @@ fn a_program_that_floods_itself_leaves_the_rest_in_its_pair() {
         bench.engine.serve_changed(0);
         assert!(bench.engine.network.own.len() <= MOST_OWN);
     }
-    // After the program has closed the socket, the engine still sends the datagrams that the pair has
+    // After the program has closed the socket, the engine still sends the datagrams that the socket pair has
     // accepted.
     drop(sender);
     for _ in 0..10 {
@@ -233,8 +233,8 @@ fn sockets_share_a_port_as_in_linux() {
     bench.send(&sender, Some(to), b"x");
     assert!(bench.receive(&any).is_some() && bench.receive(&first).is_none());
 
-    // With SO_REUSEPORT, all datagrams of a sender arrive at one socket, and each socket gets some of the
-    // senders.
+    // With SO_REUSEPORT, all datagrams of one sender must arrive at the same socket. Each socket must get
+    // some of the senders.
     let share = [(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)];
     let sharing: Vec<OwnedFd> =
         (0..2).map(|_| bench.datagrams(Operation::Bind, "10.0.0.1:6001", &share)).collect();
@@ -358,10 +358,10 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
-    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine uses 552 bytes instead,
-    // the least that it accepts for IPv4. A fragment then carries at most 528 bytes: 552 without the header
-    // of 20 bytes, rounded down to a multiple of 8. So 1092 bytes of data with the UDP header need three
-    // fragments.
+    // Quote the socket's own port again, and report an MTU of 68 bytes. The engine must use 552 bytes
+    // instead, the least that it accepts for IPv4. A fragment then carries at most 528 bytes: 552 without the
+    // header of 20 bytes, rounded down to a multiple of
+    // 8. The 1092 bytes of data and the UDP header therefore need three fragments.
     quoted.payload_mut()[0] ^= 1;
     bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 3);

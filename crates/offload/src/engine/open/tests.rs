@@ -1,4 +1,4 @@
-//! Tests connections over pairs that a program has created, also of hostile programs.
+//! Tests connections over socket pairs that a program has created. The program may be hostile.
 
 use super::super::control::{Client, Request};
 use super::super::tests::{Bench, client};
@@ -10,7 +10,8 @@ use std::os::unix::net::UnixStream;
 const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
 const ADDRESS: &str = "127.0.0.1:8080";
 
-/// A pair as the preloaded library prepares it. `filled` is the number of bytes that fill its send buffer.
+/// A socket pair as the preloaded library prepares it. The library fills its send buffer: `filled` is the
+/// number of these bytes.
 struct Pair {
     engine: OwnedFd,
     program: OwnedFd,
@@ -35,7 +36,7 @@ impl Pair {
         Self { engine, program, filled }
     }
 
-    /// Asks the engine to connect the pair. Returns the program's end.
+    /// Asks the engine to connect the socket pair. Returns the program's end.
     fn open(self, bench: &mut Bench, user: u32, remote: &str) -> OwnedFd {
         let kept = self.program.try_clone().unwrap();
         request(bench, user, remote, self.filled, (Some(self.engine), Some(self.program)));
@@ -65,7 +66,7 @@ fn ready(fd: &OwnedFd, events: i16) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents == events }
 }
 
-/// Runs the engine until `done` returns true, for at most a minute of its clock.
+/// Runs the engine until `done` returns true, but for at most a minute of simulated time.
 fn turn_until(bench: &mut Bench, mut done: impl FnMut() -> bool) {
     while !done() {
         assert!(bench.now < 60_000_000_000, "the engine does not get there");
@@ -73,7 +74,7 @@ fn turn_until(bench: &mut Bench, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs the engine until it holds no sockets. Checks that it holds no other state of the sockets either.
+/// Runs the engine until it holds no sockets. Checks that no other state of the sockets is left.
 fn ends_empty(bench: &mut Bench) {
     while bench.engine.sockets.len() > 0 {
         assert!(bench.now < 60_000_000_000, "sockets are left");
@@ -96,8 +97,8 @@ fn a_pair_of_the_program_becomes_a_connection() {
     assert_ne!(local.port(), 0);
     turn_until(&mut bench, || ready(&client, libc::POLLOUT) && ready(&listener, libc::POLLIN));
     let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
-    // The peer receives none of the filler bytes. The pair's send buffer has its usual size again, so one
-    // send accepts all of `data`.
+    // The peer must receive none of the filler bytes. The send buffer of the socket pair has its usual size
+    // again, so one send accepts all of `data`.
     let data = [1; 30_000];
     assert_eq!(pair::send(client.as_raw_fd(), &data, &[]).unwrap(), data.len());
     let (mut received, mut buffer) = (Vec::new(), [0; 40_000]);
@@ -108,8 +109,8 @@ fn a_pair_of_the_program_becomes_a_connection() {
     });
     assert!(received == data);
     // Close the server's socket while one byte is unread. This resets the connection and removes it from the
-    // engine. The name of the engine's end of the pair must then hold the error and the connection's local
-    // address.
+    // engine. The engine's end of the socket pair must then have a name with the error and the connection's
+    // local address.
     pair::send(client.as_raw_fd(), &[2], &[]).unwrap();
     turn_until(&mut bench, || ready(&server, libc::POLLIN));
     drop(server);
@@ -135,8 +136,8 @@ fn failures_reach_the_program_through_its_end() {
     let mut bench = Bench::new(2);
     let listener = bench.listening(ADDRESS);
     for (remote, error) in [("192.0.2.1:80", libc::ENETUNREACH), ("127.0.0.1:0", libc::ECONNREFUSED)] {
-        // Open two sockets for each error, because the engine's ends of their pairs need different names
-        // although both names contain the same errno.
+        // Open two sockets for each error. The engine's ends of both pairs contain the same errno in their
+        // names. The names must still differ.
         for end in [(); 2].map(|()| Pair::new().open(&mut bench, 0, remote)).iter() {
             assert!(pair::hung_up(end.as_raw_fd()), "{remote}");
             assert_eq!(End::of(end.as_raw_fd(), ASKING), End::Failed(error), "{remote}");
@@ -158,15 +159,15 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
     let mut bench = Bench::new(8);
     let listener = bench.listening(ADDRESS);
     let sockets = bench.engine.sockets.len();
-    // The engine must refuse a pair of another user. That user's program could keep a descriptor of the
-    // engine's end and block the engine.
-    // SAFETY: has no preconditions.
+    // The engine must refuse the ends of a socket pair that another user has created. That user's program
+    // could keep a descriptor of the engine's end and block the engine.
+    // SAFETY: the call has no preconditions.
     let other = unsafe { libc::geteuid() } + 1;
     let end = Pair::new().open(&mut bench, other, ADDRESS);
     bench.wait_until_closed();
     assert!(pair::hung_up(end.as_raw_fd()));
     assert!(!is_trusted(OVERFLOW_USER) && is_trusted(0));
-    // Descriptors that are no ends of a pair.
+    // Descriptors that are not the ends of a socket pair. The engine must refuse them.
     let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let tcp = || OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let good = Pair::new();
@@ -186,7 +187,7 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
         let end = pair.open(&mut bench, 0, ADDRESS);
         assert!(pair::hung_up(end.as_raw_fd()));
     }
-    // Ends that do not belong together: the same end twice, the ends in the wrong order, and ends of two
+    // Ends that do not form a pair: the same end twice, the ends in the wrong order, and ends of two socket
     // pairs. In the last two cases, one end is the program's end of another connection.
     let copy = |end: &OwnedFd| Some(end.try_clone().unwrap());
     let open = Pair::new().open(&mut bench, 0, ADDRESS);

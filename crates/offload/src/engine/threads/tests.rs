@@ -109,7 +109,8 @@ impl Trio {
         self.settle();
     }
 
-    /// Returns the TCP headers that the engine has sent, with its local ports. Checks that it sent nothing else.
+    /// Returns the headers of the TCP segments that the engine has sent, and the engine's port of each.
+    /// Checks that the engine sent nothing else.
     fn sent(&mut self) -> Vec<(Header, u16)> {
         let mut headers = Vec::new();
         while let Some(mut bytes) = self.engine.sent() {
@@ -191,15 +192,15 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     assert_eq!(trio.flows(), [0, 0, 1]);
     let acknowledgment = syn.sequence.wrapping_add(1);
     assert_eq!(trio.sent(), [(Header { window: 0, ..header(acknowledgment, 1001, tcp::ACK) }, port)]);
-    // The connection has moved to thread 2. Data that arrives on the queues of other threads must reach it
-    // too, without moving it again.
+    // The connection has moved to thread 2. Data on the queues of other threads must also reach it, without
+    // moving the connection again.
     for (queue, sequence, data) in [(2, 1001, b"one"), (0, 1004, b"two"), (1, 1007, b"six")] {
         trio.segment(queue, &header(sequence, acknowledgment, tcp::ACK), (80, port), data);
         assert_eq!(received(&end), data);
     }
     assert_eq!(trio.flows(), [0, 0, 1]);
-    // The connection is now on thread 2. Its program must still be able to ask about it, through thread 0. So
-    // must another program that has received the program's end.
+    // The connection is now on thread 2, but its program asks thread 0. The program must still get an answer
+    // about the connection. So must another program that has received the program's end of the socket pair.
     let other = trio.program();
     for program in [&program, &other] {
         let (reply, _) = trio.ask(program, Message::new(Operation::Addresses), Some(&end));
@@ -211,8 +212,8 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     trio.assert_empty();
 }
 
-/// A new connection holds its SYN back until the program's request Start. It stays on its thread until then,
-/// because the timer that limits the delay is armed on that thread.
+/// A new connection holds its SYN back until the program's request Start. The timer that limits this delay
+/// runs on the connection's thread. So the connection must stay on its thread until then.
 #[test]
 fn a_connection_whose_syn_is_held_does_not_move() {
     let mut trio = Trio::new();

@@ -35,8 +35,8 @@ fn data(len: usize) -> Vec<u8> {
 }
 
 proptest! {
-    /// Fragments in any order, some of them repeated, give the packet when the last missing one arrives, and
-    /// leave nothing behind.
+    /// Fragments arrive in any order, some of them twice. The last missing fragment must complete the packet,
+    /// and no fragment may remain stored.
     #[test]
     fn fragments_in_any_order_give_the_packet(v6: bool, len in 9usize..5000, size in 1usize..100, seed: u64, repeat in 0usize..4) {
         let whole = data(len);
@@ -93,7 +93,7 @@ fn overlapping_fragments_make_the_packet_invalid() {
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Waits);
             let overlapping = fragment(v6, 1, offset, more, &data(len));
             assert_eq!(reassembly.add(0, &overlapping).0, Outcome::Refused, "{offset} {more} {len}");
-            // The packet is invalid now, so even the fragments that would have completed it are refused.
+            // The packet is now invalid, so the missing fragments are refused, too.
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 0, true, &data(24))).0, Outcome::Refused);
             assert_eq!(reassembly.add(0, &fragment(v6, 1, 24, false, &data(5))).0, Outcome::Refused);
         }

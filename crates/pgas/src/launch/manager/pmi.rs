@@ -26,7 +26,7 @@ pub struct Pmi<S> {
     stream: BufReader<S>,
     rank: u32,
     size: u32,
-    /// Name of the manager's key-value space (`kvsname`), which the messages `put` and `get` repeat.
+    /// Name of the manager's key-value space (`kvsname`). Each `put` and `get` message contains it.
     table: String,
 }
 
@@ -59,14 +59,15 @@ impl Pmi<File> {
                 "that descriptor is not open; start the program directly from the launcher, not through a program that closes it",
             ));
         }
-        // SAFETY: the descriptor is open. The launcher made it for this process, which owns it from here.
+        // SAFETY: the descriptor is open. The launcher made it for this process, so this `File` is its only
+        // owner.
         let stream = unsafe { File::from_raw_fd(descriptor) };
         Self::over(stream, rank, size)
     }
 }
 
 impl<S: Read + Write> Pmi<S> {
-    /// Connects to the process manager at the other end of `stream`, as process `rank` of `size`.
+    /// Connects to the process manager over `stream`. This process is number `rank` of `size` processes.
     ///
     /// # Errors
     /// [`Error::Failed`] if the manager refuses, or if rank and size do not fit.
@@ -141,8 +142,8 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
 
-    /// Starts a thread that plays a manager: it answers each line with the next of `answers`. Returns the
-    /// client's socket and the thread, whose result is the received lines.
+    /// Starts a thread that acts as a process manager: it answers each received line with the next of
+    /// `answers`. Returns the client's socket, and the thread. The thread returns the received lines.
     fn manager(answers: Vec<&'static str>) -> (UnixStream, std::thread::JoinHandle<Vec<String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let manager = std::thread::spawn(move || {
@@ -210,7 +211,7 @@ mod tests {
         assert!(Pmi::over(stream, 2, 2).is_err(), "no such rank");
     }
 
-    /// A manager that sends the given bytes whatever it is asked.
+    /// A process manager that sends the given bytes, whatever the request is.
     struct Sends(std::io::Cursor<Vec<u8>>);
 
     impl Read for Sends {

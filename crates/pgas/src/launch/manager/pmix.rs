@@ -1,12 +1,11 @@
-//! PMIx, version 2 and newer, through libpmix, which is loaded at run time. The types are those of
-//! `pmix_common.h`.
+//! PMIx, version 2 and newer. Loads libpmix at run time. The types in this file are those of `pmix_common.h`.
 
 use super::ProcessManager;
 use crate::error::{Error, Result};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-/// Names of the library that are tried in turn.
+/// File names of the library. They are tried in this order.
 const NAMES: [&str; 2] = ["libpmix.so.2", "libpmix.so"];
 /// `PMIX_RANK_WILDCARD`: stands for the whole job.
 const WHOLE_JOB: u32 = u32::MAX - 1;
@@ -51,7 +50,7 @@ pub struct Pmix {
     fence: Fence,
     get: Get,
     error_string: ErrorString,
-    /// Keeps the functions loaded. The library has threads of its own, so it is never unloaded.
+    /// Keeps the loaded functions valid. The library is never unloaded, because it has its own threads.
     _library: &'static Library,
 }
 
@@ -113,8 +112,8 @@ impl Pmix {
         Err(failed(what, text.to_string_lossy()))
     }
 
-    /// Returns the value that a process stored under the key. The library's memory for the value is never
-    /// freed, because versions of libpmix differ in how to free it, and a job gets few values.
+    /// Returns the value that a process has stored under the key. Never frees the library's memory for the
+    /// value, because versions of libpmix differ in how to free it. A job gets only few values.
     fn value(&self, process: &Process, key: &str) -> Result<&'static Value> {
         let name = CString::new(key).map_err(|_| failed(key, "the key has a zero byte"))?;
         let mut value = std::ptr::null_mut();
@@ -154,8 +153,8 @@ impl ProcessManager for Pmix {
     }
 
     fn fence(&mut self) -> Result<()> {
-        // SAFETY: both arrays are empty. Without an array of processes, the fence is for all processes of the
-        // job.
+        // SAFETY: both arrays are empty. Without an array of processes, the fence applies to all processes of
+        // the job.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, std::ptr::null(), 0) };
         self.check("PMIx_Fence", status)
     }
@@ -165,7 +164,8 @@ impl ProcessManager for Pmix {
         if value.kind != STRING || value.data[0] == 0 {
             return Err(failed(key, format!("a value of type {} instead of a text", value.kind)));
         }
-        // SAFETY: a value of this type points to a text, which the library keeps.
+        // SAFETY: the value's type was checked above. A value of this type points to a C string, which the
+        // library keeps alive.
         Ok(unsafe { CStr::from_ptr(value.data[0] as *const c_char) }.to_string_lossy().into())
     }
 

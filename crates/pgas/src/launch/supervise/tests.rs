@@ -30,9 +30,8 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Try every order of the five events, except orders in which PE 0's socket closes (`Gone`) before PE 0
-    // reports a lost peer (`Lost`). Those cannot occur, because one thread reads PE 0's socket until it
-    // closes.
+    // Try every order of the five events in which PE 0 reports a lost peer (`Lost`) before its socket closes
+    // (`Gone`). The other orders cannot occur, because one thread reads PE 0's socket until it closes.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {
@@ -59,7 +58,7 @@ fn an_abort_by_ucx_is_no_cause() {
     record(&mut running, JobEvent::Hub(1, PortEvent::Gone));
     record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGKILL)));
     assert_eq!(verdict(&running).map(|(status, _)| status), Some(128 + libc::SIGKILL));
-    // Let all PEs abort. The job must then report the abort of one of them, because there is no other cause.
+    // Let all PEs abort. The job must report the abort of one PE, because no PE ended in another way.
     for process in &mut running {
         process.ended = Some((aborted(), Instant::now()));
         process.gone = true;

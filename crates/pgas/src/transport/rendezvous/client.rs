@@ -1,5 +1,5 @@
-//! A PE's side of the meeting point: joins it, exchanges data with the other PEs, and reports how this PE
-//! ends.
+//! The PE's part of the rendezvous: joins the meeting point, exchanges data with the other PEs, and reports
+//! how this PE ends.
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Lost, Result};
@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to try to connect. The launcher listens before it starts a PE, so the first attempt fails only if
-/// the network loses packets.
+/// How long a PE tries to connect. The launcher listens before it starts any PE, so the first attempt fails
+/// only if the network loses packets.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often a thread that waits for the data of all PEs checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const NONE: u32 = u32::MAX;
 
 struct Shared {
-    /// A PE that ended before it sent `FINISHED`, or [`NONE`].
+    /// The number of a PE that ended before it sent `FINISHED`. [`NONE`] if there is no such PE.
     lost: AtomicU32,
 }
 
@@ -29,10 +29,10 @@ pub struct Client {
     pes: u32,
     /// Locked while a frame is sent, because several threads send frames.
     stream: Mutex<TcpStream>,
-    /// Receives the results of exchanges with the other PEs. Lock it for the whole exchange, because a result
-    /// does not tell to which exchange it belongs.
+    /// Receives the results of exchanges with the other PEs. Keep it locked for the whole exchange, because a
+    /// result does not name its exchange.
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
-    /// Receives the exit status with which the launcher asks this PE to end.
+    /// Receives an exit status if the launcher asks this PE to end.
     end: Mutex<Receiver<i32>>,
     shared: Arc<Shared>,
 }
@@ -125,8 +125,8 @@ impl Exchange for Client {
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
-            // Read `lost` first, and look for the result afterwards. If the exchange completed before a PE
-            // was lost, the result is then always found, and is returned instead of an error.
+            // Read `lost` first and look for the result afterwards. If the exchange completed before a PE was
+            // lost, this finds the result and returns it instead of an error.
             let lost = self.lost();
             match (gathered.recv_timeout(LOOK_EVERY), lost) {
                 (Ok(all), _) => return Ok(all),

@@ -1,5 +1,5 @@
 //! A meeting point for the PEs of a job: a TCP server in the launcher, and a client in each PE. PEs exchange
-//! addresses and keys through it, and report how they end.
+//! addresses and keys through it. They also report through it how they end.
 //!
 //! ```text
 //! PE                           launcher
@@ -12,8 +12,9 @@
 //!                         <--  END(status)              the PE must end
 //! ```
 //!
-//! A frame is its payload's length (4 bytes), its kind (1 byte) and the payload. Numbers are little-endian.
-//! The token is a random number that only the launcher and its PEs have, so that no other program joins.
+//! A frame consists of the length of its payload (4 bytes), its kind (1 byte) and the payload. Numbers are
+//! little-endian. The token is a random number that only the launcher and its PEs have, so no other program
+//! can join the job.
 
 mod client;
 mod server;
@@ -56,13 +57,13 @@ pub enum Frame {
         /// The PE's number.
         pe: u32,
     },
-    /// The bytes that a PE contributes to an exchange, in which the launcher collects bytes from all PEs.
+    /// The bytes of one PE for an exchange. In an exchange the launcher collects bytes from all PEs.
     Gather(Vec<u8>),
     /// The PE has finished.
     Finished,
     /// The PE asks to end the job with this status.
     Exit(i32),
-    /// The PE ends because it lost the link to the PE with this number.
+    /// The PE ends because its link to the PE with this number was lost.
     Lost(u32),
     /// The launcher admits the PE to a job of this many PEs.
     Welcome(u32),
@@ -217,8 +218,8 @@ impl FromStr for Meeting {
     }
 }
 
-/// Sets socket options: small frames are sent at once, and the end of the other machine is noticed within
-/// about a minute.
+/// Sets options of a socket. Small frames are then sent at once, and a failure of the other machine is
+/// detected within about a minute.
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -1,5 +1,5 @@
-//! The launcher's side of the meeting point: admits the PEs, carries out their exchanges, and reports how
-//! they end.
+//! The launcher's side of the meeting point. Admits the PEs, carries out their exchanges, and reports how
+//! each PE ends.
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Result};
@@ -14,7 +14,8 @@ const HELLO_TIME: Duration = Duration::from_secs(10);
 /// The most connections that have not sent a HELLO yet.
 const MAX_STRANGERS: usize = 256;
 
-/// The launcher's server, to which each PE of one job connects. Dropping it closes the connections.
+/// The launcher's server for one job. Each PE of the job connects to it. Dropping the server closes the
+/// connections.
 pub struct Server {
     shared: Arc<Shared>,
     meeting: Meeting,
@@ -55,7 +56,7 @@ impl Server {
     /// Listens at `address` for the PEs of a job of `pes` PEs.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 64 PEs, [`Error::Os`] if the address cannot be used.
+    /// [`Error::Invalid`] unless `pes` is 1 to 64, [`Error::Os`] if the address cannot be used.
     pub fn new(pes: u32, address: IpAddr) -> Result<Self> {
         if !(1..=MAX_PES).contains(&pes) {
             return Err(Error::invalid(format!("a job of {pes} PEs"), format!("give 1 to {MAX_PES}")));
@@ -86,13 +87,13 @@ impl Server {
         Ok(Self { shared, meeting, receiver: Mutex::new(Some(receiver)) })
     }
 
-    /// Returns the address of this server and the token, which a PE needs to join.
+    /// Returns the address of this server and its token. A PE needs both to join the job.
     pub fn meeting(&self) -> &Meeting {
         &self.meeting
     }
 
-    /// Returns the channel that receives each PE's number and how it ends: finished, a peer lost, an exit of
-    /// all PEs requested, or its connection closed. Returns `None` after the first call.
+    /// Returns a channel of events. An event is the number of a PE and how it ends: it finished, it lost a
+    /// peer, it asked all PEs to exit, or its connection closed. Returns `None` after the first call.
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -113,8 +114,7 @@ impl Drop for Server {
             }
         }
         drop(state);
-        // Connect once. This ends the accepting thread's call of accept(2), and the thread then checks
-        // `stopped`.
+        // Connect once. The accepting thread then returns from accept(2) and checks `stopped`.
         let _ = TcpStream::connect_timeout(&self.meeting.address, Duration::from_secs(1));
     }
 }
@@ -165,7 +165,7 @@ fn greet(stream: &mut TcpStream, shared: &Shared) -> Option<u32> {
     }
 }
 
-/// Serves one connection until it ends.
+/// Serves one connection at the meeting point until it ends.
 fn serve(mut stream: TcpStream, shared: &Shared) {
     let greeted = greet(&mut stream, shared);
     let (sender, frames) = channel::<Vec<u8>>();
@@ -180,7 +180,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         member.joined = true;
         let _ = sender.send(Frame::Welcome(shared.pes).encode());
         member.connection = Some((sender, ours));
-        // Tell a PE that joins late which PEs have ended, because it has missed their frames `GONE`.
+        // A PE that joins late has missed the `GONE` frames. Tell it which PEs have ended.
         let gone: Vec<u32> =
             (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
         gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));
@@ -247,7 +247,7 @@ impl State {
 
     fn leave(&mut self, pe: u32) {
         let member = &mut self.members[pe as usize];
-        // Drop the queue of the PE's frames, which ends the thread that sends them.
+        // Drop the queue of frames for the PE. The thread that sends the frames then ends.
         member.connection = None;
         member.gone = !member.finished;
         if member.gone {

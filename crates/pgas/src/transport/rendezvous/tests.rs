@@ -71,7 +71,7 @@ fn a_lost_pe_ends_an_exchange() {
     while events.recv_timeout(LONG).unwrap() != (1, PortEvent::Gone) {}
     assert!(matches!(first.gather(b"0"), Err(Error::LinkLost { peer: 1, .. })));
     assert_eq!(first.lost(), Some(1));
-    // The server also tells a PE that joins later which PE was lost.
+    // If a PE joins later, the server must also tell it which PE was lost.
     let third = join(&server, 2);
     assert!(matches!(third.gather(b"2"), Err(Error::LinkLost { peer: 1, .. })));
 }

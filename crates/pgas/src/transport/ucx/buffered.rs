@@ -1,4 +1,4 @@
-//! Copies short puts by TCP, so that they return before UCX has sent them.
+//! Copies the sources of short puts if UCX uses TCP, so that the puts return before UCX has sent them.
 //!
 //! If the socket has no room, UCX keeps the put and reads its source later. Without a copy, each put would
 //! have to wait until the peer has received enough to make room. The two sides would then move one put at a
@@ -14,13 +14,13 @@ use std::sync::atomic::Ordering;
 
 /// The longest put that is copied, in bytes.
 pub(super) const LONGEST: usize = 64 << 10;
-/// The most unsent bytes of copied puts to one peer. A put that finds this many waits until half of them are
-/// sent.
+/// The most bytes of copied puts to one peer that may be unsent. If a put finds this many unsent bytes, it
+/// waits until half of them are sent.
 pub(super) const MOST_UNSENT: usize = 1 << 20;
 /// A put counts as at least this many bytes, because UCX needs memory for each.
 const LEAST_WEIGHT: usize = 4 << 10;
 
-/// A copy of the source of a put, which UCX reads until it has sent the put.
+/// A copy of a put's source. UCX reads the copy until it has sent the put.
 struct Buffered {
     peer: *const Peer,
     bytes: Vec<u8>,
@@ -44,8 +44,8 @@ extern "C" fn sent(request: *mut c_void, status: Status, buffered: *mut c_void) 
 }
 
 impl Shared {
-    /// Copies the source and starts a put of the copy. Returns what UCX returned: null if the put was handed
-    /// to the socket, a request if it waits for room there, or an error.
+    /// Copies the source and starts a put of the copy. Returns UCX's result: null if UCX has passed the put
+    /// to the socket, a request if the put waits for room in the socket, or an error.
     ///
     /// # Safety
     /// `length` bytes are valid at `source`.

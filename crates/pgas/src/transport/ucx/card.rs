@@ -1,7 +1,7 @@
-//! The card of a PE: what the other PEs need to access its memory through UCX.
+//! The card of a PE: the data that other PEs need to access the PE's memory through UCX.
 
-/// What each PE sends to all PEs when it connects: the sizes, addresses and UCX keys of its memory, and its
-/// UCX worker's address.
+/// The message that each PE sends to all PEs when it connects. It holds the sizes, addresses and UCX keys of
+/// the PE's memory, and the address of its UCX worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Length of the PE's symmetric memory in bytes.
@@ -12,17 +12,18 @@ pub struct Card {
     pub memory: u64,
     /// Address of the static objects, in the PE's address space.
     pub statics: u64,
-    /// The address of the PE's UCX worker, to which the other PEs make their UCX endpoints.
+    /// The address of the PE's UCX worker. The other PEs create their UCX endpoints to this address.
     pub address: Vec<u8>,
-    /// The packed UCX key with which the other PEs access the memory.
+    /// The packed UCX key with which the other PEs access this PE's memory.
     pub key: Vec<u8>,
-    /// The packed UCX key with which the other PEs access the static objects. Empty if there are none.
+    /// The packed UCX key for this PE's static objects. Other PEs need it to access them. Empty if there are
+    /// none.
     pub statics_key: Vec<u8>,
 }
 
 impl Card {
-    /// Returns the card as bytes, little-endian: four numbers of 8 bytes, then three byte strings, each
-    /// after its length in 4 bytes.
+    /// Encodes the card in little-endian format: four numbers of 8 bytes, then three byte strings. A 4-byte
+    /// length precedes each string.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for number in [self.symmetric_bytes, self.statics_bytes, self.memory, self.statics] {

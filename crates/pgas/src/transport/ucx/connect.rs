@@ -89,7 +89,7 @@ impl Unfinished {
     }
 
     /// Returns the address and the length in bytes of registered memory. Memory that UCX allocated may be
-    /// longer than requested, because UCX rounds it up to whole pages, which may be huge pages.
+    /// longer than requested, because UCX rounds it up to whole pages. These may be huge pages.
     fn span_of(&self, memory: library::MemoryHandle) -> Result<(*mut u8, usize)> {
         let mut attributes = library::MemoryAttributes {
             fields: library::MEMORY_SPAN,
@@ -103,7 +103,7 @@ impl Unfinished {
         Ok((attributes.address.cast(), attributes.length))
     }
 
-    /// Returns the packed remote key of registered memory, with which other PEs access it.
+    /// Returns the packed remote key of registered memory. Other PEs need the key to access the memory.
     fn key(&self, memory: library::MemoryHandle) -> Result<Vec<u8>> {
         let (mut key, mut length) = (null_mut(), 0);
         // SAFETY: the memory was registered. The key is copied before it is released.
@@ -152,12 +152,12 @@ impl Drop for Unfinished {
 
 impl Ucx {
     /// Allocates `bytes` bytes of symmetric memory and exchanges addresses and keys with all PEs. Offsets in
-    /// the span of `statics` refer to the program's static objects, all other offsets to the allocated
+    /// the span of `statics` refer to the program's static objects. All other offsets refer to the allocated
     /// memory.
     ///
     /// # Errors
-    /// An error of class Environment if UCX cannot be loaded; [`Error::Ucx`]; [`Error::Invalid`] if the PEs'
-    /// sizes differ; errors of the exchange.
+    /// An error of class Environment if UCX cannot be loaded. [`Error::Ucx`] for errors of UCX.
+    /// [`Error::Invalid`] if the PEs' sizes differ. Also errors of the exchange.
     ///
     /// # Safety
     /// The memory of `statics` stays mapped and writable as long as the transport exists.
@@ -249,8 +249,8 @@ impl Ucx {
     }
 }
 
-/// Decodes the card of `pe`: the sizes, addresses and keys that the PE sent. Returns an error unless its
-/// sizes equal those of `ours`.
+/// Decodes the card of PE `pe`: the sizes, addresses and keys that this PE sent. Returns an error unless the
+/// sizes in the card equal the sizes in `ours`.
 fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     let invalid = |why: String| Error::invalid(format!("PE {pe}"), why);
     let Some(card) = Card::decode(bytes) else {
@@ -283,20 +283,21 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     })
 }
 
-/// Registers an exit handler that stops this process's calls of UCX. The handler must run before UCX's own
-/// exit handlers. These release what the service thread uses, so that thread could otherwise crash.
+/// Registers an exit handler that stops this process's calls of UCX. It must run before UCX's own exit
+/// handlers, because they free objects that the service thread uses. The service thread could otherwise
+/// crash.
 fn stop_at_exit(shared: &Arc<Shared>) {
     static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
-        // Do nothing if the lock is held, because waiting could block forever: a forked child inherits the
-        // lock in the state that it had at the fork. Such a child has nothing to stop.
+        // Do nothing if the lock is held, because waiting could block forever. A forked child inherits the
+        // lock in the state at the fork, and nobody may unlock it. Such a child has nothing to stop.
         let Ok(running) = RUNNING.try_lock() else { return };
         let own = |shared: &Arc<Shared>| shared.process == std::process::id();
         for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
             shared.stop.store(true, Ordering::Release);
             shared.broken.store(true, Ordering::Release);
-            // Wait until no thread is inside UCX. Every thread holds the lock of the handles while it calls
-            // UCX.
+            // Wait until no thread is inside UCX. Each thread holds the lock of the handles while it calls
+            // UCX, so it is enough to take this lock once.
             drop(shared.handles());
         }
     }
@@ -371,7 +372,8 @@ impl Shared {
         Ok(handle)
     }
 
-    /// Returns the address at which this process has mapped a PE's symmetric memory, or null.
+    /// Returns the address at which this process has mapped the symmetric memory of `pe`. Null if it is not
+    /// mapped.
     fn mapped(&self, pe: u32, peer: &Peer, key: library::KeyHandle) -> *mut u8 {
         if pe == self.me {
             return self.memory.wrapping_add(self.private_bytes);
@@ -384,7 +386,7 @@ impl Shared {
         }
     }
 
-    /// Returns the names of the transports of the endpoints, as UCX prints them.
+    /// Returns the names of the transports that UCX uses for the endpoints, in UCX's notation.
     pub(super) fn methods(&self) -> Vec<String> {
         let handles = self.handles();
         let mut methods = Vec::new();
@@ -421,9 +423,9 @@ impl Shared {
     }
 }
 
-/// Returns true if UCX's description of an endpoint says that the calling processor carries out atomics: all
-/// lanes for atomics are transports over shared memory. UCX prints a line such as `lane[0]: 0:sysv/memory.0
-/// md[0] -> md[0]/sysv amo#0 am` for each lane.
+/// Reads UCX's description of an endpoint. Returns true if the calling processor carries out atomics: all
+/// lanes for atomics are then transports over shared memory. UCX prints a line for each lane, such as
+/// `lane[0]: 0:sysv/memory.0 md[0] -> md[0]/sysv amo#0 am`.
 fn atomics_use_processor(description: &str) -> bool {
     let lanes = description.lines().filter(|line| line.contains("lane[") && line.contains(" amo#"));
     let mut transports = lanes.map(transport_of_lane).peekable();
@@ -431,7 +433,8 @@ fn atomics_use_processor(description: &str) -> bool {
         && transports.all(|name| matches!(name, Some("self" | "sysv" | "posix" | "xpmem")))
 }
 
-/// Returns true if UCX's description of an endpoint has lanes, all of which are TCP connections.
+/// Returns true if UCX's description of an endpoint lists at least one lane, and all listed lanes are TCP
+/// connections.
 fn uses_only_tcp(description: &str) -> bool {
     let mut lanes = description.lines().filter(|line| line.contains("lane[")).peekable();
     lanes.peek().is_some() && lanes.all(|line| transport_of_lane(line) == Some("tcp"))

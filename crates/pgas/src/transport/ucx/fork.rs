@@ -1,14 +1,14 @@
-//! Registered memory in forked children. libibverbs, which UCX uses for RDMA, excludes the pages of registered
-//! memory from children. The registered static objects share pages with the program's other variables, so a
-//! child would crash.
+//! Registered memory in forked children. UCX uses libibverbs for RDMA. libibverbs removes the pages of
+//! registered memory from children. These pages also contain variables of the program, so a child would
+//! crash.
 
 /// The oldest Linux that copies all pinned pages at a fork: major, minor. The child gets the copies, and the
 /// parent keeps the pages that the device accesses. Before, the parent could lose these pages to the child.
 const COPIES_PINNED_PAGES: (u32, u32) = (5, 12);
 
-/// Lets forked children inherit the pages of registered memory, if the kernel copies pinned pages at a fork.
-/// If the memory is in huge pages, the range must consist of whole huge pages. Logs a warning if the kernel
-/// refuses, because a child that accesses this memory would then crash.
+/// Lets forked children inherit the pages of registered memory. Does nothing if the kernel does not copy
+/// pinned pages at a fork. If the memory is in huge pages, the range must consist of whole huge pages. Logs a
+/// warning if the kernel refuses, because a child that accesses this memory would then crash.
 pub(super) fn let_children_inherit(address: usize, length: usize) {
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return };
     if version(&release).is_none_or(|version| version < COPIES_PINNED_PAGES) {
@@ -17,7 +17,7 @@ pub(super) fn let_children_inherit(address: usize, length: usize) {
     // SAFETY: the call has no preconditions.
     let Ok(page) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return };
     let (start, end) = (address / page * page, (address + length).next_multiple_of(page));
-    // SAFETY: the setting changes only what a later fork copies.
+    // SAFETY: the setting changes only which pages a later fork copies.
     if unsafe { libc::madvise(start as *mut _, end - start, libc::MADV_DOFORK) } != 0 {
         let error = std::io::Error::last_os_error();
         tracing::warn!(
@@ -28,7 +28,7 @@ pub(super) fn let_children_inherit(address: usize, length: usize) {
     }
 }
 
-/// Returns the major and minor version at the start of a kernel's release name, such as `6.1.0-12-amd64`.
+/// Returns the major and the minor version at the start of a kernel release name such as `6.1.0-12-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.trim().split(|character: char| !character.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))

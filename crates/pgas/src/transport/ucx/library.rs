@@ -59,7 +59,7 @@ pub struct ContextParameters {
 
 /// Bit of `WorkerParameters::fields`: the thread mode.
 pub const WORKER_FIELDS: u64 = 1 << 0;
-/// UCX's thread mode in which any thread may call a worker's functions, but only one thread at a time.
+/// UCX's thread mode for workers that several threads call, but only one thread at a time.
 pub const SERIALIZED: c_int = 1;
 
 /// C's `ucp_worker_params_t`. `processors` is its `cpu_mask`, a set of 1024 bits.
@@ -193,7 +193,7 @@ macro_rules! functions {
 
         impl Library {
             fn from_file(file: libloading::Library) -> Result<Self, libloading::Error> {
-                // SAFETY: each type above is that of the C function with the same name.
+                // SAFETY: each type above is the type of the C function with the same name.
                 unsafe {
                     Ok(Self {
                         $($field: *file.get(concat!(stringify!($name), "\0").as_bytes())?,)*
@@ -297,8 +297,8 @@ impl Library {
 }
 
 fn open() -> Result<Library, String> {
-    // SAFETY: loading the library runs UCX's initialisers. They only read the environment and the machine's
-    // configuration, and install handlers of fatal signals.
+    // SAFETY: loading the library runs UCX's initialisers. They only read the environment and the
+    // configuration of the machine, and install handlers for fatal signals.
     let file =
         unsafe { libloading::Library::new(FILE) }.map_err(|error| format!("cannot load it: {error}"))?;
     let library = Library::from_file(file).map_err(|error| format!("{FILE} lacks a function: {error}"))?;

@@ -1,8 +1,8 @@
-//! The transport over UCX, for PEs on several machines: shared memory, TCP or RDMA, as UCX chooses.
+//! The transport over UCX, for PEs on several machines. UCX chooses shared memory, TCP or RDMA.
 //!
-//! UCX allocates symmetric memory, so that PEs of one machine can map each other's. Before it lie the words
-//! by which PEs notify each other. The program's static objects have symmetric offsets, too, but they stay
-//! where the program has them, and are registered as a second segment:
+//! UCX allocates symmetric memory, because PEs of one machine can then map each other's memory. The words for
+//! notifications between PEs lie before it. The program's static objects also have symmetric offsets. They
+//! stay where the program has them, and are registered as a second segment:
 //!
 //! ```text
 //! allocated by UCX    | notification words | workspace | unused |  heap  |
@@ -14,9 +14,9 @@
 //! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
 //!   others are UCX's operations.
 //! * **Short puts by TCP** are copied, and return before UCX has sent them (module `buffered`).
-//! * **Atomics**: UCX decides whether the processor or a network device carries them out, even on the PE's
-//!   own memory, because the two must not mix on one word. If UCX uses the calling processor for mapped memory,
-//!   this transport does the same without UCX.
+//! * **Atomics**: UCX decides whether the processor or a network device executes them. This also applies to
+//!   the PE's own memory, because the two must not mix on one word. If UCX uses the calling processor for
+//!   mapped memory, this transport executes them on that processor without UCX.
 //! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
 //!   progress function. Waiting threads call it. If no thread waits, the service thread does.
 //!
@@ -72,7 +72,7 @@ pub struct Ucx {
     service: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// The state of a PE that all its threads share.
+/// The state of a PE, shared by all threads of the PE.
 struct Shared {
     library: &'static Library,
     exchange: Arc<dyn Exchange>,
@@ -82,7 +82,7 @@ struct Shared {
     peers: Vec<Peer>,
     /// Address of the memory that UCX allocated. It begins with the notification words.
     memory: *mut u8,
-    /// Length in bytes of the memory that holds the notification words. Symmetric memory follows it.
+    /// The length in bytes of the memory for the notification words. Symmetric memory follows it.
     private_bytes: usize,
     symmetric_bytes: usize,
     statics: Option<Statics>,
@@ -97,18 +97,18 @@ struct Shared {
     stop: AtomicBool,
     /// What threads other than the service thread do.
     activity: service::Activity,
-    /// How many operations of UCX were started so far. It changes only under the lock of the handles, because
-    /// a flush completes the operations that were started before it took that lock.
+    /// The number of UCX operations started so far. It changes only under the lock of the handles. A flush
+    /// takes the same lock and then completes all operations that were started before.
     started: AtomicU64,
-    /// How many of the started operations a flush has completed. If it equals `started`, fence and quiet need
-    /// not call UCX. A flag that a flush clears would not suffice, because another thread may start
+    /// The number of started operations that a flush has completed. If it equals `started`, fence and quiet
+    /// need not call UCX. A flag that a flush clears would not be enough, because another thread may start
     /// operations during the flush.
     flushed: AtomicU64,
     /// The bytes and operations that were issued before the last fence or quiet. Counted only if PEs share
     /// processors.
     ordered: AtomicU64,
-    /// True after an error. UCX is not called any more, because it could still access the buffers of
-    /// unfinished operations, which the program may reuse after the error.
+    /// True after an error. UCX is then not called any more. It could still access the buffers of unfinished
+    /// operations, but the program may reuse these buffers after the error.
     broken: AtomicBool,
     poll_limit: PollLimit,
 }
@@ -119,7 +119,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Shared {}
 
-/// UCX's objects. They are used only by the thread that holds their lock.
+/// UCX's objects. Only the thread that holds their lock uses them.
 struct Handles {
     context: library::ContextHandle,
     worker: library::WorkerHandle,
@@ -146,22 +146,23 @@ struct Peer {
     /// The address of the PE's static objects in the PE's own process.
     statics: u64,
     statics_key: Vec<u8>,
-    /// Address at which this process has mapped the PE's symmetric memory, or null.
+    /// The address at which this process has mapped the PE's symmetric memory. Null if it is not mapped.
     direct: AtomicPtr<u8>,
-    /// True if UCX lets the calling processor carry out atomics on this mapped memory. The transport then
-    /// carries them out itself, without calling UCX.
+    /// True if UCX allows this process to carry out atomics on the mapped memory by processor instructions.
+    /// The transport then carries them out itself, without a call of UCX.
     direct_atomics: AtomicBool,
     /// For a PE whose memory is mapped: the value of `Shared::started` at the last operation through UCX.
-    /// Stores by this processor could overtake that operation. A fence therefore flushes until
-    /// `Shared::flushed` reaches this value.
+    /// Stores by this processor could overtake that operation. So a fence flushes until `Shared::flushed`
+    /// reaches this value.
     overtakable: AtomicU64,
-    /// The first error of a non-blocking operation on this PE, as UCX's status code, or 0.
+    /// UCX's status code for the first non-blocking operation on this PE's memory that failed. 0 if none has
+    /// failed.
     failed: AtomicI32,
-    /// True if UCX reaches the PE by TCP only. Short puts are then copied, so that they return before UCX has
-    /// sent them; see [`buffered`].
+    /// True if UCX reaches the PE by TCP only. Short puts are then copied, so they return before UCX has sent
+    /// the data; see [`buffered`].
     only_tcp: AtomicBool,
-    /// The bytes of the copied puts that UCX has not yet sent. A short put counts as `LEAST_WEIGHT` bytes.
-    /// Changes only under the lock of the handles.
+    /// The bytes of the copied puts that UCX has not sent yet. A put shorter than `LEAST_WEIGHT` bytes counts
+    /// as `LEAST_WEIGHT` bytes. Changes only under the lock of the handles.
     unsent: AtomicUsize,
     notified: AtomicU32,
     taken: AtomicU32,
@@ -212,7 +213,7 @@ impl Shared {
         }
     }
 
-    /// Returns the address of symmetric `offset`, which lies in `place`, in this process.
+    /// Returns this process's address for the symmetric offset `offset`, which lies in `place`.
     fn own_address(&self, place: Place, offset: usize) -> *mut u8 {
         match (place, &self.statics) {
             (Place::Statics, Some(statics)) => (statics.address + (offset - statics.offset)) as *mut u8,
@@ -220,7 +221,8 @@ impl Shared {
         }
     }
 
-    /// Returns the address and the key by which UCX reaches the memory of `peer` at symmetric `offset`.
+    /// Returns the address and the key that UCX needs to reach the memory of `peer` at symmetric offset
+    /// `offset`.
     fn remote(&self, peer: &Peer, endpoint: &Endpoint, place: Place, offset: usize) -> (u64, KeyHandle) {
         match (place, &self.statics, endpoint.statics) {
             (Place::Statics, Some(statics), Some(key)) => {
@@ -258,9 +260,9 @@ impl Shared {
 
     /// Returns the error of a failed operation.
     fn failed(&self, pe: u32, status: Status) -> Error {
-        // Report the PE as lost if UCX's code says that the connection to it has failed. The codes below
-        // stand for a reset, missing, rejected or cancelled connection, an unreachable peer, an input or
-        // output error, and a failed endpoint (-89 to -60).
+        // Report the PE as lost if UCX's status code shows that the connection to the PE has failed. The
+        // codes below stand for a reset, missing, rejected or cancelled connection. They also stand for an
+        // unreachable peer, an I/O error, and a failed endpoint (-89 to -60).
         let error = match status {
             -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
             _ => self.library.unreachable(status, pe),
@@ -275,15 +277,15 @@ impl Shared {
 }
 
 impl Ucx {
-    /// Returns the names of the transports by which UCX reaches the PEs to which this PE has connected so
-    /// far. Examples are `tcp` and `sysv`.
+    /// Returns the names of the transports that UCX uses, such as `tcp` and `sysv`. Includes only the
+    /// transports to PEs to which this PE has already connected.
     pub fn methods(&self) -> Vec<String> {
         self.shared.methods()
     }
 
-    /// Blocks until `done` returns true, in completion mode `mode`. `limit` has the longest time to wait, and
-    /// the name of the awaited event, such as "a put". Errors show this name and `peer`, the PE that causes
-    /// the event.
+    /// Blocks until `done` returns true. `mode` is the completion mode of the wait. `limit` is the longest
+    /// time to wait and the name of the awaited event, such as "a put". `peer` is the PE that causes the
+    /// event. Error messages contain the name and `peer`.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.

@@ -8,8 +8,8 @@ use crate::transport::{Atomic, Capabilities, Operation, Transport, word};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Copies to or from mapped memory. A copy of 4 or 8 bytes to an aligned address is one store, so a reader
-/// sees the old or the new value.
+/// Copies `length` bytes to or from mapped memory. If `length` is 4 or 8 and `destination` is aligned, the
+/// copy is one store. A reader then sees either the old or the new value.
 ///
 /// # Safety
 /// Both spans are valid for `length` bytes.
@@ -29,13 +29,14 @@ unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
     }
 }
 
-/// UCX's progress function is called once in this many operations. Over TCP, it then receives many answers by
-/// one system call.
+/// After this number of operations, UCX's progress function is called once. Over TCP, one system call then
+/// receives many answers.
 pub(super) const PROGRESS_EVERY: u64 = 64;
 /// The name of an atomic operation in error messages.
 const ATOMIC: &str = "an atomic";
 
-/// Frees the request of a put or get that nobody waits for. UCX calls it when the operation is complete.
+/// Frees the request of a put or get for which nobody waits. UCX calls this function when the operation is
+/// complete.
 extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
     // SAFETY: the argument is a peer of the transport, which outlives UCX's worker.
     let peer = unsafe { &*peer.cast::<Peer>() };
@@ -49,8 +50,8 @@ struct Operands {
     result: u64,
 }
 
-/// Frees the request and the operands of an atomic that nobody waits for. UCX calls it when the atomic is
-/// complete.
+/// Frees the request and the operands of an atomic for which no thread waits. UCX calls this function when
+/// the atomic is complete.
 extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *mut c_void) {
     // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer outlives
     // UCX's worker.
@@ -64,7 +65,7 @@ pub(super) fn release(request: *mut c_void, status: Status, peer: &Peer) {
     }
     if let Ok(library) = library::Library::load() {
         // SAFETY: the request is complete, and only this call frees it. UCX runs this callback inside one of
-        // its calls, and all of them are made under one lock. So no other thread calls UCX now.
+        // its own calls. All calls of UCX are made under one lock, so no other thread calls UCX now.
         unsafe { (library.request_free)(request) };
     }
 }
@@ -80,8 +81,8 @@ fn operation_code(operation: Operation) -> c_int {
     }
 }
 
-/// Returns true for atomics that are carried out by compare-and-swaps, because UCX 1.13 carries out their
-/// fetching variants wrongly over shared memory.
+/// Returns true if `operation` must be carried out by compare-and-swaps. UCX 1.13 carries out the fetching
+/// variants of these operations wrongly over shared memory.
 fn needs_swaps(operation: Operation) -> bool {
     matches!(operation, Operation::And | Operation::Or | Operation::Xor)
 }
@@ -90,8 +91,8 @@ fn needs_swaps(operation: Operation) -> bool {
 type Reached<'a> = (std::sync::MutexGuard<'a, Handles>, Endpoint, u64, library::KeyHandle);
 
 impl Shared {
-    /// Locks UCX's handles. Returns them, the endpoint to `pe`, and the address and key of that PE's memory
-    /// at `offset`.
+    /// Locks UCX's handles. Returns them with the endpoint to `pe`, and with the address and the key of that
+    /// PE's memory at `offset`.
     fn reach(&self, pe: u32, place: Place, offset: usize) -> Result<Reached<'_>> {
         let peer = self.peer(pe)?;
         if self.broken.load(Ordering::Acquire) {
@@ -116,8 +117,9 @@ impl Shared {
         Ok((handles, endpoint, address, key))
     }
 
-    /// Returns the address at which this process has mapped `pe`'s symmetric heap, or null if the heap is not
-    /// mapped. Connects to `pe` first, if necessary, because connecting maps the heap.
+    /// Returns the address at which this process has mapped the symmetric heap of `pe`. Returns null if the
+    /// heap is not mapped. First connects to `pe` if there is no connection yet, because connecting maps the
+    /// heap.
     #[inline]
     fn mapped_base(&self, pe: u32, peer: &Peer) -> Result<*mut u8> {
         let base = peer.direct.load(Ordering::Acquire);
@@ -131,8 +133,8 @@ impl Shared {
         Ok(peer.direct.load(Ordering::Acquire))
     }
 
-    /// Returns the address at which this process has mapped a span of `pe`'s memory. Returns `None` if it has
-    /// not mapped it.
+    /// Returns the address at which this process has mapped a span of `pe`'s memory. Returns `None` if the
+    /// span is not mapped.
     fn mapped_address(&self, pe: u32, peer: &Peer, place: Place, offset: usize) -> Result<Option<*mut u8>> {
         if pe == self.me {
             return Ok(Some(self.own_address(place, offset)));
@@ -144,8 +146,9 @@ impl Shared {
         Ok((!base.is_null()).then(|| base.wrapping_add(offset)))
     }
 
-    /// Decodes the value that UCX returned when it started an operation. Returns the request if the operation
-    /// is in flight, and `None` if it is already complete. `what` names the operation in error messages.
+    /// Decodes `pointer`, which UCX returned when it started an operation. Returns the request if the
+    /// operation is in flight, or `None` if the operation is already complete. Error messages contain `what`,
+    /// the name of the operation.
     fn started(&self, pointer: RequestPointer, pe: u32, what: &str) -> Result<Option<RequestPointer>> {
         self.library.request(pointer, what).map_err(|_| self.failed(pe, pointer as isize as Status))
     }
@@ -181,7 +184,7 @@ impl Shared {
         wait: bool,
     ) -> Result<()> {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        // Count without an atomic addition, because a race does no harm: some bytes are then not counted, so
+        // Count without an atomic addition, because a race is harmless. Some bytes are then not counted, so
         // the count is never too high.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
@@ -269,9 +272,9 @@ impl Shared {
         self.finish(pointer, pe, wait, "a get")
     }
 
-    /// Starts an atomic. UCX reads `operand`, and reads and writes `result`, until the atomic is complete.
-    /// `result` is null for an atomic without a result. Returns the request of an atomic that is still in
-    /// flight, or `None` if it is complete.
+    /// Starts an atomic. Until the atomic is complete, UCX reads `operand`, and reads and writes `result`.
+    /// `result` is null for an atomic without a result. Returns the request if the atomic is still in flight,
+    /// or `None` if it is complete.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.
@@ -298,8 +301,8 @@ impl Shared {
             Operation::CompareSwap => atomic.comparand,
             _ => atomic.operand,
         };
-        // SAFETY: the caller promises both pointers. Numbers are little-endian, so the first 4 bytes of a
-        // word of 8 bytes are those of a word of 4 bytes.
+        // SAFETY: the caller guarantees that both pointers are valid. Numbers are little-endian, so a word of
+        // 4 bytes equals the first 4 bytes of a word of 8 bytes.
         unsafe {
             operand.write(first);
             if operation == Operation::CompareSwap {
@@ -322,8 +325,8 @@ impl Shared {
         }
         let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         let code = operation_code(operation);
-        // SAFETY: the caller promises that both pointers stay valid, and `_handles` holds the lock of the
-        // handles.
+        // SAFETY: the caller promises that both pointers stay valid. `_handles` holds the lock that protects
+        // UCX's handles.
         let pointer = unsafe {
             (self.library.atomic)(endpoint.handle, code, operand.cast(), 1, address, key, &parameters)
         };
@@ -339,8 +342,8 @@ impl Shared {
         let handles = self.handles();
         let started = self.started.load(Ordering::Relaxed);
         let mut requests = Vec::new();
-        // Flush each endpoint, because in UCX 1.13 a flush of the worker does not wait for operations that
-        // the peer's processor carries out.
+        // Flush each endpoint separately. In UCX 1.13, a flush of the worker does not wait for operations
+        // that the peer's processor executes.
         for (pe, endpoint) in (0..).zip(&handles.endpoints) {
             let Some(endpoint) = endpoint else { continue };
             // SAFETY: the lock of the handles is held.
@@ -390,8 +393,9 @@ impl Shared {
         }
     }
 
-    /// Carries out an atomic by an instruction of this processor, and returns the previous value. Returns
-    /// `None` unless the word is mapped here and UCX would use the processor, too.
+    /// Executes an atomic operation with an instruction of this processor. Returns the previous value.
+    /// Returns `None` if the word is not mapped in this process, or if UCX would not use the processor for
+    /// it.
     #[inline]
     fn atomic_directly(&self, pe: u32, atomic: &Atomic) -> Result<Option<u64>> {
         let (peer, place) = (self.peer(pe)?, self.place(atomic.offset, atomic.width)?);
@@ -425,8 +429,8 @@ impl Shared {
     }
 
     fn notification(&self, pe: u32) -> &AtomicU64 {
-        // SAFETY: the word is aligned and lies in the memory before symmetric memory. Peers write it, so it
-        // is an atomic.
+        // SAFETY: `self.memory` begins with an aligned word for each PE, before the symmetric memory. Peers
+        // write these words, so they are accessed only as atomics.
         unsafe { AtomicU64::from_ptr(self.memory.add(pe as usize * NOTIFICATION).cast()) }
     }
 }
@@ -457,8 +461,8 @@ impl Transport for Ucx {
 
     fn capabilities(&self) -> Capabilities {
         let shared = &*self.shared;
-        // Count the PEs whose heaps this PE reaches by a pointer. Count this PE too, although its pointer is
-        // null until it makes an endpoint to itself.
+        // Count the PEs whose heaps this PE accesses through a pointer. Count this PE, too. Its own pointer
+        // is null until it has connected to itself.
         let mapped =
             |(pe, peer): &(u32, &Peer)| *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null();
         Capabilities {
@@ -510,7 +514,8 @@ impl Transport for Ucx {
         }
         let peer = shared.peer(pe)?;
         let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
-        // UCX has no fetches and swaps without a result. Give them memory for the result, which is not read.
+        // UCX requires memory for the result of every fetch and swap. Provide this memory, although nobody
+        // reads it.
         let with_result =
             matches!(atomic.operation, Operation::Swap | Operation::CompareSwap | Operation::Fetch);
         // SAFETY: the operands are freed once: by the callback, or below if UCX has completed the operation
@@ -608,8 +613,8 @@ impl Transport for Ucx {
         let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
         let reached = (handles, endpoint, peer.memory.wrapping_add(at as u64), key);
         let source = (&raw const count).cast();
-        // SAFETY: `count` lives until `put_reached` returns. If it fails, UCX does not read the 8 bytes
-        // later: it has copied them, or this process does not call UCX again.
+        // SAFETY: `count` lives until `put_reached` returns. If `put_reached` fails, UCX does not read the 8
+        // bytes later: either it has copied them, or this process does not call UCX again.
         unsafe { shared.put_reached(pe, reached, source, 8, true, "a notification") }
     }
 

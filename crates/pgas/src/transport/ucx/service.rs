@@ -1,5 +1,6 @@
-//! Progress and waiting. A waiting thread polls its condition and progresses UCX; after a while it sleeps for
-//! short times, or until UCX has events. The service thread progresses UCX if no thread waits.
+//! Progress of UCX, and waiting. A waiting thread checks its condition and progresses UCX in a loop. After a
+//! while it sleeps, for short times or until UCX has events. If no thread waits, the service thread
+//! progresses UCX.
 
 use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::operations::PROGRESS_EVERY;
@@ -13,16 +14,17 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How many times a thread polls a request before it waits by [`Wait::run`], which can also sleep.
+/// The number of polls of a request before a thread waits by [`Wait::run`], which can also sleep.
 const FIRST_POLLS: u32 = 32;
-/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, and the
-/// system's timers are up to 50 us late. The waiting thread then notices such a store within 100 us.
+/// The longest single sleep of a waiting thread. Stores of PEs on this machine raise no event, so a waiting
+/// thread checks after each sleep. The system's timers are up to 50 us late. It therefore notices a store
+/// within 100 us.
 const NAP: Duration = Duration::from_micros(30);
-/// For this long after an event from UCX, a wait polls instead of sleeping. Otherwise it would sleep between
-/// the messages of a stream, and each wake-up would cost the sender as much as a put.
+/// For this long after an event from UCX, a wait polls instead of sleeping. Without this, a wait would sleep
+/// between the messages of a stream. Each wake-up would cost the sender as much as a put.
 const AWAKE_AFTER_EVENT: Duration = Duration::from_micros(200);
-/// The longest time for which a put polls at growing intervals. Afterwards the put waits like all other
-/// operations, which may sleep.
+/// A put first polls at growing intervals, for at most this long. After that, it waits like all other
+/// operations, so it may sleep.
 const INTERVALS_FOR: Duration = Duration::from_micros(500);
 /// The longest interval between two polls of a put that polls at growing intervals.
 const LONGEST_INTERVAL: Duration = Duration::from_micros(10);
@@ -96,9 +98,9 @@ impl Shared {
         unsafe { (self.library.request_check_status)(request) }
     }
 
-    /// Polls at intervals, which grow to [`LONGEST_INTERVAL`], until `done` returns true, but at most for
-    /// [`INTERVALS_FOR`]. Over TCP, puts wait for room in the socket. Thanks to the intervals, one system
-    /// call receives several of the peer's answers.
+    /// Polls until `done` returns true, but at most for [`INTERVALS_FOR`]. The intervals between polls grow
+    /// to [`LONGEST_INTERVAL`]. Puts over TCP use this to wait for room in the socket. Because of the
+    /// intervals, one system call receives several of the peer's answers.
     pub(super) fn poll_at_intervals(&self, mut done: impl FnMut(&mut Handles) -> bool) {
         // If PEs share processors, leave this processor to the other PE.
         if self.settings.yields {
@@ -151,11 +153,11 @@ impl Shared {
         if status == OK { Ok(()) } else { Err(self.failed(pe, status)) }
     }
 
-    /// Blocks until `done` returns true. If the wait is for an operation, `peer` is the operation's PE, and
-    /// `limit` is the operation's timeout and its name for the error message.
+    /// Blocks until `done` returns true. If the wait is for an operation, `peer` is its target PE. `limit`
+    /// then holds the operation's timeout, and its name for the error message.
     ///
     /// # Errors
-    /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
+    /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] if the timeout has passed.
     pub(super) fn wait_for(
         &self,
         peer: Option<u32>,
@@ -244,10 +246,10 @@ impl Shared {
         unsafe { (self.library.worker_arm)(handles.worker) != BUSY }
     }
 
-    /// Sleeps until the service thread must stop, until UCX has events if `events` is set, or until `limit`
-    /// has passed.
+    /// Sleeps until the service thread must stop, or until `limit` has passed. If `events` is set, also wakes
+    /// when UCX has events.
     fn sleep_until_event(&self, events: bool, limit: Option<Duration>) {
-        // SAFETY: UCX's descriptor stays open as long as its worker exists, which `self` keeps.
+        // SAFETY: UCX's descriptor stays open as long as UCX's worker exists. `self` keeps the worker.
         let event = unsafe { BorrowedFd::borrow_raw(self.event_fd) };
         let stop = PollFd::from_borrowed_fd(self.stop_fd.as_fd(), PollFlags::IN);
         let time =
@@ -270,7 +272,7 @@ impl Ucx {
     }
 }
 
-/// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
+/// One wait. It provides the steps that the loop [`Wait::run`] of the core crate calls.
 struct OneWait<'a, F> {
     shared: &'a Shared,
     mode: CompletionMode,
@@ -279,10 +281,11 @@ struct OneWait<'a, F> {
     done: F,
     /// When a poll last found an event of UCX.
     last_event: Option<Instant>,
-    /// How long an adaptive wait polls before it sleeps. `None` for a wait that blocks at once or only polls.
+    /// The time for which an adaptive wait polls before it sleeps. `None` if the wait blocks at once or only
+    /// polls.
     poll_for: Option<Duration>,
-    /// How long this wait polled before its first sleep, and when that sleep began. `None` before the first
-    /// sleep.
+    /// How long this wait polled before its first sleep, and the time at which the first sleep began. `None`
+    /// before the first sleep.
     slept: Option<(Duration, Instant)>,
     /// If PEs share processors: how many more polls progress UCX before the thread sleeps.
     polls: u32,

@@ -14,9 +14,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 impl Windows {
-    /// Connects to `pe` again after the link to it was lost. Both sides must call it. Requests and
+    /// Connects to `pe` again after the link to `pe` was lost. Both sides must call this. Requests and
     /// notifications of the old connection are discarded. Symmetric memory keeps its contents. Returns the
-    /// counts of the old connection: bytes issued and delivered, and unanswered requests.
+    /// counts of the old connection: bytes issued, bytes delivered, and unanswered requests.
     ///
     /// # Errors
     /// Errors of the handshake. The connection then stays lost.
@@ -24,8 +24,8 @@ impl Windows {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let lost = peer.lost();
-        // Hold both locks during the handshake: no other thread may post requests to the peer (`next`) or
-        // serve the peer's requests (`expected`) meanwhile.
+        // Hold both locks during the handshake. While `next` is locked, no other thread can post requests to
+        // the peer. While `expected` is locked, no other thread can serve the peer's requests.
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
@@ -50,7 +50,7 @@ impl Windows {
     }
 }
 
-/// Connects to `pe`, which may be this PE itself.
+/// Connects this PE to `pe`, which may be this PE itself.
 pub(super) fn connect_peer(
     ntb: &dyn Ntb,
     pe: u32,

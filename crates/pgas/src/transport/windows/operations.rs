@@ -29,8 +29,9 @@ impl Transport for Windows {
     }
 
     fn slices_from(&self) -> usize {
-        // A sliced collective reads slices from other PEs, so slices pay from a smaller size if reads are
-        // fast. All PEs must return the same size, so it must not depend on the faults that one PE injects.
+        // In a sliced collective, a PE reads slices from other PEs. If reads are fast, cutting into slices
+        // saves time from a smaller size on. All PEs must return the same size, so it must not depend on the
+        // faults that one PE injects.
         match self.context.reads_are_fast {
             true => 4 << 10,
             false => 64 << 10,
@@ -153,8 +154,8 @@ impl Transport for Windows {
         if self.context.coherent {
             store_fence();
         } else {
-            // A fence orders stores, but not the copies of a mover. So if there is a mover, wait until the
-            // stores are delivered: later copies then arrive after them.
+            // A fence orders stores, but not the copies of a mover. If there is a mover, wait until the
+            // stores are delivered. Later copies then arrive after the stores.
             let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
             self.context.peers.iter().for_each(order);
@@ -165,8 +166,8 @@ impl Transport for Windows {
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
         context.yield_if_idle();
-        // Wait for the answers to earlier atomics. The PE that owns a word carries out the atomic itself, so
-        // until it answers, a later put to it could overtake the atomic.
+        // Wait for the answers to earlier atomics. The PE that owns a word executes the atomic itself. Until
+        // it answers, a later put to the word could overtake the atomic.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
@@ -233,8 +234,8 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
-        // Leave without waiting for other PEs. They may still store to this PE's memory, because such stores
-        // do not need this PE's service thread.
+        // Leave without waiting for other PEs. They may still store to this PE's memory, because stores
+        // through a window do not need this PE's service thread.
         Ok(())
     }
 }
@@ -251,7 +252,8 @@ impl PeContext {
         }
     }
 
-    /// Carries out an atomic by this PE's processor on `peer`'s memory, which must be coherent.
+    /// Performs an atomic operation on the memory of `peer` with this PE's processor. The memory must be
+    /// coherent.
     #[inline]
     fn atomic_directly(&self, pe: u32, peer: &Peer, atomic: &Atomic) -> Result<u64> {
         let before = peer.window.coherent_base().and_then(|base| self.apply_at(base, atomic));

@@ -104,8 +104,8 @@ fn a_block_with_a_wrong_length_is_damage() {
         let second = ng.bytes.len();
         ng.packet(0, 0, 60, &[2; 60]);
         let end = ng.bytes.len();
-        // Add a third packet, because a too large length of the second packet would otherwise reach beyond
-        // the end of the file, which is another error.
+        // Add a third packet. Without it, a too large length of the second packet would reach beyond the end
+        // of the file, which is another error.
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [
@@ -127,8 +127,8 @@ fn a_block_with_a_wrong_length_is_damage() {
                 "{first} {last}: {error}"
             );
         }
-        // A section header whose two lengths differ must be reported like a packet block whose lengths
-        // differ.
+        // The two lengths of a section header differ. This must be reported as for a packet block with
+        // differing lengths.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));

@@ -1,4 +1,4 @@
-//! Tests of sessions between inlane's host and inlane's target that authenticate each other.
+//! Tests of sessions in which inlane's host and inlane's target authenticate each other.
 
 use super::*;
 use crate::authentication::{Credentials, Group, Hash, Secret};

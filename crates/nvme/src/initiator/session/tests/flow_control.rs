@@ -70,8 +70,8 @@ fn a_queue_uses_flow_control_if_the_target_insists() {
     let address = target.subsystem().listeners()[0];
     let proxy = TcpListener::bind("127.0.77.7:0").unwrap();
     let path = proxy.local_addr().unwrap();
-    // Relay the three connections that the host makes, in this order: the admin queue, the I/O queue without
-    // flow control, which the relay refuses, and the I/O queue with flow control.
+    // Relay three connections of the host, in this order: the admin queue, the I/O queue without flow
+    // control, and the I/O queue with flow control. The relay refuses the second one.
     let relays = std::thread::spawn(move || {
         let hosts = [(); 3].map(|()| {
             let host = proxy.accept().unwrap().0;

@@ -1,4 +1,4 @@
-//! Tests of the order in which paths are tried, and of when the session gives up.
+//! Tests of when the session gives up, and of the order in which it tries paths.
 
 use super::*;
 use crate::command::{Command, Completion, Sgl, io};
@@ -15,7 +15,7 @@ fn answer(token: u64, status: Status) -> Done {
     Done { token, command, completion: Completion::new(0, status, 0, 0, 0), buffer: None }
 }
 
-/// A session without commands gets no answer, so only the new connection shows that the path works again.
+/// A session without commands gets no answers. Only the new connection shows that the path works again.
 #[test]
 fn an_idle_session_has_the_whole_time_to_reconnect_after_each_loss() {
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ fn an_error_status_shows_that_the_path_works() {
     target.stop().unwrap();
 }
 
-/// Starts a proxy of a target that forwards a connection only after 1 s.
+/// Starts a proxy in front of a target. The proxy begins to forward a connection only after 1 s.
 fn slow_path(target: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -99,8 +99,8 @@ fn a_slow_path_is_used_if_the_fast_paths_cannot_access_the_namespace() {
     target.stop().unwrap();
 }
 
-/// Opens a session with two paths that both answer every command with path errors. The session must switch
-/// between them again and again, so each is tried more than once.
+/// Opens a session with two paths. Both answer every command with path errors. The session must switch
+/// between the paths again and again, so that each path is tried more than once.
 #[test]
 fn paths_that_cannot_access_the_namespace_are_tried_in_turn() {
     let target = target("127.0.0.1:0", "memory:1M");
@@ -122,15 +122,15 @@ fn paths_that_cannot_access_the_namespace_are_tried_in_turn() {
     target.stop().unwrap();
 }
 
-/// A session that retried such a command without limit would reconnect forever, and each attempt would delay
-/// all other commands.
+/// A command fails because of its path each time, while the target answers other commands. The session must
+/// return the command. If it retried the command forever, each reconnect would delay all other commands.
 #[test]
 fn a_command_with_lasting_path_errors_is_returned_if_others_are_answered() {
     let target = target("127.0.0.1:0", "memory:1M");
     let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
     session.options.reconnect = Duration::ZERO;
     // Three commands fail with a path error before the controller has answered any command. The session must
-    // blame the path: it keeps the commands to send them again, and does not return them.
+    // treat this as a fault of the path: it keeps the commands to send them again, and returns none of them.
     for _ in 0..3 {
         assert!(session.settled(answer(1, Status::ANA_INACCESSIBLE)).is_none());
     }
@@ -183,8 +183,8 @@ fn the_error_of_a_path_that_answered_comes_first() {
         options.paths = paths.map(|path| path.to_string().parse().unwrap()).to_vec();
         options.connect.subsystem = "nqn.2026-11.inlane:other".into();
         let error = Session::open(&options).unwrap_err();
-        // The error's class must be that of the path that answered, whatever the order of the paths. An error
-        // of the other path, a closed port, would have the class Environment.
+        // Whatever the order of the paths, the error must have the class of the path that answered. The error
+        // of the other path, a closed port, has the class Environment.
         assert_eq!(error.class(), inlane_core::error::Class::Usage);
         let text = error.to_string();
         let positions = [answers, closed].map(|path| text.find(&path.to_string()));
@@ -224,14 +224,14 @@ fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
     target.stop().unwrap();
 }
 
-/// The session must pause between two attempts to reconnect even if a command was answered in between.
-/// Otherwise a path that answers one command and then fails each time would cause one connection after the
-/// other.
+/// Checks that the session pauses between two attempts to reconnect, even if a command was answered in
+/// between. Consider a path that answers one command and then fails, again and again. Without the pause, such
+/// a path would cause one connection attempt directly after the other.
 #[test]
 fn the_pause_between_attempts_also_applies_after_an_answer() {
     let target = target("127.0.0.1:0", "memory:1M");
     let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
-    // Let the last attempt end in an hour, so that the pause after it outlasts the test.
+    // Set the end of the last attempt one hour into the future. The pause after it then outlasts the test.
     session.attempt_ended = Some(Instant::now() + Duration::from_secs(3600));
     submit_flushes(&mut session, 1);
     assert_eq!(completions(&mut session, 1), [0]);

@@ -131,12 +131,13 @@ fn a_reset_ends_waiting_event_requests() {
     assert!(status(&mut admin, disable).is_success());
     let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
     assert!(status(&mut admin, enable).is_success());
-    // The reset has ended the 4 waiting requests, so the host may send 4 new ones with the same identifiers.
+    // The reset has ended the 4 waiting requests, so the host may send 4 new requests with the same
+    // identifiers.
     wait(&mut admin);
 }
 
-/// One write to CC may both shut the controller down and disable it. This reset must end the waiting
-/// Asynchronous Event Requests, too.
+/// One write to the register CC may both shut the controller down and disable it. Such a reset must also end
+/// the waiting Asynchronous Event Requests.
 #[test]
 fn a_reset_with_a_shutdown_also_ends_waiting_event_requests() {
     let subsystem = subsystem(&["memory:1M"], |_| {});

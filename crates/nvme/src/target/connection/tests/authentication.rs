@@ -189,8 +189,8 @@ fn messages_during_a_computation_are_refused() {
     let first = host.capsule(command, &message);
     command.cid = 1.into();
     let second = host.capsule(command, &message);
-    // Both commands arrive together, so the connection reads the second one before the answer to the first is
-    // computed.
+    // Both commands arrive together. So the connection reads the second command before the answer to the
+    // first command has been computed.
     host.send(&[first, second].concat());
     let mut statuses = Vec::new();
     while let Some(Answer::Completed(completion)) = host.answer() {
@@ -319,8 +319,8 @@ fn a_repeated_authentication_uses_the_current_secret() {
     assert!(subsystem.set_hosts(Some(entry(&new, Group::Ffdhe2048))).unwrap());
     host.authenticate(&new).unwrap();
     assert_eq!(other.authenticate(&old), Err(AuthenticationFailure::FAILED));
-    // `late` has connected, and then the host is removed from the list of allowed hosts. Its authentication
-    // must fail, although its controller still exists.
+    // `late` connects, and then its host is removed from the list of allowed hosts. The authentication of
+    // `late` must fail, although its controller still exists.
     let mut late = connected();
     assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
     late.send_message(&HostSide::new(&new, &names(), 5).begin());
@@ -374,8 +374,8 @@ fn a_result_that_comes_too_late_changes_nothing() {
     violator.connection.authentication_computed(job.run(), 1);
     violator.run();
     assert!(violator.received.is_empty());
-    // A connection counts as drained although its authentication job still runs, so the target's end does not
-    // wait for the job. The late result completes the command as aborted.
+    // A connection counts as drained even if its authentication job still runs, so that the target can end
+    // without waiting for the job. The late result completes the command as aborted.
     let mut host = Host::new(&subsystem);
     let job = with_job(&mut host, &credentials);
     assert!(!host.connection.is_drained());

@@ -180,8 +180,8 @@ fn zeroes_compare_and_deallocation_work_on_memory_and_files() {
             command.cdw12 = (command.cdw12.get() | flags).into();
             assert!(queue.call(command, &[]).0.status().is_success());
         }
-        // Send a list of 4096 bytes, as Linux always does, for a command that counts three ranges. The target
-        // must ignore the rest of the list.
+        // The command announces three ranges, but its list has 4096 bytes, as lists from Linux always have.
+        // The target must ignore the rest of the list.
         let ranges: Vec<dsm::Range> = [(60, 4), (70, 0), (100, 16)]
             .map(|(lba, blocks)| dsm::Range {
                 attributes: 0.into(),

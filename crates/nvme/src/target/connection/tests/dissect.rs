@@ -1,4 +1,4 @@
-//! Records a session between a host and the target, and checks that tshark finds no malformed PDU in it.
+//! Records a session of a host with the target. Then checks that tshark finds no malformed PDU in the record.
 
 use super::*;
 

@@ -31,8 +31,8 @@ fn connect_names_the_parameter_that_it_refuses() {
         refused(Command { cdw10: 1.into(), ..admin }, good).0,
         Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()
     );
-    // Connect of an I/O queue fails if the controller does not exist, or if the queue's number is above the
-    // granted number of queues.
+    // Connect of an I/O queue must fail in two cases: the controller does not exist, or the queue number is
+    // above the granted number of queues.
     assert_eq!(
         refused(Command::connect(1, 32, 0, 0), ConnectData::new([1; 16], 99, NQN, HOST)),
         (invalid, 0x1_0000 | 16)
@@ -150,7 +150,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
         (identify::text(&entry.traddr), identify::text(&entry.trsvcid)),
         ("127.0.0.1".into(), "4420".into())
     );
-    // Identify a namespace at a discovery controller, which must refuse because it has no namespaces.
+    // Identify a namespace at a discovery controller. It must refuse, because it has no namespaces.
     let mut identify = Command { sgl: Sgl::transport(4096), ..Command::new(admin::IDENTIFY, 1) };
     identify.cdw10 = u32::from(cns::NAMESPACE).into();
     assert_eq!(host.call(identify, &[]).0.status(), Status::INVALID_FIELD.dnr());

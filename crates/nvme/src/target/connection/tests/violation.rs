@@ -28,8 +28,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         bytes.resize(end + length as usize, 0);
         bytes
     };
-    // Each case: the status of the expected termination request, and what the host sends after a write
-    // command of 8 KiB has got its R2T.
+    // Each case: the host sends a write command of 8 KiB, receives its R2T, and then sends these bytes. The
+    // number is the status of the expected termination request.
     for (status, bytes) in [
         (1, h2c(9, 999, 0, 8192, data_flags::LAST)),
         (1, h2c(8, 0, 0, 8192, data_flags::LAST)),
@@ -49,8 +49,8 @@ fn violations_end_the_connection_with_a_termination_request() {
         queue.send(&bytes);
         match queue.answer() {
             Some(Answer::Terminated(found, header)) => {
-                // The termination request contains the header of the faulty PDU. If its first 8 bytes (the
-                // common header) are invalid, it contains only these.
+                // The termination request contains the header of the faulty PDU. If the first 8 bytes (the
+                // common header) are invalid, the request contains only these 8 bytes.
                 let length = if bytes[0] == Kind::H2cData as u8 { 24 } else { 8 };
                 assert_eq!((found, &header[..]), (status, &bytes[..length]), "{:x?}", &bytes[..8]);
             }

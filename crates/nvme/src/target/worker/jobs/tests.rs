@@ -1,4 +1,4 @@
-//! Tests of the order, the removal and the end of jobs.
+//! Tests in which order jobs run, and how jobs are removed and ended.
 
 use super::*;
 use crate::authentication::{ControllerSide, Credentials, Group, Hash, Names, Secret};
@@ -22,8 +22,8 @@ fn addresses_are_served_in_turn_and_jobs_of_ended_connections_are_removed() {
     for number in 0..100 {
         jobs.add(busy, reach(number), job());
     }
-    // The address 2001:db8::2 is in the network of `busy`, so it waits behind the jobs of `busy`. The address
-    // `calm` is in another network and takes turns with them.
+    // The address 2001:db8::2 is in the same network as `busy`, so its job waits behind the jobs of `busy`.
+    // The address `calm` is in another network. Jobs of the two networks take turns.
     jobs.add("2001:db8::2".parse().unwrap(), reach(100), job());
     jobs.add(calm, reach(200), job());
     jobs.add(calm, reach(201), job());

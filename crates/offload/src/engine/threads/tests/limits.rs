@@ -14,7 +14,7 @@ impl Trio {
         self.threads().engines()[0].shared.as_ref().unwrap().inboxes[thread].tasks()
     }
 
-    /// Runs one thread of the engine, as if the others were busy.
+    /// Runs only one thread of the engine. The other threads process nothing, as if they were busy.
     fn run_alone(&mut self, thread: usize) {
         for _ in 0..100 {
             self.now += 1_000_000;
@@ -23,7 +23,8 @@ impl Trio {
         }
     }
 
-    /// Sends requests of one client while only thread 0, which serves it, runs.
+    /// Sends requests of a client and runs only thread 0, which serves this client. The other threads do not
+    /// run.
     fn flood(&mut self, program: &Program, message: Message, attached: Option<&OwnedFd>) {
         for _ in 0..10 {
             let attached = attached.map(AsRawFd::as_raw_fd);
@@ -82,8 +83,8 @@ fn one_client_cannot_fill_the_inboxes_of_busy_threads() {
     assert!(pair::receive_descriptor(reporter.0.as_raw_fd(), &mut bytes).unwrap().1.is_some());
 }
 
-/// One client floods its thread with status requests, so epoll reports this client in every round. The engine
-/// must still serve another client of the thread, and answer all status requests.
+/// One client sends status requests without a pause, so epoll reports this client in every round. The thread
+/// must still serve another client, and must answer all status requests.
 #[test]
 fn a_client_that_asks_for_reports_holds_up_no_other_client_of_its_thread() {
     let mut trio = Trio::new();
@@ -152,8 +153,8 @@ fn an_error_of_the_system_does_not_end_a_listener() {
         let socket: &mut Socket = trio.engine.parts_mut().engines_mut()[0].sockets.get_mut(key).unwrap();
         socket.end.replace(end).unwrap()
     };
-    // Replace the listener's pair by a file. Sending to it fails, as sending to the pair does while the
-    // system has too many descriptors in flight.
+    // Replace the engine's end of the listener's socket pair by a file. Sending to the file fails. Sending to
+    // the pair fails in the same way while the system has too many descriptors in flight.
     let file = OwnedFd::from(tempfile::tempfile().unwrap());
     let end = replace(&mut trio, file);
     assert!(trio.handshake(0, 4000));
@@ -178,9 +179,9 @@ fn a_thread_gets_room_in_a_pair_that_another_thread_keeps_part_full() {
     });
     let waiting = waiting.expect("the pair becomes full");
     let mut ends = Vec::new();
-    // A new connection on thread 2 competes for each place that the program frees in the pair. The waiting
-    // connection of thread 0 must still arrive. Allow 500 extra connections, because thread 0 retries at
-    // random times.
+    // The program frees places in the socket pair. For each free place, a new connection on thread 2 competes
+    // with the waiting connection of thread 0. That connection must still arrive. Allow 500 extra
+    // connections, because thread 0 retries at random times.
     let found = (0..waiting - 4000 + 500).any(|index| {
         let Some((port, end)) = accepted(&listener) else { return false };
         ends.push(end);
@@ -236,14 +237,14 @@ fn other_threads_hear_of_neighbours_when_they_change_and_not_too_often() {
         assert_eq!((trio.tasks(0), trio.tasks(2)), (1, 1));
         trio.settle();
     }
-    // One second later, the receiving thread must pass on even an unchanged MAC address, because another
-    // thread may have sent a new ARP request meanwhile.
+    // One second later, the receiving thread must pass on even an unchanged MAC address. Another thread may
+    // have sent a new ARP request meanwhile.
     trio.now += 1_000_000_000;
     trio.engine.receive_on(1, trio.now, &arp_reply(host, other_mac, OURS));
     assert_eq!(trio.tasks(0), 1);
     trio.settle();
-    // Let many hosts announce themselves, which uses up the budget of 256 messages to other threads. An
-    // answer to the engine's own request has its own budget and must still be passed on.
+    // Let many hosts announce themselves, which uses up the budget of 256 messages to other threads. The
+    // engine must still pass on an answer to its own request, because such answers have a separate budget.
     for n in 0..10_000 {
         let host = std::net::Ipv4Addr::from(0x0a00_1000 + n);
         trio.engine.receive_on(1, trio.now, &arp_reply(host, MAC, host));
@@ -258,8 +259,7 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     let mut trio = Trio::new();
     let program = trio.program();
     let listener = trio.listening(&program, 8080);
-    // Let the program close a connection of thread 0 before the peer does, so that the thread has a TIME-WAIT
-    // entry.
+    // The program closes a connection of thread 0 before the peer does. So thread 0 gets a TIME-WAIT entry.
     assert!(trio.handshake(0, 4000));
     drop(accepted(&listener));
     trio.settle();
@@ -270,8 +270,8 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     let now = trio.now;
     let engine = &mut trio.engine.parts_mut().engines_mut()[0];
     let entry = *engine.time_waits.values().next().unwrap();
-    // Leave no way to connect: put every port that thread 0 could choose into TIME-WAIT, and use up the
-    // sockets that the process may have. The connect below must then fail.
+    // Leave no way to connect. Put every port that thread 0 could choose into TIME-WAIT, and use up the
+    // process's limit of sockets. The connect below must then fail.
     for port in (32768..=60999).filter(|&port| usize::from(port) % THREADS == 0) {
         let flow = inlane_tcp::Flow { local: SocketAddr::new(OURS.into(), port), remote };
         engine.time_waits.insert(flow, entry);

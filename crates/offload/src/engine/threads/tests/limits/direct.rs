@@ -1,5 +1,5 @@
-//! Connections that end while received bytes are offered in shared memory or wait to be offered. The tests
-//! act as the program.
+//! Tests of connections that end while received bytes are offered in shared memory or wait to be offered. The
+//! test code plays the program.
 
 use super::super::*;
 use crate::direct::{Direct, SharedArea};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The ports of the peer and of the listener.
 const PORTS: (u16, u16) = (4000, 8080);
 
-/// A connection with a slot in shared memory, in which the program has posted a receive.
+/// A connection with a slot of shared memory. The program has posted a receive in the slot.
 struct Connection {
     trio: Trio,
     _listener: OwnedFd,
@@ -42,7 +42,7 @@ impl Connection {
         Self { trio, _listener: listener, end, slot, acknowledgment, sequence: 1001 }
     }
 
-    /// Hands a segment of the peer to the engine. The engine acts on it towards the program only at the next
+    /// Passes a segment from the peer to the engine. The engine reports it to the program only at the next
     /// `settle`, so a test can receive data and a reset in one round.
     fn receive(&mut self, flags: u8, payload: &[u8]) {
         let header = header(self.sequence, self.acknowledgment, flags);
@@ -80,8 +80,9 @@ fn bytes_of_an_offer_reach_the_program_before_a_reset() {
     assert_eq!(received(&connection.end), b"rstsecond");
 }
 
-/// The program closes its end and leaves offered bytes unread. The engine withdraws the old offer in the
-/// round in which it detects the close. It must then reset the connection.
+/// The program closes its end of the socket pair while bytes offered in shared memory are still unread. In
+/// the round in which the engine detects the close, it withdraws the old offer. It must then reset the
+/// connection.
 #[test]
 fn a_close_with_an_unread_old_offer_resets_the_connection() {
     for half_closed in [false, true] {
