@@ -63,8 +63,8 @@ impl BlockedSignals {
         });
         if any && only_ignored {
             let mut held = MaybeUninit::<libc::sigset_t>::uninit();
-            // SAFETY: `new` has initialised `before`. The first call stores the present mask in `held`, which the
-            // second call restores.
+            // SAFETY: the masks are initialised: `before` by `new`, and `held` by the first call. The first call sets
+            // the mask `before` and stores the present one in `held`. The second call restores it.
             unsafe {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, held.as_mut_ptr());
                 libc::pthread_sigmask(libc::SIG_SETMASK, held.as_ptr(), std::ptr::null_mut());

@@ -1,8 +1,8 @@
 //! `inlane ntb info`: describes how the PEs of a job would communicate.
 //!
 //! For memory windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two
-//! sizes. From the first size on, the PE that owns the data performs a get as a put. From the second size on,
-//! a mover copies the data of a put. For UCX, connects two PEs and shows the transports that UCX chose
+//! threshold sizes. For a get of the first size or more, the PE that owns the data puts it to the caller. The data of a
+//! put of the second size or more is copied by the mover that `--mover` names. For UCX, connects two PEs and shows the transports that UCX chose
 //! ([`info_ucx`](super::info_ucx)).
 
 use super::info_ucx::UcxInfo;

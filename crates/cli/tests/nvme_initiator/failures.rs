@@ -112,7 +112,7 @@ fn hosts_that_a_target_refuses_get_status_3() {
     succeeds(&[&["nvme", "read", &protected, "--length", "4K", "-"], &right[..]].concat());
 }
 
-/// A subsystem and a namespace that the command line names, and that the target does not have, are wrong usage.
+/// It is wrong usage (status 2) if the command line names a subsystem or a namespace that the target does not have.
 #[test]
 fn a_subsystem_or_namespace_that_does_not_exist_has_status_2() {
     let (_target, address) = target("memory:1M");

@@ -62,7 +62,7 @@ pub struct Controller {
     pub id: u16,
     /// The host.
     pub host: Host,
-    /// The [`network`](super::network::network) of the address from which the host connected the admin queue.
+    /// The network (`network::network`) of the address from which the host connected the admin queue.
     pub source: IpAddr,
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,

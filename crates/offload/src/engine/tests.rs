@@ -353,8 +353,8 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     assert_eq!(bench.ask(start, None).0.status, 0);
     assert_eq!(held(&bench), 0);
 
-    // With `number` 1 the engine sends the SYN at once. The preloaded library sends this number if the
-    // program has only one thread.
+    // `number` 1 asks the engine to send the SYN at once. The preloaded library sets it to 1 if the program has
+    // one thread.
     message.number = 1;
     let (reply, second) = bench.ask(message, None);
     assert_eq!((reply.status, reply.handle(), held(&bench)), (0, None, 0));

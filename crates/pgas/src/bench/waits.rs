@@ -201,8 +201,8 @@ impl Bench<Windows> {
         self.compare(&into, size)?;
         // `in_turn` ends with a check that overwrites the inbox, so fill the inbox again.
         fill()?;
-        // Replace the samples that `in_turn` took one at a time. The owner had then just begun to wait, so it
-        // still polled even in modes that sleep later. Take the samples from one long batch of gets instead.
+        // Take the samples from one long batch of gets, and drop those that `in_turn` took one at a time. There, the
+        // other PE had just begun to wait at each get. So it still polled, even in modes that sleep after a while.
         for (point, mode) in points.iter_mut().zip(MODES) {
             ended.set(ended.get() + 1);
             self.world.barrier_all()?;

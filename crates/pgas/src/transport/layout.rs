@@ -115,7 +115,7 @@ impl Layout {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
-    /// Returns the offset of the landing area. Other PEs store the data there that this PE gets from them.
+    /// Returns the offset of the landing area. Other PEs store the data of this PE's gets there.
     pub fn landing(&self) -> usize {
         HEADER + self.pes as usize * INBOX
     }

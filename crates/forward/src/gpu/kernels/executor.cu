@@ -246,8 +246,8 @@ __device__ __noinline__ void process_out_of_line(const block_variables &own, uin
 
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
-// The threads of a block's first warp poll different words with one load instruction, so a poll costs one
-// read over PCIe. Threads 0 to 7 read the item's line. The hardware combines the loads of 8 adjacent threads.
+// The threads of a block's first warp poll different words with one load instruction. The hardware combines loads of one
+// line by 8 adjacent threads. So threads 0 to 7 read the item's whole line with one read over PCIe.
 constexpr uint32_t ITEM = 0;       // this thread polls the item's word; see comes_with_word for threads 1 to 7
 constexpr uint32_t RELAY = 8;      // polls what block 0 found
 constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end

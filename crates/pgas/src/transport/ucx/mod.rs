@@ -54,7 +54,7 @@ const ALIGNMENT: usize = 64 << 20;
 pub struct Settings {
     /// The completion mode of waits.
     pub completion: CompletionMode,
-    /// How long an operation may take while its PE is alive. `None`: without limit.
+    /// How long an operation may take while its target PE is alive, before it fails. `None`: without limit.
     pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,

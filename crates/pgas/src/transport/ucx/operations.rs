@@ -301,8 +301,8 @@ impl Shared {
             Operation::CompareSwap => atomic.comparand,
             _ => atomic.operand,
         };
-        // SAFETY: the caller guarantees that both pointers are valid. Numbers are little-endian, so a word of
-        // 4 bytes equals the first 4 bytes of a word of 8 bytes.
+        // SAFETY: the caller guarantees that both pointers are valid. A 4-byte number is kept in
+        // an 8-byte word. Numbers are little-endian, so it is the word's first 4 bytes.
         unsafe {
             operand.write(first);
             if operation == Operation::CompareSwap {
