@@ -315,7 +315,7 @@ fn losing_every_packet_fails_and_dropping_every_packet_by_verdict_passes() {
     let output = run(&[&arguments[..], &["--faults", "drop=100%"]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
-        stderr(&output).contains("lost, with 0 packets checked (every packet against a"),
+        stderr(&output).contains("lost, with 0 packets checked (every packet against the reference"),
         "{}",
         stderr(&output)
     );
