@@ -155,6 +155,8 @@ impl Machines {
             "--allow-run-as-root",
         ]);
         mpirun.args(["--mca", "plm_rsh_agent"]).arg(&agent);
+        // Without `none`, mpirun binds the PEs of both machines to the same processor, because both are this machine.
+        mpirun.args(["--bind-to", "none"]);
         mpirun.args(["-np", "2", "--map-by", "node", "-H", &format!("{first},{second}")]);
         let output = mpirun.args(command).env("UCX_TLS", "tcp,self").env("TMPDIR", folder).output().unwrap();
         (output.status.code() != Some(127)).then_some(output)

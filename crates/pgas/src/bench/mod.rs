@@ -200,10 +200,10 @@ pub fn pe(
 ) -> Result<Measurements> {
     // Give each measuring thread its own processor. If there are more processors, run service threads and the
     // mover's thread on the others. Bind the mover's thread to one processor, because a thread that changes
-    // processors loses its cache.
+    // processors loses its cache. One spare processor is not enough: the PEs would announce that they share it.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
-    bind(if spare.is_empty() { &processors } else { spare });
+    bind(if spare.len() < 2 { &processors } else { spare });
     let largest = plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize;
     let heap = 2 * largest.next_multiple_of(4096) + (1 << 20);
     let (ntb, settings, twin): (Arc<dyn Ntb>, _, _) = match bridge {
