@@ -27,9 +27,11 @@ fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn P
 /// Creates the interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
 fn veth(queues: u16) {
     // A veth runs XDP programs only if it has at least as many receive queues as its other end has transmit
-    // queues. So both ends get equal numbers of queues.
-    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
-    ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
+    // queues. v1 has one transmit queue, so that all its frames arrive at queue 0 of v0. With several, the kernel
+    // would choose by a hash with a key that differs after each boot.
+    ip(&format!(
+        "link add v0 numrxqueues {queues} numtxqueues {queues} type veth peer name v1 numrxqueues {queues} numtxqueues 1"
+    ));
     ip("link set v0 up");
 }
 
