@@ -191,9 +191,11 @@ impl Engine {
             }
         }
         let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
-        // Otherwise the end is closed when the socket is removed, and counts until then.
+        if hung_up && let Some(end) = socket.end.take_if(|end| !stream.closes_at_once(end)) {
+            closer.close(vec![end], None);
+        }
         if hung_up {
-            socket.end.take_if(|end| stream.closes_at_once(end));
+            socket.end = None;
         }
         match (state, reason) {
             (State::Closed, Some(reason)) => {
