@@ -72,7 +72,7 @@ pub fn are_ends(engine_end: &OwnedFd, program_end: &OwnedFd) -> bool {
 pub fn is_opened(program_end: &OwnedFd) -> bool {
     let fd = program_end.as_raw_fd();
     // Ask for the domain first, because getsockname of a TCP socket waits for a send of the program, which may block.
-    option(program_end, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX)
+    is_unix(program_end)
         && SocketName::of(fd, ASKING).is_some_and(|name| name.local.port() == 0 && !name.kind.is_bound())
         && End::of(fd, ASKING) == End::Unnamed
 }
@@ -163,6 +163,11 @@ fn usual_capacity() -> io::Result<i32> {
             Ok(*USUAL.get_or_init(|| capacity))
         }
     }
+}
+
+/// Returns true if a descriptor is a UNIX socket. SO_DOMAIN needs no lock of the socket, so this does not wait for it.
+fn is_unix(fd: &OwnedFd) -> bool {
+    option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX)
 }
 
 fn option(fd: &OwnedFd, name: i32) -> io::Result<i32> {
@@ -312,7 +317,7 @@ fn peek(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
 /// socket. Passes duplicates of such descriptors to `closer`: a file system may block each close of a file, even while
 /// the queue holds the file, too.
 #[cold]
-fn has_strange_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<bool> {
+fn has_unexpected_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<bool> {
     let mut byte = [0u8];
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = Control([0; 32]);
@@ -326,11 +331,10 @@ fn has_strange_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<bool> 
         result(libc::recvmsg(fd, &mut header, flags))?;
         (received(&header), header.msg_flags & libc::MSG_CTRUNC != 0)
     };
-    let is_unix = |fd: &OwnedFd| option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX);
     let others: Vec<OwnedFd> = descriptors.into_iter().filter(|fd| !is_unix(fd)).collect();
-    let strange = more || !others.is_empty();
+    let unexpected = more || !others.is_empty();
     closer.close(others, None);
-    Ok(strange)
+    Ok(unexpected)
 }
 
 /// Reads at most 64 messages of the program from the socket pair, and drops them with their descriptors.
@@ -423,10 +427,9 @@ pub fn drop_messages(end: &OwnedFd) -> bool {
 /// Returns true if a descriptor that a program sent is an end of a pair whose other end is closed, and nothing waits there.
 /// Its close then does not block.
 pub fn is_ended(program_end: &OwnedFd) -> bool {
-    let is = |name, value| option(program_end, name).is_ok_and(|found| found == value);
     let fd = program_end.as_raw_fd();
-    is(libc::SO_DOMAIN, libc::AF_UNIX)
-        && is(libc::SO_TYPE, libc::SOCK_STREAM)
+    is_unix(program_end)
+        && option(program_end, libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)
         && hung_up(fd)
         && unread(fd) == Some(0)
 }
@@ -514,7 +517,7 @@ pub fn receive_descriptors(
     bytes: &mut [u8],
     closer: &Arc<Closer>,
 ) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
-    if closer.is_full() && has_strange_descriptors(fd, closer)? {
+    if closer.is_full() && has_unexpected_descriptors(fd, closer)? {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut room = MaybeUninit::<Room>::uninit();
@@ -553,7 +556,7 @@ pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
         }
     };
     // Ask for the domain first, because `fstat` of a file in user space (FUSE) may block.
-    if !option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX) {
+    if !is_unix(fd) {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     let status = rustix::fs::fstat(fd)?;

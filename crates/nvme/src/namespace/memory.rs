@@ -57,7 +57,7 @@ impl Memory {
                 why,
             });
         }
-        // SAFETY: the range is the mapping. If the kernel refuses, the pages stay small.
+        // SAFETY: the range is this whole mapping. If the call fails, the mapping keeps small pages.
         unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };
         Ok(Self {
             start: NonNull::new(start.cast()).expect("mmap returns no null"),
