@@ -112,7 +112,7 @@ pub enum Error {
         /// Why the target cannot be used, and what to do.
         why: String,
     },
-    /// A connection ended, or what it reached changed, while it was in use.
+    /// A connection in use ended, or the namespace or discovery log that it reads changed.
     #[error("{peer}: {why}")]
     Disconnected {
         /// The peer's address.
