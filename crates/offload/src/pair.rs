@@ -1,6 +1,6 @@
 //! The engine's side of the socket pairs. Each pair of UNIX sockets stands for one offloaded socket.
 
-use crate::closer::Closer;
+use crate::closer::{Closer, UserCloser};
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
@@ -133,7 +133,7 @@ impl Filled {
 
     /// Makes the program's end writable. Call this when the connection is established. Restores SO_SNDBUF,
     /// and discards the filler bytes that wait at `engine_end`. Passes descriptors among them to `closer`.
-    pub fn release(self, engine_end: &OwnedFd, closer: &Arc<Closer>) {
+    pub fn release(self, engine_end: &OwnedFd, closer: &Arc<UserCloser>) {
         // SO_PRIORITY tells the preloaded library that the connection is being established. Clear it before
         // the program's end becomes writable, because the program may then act at once.
         let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
@@ -236,7 +236,7 @@ pub fn take(
     fd: RawFd,
     first: &mut [u8],
     second: &mut [u8],
-    closer: &Arc<Closer>,
+    closer: &Arc<UserCloser>,
 ) -> io::Result<(usize, bool)> {
     let (mut first, mut second) = (first, second);
     if closer.is_full() {
@@ -315,10 +315,14 @@ fn peek(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
 
 /// Peeks at the next message. Returns true if it comes with more than two descriptors, or with one that is not a UNIX
 /// socket. Passes duplicates of such descriptors to `closer`: a file system may block each close of a file, even while
-/// the queue holds the file, too.
+/// the queue holds the file, too. If the closer has no room for duplicates, either, returns true for each message with
+/// descriptors.
 #[cold]
-fn has_unexpected_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<bool> {
+fn has_unexpected_descriptors(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result<bool> {
     let mut byte = [0u8];
+    if closer.is_overfull() {
+        return peek(fd, &mut byte).map(|(_, descriptors)| descriptors);
+    }
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = Control([0; 32]);
     // SAFETY: the structures outlive the call, and no other code owns the descriptors.
@@ -340,9 +344,19 @@ fn has_unexpected_descriptors(fd: RawFd, closer: &Arc<Closer>) -> io::Result<boo
 /// Reads at most 64 messages of the program from the socket pair, and drops them with their descriptors.
 /// Returns true if more messages may wait. An unread message could hold a descriptor of the program's end,
 /// and that end would then never close.
-pub fn discard(fd: RawFd, closer: &Arc<Closer>) -> bool {
+///
+/// # Errors
+/// `InvalidData` if the closer is full and the program has sent descriptors. These then stay in the pair.
+pub fn discard(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result<bool> {
     let mut scrap = [0; 4096];
-    (0..64).all(|_| take(fd, &mut scrap, &mut [], closer).is_ok_and(|(len, _)| len > 0))
+    for _ in 0..64 {
+        match take(fd, &mut scrap, &mut [], closer) {
+            Ok((len, _)) if len > 0 => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
 }
 
 /// Returns true if no descriptors wait at the engine's end `end` of a pair of stream sockets, and nothing can arrive any
@@ -504,7 +518,7 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
 /// # Errors
 /// As [`receive_descriptors`].
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    receive_descriptors(fd, bytes, &Closer::new()).map(|(len, [first, _])| (len, first))
+    receive_descriptors(fd, bytes, &Closer::new().of_user(0)).map(|(len, [first, _])| (len, first))
 }
 
 /// Receives a message and the two descriptors that may come with it, without blocking.
@@ -515,7 +529,7 @@ pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Opt
 pub fn receive_descriptors(
     fd: RawFd,
     bytes: &mut [u8],
-    closer: &Arc<Closer>,
+    closer: &Arc<UserCloser>,
 ) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     if closer.is_full() && has_unexpected_descriptors(fd, closer)? {
         return Err(io::ErrorKind::InvalidData.into());

@@ -2,7 +2,9 @@
 //! connection or UDP socket.
 
 use crate::arena::Key;
+use crate::closer::UserCloser;
 use crate::direct::Direct;
+use crate::engine::Place;
 use crate::network::Route;
 use crate::pair::{self, Filled};
 use crate::ring::ByteRing;
@@ -52,6 +54,10 @@ pub struct Socket {
     pub copy: bool,
     /// True if the socket is in the engine's list of changed sockets. The engine serves these sockets next.
     pub dirty: bool,
+    /// Counts the socket, also while its end is being closed. `None` for a copy.
+    pub place: Option<Arc<Place>>,
+    /// Closes descriptors of the program's user.
+    pub closer: Arc<UserCloser>,
 }
 
 impl Socket {

@@ -38,6 +38,9 @@ pub struct EngineStatus {
     pub connections: ConnectionCounters,
     /// Counters of UDP datagrams.
     pub datagrams: DatagramTotals,
+    /// The number of descriptors that the engine is closing: those that programs have sent, and ends of sockets in
+    /// which such descriptors wait. The programs' limits of sockets and clients count such ends.
+    pub closing_descriptors: u64,
     /// The sockets that the engine runs.
     pub sockets: Vec<SocketStatus>,
     /// The sockets that most recently stayed with the kernel, the latest first.

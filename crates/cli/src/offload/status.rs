@@ -96,6 +96,9 @@ fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()
                 thread.passed_packets
             )?;
         }
+        if engine.closing_descriptors > 0 {
+            writeln!(out, "{} descriptors of programs are being closed", engine.closing_descriptors)?;
+        }
         if engine.sockets.is_empty() {
             writeln!(out, "no sockets")?;
         } else {

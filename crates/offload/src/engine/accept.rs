@@ -73,6 +73,7 @@ impl Engine {
     ) {
         let Some(socket) = self.sockets.get(listener) else { return };
         let (process, program, v6) = (socket.process, socket.program.clone(), socket.v6);
+        let closer = socket.closer.clone();
         let mut options = socket.options.clone();
         (options.reuse_address, options.reuse_port) = (false, false);
         let Some(route) = self.network.route(flow.remote.ip()) else { return };
@@ -84,7 +85,7 @@ impl Engine {
         // data.
         stream.readable = false;
         stream.checked_reads = CHECKED_READS;
-        let owner = OwningProgram { process, program: &program, v6 };
+        let owner = OwningProgram { process, program: &program, v6, closer: &closer };
         let role = Role::Stream(Box::new(stream));
         let created = self.create(owner, flow.local, Some(flow.remote), options, role);
         let Ok((key, program_end)) = created else {
@@ -121,7 +122,15 @@ impl Engine {
             return;
         };
         if listening.unread {
-            listening.unread = pair::discard(fd, &self.closer);
+            match pair::discard(fd, &socket.closer) {
+                Ok(more) => listening.unread = more,
+                // Descriptors may stay in the pair. The program may have sent one of its own end, which would
+                // then never close.
+                Err(_) => {
+                    self.remove(key);
+                    return;
+                }
+            }
         }
         let again = listening.unread;
         let mut retry = None;

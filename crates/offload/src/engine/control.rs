@@ -1,11 +1,12 @@
 //! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
-//! round and the sockets of each process.
+//! round.
 
+use super::places::{Kind, MOST_CLIENTS, Place, Places};
 use super::report::KernelSocket;
-use super::shared::{Task, lock};
+use super::shared::Task;
 use super::{CLIENT, Engine};
 use crate::arena::{Arena, Key};
-use crate::closer::Closer;
+use crate::closer::UserCloser;
 use crate::direct::SharedArea;
 use crate::error::{Error, Result, address_of, kind_of_no_socket};
 use crate::pair;
@@ -14,7 +15,7 @@ use inlane_offload_protocol::message::{self, Message, Operation};
 use rustix::event::epoll;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -26,9 +27,6 @@ use std::sync::{Arc, Mutex};
 
 /// What to do if the path of the control socket cannot be used.
 const OTHER_PATH: &str = "run as root, or choose another path with --socket";
-/// The most clients at the same time. Each process keeps one connection open. `inlane offload status` also
-/// opens one for its request.
-const MOST_CLIENTS: usize = 16384;
 /// The most requests that the engine processes for one client in one round. Without this limit, one client
 /// could hold up the engine.
 const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
@@ -40,9 +38,6 @@ const MOST_EARLY: usize = 256;
 /// The most requests of one client that other threads process at once. At this number, the engine reads no
 /// further request of the client.
 pub(super) const MOST_PASSED: usize = 64;
-/// The most clients of one process. Without this limit, one program could exclude others from the engine. If
-/// threads of a process send requests at the same time, each of them needs its own client.
-const MOST_OF_PROCESS: usize = 1024;
 
 /// A process that has connected to the control socket. One thread receives the client's requests and may pass
 /// a request to another thread. That thread then sends the reply.
@@ -50,14 +45,13 @@ pub(super) struct Client {
     fd: ManuallyDrop<OwnedFd>,
     /// The client's process ID, from the kernel (SO_PEERCRED).
     pub process: i32,
-    /// The client's user ID, from the kernel (SO_PEERCRED).
-    pub user: u32,
+    /// Closes descriptors of the client's user. The user ID is from the kernel (SO_PEERCRED).
+    pub closer: Arc<UserCloser>,
     /// The memory that the engine shares with the process. `None` until the process asks for it.
     pub area: Mutex<Option<Arc<SharedArea>>>,
     /// The number of this client's unanswered requests at other threads of the engine.
     passed: AtomicUsize,
-    closer: Arc<Closer>,
-    /// Counts the client until its descriptor is closed. `None` if the process has too many clients.
+    /// Counts the client until its descriptor is closed. `None` if the process or the user has too many.
     place: Option<Place>,
 }
 
@@ -96,59 +90,10 @@ pub(super) struct PassedRequest {
     _outstanding: Outstanding,
 }
 
-/// The numbers of sockets and control connections that a process has on the engine.
-#[derive(Default)]
-struct Usage {
-    sockets: usize,
-    clients: usize,
-}
-
-/// What each process has on the engine, by process ID.
-type Usages = Arc<Mutex<HashMap<i32, Usage>>>;
-
-/// Lets `change` update the counts of a process. Removes the process from the table if all of them are 0.
-fn count<T>(usages: &Usages, process: i32, change: impl FnOnce(&mut Usage) -> T) -> T {
-    let mut processes = lock(usages);
-    let usage = processes.entry(process).or_default();
-    let outcome = change(usage);
-    if usage.sockets + usage.clients == 0 {
-        processes.remove(&process);
-    }
-    outcome
-}
-
-/// One socket or one client in the counts of a process. Dropping it subtracts it.
-pub(super) struct Place {
-    usages: Usages,
-    process: i32,
-    /// True for a client, false for a socket.
-    client: bool,
-}
-
-impl Place {
-    /// Counts one more of the same kind for the same process, also beyond the limit.
-    fn another(&self) -> Self {
-        count(&self.usages, self.process, |usage| match self.client {
-            true => usage.clients += 1,
-            false => usage.sockets += 1,
-        });
-        Self { usages: self.usages.clone(), ..*self }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        count(&self.usages, self.process, |usage| match self.client {
-            true => usage.clients -= 1,
-            false => usage.sockets -= 1,
-        });
-    }
-}
-
 impl Client {
-    pub fn new(fd: OwnedFd, process: i32, user: u32, closer: Arc<Closer>, place: Option<Place>) -> Self {
+    pub fn new(fd: OwnedFd, process: i32, closer: Arc<UserCloser>, place: Option<Place>) -> Self {
         let (fd, passed) = (ManuallyDrop::new(fd), AtomicUsize::new(0));
-        Self { fd, process, user, area: Mutex::default(), passed, closer, place }
+        Self { fd, process, closer, area: Mutex::default(), passed, place }
     }
 
     /// Closes descriptors that came with a request and may block. If the closer is full, disconnects the client and
@@ -187,7 +132,7 @@ impl Drop for Client {
         // SAFETY: the descriptor is not used any more.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
         if !pair::drop_messages(&fd) {
-            self.closer.close(vec![fd], Some(Box::new(place)));
+            self.closer.close(vec![fd], place.map(|place| Box::new(place) as Box<dyn Send>));
         }
     }
 }
@@ -212,9 +157,8 @@ pub(super) struct Control {
     /// The requests about sockets that other clients have not opened yet, the oldest first, and in how many rounds each
     /// was processed in vain.
     early: VecDeque<(PassedRequest, u64)>,
-    /// The numbers of sockets and control connections of each process. All threads share this table.
-    usage: Usages,
-    limit: usize,
+    /// The numbers of sockets and clients of each process and user. All threads share this table.
+    pub places: Places,
     /// True if the number of the client's descriptor that was accepted last is reserved for the closer.
     exhausted: bool,
 }
@@ -266,8 +210,7 @@ impl Control {
             clients: Arena::default(),
             reports: VecDeque::new(),
             early: VecDeque::new(),
-            usage: Arc::default(),
-            limit: settings.sockets_per_program,
+            places: Places::new(settings.sockets_per_program),
             exhausted: false,
         })
     }
@@ -275,9 +218,9 @@ impl Control {
     /// Creates the `Control` of another engine thread. It accepts no clients. All threads share the limits on
     /// the sockets of a process.
     pub fn share(&self) -> Self {
-        let (usage, limit) = (self.usage.clone(), self.limit);
+        let (places, clients) = (self.places.clone(), Arena::default());
         let (reports, early) = (VecDeque::new(), VecDeque::new());
-        Self { listener: None, clients: Arena::default(), reports, early, usage, limit, exhausted: false }
+        Self { listener: None, clients, reports, early, places, exhausted: false }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -285,46 +228,10 @@ impl Control {
         self.listener.as_ref().map(|listener| &listener.fd)
     }
 
-    /// Counts a new socket of a process. Returns false, without counting, if the process already has the most
-    /// sockets that are allowed.
-    pub fn admit(&self, process: i32) -> bool {
-        count(&self.usage, process, |usage| {
-            let admitted = usage.sockets < self.limit;
-            usage.sockets += usize::from(admitted);
-            admitted
-        })
-    }
-
     /// Returns the number of clients that this thread serves.
     #[cfg(test)]
     pub fn clients(&self) -> usize {
         self.clients.len()
-    }
-
-    /// Counts a new client of a process. Returns `None`, without counting, if the process already has the most
-    /// clients that are allowed.
-    pub fn admit_client(&self, process: i32) -> Option<Place> {
-        let admitted = count(&self.usage, process, |usage| {
-            let admitted = usage.clients < MOST_OF_PROCESS;
-            usage.clients += usize::from(admitted);
-            admitted
-        });
-        admitted.then(|| Place { usages: self.usage.clone(), process, client: true })
-    }
-
-    /// Returns the number of processes that have at least one socket on the engine.
-    pub fn processes(&self) -> usize {
-        lock(&self.usage).values().filter(|usage| usage.sockets > 0).count()
-    }
-
-    /// Subtracts one socket from the count of a process.
-    pub fn release(&self, process: i32) {
-        drop(self.place_of_socket(process));
-    }
-
-    /// Returns the place of a socket that [`Control::admit`] has counted for a process.
-    pub fn place_of_socket(&self, process: i32) -> Place {
-        Place { usages: self.usage.clone(), process, client: false }
     }
 }
 
@@ -402,7 +309,7 @@ pub(super) struct Request {
 impl Request {
     /// Creates the request of a message and the descriptors that the client sent with it.
     pub fn new(message: Message, [attached, second]: [Option<OwnedFd>; 2], client: &Arc<Client>) -> Self {
-        let (process, user, client) = (client.process, client.user, client.clone());
+        let (process, user, client) = (client.process, client.closer.user(), client.clone());
         Self { message, attached, second, process, user, client, known: Cell::new(false) }
     }
 }
@@ -428,7 +335,7 @@ impl Engine {
             // Let clients wait if the closer may have no descriptors left for those that are refused.
             if self.control.exhausted && self.closer.is_full() {
                 let probe = rustix::io::fcntl_dupfd_cloexec(&self.epoll, 0);
-                self.control.exhausted = probe.is_ok_and(|probe| self.closer.is_reserved(&probe));
+                self.control.exhausted = probe.is_ok_and(|probe| self.closer.free_after(&probe) == 0);
                 if self.control.exhausted {
                     return;
                 }
@@ -437,13 +344,11 @@ impl Engine {
             let Some(listener) = self.control.listener() else { return };
             let Ok(fd) = net::accept_with(listener, flags) else { return };
             let Ok(peer) = net::sockopt::socket_peercred(&fd) else { continue };
-            let process = peer.pid.as_raw_nonzero().get();
-            self.control.exhausted = self.closer.is_reserved(&fd);
-            let place = match self.control.exhausted {
-                true => None,
-                false => self.control.admit_client(process),
-            };
-            let client = Client::new(fd, process, peer.uid.as_raw(), self.closer.clone(), place);
+            let (process, user) = (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
+            let free = self.closer.free_after(&fd);
+            self.control.exhausted = free == 0;
+            let place = self.control.places.admit(Kind::Client, process, user, free);
+            let client = Client::new(fd, process, self.closer.of_user(user), place);
             if client.place.is_none() {
                 continue;
             }
@@ -513,7 +418,7 @@ impl Engine {
             }
             // Receive up to one byte more than the length of a message, in order to detect a longer message.
             let mut bytes = [0; message::LEN + 1];
-            let request = match pair::receive_descriptors(client.fd.as_raw_fd(), &mut bytes, &self.closer) {
+            let request = match pair::receive_descriptors(client.fd.as_raw_fd(), &mut bytes, &client.closer) {
                 Ok((len, descriptors)) => match Message::decode(&bytes[..len]) {
                     Some(message) => Some(Request::new(message, descriptors, client)),
                     None => {

@@ -6,6 +6,7 @@ use super::Engine;
 use super::control::{Client, Outstanding};
 use super::shared::Task;
 use crate::arena::Key;
+use crate::closer::UserCloser;
 use crate::socket::{Listening, Pending, Role, Socket, SocketOptions};
 use inlane_offload_protocol::message::Message;
 use inlane_tcp::Listener;
@@ -27,6 +28,8 @@ pub(super) struct Announcement {
     waiting: Arc<AtomicUsize>,
     /// The engine's end of the listener's socket pair.
     end: OwnedFd,
+    /// Closes descriptors of the listener's user.
+    closer: Arc<UserCloser>,
     /// Counts the announcement as an outstanding request of its client, until all threads have processed it.
     client: Outstanding,
     reply: Message,
@@ -64,6 +67,7 @@ impl Engine {
             backlog: listening.backlog,
             waiting: listening.waiting.clone(),
             end,
+            closer: socket.closer.clone(),
             client: Outstanding::new(client, 1),
             reply,
             remaining: AtomicUsize::new(shared.threads() - 1),
@@ -123,6 +127,8 @@ impl Engine {
             armed: u64::MAX,
             copy: true,
             dirty: false,
+            place: None,
+            closer: announcement.closer.clone(),
         });
         self.hold_port(key, local.port());
         self.watch_pair(key).map_err(|error| {

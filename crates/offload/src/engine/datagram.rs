@@ -172,7 +172,7 @@ impl Engine {
         buffer.resize(datagram::LEN + datagram::MOST_V6 + 1, 0);
         let mut errors = 0;
         for count in 0.. {
-            let Some(Socket { role: Role::Datagram(datagram), end: Some(end), .. }) =
+            let Some(Socket { role: Role::Datagram(datagram), end: Some(end), closer, .. }) =
                 self.sockets.get_mut(key)
             else {
                 break;
@@ -185,7 +185,7 @@ impl Engine {
                 break;
             }
             let fd = std::os::fd::AsRawFd::as_raw_fd(end);
-            match pair::take(fd, &mut buffer, &mut [], &self.closer) {
+            match pair::take(fd, &mut buffer, &mut [], closer) {
                 Ok((0, _)) => {
                     datagram.readable = false;
                     if pair::hung_up(fd) {

@@ -21,6 +21,7 @@ mod input;
 mod lease;
 mod open;
 mod pass;
+mod places;
 mod report;
 mod request;
 mod shared;
@@ -52,6 +53,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub(crate) use places::Place;
 pub use threads::Threads;
 
 /// The most packets that one round of the engine's loop receives before it serves sockets.
@@ -465,11 +467,11 @@ impl Engine {
             Role::Listening(_) => self.serve_listener(now, key),
             Role::Datagram(_) => self.serve_datagrams(now, key),
             Role::Bound => {
-                let more = socket.fd().is_some_and(|fd| pair::discard(fd, &self.closer));
-                if socket.fd().is_none_or(pair::hung_up) {
-                    self.remove(key);
-                } else if more {
-                    self.touch(key);
+                let Some(fd) = socket.fd().filter(|&fd| !pair::hung_up(fd)) else { return self.remove(key) };
+                match pair::discard(fd, &socket.closer) {
+                    Ok(true) => self.touch(key),
+                    Ok(false) if !pair::hung_up(fd) => {}
+                    _ => self.remove(key),
                 }
             }
         }
@@ -521,9 +523,8 @@ impl Engine {
             }
         }
         // A socket counts until its end of the socket pair is closed.
-        let place = (!socket.copy).then(|| self.control.place_of_socket(socket.process));
         if let Some(end) = blocking {
-            self.closer.close(vec![end], Some(Box::new(place)));
+            socket.closer.close(vec![end], Some(Box::new(socket.place.take())));
         }
         match socket.role {
             Role::Stream(stream) => {

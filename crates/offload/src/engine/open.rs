@@ -8,6 +8,7 @@
 
 use super::Engine;
 use super::control::Request;
+use super::places::Place;
 use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
 use crate::pair::{self, Filled};
 use crate::socket::{Role, SocketOptions, Stream};
@@ -39,7 +40,7 @@ impl Engine {
         if self.shared.is_some() || !is_trusted(request.user) || !pair::are_ends(end, program) {
             return Err(Refusal::Errno(libc::EPERM));
         }
-        if self.closer.is_reserved(end) || self.closer.is_reserved(program) {
+        if self.closer.free_after(end).min(self.closer.free_after(program)) == 0 {
             pair::set_end(end, End::Failed(libc::ENFILE), self.number, self.next_id(), None, &[]);
             // The program must notice now, because the descriptor may wait for its close.
             let _ = rustix::net::shutdown(end, rustix::net::Shutdown::Both);
@@ -48,8 +49,8 @@ impl Engine {
         let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {
             return Err(Refusal::Errno(libc::EBADF));
         };
-        let prepared = self.prepare(now, request, Arc::new(program));
-        let (stream, inode, program) = match prepared {
+        let prepared = self.prepare(now, request, &end, Arc::new(program));
+        let (stream, inode, program, place) = match prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
@@ -65,21 +66,23 @@ impl Engine {
         };
         let (flow, id) = (stream.flow, self.next_id());
         let role = Role::Stream(Box::new(stream));
-        let new = NewSocket { id, inode, end, local: flow.local, options: SocketOptions::default(), role };
+        let options = SocketOptions::default();
+        let new = NewSocket { id, inode, end, local: flow.local, options, role, place };
         let key = self.add(owner(request), new, &program)?;
         self.claim_flow(flow, key);
         self.touch(key);
         Ok((Message::new(Operation::Open), None))
     }
 
-    /// Creates the connection for a request, and counts its socket. Returns three values: the connection, the
-    /// inode of the program's end of the socket pair, and the program's end.
+    /// Creates the connection for a request, and counts its socket. Returns four values: the connection, the
+    /// inode of the program's end of the socket pair, the program's end, and the socket's place.
     fn prepare(
         &mut self,
         now: u64,
         request: &Request,
+        end: &OwnedFd,
         program: Arc<OwnedFd>,
-    ) -> Result<(Stream, u64, Arc<OwnedFd>), Refusal> {
+    ) -> Result<(Stream, u64, Arc<OwnedFd>, Place), Refusal> {
         let message = &request.message;
         let inode = pair::inode(&program)?;
         if self.inodes.contains_key(&inode) {
@@ -97,10 +100,8 @@ impl Engine {
         // Do not read from the socket pair until epoll reports the program's first data.
         stream.readable = false;
         stream.filled = Some(filled);
-        match self.control.admit(request.process) {
-            true => Ok((stream, inode, program)),
-            false => Err(Refusal::Errno(libc::ENFILE)),
-        }
+        let place = self.admit_socket(request.process, request.user, [end, &program])?;
+        Ok((stream, inode, program, place))
     }
 }
 

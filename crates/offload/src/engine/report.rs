@@ -228,6 +228,7 @@ impl Engine {
                 retransmitted_bytes: totals.retransmitted_bytes + sum(|socket| socket.retransmitted_bytes),
             },
             datagrams: DatagramTotals { sockets: datagrams, no_port: totals.no_port },
+            closing_descriptors: self.closer.unclosed() as u64,
             sockets,
             kernel: totals.kernel_sockets.iter().cloned().collect(),
         };

@@ -1,8 +1,10 @@
 //! Processes requests that programs send on the control socket, for example a request to create a socket.
 
 use super::control::Request;
+use super::places::{Kind, Place};
 use super::{Engine, report};
 use crate::arena::Key;
+use crate::closer::UserCloser;
 use crate::network::Route;
 use crate::pair::{self, Filled};
 use crate::socket::{Role, Socket, SocketOptions, Stream};
@@ -51,6 +53,8 @@ pub(super) struct OwningProgram<'a> {
     pub program: &'a str,
     /// True for family AF_INET6.
     pub v6: bool,
+    /// Closes descriptors of the program's user.
+    pub closer: &'a Arc<UserCloser>,
 }
 
 /// A socket that is being created.
@@ -67,11 +71,18 @@ pub(super) struct NewSocket {
     pub options: SocketOptions,
     /// What the socket does.
     pub role: Role,
+    /// Counts the socket.
+    pub place: Place,
 }
 
 /// Returns the program that sent a request.
 pub(super) fn owner(request: &Request) -> OwningProgram<'_> {
-    OwningProgram { process: request.process, program: request.message.program(), v6: request.message.v6 }
+    OwningProgram {
+        process: request.process,
+        program: request.message.program(),
+        v6: request.message.v6,
+        closer: &request.client.closer,
+    }
 }
 
 /// The reply to a request and the descriptor to send with it, or why the request fails.
@@ -170,9 +181,6 @@ impl Engine {
         options: SocketOptions,
         role: Role,
     ) -> Result<(Key, OwnedFd), Refusal> {
-        if !self.control.admit(owner.process) {
-            return Err(Refusal::Errno(libc::ENFILE));
-        }
         let id = self.next_id();
         let kind = match (&role, owner.v6) {
             (Role::Datagram(_), false) => SocketKind::DatagramV4,
@@ -183,21 +191,20 @@ impl Engine {
             (_, true) => SocketKind::BoundV6,
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
-        let made = pair::create(&name).and_then(|(end, other)| Ok((pair::inode(&other)?, end, other)));
-        match made {
-            Ok((_, end, program)) if self.closer.is_reserved(&end) || self.closer.is_reserved(&program) => {
-                self.control.release(owner.process);
-                Err(Refusal::Errno(libc::ENFILE))
-            }
-            Ok((inode, end, program)) => {
-                let new = NewSocket { id, inode, end, local, options, role };
-                Ok((self.add(owner, new, &program)?, program))
-            }
-            Err(error) => {
-                self.control.release(owner.process);
-                Err(error.into())
-            }
-        }
+        let (end, program) = pair::create(&name)?;
+        let inode = pair::inode(&program)?;
+        let place = self.admit_socket(owner.process, owner.closer.user(), [&end, &program])?;
+        let new = NewSocket { id, inode, end, local, options, role, place };
+        Ok((self.add(owner, new, &program)?, program))
+    }
+
+    /// Counts a new socket of a process, whose pair has the ends `ends`.
+    ///
+    /// # Errors
+    /// `ENFILE` if the process or its user has as many sockets as allowed.
+    pub(super) fn admit_socket(&self, process: i32, user: u32, ends: [&OwnedFd; 2]) -> Result<Place, i32> {
+        let free = ends.map(|end| self.closer.free_after(end)).into_iter().min().unwrap_or(0);
+        self.control.places.admit(Kind::Socket, process, user, free).ok_or(libc::ENFILE)
     }
 
     /// Returns the number of a new socket.
@@ -207,15 +214,14 @@ impl Engine {
     }
 
     /// Adds a socket over an existing pair, whose program's end is `other`.
-    /// [`super::control::Control::admit`] must have counted the socket before.
     pub(super) fn add(
         &mut self,
         owner: OwningProgram<'_>,
         new: NewSocket,
         other: &OwnedFd,
     ) -> Result<Key, Refusal> {
-        let OwningProgram { process, program, v6 } = owner;
-        let NewSocket { id, inode, end, local, options, role } = new;
+        let OwningProgram { process, program, v6, closer } = owner;
+        let NewSocket { id, inode, end, local, options, role, place } = new;
         let key = self.sockets.insert_with(|_| Socket {
             id,
             inode,
@@ -230,6 +236,8 @@ impl Engine {
             armed: u64::MAX,
             copy: false,
             dirty: false,
+            place: Some(Arc::new(place)),
+            closer: closer.clone(),
         });
         self.inodes.insert(inode, key);
         if let Some(shared) = &self.shared {

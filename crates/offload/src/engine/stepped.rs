@@ -45,7 +45,7 @@ impl Engine {
             flows: self.flows.len(),
             ports: self.ports.len() + self.datagram_ports.len(),
             ends: self.inodes.len(),
-            processes: self.control.processes(),
+            processes: self.control.places.processes(),
             time_waits: self.time_waits.len(),
             own_packets: self.network.own.len(),
         }

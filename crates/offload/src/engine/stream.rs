@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::arena::Key;
-use crate::closer::Closer;
+use crate::closer::UserCloser;
 use crate::direct::{Hostile, Turn};
 use crate::network::{Network, Payload, Route};
 use crate::pair;
@@ -80,11 +80,12 @@ impl Engine {
 
     pub(super) fn after_events(&mut self, key: Key, events: Events) {
         if events.contains(Events::CONNECTED)
-            && let Some(Socket { role: Role::Stream(stream), end: Some(end), .. }) = self.sockets.get_mut(key)
+            && let Some(Socket { role: Role::Stream(stream), end: Some(end), closer, .. }) =
+                self.sockets.get_mut(key)
         {
             stream.since = self.clock.now_ns();
             if let Some(filled) = stream.filled.take() {
-                filled.release(end, &self.closer);
+                filled.release(end, closer);
             }
             self.totals.connected += 1;
         }
@@ -141,7 +142,7 @@ impl Engine {
     /// Moves data between the socket pair and the connection's rings, and sends the segments that TCP allows.
     /// Removes the socket if its connection has ended.
     pub(super) fn serve_stream(&mut self, now: u64, key: Key) {
-        let Self { sockets, network, closer, .. } = self;
+        let Self { sockets, network, .. } = self;
         let Some(socket) = sockets.get_mut(key) else { return };
         let fd = socket.fd();
         let Role::Stream(stream) = &mut socket.role else { return };
@@ -151,7 +152,7 @@ impl Engine {
         {
             let moved = stream.deliver(now, fd).and_then(|more| {
                 again |= more;
-                stream.collect(now, fd, &socket.options, closer)
+                stream.collect(now, fd, &socket.options, &socket.closer)
             });
             if stream.more_end.take_if(|end| *end < stream.written).is_some() {
                 stream.connection.set_cork(socket.options.cork);
@@ -192,7 +193,7 @@ impl Engine {
         }
         let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
         if hung_up && let Some(end) = socket.end.take_if(|end| !stream.closes_at_once(end)) {
-            closer.close(vec![end], None);
+            socket.closer.close(vec![end], Some(Box::new(socket.place.clone())));
         }
         if hung_up {
             socket.end = None;
@@ -429,7 +430,7 @@ impl Stream {
         now: u64,
         fd: RawFd,
         options: &SocketOptions,
-        closer: &Arc<Closer>,
+        closer: &Arc<UserCloser>,
     ) -> Result<bool, Hostile> {
         let share = options.send_share(self.send.capacity()) as u64;
         let mut again = false;

@@ -25,6 +25,8 @@ pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub(super) struct Bench {
     pub engine: Engine,
     pub now: u64,
+    /// The user of [`Bench::ask`]'s client.
+    pub user: u32,
     _folder: tempfile::TempDir,
 }
 
@@ -96,7 +98,7 @@ impl Bench {
         let settings = settings(&folder, sockets);
         let engine = Engine::open_on(settings, 1024).unwrap();
         // The engine's timers start at the real time, which is late if the machine is busy.
-        Self { now: engine.clock.now_ns(), engine, _folder: folder }
+        Self { now: engine.clock.now_ns(), engine, user: 1000, _folder: folder }
     }
 
     pub fn ask(&mut self, message: Message, attached: Option<OwnedFd>) -> (Message, Option<OwnedFd>) {
@@ -111,7 +113,7 @@ impl Bench {
         attached: Option<OwnedFd>,
     ) -> (Message, Option<OwnedFd>) {
         let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let client = Client::new(fd.into(), process, 1000, self.engine.closer.clone(), None);
+        let client = Client::new(fd.into(), process, self.engine.closer.of_user(self.user), None);
         let mut request = Request::new(message, [attached, None], &client.into());
         let (reply, descriptor) = self.engine.process(self.now, &mut request);
         (reply, descriptor.map(|descriptor| descriptor.try_clone().unwrap()))
@@ -133,8 +135,8 @@ impl Bench {
     /// Waits until all descriptors are closed that the engine has passed to its closer.
     pub fn wait_until_closed(&self) {
         let start = std::time::Instant::now();
-        while self.engine.closer.held() > 0 {
-            let held = self.engine.closer.held();
+        while self.engine.closer.unclosed() > 0 {
+            let held = self.engine.closer.unclosed();
             assert!(start.elapsed() < Duration::from_secs(20), "{held} descriptors are not closed");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -52,7 +52,7 @@ fn request(
     ends: (Option<OwnedFd>, Option<OwnedFd>),
 ) {
     let (fd, _) = UnixStream::pair().unwrap();
-    let client = Arc::new(Client::new(fd.into(), 1, user, bench.engine.closer.clone(), None));
+    let client = Arc::new(Client::new(fd.into(), 1, bench.engine.closer.of_user(user), None));
     let mut message = Message::new(Operation::Open);
     (message.remote, message.number) = (Some(remote.parse().unwrap()), filled);
     let mut request = Request::new(message, [ends.0, ends.1], &client);

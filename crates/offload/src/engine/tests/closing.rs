@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::closer::Closer;
+use crate::engine::places::Kind;
 use inlane_offload_protocol::message;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::net::{TcpListener, TcpStream};
@@ -56,7 +57,7 @@ fn check(bench: &mut Bench, what: &str, act: impl FnOnce(&mut Bench) -> Lingerin
     let lingering = act(bench);
     bench.turn();
     assert!(start.elapsed() < Duration::from_secs(5), "{what}: the engine waited {:?}", start.elapsed());
-    assert!(bench.engine.closer.held() > 0, "{what}: the descriptor was not received");
+    assert!(bench.engine.closer.unclosed() > 0, "{what}: the descriptor was not received");
     drop(lingering);
     bench.wait_until_closed();
 }
@@ -112,7 +113,7 @@ fn messages_without_descriptors_need_no_other_thread() {
         pair::send(client.as_raw_fd(), bytes, &[]).unwrap();
     }
     bench.turn();
-    assert_eq!((bench.engine.control.clients(), bench.engine.closer.held()), (0, 0));
+    assert_eq!((bench.engine.control.clients(), bench.engine.closer.unclosed()), (0, 0));
     // A request about a connection that has ended.
     let ended = Message::new(Operation::Addresses);
     let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -123,7 +124,7 @@ fn messages_without_descriptors_need_no_other_thread() {
     let mut bytes = [0; message::LEN];
     pair::receive(client.as_raw_fd(), &mut bytes).unwrap();
     let reply = Message::decode(&bytes).unwrap();
-    assert_eq!((reply.status, bench.engine.closer.held()), (libc::EBADF, 0));
+    assert_eq!((reply.status, bench.engine.closer.unclosed()), (libc::EBADF, 0));
 }
 
 #[test]
@@ -136,13 +137,15 @@ fn a_client_counts_until_it_is_closed() {
     lingering.send(&client, b"second message", 1);
     lingering.leave();
     bench.turn();
-    let places: Vec<_> = std::iter::from_fn(|| bench.engine.control.admit_client(process)).collect();
+    let table = bench.engine.control.places.clone();
+    let admit = || table.admit(Kind::Client, process, 1000, 1 << 20);
+    let places: Vec<_> = std::iter::from_fn(admit).collect();
     assert_eq!((places.len(), bench.engine.control.clients()), (1023, 0));
     drop(lingering);
     bench.wait_until_closed();
     // The thread drops the place after it has closed the descriptor.
     let start = Instant::now();
-    while bench.engine.control.admit_client(process).is_none() {
+    while admit().is_none() {
         assert!(start.elapsed() < Duration::from_secs(20));
     }
 }
@@ -232,7 +235,7 @@ fn descriptors_in_other_pairs_are_closed_elsewhere() {
 #[test]
 fn a_full_closer_costs_only_those_who_send_descriptors() {
     let mut bench = Bench::new(100);
-    bench.engine.closer = Closer::with_room(0);
+    bench.engine.closer = Closer::with_room(0, 1 << 20);
     let listener = bench.listening("127.0.0.1:8080");
     let (client_end, server_end) = connection(&mut bench, &listener);
     let (other_client, other_server) = connection(&mut bench, &listener);
@@ -265,4 +268,159 @@ fn a_full_closer_costs_only_those_who_send_descriptors() {
     let len = pair::receive(friend.as_raw_fd(), &mut bytes).unwrap();
     assert!(Message::decode(&bytes[..len]).unwrap().local.is_some());
     assert_eq!(pair::receive(other_server.as_raw_fd(), &mut bytes).unwrap(), 5);
+}
+
+/// A user to which the engine grants no more than a share. The test itself runs as another user.
+const USER: u32 = 70_001;
+
+/// Waits until the peer of `end` is closed.
+fn wait_for_close(end: &std::os::unix::net::UnixStream) {
+    let start = Instant::now();
+    while !pair::hung_up(end.as_raw_fd()) {
+        assert!(start.elapsed() < Duration::from_secs(20), "the descriptor is not closed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn closes_of_one_user_that_block_do_not_delay_those_of_others() {
+    let closer = Closer::with_room(1000, 1 << 20);
+    let hostile = closer.of_user(USER);
+    // Far more than there are threads.
+    let mut lingering: Vec<_> = (0..100).map(|_| Lingering::new()).collect();
+    for lingering in &mut lingering {
+        hostile.close(lingering.socket.take().into_iter().collect(), None);
+    }
+    for user in [USER + 1, USER + 2, 0] {
+        for _ in 0..3 {
+            let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
+            closer.of_user(user).close(vec![other.into()], None);
+            wait_for_close(&own);
+        }
+    }
+    assert_eq!(closer.unclosed(), 100);
+    // The next batches of the same user are closed when those before them are.
+    let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    hostile.close(vec![other.into()], None);
+    drop(lingering);
+    wait_for_close(&own);
+}
+
+#[test]
+fn a_user_cannot_fill_the_closer_for_others() {
+    let mut bench = Bench::new(100);
+    bench.engine.closer = Closer::with_room(8, 1 << 20);
+    let (mut connections, mut lingering) = (Vec::new(), Vec::new());
+    for (user, address) in [(USER, "127.0.0.1:8080"), (USER + 1, "127.0.0.1:8081")] {
+        bench.user = user;
+        let listener = bench.listening(address);
+        let client = bench.connecting(address).1.unwrap();
+        bench.turn();
+        let server = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+        connections.push((listener, client, server));
+    }
+    bench.wait_until_closed();
+    let mut send = |bench: &mut Bench, index: usize| {
+        lingering.push(Lingering::new());
+        let last = lingering.last_mut().unwrap();
+        let (_, client, server): &(OwnedFd, OwnedFd, OwnedFd) = &connections[index];
+        last.send(client, b"bytes", 1);
+        last.leave();
+        bench.turn();
+        pair::receive(server.as_raw_fd(), &mut [0; 64]).ok()
+    };
+    for _ in 0..4 {
+        assert_eq!(send(&mut bench, 0), Some(5));
+    }
+    // The first user holds half of the room. The others get as much as is left.
+    assert!(bench.engine.closer.of_user(USER).is_full() && !bench.engine.closer.of_user(USER + 1).is_full());
+    assert_eq!(send(&mut bench, 0), Some(0), "the connection is reset");
+    assert_eq!(send(&mut bench, 1), Some(5));
+    assert_eq!(bench.engine.closer.unclosed(), 6);
+    drop(lingering);
+    bench.wait_until_closed();
+    assert!(!bench.engine.closer.of_user(USER).is_full());
+}
+
+/// A program could otherwise keep the socket for as long as the closer is full: its own end waits in the pair.
+#[test]
+fn bound_sockets_and_listeners_end_if_the_closer_is_full() {
+    let mut bench = Bench::new(100);
+    bench.engine.closer = Closer::with_room(0, 1 << 20);
+    let bound = bench.bound("127.0.0.1:0").1.unwrap();
+    let listener = bench.listening("127.0.0.1:8080");
+    for end in [bound, listener] {
+        pair::send_descriptor(end.as_raw_fd(), b"x", Some(end.as_raw_fd())).unwrap();
+    }
+    bench.turn();
+    assert_eq!(bench.engine.sockets.len(), 0);
+    bench.wait_until_closed();
+    assert_eq!(bench.bound("127.0.0.1:8080").0.status, 0);
+}
+
+#[test]
+fn a_user_cannot_use_up_the_descriptors_of_the_engine() {
+    let mut bench = Bench::new(100_000);
+    let places = bench.engine.control.places.clone();
+    let mut held = Vec::new();
+    let mut open = |user| {
+        let before = held.len();
+        for process in 0.. {
+            // Each process may have more sockets than there are descriptors. A socket takes two.
+            let room = 3000usize.saturating_sub(2 * held.len());
+            match places.admit(Kind::Socket, process / 100, user, room) {
+                Some(place) => held.push(place),
+                None => break,
+            }
+        }
+        held.len() - before
+    };
+    let counts = [USER, USER + 1, USER + 2, 0, USER + 3, 0].map(&mut open);
+    assert_eq!(counts, [1000, 334, 111, 55, 0, 0], "root gets the rest");
+    drop(held);
+    // Descriptors with numbers that are reserved for the closer are refused to everybody.
+    bench.engine.closer = Closer::with_room(100, 0);
+    for user in [USER, 0] {
+        bench.user = user;
+        assert_eq!(bench.bound("10.0.0.1:0").0.status, libc::ENFILE);
+    }
+    bench.engine.closer = Closer::with_room(100, 1 << 20);
+    assert_eq!(bench.bound("10.0.0.1:0").0.status, 0);
+}
+
+#[test]
+fn a_user_cannot_use_up_the_clients() {
+    let bench = Bench::new(100);
+    let places = bench.engine.control.places.clone();
+    let admit = |process, user| places.admit(Kind::Client, process, user, 1 << 20);
+    let hostile: Vec<_> =
+        (0..40).flat_map(|process| std::iter::from_fn(move || admit(process, USER))).collect();
+    assert_eq!(hostile.len(), 8192);
+    let second: Vec<_> =
+        (100..140).flat_map(|process| std::iter::from_fn(move || admit(process, USER + 1))).collect();
+    assert_eq!(second.len(), 4096);
+    assert!(admit(200, USER + 2).is_some() && admit(201, 0).is_some());
+}
+
+#[test]
+fn a_connection_counts_until_its_end_is_closed() {
+    let mut bench = Bench::new(3);
+    bench.engine.closer = Closer::with_room(0, 1 << 20);
+    let listener = bench.listening("127.0.0.1:8080");
+    let (client, server) = connection(&mut bench, &listener);
+    let mut lingering = Lingering::new();
+    lingering.send(&client, b"bytes", 1);
+    lingering.leave();
+    drop((client, server));
+    bench.turn();
+    assert_eq!((bench.engine.sockets.len(), bench.engine.closer.unclosed()), (1, 1));
+    let _second = bench.bound("127.0.0.1:0").1.unwrap();
+    assert_eq!(bench.bound("127.0.0.1:0").0.status, libc::ENFILE);
+    drop(lingering);
+    bench.wait_until_closed();
+    // The thread drops the place after it has closed the descriptor.
+    let start = Instant::now();
+    while bench.bound("127.0.0.1:0").0.status != 0 {
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
 }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::arena::Key;
 use crate::engine::control::MOST_PASSED;
+use crate::engine::places::Kind;
 use crate::socket::{Listening, Role, Socket};
 use inlane_offload_protocol::message::accept;
 
@@ -114,14 +115,15 @@ fn a_client_that_asks_for_reports_holds_up_no_other_client_of_its_thread() {
 #[test]
 fn a_process_has_a_limited_number_of_clients() {
     let trio = Trio::new();
-    let controls = trio.threads().engines().iter().map(|engine| &engine.control);
+    let engines = trio.threads().engines();
+    let admit =
+        |thread: usize, process| engines[thread].control.places.admit(Kind::Client, process, 1000, 1 << 20);
     let mut admitted: Vec<_> =
-        controls.flat_map(|control| (0..2000).filter_map(|_| control.admit_client(7))).collect();
+        (0..THREADS).flat_map(|thread| (0..2000).filter_map(move |_| admit(thread, 7))).collect();
     assert_eq!(admitted.len(), 1024);
-    let control = &trio.threads().engines()[1].control;
-    assert!(control.admit_client(7).is_none() && control.admit_client(8).is_some());
+    assert!(admit(1, 7).is_none() && admit(1, 8).is_some());
     admitted.pop();
-    assert!(control.admit_client(7).is_some());
+    assert!(admit(1, 7).is_some());
 }
 
 /// Programs must be distributed evenly over the threads, although `inlane offload run` also connects to the
@@ -279,7 +281,9 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
         engine.note_time_wait(flow);
     }
     let process = std::process::id() as i32;
-    while engine.control.admit(process) {}
+    let places = engine.control.places.clone();
+    let admit = || places.admit(Kind::Socket, process, 0, 1 << 20);
+    let _admitted: Vec<_> = std::iter::from_fn(admit).collect();
     let mut message = Message::new(Operation::Connect);
     message.remote = Some(remote);
     assert_eq!(trio.ask(&program, message, None).0.status, libc::ENFILE);

@@ -1,0 +1,134 @@
+//! Limits what a process and a user have on the engine: sockets, and connections to the control socket.
+//!
+//! Each needs descriptors of the engine, of which the engine has a limited number. So a user may have at most as many
+//! sockets and clients as descriptors are free. One user alone then gets about half of them, and any further user gets a
+//! share of the rest. Root and the engine's own user may use all.
+
+use super::open::is_trusted;
+use super::shared::lock;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex};
+
+/// The most clients at the same time. Each process keeps one connection open. `inlane offload status` also
+/// opens one for its request.
+pub(super) const MOST_CLIENTS: usize = 16384;
+/// The most clients of one process. Without this limit, one program could exclude others from the engine. If
+/// threads of a process send requests at the same time, each of them needs its own client.
+const MOST_OF_PROCESS: usize = 1024;
+
+/// What needs a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A socket that the engine runs.
+    Socket,
+    /// A connection to the control socket.
+    Client,
+}
+
+/// The numbers of sockets and clients of a process or of a user.
+#[derive(Clone, Copy, Default)]
+struct Usage {
+    sockets: usize,
+    clients: usize,
+}
+
+impl Usage {
+    fn of(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Socket => &mut self.sockets,
+            Kind::Client => &mut self.clients,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    processes: HashMap<i32, Usage>,
+    users: HashMap<u32, Usage>,
+    clients: usize,
+}
+
+impl Counts {
+    fn add(&mut self, kind: Kind, process: i32, user: u32) {
+        *self.processes.entry(process).or_default().of(kind) += 1;
+        *self.users.entry(user).or_default().of(kind) += 1;
+        self.clients += usize::from(kind == Kind::Client);
+    }
+
+    fn subtract(&mut self, kind: Kind, process: i32, user: u32) {
+        subtract(&mut self.processes, process, kind);
+        subtract(&mut self.users, user, kind);
+        self.clients -= usize::from(kind == Kind::Client);
+    }
+}
+
+/// Subtracts one from a count. Removes the key if all its counts are 0.
+fn subtract<K: Hash + Eq>(usages: &mut HashMap<K, Usage>, key: K, kind: Kind) {
+    if let Some(usage) = usages.get_mut(&key) {
+        *usage.of(kind) -= 1;
+        if usage.sockets + usage.clients == 0 {
+            usages.remove(&key);
+        }
+    }
+}
+
+/// The places of all processes and users. Clones share the counts.
+#[derive(Clone)]
+pub(super) struct Places {
+    counts: Arc<Mutex<Counts>>,
+    /// The most sockets of one process.
+    most_sockets: usize,
+}
+
+/// One socket or one client in the counts. Dropping it subtracts it.
+pub(crate) struct Place {
+    counts: Arc<Mutex<Counts>>,
+    kind: Kind,
+    process: i32,
+    user: u32,
+}
+
+impl Places {
+    /// Creates the table. A process gets at most `most_sockets` sockets.
+    pub fn new(most_sockets: usize) -> Self {
+        Self { counts: Arc::default(), most_sockets }
+    }
+
+    /// Counts a new socket or client. `free` is the number of descriptors that the engine may still keep. Returns `None`,
+    /// without counting, if the process or its user has as many as allowed.
+    pub fn admit(&self, kind: Kind, process: i32, user: u32, free: usize) -> Option<Place> {
+        let mut counts = lock(&self.counts);
+        let of_process = *counts.processes.get(&process).copied().unwrap_or_default().of(kind);
+        let of_user = counts.users.get(&user).copied().unwrap_or_default();
+        let free_clients = MOST_CLIENTS.saturating_sub(counts.clients);
+        let (most, fits) = match kind {
+            Kind::Socket => (self.most_sockets, true),
+            Kind::Client => (MOST_OF_PROCESS, free_clients > of_user.clients || is_trusted(user)),
+        };
+        let shares = of_user.sockets + of_user.clients < free || is_trusted(user) && free > 0;
+        (of_process < most && fits && shares).then(|| {
+            counts.add(kind, process, user);
+            Place { counts: self.counts.clone(), kind, process, user }
+        })
+    }
+
+    /// Returns the number of processes that have at least one socket on the engine.
+    pub fn processes(&self) -> usize {
+        lock(&self.counts).processes.values().filter(|usage| usage.sockets > 0).count()
+    }
+}
+
+impl Place {
+    /// Counts one more of the same kind for the same process, also beyond the limit.
+    pub fn another(&self) -> Self {
+        lock(&self.counts).add(self.kind, self.process, self.user);
+        Self { counts: self.counts.clone(), ..*self }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.counts).subtract(self.kind, self.process, self.user);
+    }
+}
