@@ -6,9 +6,10 @@
 //! of the table outdated. So before each use, the library compares the descriptor's inode with the slot's
 //! inode. Even an outdated entry points to valid memory, because slots are never unmapped.
 
+use crate::epoll::ready;
 use crate::signals::BlockedSignals;
 use crate::wait::{self, Patience};
-use crate::{control, errno, fail, ready, real, set_errno, socket};
+use crate::{control, errno, fail, real, set_errno, socket};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::lease::{SEND, Slot};
 use libc::{c_int, c_long, c_void, iovec, ssize_t};

@@ -4,10 +4,11 @@
 //! calls the C library first. It checks for an offloaded socket only if that call fails.
 
 use crate::convert::{self, Conversion};
+use crate::epoll::{self, deferred};
 use crate::socket::{local_of, name_of};
 use crate::{
-    datagram, deferred, direct, duplicates, epoll, errno, exec, fail, memory, ready, real, receive, send,
-    set_errno, socket, unconnected, wait,
+    datagram, direct, duplicates, errno, exec, fail, memory, real, receive, send, set_errno, socket,
+    unconnected, wait,
 };
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::{Local, SocketName};
@@ -501,39 +502,15 @@ hooks! {
     }
 
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        if deferred::control(instance, operation, fd, event) {
-            return 0;
-        }
-        deferred::flush();
-        deferred::share(fd);
-        let result = real::epoll_ctl(instance, operation, fd, event);
-        if result == 0 && matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) && !event.is_null() {
-            let event = event.read_unaligned();
-            epoll::remember(instance, fd, event);
-            wait::note_watched(instance, fd);
-            ready::note_registered(instance, fd, event);
-            deferred::note_kernel(instance, fd, Some(event));
-        }
-        if result == 0 && operation == libc::EPOLL_CTL_DEL {
-            epoll::forget(instance, fd);
-            ready::note_removed(instance, fd);
-            deferred::note_kernel(instance, fd, None);
-        }
-        result
+        epoll::control(instance, operation, fd, event)
     }
 
     fn epoll_create(size: c_int) -> c_int {
-        let instance = real::epoll_create(size);
-        deferred::note_created(instance);
-        ready::forget_instance(instance);
-        instance
+        epoll::note_created(real::epoll_create(size))
     }
 
     fn epoll_create1(flags: c_int) -> c_int {
-        let instance = real::epoll_create1(flags);
-        deferred::note_created(instance);
-        ready::forget_instance(instance);
-        instance
+        epoll::note_created(real::epoll_create1(flags))
     }
 
     fn epoll_wait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {

@@ -25,7 +25,6 @@
 mod control;
 mod convert;
 mod datagram;
-mod deferred;
 mod direct;
 mod duplicates;
 mod epoll;
@@ -34,7 +33,6 @@ mod hooks;
 mod imports;
 mod memory;
 mod open;
-mod ready;
 mod real;
 mod receive;
 mod send;
@@ -53,7 +51,7 @@ extern "C" fn initialise() {
     real::find_c_library();
     settings::read();
     control::forget_after_fork();
-    deferred::share_at_fork();
+    epoll::deferred::share_at_fork();
     datagram::find_inherited();
 }
 

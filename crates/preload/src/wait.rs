@@ -6,8 +6,9 @@
 //! one-shot registrations.
 
 use crate::direct::now_ns;
+use crate::epoll::{deferred, ready};
 use crate::signals::BlockedSignals;
-use crate::{deferred, direct, errno, ready, real, set_errno};
+use crate::{direct, errno, real, set_errno};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::os::fd::RawFd;

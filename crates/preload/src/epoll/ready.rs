@@ -2,7 +2,7 @@
 //!
 //! The engine offers received bytes to the posted receive of a slot of shared memory
 //! ([`inlane_offload_protocol::lease`]). The kernel then does not know that the descriptor is readable. This
-//! module keeps copies of the registrations whose events it can find itself: level-triggered registrations of
+//! module watches the registrations whose events it can find itself: level-triggered registrations of
 //! connections with a slot. The kernel also has all registrations and finds all other events. `deferred`
 //! updates the kernel's registrations before the kernel is asked for events.
 //!
@@ -13,20 +13,20 @@
 //! ```
 //!
 //! One call returns either the module's events or the kernel's, so that no descriptor is in its result twice.
-//! A copy can become outdated by calls that the library does not see. So an event is reported only if the
-//! descriptor's inode equals the inode in the slot. Only one thread can use the posted receives of an epoll
+//! An entry of the table can become outdated by calls that the library does not see. So an event is reported
+//! only if the descriptor's inode equals the inode in the slot. Only one thread can use the posted receives of an epoll
 //! instance. If several threads used them, the engine could offer bytes to one thread while another thread
 //! waits for them.
 
-use crate::{control, deferred, direct, epoll, errno, set_errno};
+use super::instance::{self, Instance, set};
+use super::table::{self, Entry};
+use super::{Registration, deferred};
+use crate::{control, direct, errno, set_errno};
 use inlane_offload_protocol::lease::{SEND, SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::Ordering;
 
-/// The number of descriptors in the table of instances. Epoll instances with higher descriptors get all their
-/// events from the kernel.
-const MOST: usize = 1024;
 /// The number of consecutive calls that may return only events from shared memory. The next call also asks
 /// the kernel, because other descriptors may have events.
 const CALLS: u32 = 8;
@@ -35,223 +35,123 @@ pub const SUPPORTED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
         as u32;
 
-/// A copy of one connection's epoll registration. `WATCHED[n]` is for the connection that uses slot n of
-/// shared memory.
-struct Watched {
-    /// The descriptor that the program registered, plus 1. It is 0 if this entry holds no registration.
-    fd: AtomicI32,
-    instance: AtomicI32,
-    data: AtomicU64,
-    /// The inode of the connection, or 0 while the other fields change. It identifies the connection, because
-    /// numbers of descriptors and slots are reused soon, but inodes of sockets only after 2^32 other sockets.
-    inode: AtomicU64,
-}
-
-static WATCHED: [Watched; SLOTS] = [const {
-    Watched {
-        fd: AtomicI32::new(0),
-        instance: AtomicI32::new(0),
-        data: AtomicU64::new(0),
-        inode: AtomicU64::new(0),
-    }
-}; SLOTS];
-
-impl Watched {
-    /// Returns the program's registration in the epoll instance `epoll` for the connection that uses `slot`:
-    /// its descriptor and data. Returns `None` if this entry holds no such registration.
-    fn of(&self, epoll: RawFd, slot: Slot) -> Option<(RawFd, u64)> {
-        let inode = self.inode.load(Ordering::Acquire);
-        let fd = self.fd.load(Ordering::Relaxed) - 1;
-        let instance = self.instance.load(Ordering::Relaxed);
-        let data = self.data.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        // A writer first sets the inode to 0, and inodes are not reused soon. If the inode is unchanged, no
-        // other thread has therefore changed the fields while they were read.
-        let whole = inode != 0 && inode == self.inode.load(Ordering::Relaxed);
-        let same = inode == slot.header().inode.load(Ordering::Acquire);
-        (whole && same && fd >= 0 && instance == epoll).then_some((fd, data))
-    }
-}
-
-/// An epoll instance. Bit n of its masks belongs to slot n.
-struct Instance {
-    /// A mask of the slots whose connections are watched for input.
-    readers: AtomicU64,
-    /// The slots of connections that are watched for output.
-    writers: AtomicU64,
-    /// The only thread that has waited for events of this instance so far. 0 if no thread has waited,
-    /// [`SEVERAL`] if more than one thread has waited.
-    waiter: AtomicUsize,
-    /// The approximate number of waits since the last wait that asked the kernel for events.
-    calls: AtomicU32,
-    /// The number of the slot of shared memory whose event is reported first. It changes, because a program
-    /// may ask for few events. All connections then get their turn.
-    first: AtomicU32,
-}
-
-/// The value of `Instance::waiter` if several threads have waited on the epoll instance.
-const SEVERAL: usize = usize::MAX;
-
-static INSTANCES: [Instance; MOST] = [const {
-    Instance {
-        readers: AtomicU64::new(0),
-        writers: AtomicU64::new(0),
-        waiter: AtomicUsize::new(0),
-        calls: AtomicU32::new(0),
-        first: AtomicU32::new(0),
-    }
-}; MOST];
-
-fn instance(fd: RawFd) -> Option<&'static Instance> {
-    usize::try_from(fd).ok().and_then(|fd| INSTANCES.get(fd))
-}
-
-/// Returns a number that identifies the calling thread among the running threads of the process.
-pub fn thread() -> usize {
-    // SAFETY: has no preconditions. Each thread has an errno of its own.
-    unsafe { libc::__errno_location() as usize }
+/// Returns the slot of shared memory that the table of slots holds for `fd`, and its number. Returns `None` if
+/// there is none, or if the slot lies in the shared memory of an earlier control connection. The slot may be outdated.
+#[inline]
+pub fn slot(fd: RawFd) -> Option<(Slot, usize)> {
+    let slot = direct::slot(fd)?;
+    Some((slot, index_of(slot)?))
 }
 
 /// Returns the index of `slot` in the shared memory of the current control connection. Returns `None` if the
 /// slot lies in the shared memory of an earlier one.
-pub fn index_of(slot: Slot) -> Option<usize> {
+fn index_of(slot: Slot) -> Option<usize> {
     control::area()?.index_of(slot)
 }
 
-fn set(mask: &AtomicU64, bit: u64, value: bool) {
-    // If the bit already has this value, skip the locked operation. This is the frequent case.
-    if (mask.load(Ordering::Relaxed) & bit != 0) != value {
-        match value {
-            true => mask.fetch_or(bit, Ordering::Relaxed),
-            false => mask.fetch_and(!bit, Ordering::Relaxed),
-        };
+/// Stores the program's registration of `fd` in its entry of the table. Watches it if this module can find its
+/// events.
+pub fn register(entry: &Entry, instance: RawFd, fd: RawFd, event: epoll_event) {
+    let found = slot(fd);
+    let is_watched = found.is_some_and(|(slot, index)| {
+        table::is_watched(index, fd) && entry.watched_data(instance, slot).is_some()
+    });
+    if !is_watched && entry.inode.load(Ordering::Relaxed) != 0 {
+        // The watched registration is that of an earlier socket, of an earlier slot, or in another epoll instance.
+        table::slot_of(fd).inspect(|&index| unwatch(index));
+    }
+    entry.store(fd, instance, event);
+    if let Some((slot, index)) = found {
+        watch(entry, instance, fd, event.events, slot, index, is_watched);
     }
 }
 
-/// Clears the copied registrations that belong to an earlier epoll instance with the number `fd`. Call this
-/// when the program has created an instance with this number.
-pub fn forget_instance(fd: RawFd) {
-    for watched in &WATCHED {
-        if watched.instance.load(Ordering::Relaxed) == fd {
-            watched.inode.store(0, Ordering::Relaxed);
-            fence(Ordering::Release);
-            watched.fd.store(0, Ordering::Relaxed);
-        }
-    }
-    if let Some(instance) = instance(fd) {
-        instance.readers.store(0, Ordering::Relaxed);
-        instance.writers.store(0, Ordering::Relaxed);
-        instance.waiter.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Records that the program registered `fd` in the epoll instance `epoll`, or changed its registration.
-pub fn note_registered(epoll: RawFd, fd: RawFd, event: epoll_event) {
-    if let Some(slot) = direct::slot(fd)
-        && let Some(index) = index_of(slot)
-    {
-        register(epoll, fd, event, slot, index);
-    }
-}
-
-fn register(epoll: RawFd, fd: RawFd, event: epoll_event, slot: Slot, index: usize) {
-    let (watched, bit) = (&WATCHED[index], 1u64 << index);
+/// Watches the registration in `entry`. `is_watched` is true if it is watched already, and the program has only
+/// changed its events.
+fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, index: usize, is_watched: bool) {
     let inode = slot.header().inode.load(Ordering::Acquire);
-    let same = watched.of(epoll, slot).is_some_and(|(watched, _)| watched == fd);
-    if !same {
+    if !is_watched {
         if !direct::is_same_quietly(fd, slot) {
             return;
         }
-        remove(index);
+        unwatch(index);
     }
-    let Some(instance) = instance(epoll).filter(|_| event.events & !SUPPORTED == 0) else {
-        remove(index);
+    let Some(instance) = instance::of(instance).filter(|_| events & !SUPPORTED == 0) else {
+        unwatch(index);
         // The library cannot find the events of this registration, so only the kernel reports them. Let the
         // engine move the bytes offered in shared memory to the socket pair, because the kernel sees only the
         // pair.
         return direct::withdraw_from(fd, slot);
     };
-    watched.data.store(event.u64, Ordering::Relaxed);
-    watched.instance.store(epoll, Ordering::Relaxed);
-    watched.fd.store(fd + 1, Ordering::Relaxed);
-    watched.inode.store(inode, Ordering::Release);
-    let reads = event.events & libc::EPOLLIN as u32 != 0;
-    set(&instance.readers, bit, reads);
-    set(&instance.writers, bit, event.events & libc::EPOLLOUT as u32 != 0);
-    if reads && !same {
+    if !is_watched {
+        table::watch(index, fd, entry, inode);
+    }
+    set_events(instance, index, events);
+    if !is_watched && events & libc::EPOLLIN as u32 != 0 {
         post(instance, slot);
     }
 }
 
-/// Removes the library's copy of an epoll registration. From now on, the program learns of the connection's
-/// events from the kernel alone.
-fn remove(index: usize) {
-    let (watched, bit) = (&WATCHED[index], 1u64 << index);
-    if watched.fd.load(Ordering::Relaxed) == 0 {
+/// Looks for these events of the connection in slot `index` from now on.
+#[inline]
+pub fn set_events(instance: &Instance, index: usize, events: u32) {
+    set(&instance.readers, 1 << index, events & libc::EPOLLIN as u32 != 0);
+    set(&instance.writers, 1 << index, events & libc::EPOLLOUT as u32 != 0);
+}
+
+/// Ends the watch of the slot `index`. From now on, the program learns of the connection's events from the
+/// kernel alone.
+fn unwatch(index: usize) {
+    if table::watched(index).is_none() {
         return;
     }
-    deferred::note_removed(index);
-    watched.inode.store(0, Ordering::Relaxed);
-    fence(Ordering::Release);
-    let fd = watched.fd.swap(0, Ordering::Relaxed) - 1;
+    deferred::flush();
+    let Some((fd, instance)) = table::unwatch(index) else { return };
     if let Some(slot) = control::area().and_then(|area| area.slot(index)) {
         direct::withdraw_from(fd, slot);
     }
-    if let Some(instance) = instance(watched.instance.load(Ordering::Relaxed)) {
-        set(&instance.readers, bit, false);
-        set(&instance.writers, bit, false);
+    if let Some(instance) = instance::of(instance) {
+        instance.stop_watching(1 << index);
     }
 }
 
-/// Records that `fd` was removed from the epoll instance `epoll`.
+/// Records that `fd` was removed from the epoll instance `epoll`, which `entry` shows.
 pub fn note_removed(epoll: RawFd, fd: RawFd) {
-    let index = direct::slot(fd).and_then(index_of);
-    if let Some(index) = index
-        && WATCHED[index].fd.load(Ordering::Relaxed) == fd + 1
-        && WATCHED[index].instance.load(Ordering::Relaxed) == epoll
-        && let Some(instance) = instance(epoll)
+    if let Some((_, index)) = slot(fd)
+        && table::is_watched(index, fd)
+        && let Some(instance) = instance::of(epoll)
     {
-        // Keep the library's copy of the registration and only stop reporting events, because many programs
-        // register the descriptor again.
-        set(&instance.readers, 1 << index, false);
-        set(&instance.writers, 1 << index, false);
+        // Keep watching the registration and only stop reporting events, because many programs register the
+        // descriptor again.
+        instance.stop_watching(1 << index);
     }
 }
 
-/// Removes the copied epoll registration for `slot` of the shared memory, if it belongs to an earlier
-/// connection. Call this when a new connection has got the slot.
+/// Ends the watch of `slot` if it belongs to an earlier connection. Call this when a new connection has got
+/// the slot.
 pub fn forget_outdated(slot: Slot) {
     if let Some(index) = index_of(slot)
-        && WATCHED[index].inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
+        && let Some((_, entry)) = table::watched(index)
+        && entry.inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
     {
-        remove(index);
+        unwatch(index);
     }
 }
 
-/// Records that the connection `fd` now has the slot `slot` of shared memory.
+/// Watches the registration of the connection `fd`, which has just got the slot `slot` of shared memory.
 pub fn note_adopted(fd: RawFd, slot: Slot) {
     let before = errno();
-    if let Some(index) = index_of(slot)
-        && let Some((instance, event)) = epoll::registered(fd, SUPPORTED)
+    // Check the flags first. `Registration::of` writes the registration to the kernel again, with the same
+    // value. This would make a one-shot registration report again.
+    if index_of(slot).is_some()
+        && let Some(entry) = table::entry(fd)
+        && entry.wanted.load(Ordering::Relaxed) as u32 & !SUPPORTED == 0
+        && let Some(registration) = Registration::of(fd)
     {
-        register(instance, fd, event, slot, index);
-        deferred::note_kernel(instance, fd, Some(event));
+        register(entry, registration.instance, fd, registration.event);
+        deferred::note_kernel(entry);
     }
     set_errno(before);
-}
-
-/// Returns true if this module has a copy of the registration of `fd` in the epoll instance `epoll`.
-pub fn watches(epoll: RawFd, fd: RawFd) -> bool {
-    direct::slot(fd).is_some_and(|slot| {
-        index_of(slot)
-            .and_then(|index| WATCHED[index].of(epoll, slot))
-            .is_some_and(|(watched, _)| watched == fd)
-    })
-}
-
-/// Returns true if the calling thread, and no other, waits for the events of the epoll instance `fd`.
-pub fn waits_alone(fd: RawFd) -> bool {
-    instance(fd).is_some_and(|instance| instance.waiter.load(Ordering::Relaxed) == thread())
 }
 
 /// Posts a receive in `slot` of the shared memory. Does nothing unless the calling thread is the one that
@@ -259,7 +159,7 @@ pub fn waits_alone(fd: RawFd) -> bool {
 fn post(instance: &Instance, slot: Slot) {
     let header = slot.header();
     let inode = header.inode.load(Ordering::Acquire);
-    if instance.waiter.load(Ordering::Relaxed) != thread()
+    if !instance.waits_alone()
         || inode == 0
         || header.low_water.load(Ordering::Relaxed) != 0
         || !slot.receive().post()
@@ -273,11 +173,12 @@ fn post(instance: &Instance, slot: Slot) {
 /// kernel's receive on `fd` has returned bytes.
 pub fn note_received(fd: RawFd, slot: Slot) {
     if let Some(index) = index_of(slot)
-        && WATCHED[index].fd.load(Ordering::Relaxed) == fd + 1
-        && let Some(instance) = instance(WATCHED[index].instance.load(Ordering::Relaxed))
+        && table::is_watched(index, fd)
+        && let Some(entry) = table::entry(fd)
+        && let Some(instance) = instance::of(entry.instance.load(Ordering::Relaxed))
         && instance.readers.load(Ordering::Relaxed) & 1 << index != 0
         && slot.receive().is_idle()
-        && instance.waiter.load(Ordering::Relaxed) == thread()
+        && instance.waits_alone()
         && direct::is_same_quietly(fd, slot)
     {
         post(instance, slot);
@@ -302,15 +203,12 @@ pub struct Waiting {
 /// # Safety
 /// `events` has room for `room` events during the program's call.
 pub unsafe fn begin(fd: RawFd, events: *mut epoll_event, room: c_int, sleeps: bool) -> Option<Waiting> {
-    let instance = instance(fd)?;
-    let thread = thread();
-    let waiter = instance.waiter.load(Ordering::Relaxed);
-    if waiter != thread {
+    let instance = instance::of(fd)?;
+    if !instance.waits_alone() {
         if !sleeps {
             return None;
         }
-        let waiter = if waiter == 0 { thread } else { SEVERAL };
-        instance.waiter.store(waiter, Ordering::Relaxed);
+        instance.note_waiter();
     }
     let used = instance.readers.load(Ordering::Relaxed) | instance.writers.load(Ordering::Relaxed) != 0;
     let room = usize::try_from(room).ok().filter(|&room| room > 0 && used && !events.is_null())?;
@@ -347,7 +245,8 @@ impl Waiting {
             rest &= rest - 1;
             let Some(slot) = area.slot(index) else { continue };
             let bit = 1u64 << index;
-            let Some((fd, data)) = WATCHED[index].of(self.fd, slot) else { continue };
+            let Some((fd, entry)) = table::watched(index) else { continue };
+            let Some(data) = entry.watched_data(self.fd, slot) else { continue };
             let mut found = 0;
             if ready & bit != 0 {
                 let mut readable = is_readable(fd, slot);
@@ -371,7 +270,7 @@ impl Waiting {
                 continue;
             }
             if direct::slot(fd) != Some(slot) || !direct::is_same(fd, slot) {
-                remove(index);
+                unwatch(index);
                 continue;
             }
             let event = epoll_event { events: found, u64: data };

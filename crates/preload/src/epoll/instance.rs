@@ -1,0 +1,118 @@
+//! The table of epoll instances: which slots of shared memory they watch, which thread waits for their events,
+//! and whether other processes can reach them.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// The number of descriptors in the table. Epoll instances with higher descriptors get all their events from
+/// the kernel, and their changes are never deferred.
+const MOST: usize = 1024;
+
+/// An epoll instance. Bit n of its masks belongs to slot n.
+pub struct Instance {
+    /// A mask of the slots whose connections are watched for input.
+    pub readers: AtomicU64,
+    /// The slots of connections that are watched for output.
+    pub writers: AtomicU64,
+    /// The only thread that has waited for events of this instance so far. 0 if no thread has waited,
+    /// [`SEVERAL`] if more than one thread has waited.
+    waiter: AtomicUsize,
+    /// The approximate number of waits since the last wait that asked the kernel for events.
+    pub calls: AtomicU32,
+    /// The number of the slot of shared memory whose event is reported first. It changes, because a program
+    /// may ask for few events. All connections then get their turn.
+    pub first: AtomicU32,
+    /// The epoch in which the process created the instance, or 0. The instance is private while this is the
+    /// current epoch.
+    created: AtomicU32,
+}
+
+/// The value of `Instance::waiter` if several threads have waited on the epoll instance.
+const SEVERAL: usize = usize::MAX;
+
+static INSTANCES: [Instance; MOST] = [const {
+    Instance {
+        readers: AtomicU64::new(0),
+        writers: AtomicU64::new(0),
+        waiter: AtomicUsize::new(0),
+        calls: AtomicU32::new(0),
+        first: AtomicU32::new(0),
+        created: AtomicU32::new(0),
+    }
+}; MOST];
+
+/// The current epoch. A new one begins when the process passes on descriptors.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+
+/// Returns the entry of the epoll instance `fd`, or `None` if the descriptor is too high. The descriptor need
+/// not be an epoll instance.
+#[inline]
+pub fn of(fd: RawFd) -> Option<&'static Instance> {
+    usize::try_from(fd).ok().and_then(|fd| INSTANCES.get(fd))
+}
+
+/// Makes all existing epoll instances shared.
+pub fn share_all() {
+    // 0 stands for instances that were not created here.
+    let next = EPOCH.load(Ordering::Relaxed).checked_add(1).unwrap_or(1);
+    EPOCH.store(next, Ordering::Relaxed);
+}
+
+/// Returns a number that identifies the calling thread among the running threads of the process.
+pub fn thread() -> usize {
+    // SAFETY: has no preconditions. Each thread has an errno of its own.
+    unsafe { libc::__errno_location() as usize }
+}
+
+/// Sets or clears `bit` in a mask of an instance.
+pub fn set(mask: &AtomicU64, bit: u64, value: bool) {
+    // If the bit already has this value, skip the locked operation. This is the frequent case.
+    if (mask.load(Ordering::Relaxed) & bit != 0) != value {
+        match value {
+            true => mask.fetch_or(bit, Ordering::Relaxed),
+            false => mask.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+}
+
+impl Instance {
+    /// Begins a new private instance, which the process has just created with this descriptor.
+    pub fn begin(&self) {
+        self.readers.store(0, Ordering::Relaxed);
+        self.writers.store(0, Ordering::Relaxed);
+        self.waiter.store(0, Ordering::Relaxed);
+        self.created.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Returns true if no other process or descriptor can reach the instance.
+    pub fn is_private(&self) -> bool {
+        self.created.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the process has created the instance and has not shared it by itself.
+    pub fn is_created(&self) -> bool {
+        self.created.load(Ordering::Relaxed) != 0
+    }
+
+    /// Makes the instance shared. Also call this when its descriptor is closed.
+    pub fn share(&self) {
+        self.created.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns true if the calling thread, and no other, waits for the events of the instance.
+    pub fn waits_alone(&self) -> bool {
+        self.waiter.load(Ordering::Relaxed) == thread()
+    }
+
+    /// Records that the calling thread waits for events of the instance.
+    pub fn note_waiter(&self) {
+        let waiter = if self.waiter.load(Ordering::Relaxed) == 0 { thread() } else { SEVERAL };
+        self.waiter.store(waiter, Ordering::Relaxed);
+    }
+
+    /// Stops watching a slot for input and output. `bit` is the slot's bit of the masks.
+    pub fn stop_watching(&self, bit: u64) {
+        set(&self.readers, bit, false);
+        set(&self.writers, bit, false);
+    }
+}
