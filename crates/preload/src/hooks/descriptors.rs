@@ -1,0 +1,101 @@
+//! Functions that close, duplicate and control descriptors.
+
+use crate::epoll::deferred;
+use crate::socket::name_of;
+use crate::{datagram, direct, duplicates, fail, memory, real, unconnected};
+use libc::{c_char, c_int, c_uint, c_ulong, c_void};
+
+/// Linux's ioctl for the number of bytes that TCP has not sent yet.
+const SIOCOUTQNSD: c_ulong = 0x894b;
+
+hooks! {
+    // The C library's `ioctl` is variadic. One fixed argument works too, because x86-64 and AArch64 pass
+    // variadic and fixed arguments alike.
+    fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        // Compare only the lower half. The kernel ignores the upper half, which can have any value in
+        // programs of musl.
+        let kind = c_ulong::from(request as c_uint);
+        if kind == libc::FIONREAD {
+            let bytes = match datagram::name_of(fd) {
+                Some(name) => Some(datagram::next_length(fd, &name)),
+                None => direct::offered(fd).map(|bytes| bytes as c_int),
+            };
+            if let Some(bytes) = bytes {
+                return if memory::write_bytes(argument.cast(), &bytes.to_ne_bytes()) { 0 } else { fail(libc::EFAULT) };
+            }
+        }
+        if matches!(kind, libc::FIONREAD | libc::TIOCOUTQ | SIOCOUTQNSD) && unconnected::is_listener(fd) {
+            return fail(libc::EINVAL);
+        }
+        if kind == SIOCOUTQNSD && name_of(fd).is_some() {
+            return real::ioctl(fd, libc::TIOCOUTQ, argument);
+        }
+        real::ioctl(fd, request, argument)
+    }
+
+    fn close(fd: c_int) -> c_int {
+        deferred::note_closing(fd);
+        real::close(fd)
+    }
+
+    // Older versions of the C libraries lack these two functions, so make the system call.
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        deferred::forget_all();
+        deferred::share_all();
+        real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int
+    }
+
+    fn closefrom(first: c_int) -> c_int {
+        close_range(first.max(0) as c_uint, c_uint::MAX, 0)
+    }
+
+    fn fclose(file: *mut c_void) -> c_int {
+        deferred::forget_all();
+        real::fclose(file)
+    }
+
+    fn freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
+        deferred::forget_all();
+        real::freopen(path, mode, file)
+    }
+
+    // glibc's name of freopen in programs with 64-bit file offsets.
+    fn freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
+        deferred::forget_all();
+        real::freopen64(path, mode, file)
+    }
+
+    fn dup(fd: c_int) -> c_int {
+        deferred::share(fd);
+        duplicates::note(fd, real::dup(fd))
+    }
+
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        deferred::share(fd);
+        deferred::note_closing(to);
+        duplicates::note(fd, real::dup2(fd, to))
+    }
+
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        deferred::share(fd);
+        deferred::note_closing(to);
+        duplicates::note(fd, real::dup3(fd, to, flags))
+    }
+
+    // The C library's `fcntl` is variadic. One fixed argument works too, as explained at `ioctl`.
+    fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            deferred::share(fd);
+        }
+        let result = real::fcntl(fd, command, argument);
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicates::note(fd, result),
+            _ => result,
+        }
+    }
+
+    // glibc's name of fcntl in programs with 64-bit file offsets.
+    fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+        fcntl(fd, command, argument)
+    }
+}

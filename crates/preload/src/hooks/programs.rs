@@ -1,0 +1,50 @@
+//! Functions that start programs. The started program gets the preloaded library, and finds the epoll
+//! registrations that this program expects.
+
+use crate::epoll::deferred;
+use crate::{exec, real};
+use libc::{c_char, c_int, c_void, pid_t};
+
+hooks! {
+    fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
+        let mut room = exec::EMPTY;
+        real::execve(path, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
+        deferred::share_all();
+        real::execv(path, arguments)
+    }
+
+    fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
+        deferred::share_all();
+        real::execvp(file, arguments)
+    }
+
+    fn execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
+        let mut room = exec::EMPTY;
+        real::execvpe(file, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
+        let mut room = exec::EMPTY;
+        real::fexecve(fd, arguments, exec::environment(environment, &mut room))
+    }
+
+    fn posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
+        let mut room = exec::EMPTY;
+        let environment = exec::environment(environment, &mut room);
+        real::posix_spawn(process, path, actions, attributes, arguments, environment)
+    }
+
+    fn posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        deferred::share_all();
+        let mut room = exec::EMPTY;
+        let environment = exec::environment(environment, &mut room);
+        real::posix_spawnp(process, file, actions, attributes, arguments, environment)
+    }
+}
