@@ -51,6 +51,14 @@ pub fn forget_after_fork() {
     real::at_fork(None, Some(child));
 }
 
+/// Returns true if the connection to the engine belongs to another process. A child of vfork finds the connection of its
+/// parent, because both share the variables of this library. Returns false without a connection.
+pub fn is_shared_by_vfork() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    // SAFETY: has no preconditions.
+    owner != 0 && owner != unsafe { libc::getpid() }
+}
+
 fn inode(fd: RawFd) -> Option<u64> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call writes the structure if it succeeds.
@@ -166,10 +174,7 @@ pub fn other_version() -> Option<u8> {
 }
 
 fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
-    // SAFETY: has no preconditions.
-    let process = unsafe { libc::getpid() };
-    let owner = OWNER.load(Ordering::Relaxed);
-    if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
+    if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
         let fd = open()?;
         let reply = exchange(fd, message, attached);
         // SAFETY: the descriptor was opened here.
@@ -242,12 +247,9 @@ pub fn adopt(fd: RawFd) -> Result<(Slot, i32), c_int> {
 }
 
 fn adopt_kept(fd: RawFd) -> Result<(Slot, i32), c_int> {
-    // SAFETY: has no preconditions.
-    let process = unsafe { libc::getpid() };
-    let owner = OWNER.load(Ordering::Relaxed);
     // Give up if another thread uses the kept control connection, or if it belongs to another process, such
     // as the parent after a fork. Slots of the shared memory can be requested only over this connection.
-    if (owner != 0 && owner != process) || IN_USE.swap(true, Ordering::Acquire) {
+    if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
         return Err(libc::EBUSY);
     }
     let slot = kept().ok_or(libc::ENOTCONN).and_then(|(control, _)| adopt_on(control, fd));

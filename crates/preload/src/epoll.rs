@@ -21,9 +21,11 @@ mod instance;
 pub mod ready;
 mod table;
 
-use crate::{real, wait};
+use crate::{control, errno, real, set_errno, wait};
 use inlane_offload_protocol::lease::SLOTS;
-use libc::{c_int, epoll_event};
+use instance::Instance;
+use libc::{c_int, c_uint, epoll_event};
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use table::Entry;
@@ -32,7 +34,7 @@ use table::Entry;
 ///
 /// # Safety
 /// The arguments are those of the program's call.
-pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
+pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
     // SAFETY: the program's arguments.
     unsafe {
         if deferred::control(instance, operation, fd, event) {
@@ -55,10 +57,51 @@ pub unsafe fn control(instance: RawFd, operation: c_int, fd: RawFd, event: *mut 
                     ready::note_removed(instance, fd);
                     deferred::note_kernel(entry);
                 }
+                libc::EPOLL_CTL_DEL => note_removed_elsewhere(entry, fd),
                 _ => {}
             }
         }
         result
+    }
+}
+
+/// Ends the watch of `fd` if its registration in `entry` does not exist any more. Call this when the program has removed
+/// `fd` through another descriptor than that in `entry`. Both may refer to the same epoll instance.
+fn note_removed_elsewhere(entry: &Entry, fd: RawFd) {
+    let before = errno();
+    if entry.inode.load(Ordering::Relaxed) != 0 && Registration::of(fd).is_none() {
+        entry.wanted.store(0, Ordering::Relaxed);
+        ready::forget(fd);
+    }
+    set_errno(before);
+}
+
+/// Prepares for the end of the descriptor `fd`, which the program closes or replaces. `fd` may be a connection, an epoll
+/// instance, or any other file. Flushes deferred changes.
+#[inline]
+pub fn note_closing(fd: RawFd) {
+    deferred::note_closing(fd);
+    if instance::of(fd).is_some_and(Instance::is_watching) {
+        forget_instances(fd..=fd);
+    }
+}
+
+/// Does the same as [`note_closing`] for all descriptors from `first` to `last`.
+pub fn note_closing_range(first: c_uint, last: c_uint) {
+    deferred::forget_all();
+    if let Ok(first) = RawFd::try_from(first) {
+        forget_instances(first..=RawFd::try_from(last).unwrap_or(RawFd::MAX));
+    }
+}
+
+/// Ends the watches of the epoll instances with these descriptors, because other instances may get their numbers. A
+/// child of vfork leaves them, because its parent uses them.
+#[cold]
+fn forget_instances(descriptors: RangeInclusive<RawFd>) {
+    for (index, _, entry) in watched_entries() {
+        if descriptors.contains(&entry.instance.load(Ordering::Relaxed)) && !control::is_shared_by_vfork() {
+            ready::unwatch(index);
+        }
     }
 }
 

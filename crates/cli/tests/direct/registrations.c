@@ -9,12 +9,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,13 +53,11 @@ static void open_connection(int index)
     connections[index].fd = fd;
 }
 
-/* Returns the number of registrations in which the kernel differs from the model. */
-static int differences(void)
+/* Returns the number of registrations in which those in `file` differ from the model. */
+static int differences_in(FILE *file)
 {
-    char path[64], line[256];
+    char line[256];
     int found = 0, expected = 0, wrong = 0;
-    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", epoll);
-    FILE *file = fopen(path, "r");
     CHECK(file);
     while (fgets(line, sizeof line, file)) {
         int fd, same = 0;
@@ -71,10 +71,20 @@ static int differences(void)
                     (connections[i].events | EPOLLERR | EPOLLHUP) == events;
         wrong += !same;
     }
-    fclose(file);
     for (int i = 0; i < CONNECTIONS; i++)
         expected += connections[i].registered;
     return wrong + abs(found - expected);
+}
+
+/* Returns the number of registrations in which the kernel differs from the model. */
+static int differences(void)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", epoll);
+    FILE *file = fopen(path, "r");
+    int found = differences_in(file);
+    fclose(file);
+    return found;
 }
 
 static void change(int index, int operation, uint32_t events)
@@ -223,6 +233,100 @@ static void renew_instance(void)
     CHECK(differences() == 0);
 }
 
+/* Removes a registration through another descriptor of the epoll instance. Neither descriptor reports its events then. */
+static void remove_through_another(int index)
+{
+    struct epoll_event event = {0};
+    int instance = epoll, duplicate = dup(epoll);
+    CHECK(duplicate >= 0);
+    wait_for_events(1);
+    change(index, connections[index].registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
+    CHECK(epoll_ctl(duplicate, EPOLL_CTL_DEL, connections[index].fd, &event) == 0);
+    connections[index].registered = 0;
+    send_message(index);
+    for (int i = 0; i < 4; i++) {
+        epoll = i % 2 ? duplicate : instance;
+        wait_for_events(1);
+    }
+    epoll = instance;
+    CHECK(close(duplicate) == 0);
+    CHECK(differences() == 0);
+}
+
+/* Gives the number of the epoll instance to another instance, which has no registrations. */
+static void replace_instance(int index)
+{
+    int other = epoll_create1(0);
+    CHECK(other >= 0);
+    wait_for_events(1);
+    change(index, connections[index].registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
+    CHECK(dup2(other, epoll) == epoll && close(other) == 0);
+    for (int i = 0; i < CONNECTIONS; i++)
+        connections[i].registered = 0;
+    send_message(index);
+    wait_for_events(1);
+    wait_for_events(1);
+    CHECK(differences() == 0);
+}
+
+enum start { BY_SYSTEM, BY_POPEN, BY_SPAWN, BY_SPAWNP, BY_EXECL, BY_EXECLP, BY_EXECLE, BY_EXECV, BY_EXECVEAT, BY_SYSCALL, STARTS };
+
+/* Starts a program that prints the registrations of its epoll instance. It inherits the instance of this program, and
+ * finds the registrations that this program expects. */
+static void start_one(int index, enum start start)
+{
+    char print[64], into_file[128], ninth[160];
+    snprintf(print, sizeof print, "/bin/cat /proc/self/fdinfo/%d", epoll);
+    snprintf(into_file, sizeof into_file, "%s > seen", print);
+    /* The arguments behind the command are the words 0 to 9, of which 4 to 9 are not passed in registers. */
+    snprintf(ninth, sizeof ninth, "test \"$# $9 $WORD\" = '9 nine word' && test -n \"$LD_PRELOAD\" && %s", into_file);
+    char *arguments[] = {"sh", "-c", ninth, "0", "1", "2", "3", "4", "5", "6", "7", "8", "nine", NULL};
+    char *variables[] = {"WORD=word", NULL};
+    setenv("WORD", "word", 1);
+    wait_for_events(1);
+    change(index, connections[index].registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLIN);
+    change(index, EPOLL_CTL_MOD, EPOLLOUT);
+    if (start == BY_POPEN) {
+        FILE *pipe = popen(print, "r");
+        CHECK(differences_in(pipe) == 0);
+        CHECK(pclose(pipe) == 0);
+        return;
+    }
+    int status = 0;
+    pid_t child = 0;
+    if (start == BY_SYSTEM)
+        status = system(into_file);
+    else if (start == BY_SPAWN)
+        CHECK(posix_spawn(&child, "/bin/sh", NULL, NULL, arguments, variables) == 0);
+    else if (start == BY_SPAWNP)
+        CHECK(posix_spawnp(&child, "sh", NULL, NULL, arguments, variables) == 0);
+    else if ((child = vfork()) == 0) {
+        if (start == BY_EXECL)
+            execl("/bin/sh", "sh", "-c", ninth, "0", "1", "2", "3", "4", "5", "6", "7", "8", "nine", NULL);
+        else if (start == BY_EXECLP)
+            execlp("sh", "sh", "-c", ninth, "0", "1", "2", "3", "4", "5", "6", "7", "8", "nine", NULL);
+        else if (start == BY_EXECLE)
+            execle("/bin/sh", "sh", "-c", ninth, "0", "1", "2", "3", "4", "5", "6", "7", "8", "nine", NULL, variables);
+        else if (start == BY_EXECV)
+            execv("/bin/sh", arguments);
+        else if (start == BY_EXECVEAT)
+            execveat(AT_FDCWD, "/bin/sh", arguments, variables, 0);
+        else
+            syscall(SYS_execve, "/bin/sh", arguments, environ);
+        _exit(1);
+    }
+    if (child != 0)
+        CHECK(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    FILE *file = fopen("seen", "r");
+    CHECK(differences_in(file) == 0);
+    fclose(file);
+    /* The child may have passed the instance on, so no further change is deferred. */
+    change(index, EPOLL_CTL_MOD, EPOLLIN);
+    change(index, EPOLL_CTL_MOD, EPOLLOUT);
+    CHECK(differences() == 0);
+}
+
 /* Another instance that watches this one finds its events, whatever was changed since. */
 static void nest(int index)
 {
@@ -302,8 +406,19 @@ int main(int count, char **arguments)
             vfork_one();
         else if (kind == 995)
             change(index, EPOLL_CTL_MOD, EPOLLIN | EPOLLET), change(index, EPOLL_CTL_MOD, EPOLLIN);
-        else if (kind < 998)
+        else if (kind < 998) {
             renew_instance();
+            if (rand() % 2 == 0)
+                continue;
+            receive_all();
+            if (kind == 997)
+                start_one(index, rand() % STARTS);
+            else if (rand() % 2 == 0)
+                remove_through_another(index);
+            else
+                replace_instance(index);
+            renew_instance();
+        }
         else if (kind == 998 && connections[index].registered)
             CHECK(epoll_ctl(epoll, EPOLL_CTL_MOD, connections[index].fd, (void *)16) == -1 && errno == EFAULT);
     }

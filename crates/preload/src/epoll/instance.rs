@@ -110,6 +110,12 @@ impl Instance {
         self.waiter.store(waiter, Ordering::Relaxed);
     }
 
+    /// Returns true if the instance watches a slot.
+    #[inline]
+    pub fn is_watching(&self) -> bool {
+        self.readers.load(Ordering::Relaxed) | self.writers.load(Ordering::Relaxed) != 0
+    }
+
     /// Stops watching a slot for input and output. `bit` is the slot's bit of the masks.
     pub fn stop_watching(&self, bit: u64) {
         set(&self.readers, bit, false);

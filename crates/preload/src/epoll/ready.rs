@@ -58,7 +58,7 @@ pub fn register(entry: &Entry, instance: RawFd, fd: RawFd, event: epoll_event) {
     });
     if !is_watched && entry.inode.load(Ordering::Relaxed) != 0 {
         // The watched registration is that of an earlier socket, of an earlier slot, or in another epoll instance.
-        table::slot_of(fd).inspect(|&index| unwatch(index));
+        forget(fd);
     }
     entry.store(fd, instance, event);
     if let Some((slot, index)) = found {
@@ -99,9 +99,16 @@ pub fn set_events(instance: &Instance, index: usize, events: u32) {
     set(&instance.writers, 1 << index, events & libc::EPOLLOUT as u32 != 0);
 }
 
+/// Ends the watch of the registration of `fd`, if there is one.
+pub fn forget(fd: RawFd) {
+    if let Some(index) = table::slot_of(fd) {
+        unwatch(index);
+    }
+}
+
 /// Ends the watch of the slot `index`. From now on, the program learns of the connection's events from the
 /// kernel alone.
-fn unwatch(index: usize) {
+pub fn unwatch(index: usize) {
     if table::watched(index).is_none() {
         return;
     }
@@ -210,7 +217,7 @@ pub unsafe fn begin(fd: RawFd, events: *mut epoll_event, room: c_int, sleeps: bo
         }
         instance.note_waiter();
     }
-    let used = instance.readers.load(Ordering::Relaxed) | instance.writers.load(Ordering::Relaxed) != 0;
+    let used = instance.is_watching();
     let room = usize::try_from(room).ok().filter(|&room| room > 0 && used && !events.is_null())?;
     Some(Waiting { instance, fd, events, room })
 }

@@ -1,6 +1,6 @@
 //! Functions that close, duplicate and control descriptors.
 
-use crate::epoll::deferred;
+use crate::epoll::{self, deferred};
 use crate::socket::name_of;
 use crate::{datagram, direct, duplicates, fail, memory, real, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
@@ -34,13 +34,13 @@ hooks! {
     }
 
     fn close(fd: c_int) -> c_int {
-        deferred::note_closing(fd);
+        epoll::note_closing(fd);
         real::close(fd)
     }
 
     // Older versions of the C libraries lack these two functions, so make the system call.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        deferred::forget_all();
+        epoll::note_closing_range(first, last);
         deferred::share_all();
         real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int
     }
@@ -72,13 +72,13 @@ hooks! {
 
     fn dup2(fd: c_int, to: c_int) -> c_int {
         deferred::share(fd);
-        deferred::note_closing(to);
+        epoll::note_closing(to);
         duplicates::note(fd, real::dup2(fd, to))
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         deferred::share(fd);
-        deferred::note_closing(to);
+        epoll::note_closing(to);
         duplicates::note(fd, real::dup3(fd, to, flags))
     }
 

@@ -48,9 +48,9 @@ hooks! {
             libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
             libc::SYS_close => close(fd) as c_long,
             _ => {
-                // The system call may use an epoll instance, or create a process that does.
+                // The system call may use an epoll instance, or start a process or program that does.
                 match number {
-                    libc::SYS_clone | libc::SYS_clone3 => deferred::share_all(),
+                    libc::SYS_clone | libc::SYS_clone3 | libc::SYS_execve | libc::SYS_execveat => deferred::share_all(),
                     #[cfg(target_arch = "x86_64")]
                     libc::SYS_fork | libc::SYS_vfork => deferred::share_all(),
                     _ => deferred::flush(),

@@ -16,7 +16,7 @@ fn check_room(count: nfds_t, room: size_t) {
 
 hooks! {
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        epoll::control(instance, operation, fd, event)
+        epoll::change(instance, operation, fd, event)
     }
 
     fn epoll_create(size: c_int) -> c_int {
