@@ -49,11 +49,19 @@ impl Payload for Outgoing<'_> {
         let ports = (self.flow.local.port(), self.flow.remote.port());
         let header =
             self.header.write(ports.0, ports.1, buffer).expect("the buffer has the segment's length");
-        if let Some(ring) = self.ring {
-            ring.read(self.payload.clone(), &mut buffer[header..]);
-        }
-        if let Some(pseudo) = pseudo {
-            tcp::Segment::new(buffer).expect("just written").fill_checksum(pseudo);
+        let (front, payload) = buffer.split_at_mut(header);
+        match (self.ring, pseudo) {
+            (Some(ring), Some(pseudo)) => {
+                // The header has an even number of bytes and no checksum yet.
+                let checksum =
+                    ring.read_summed(self.payload.clone(), payload, pseudo.add_bytes(front)).finish();
+                tcp::Segment::new(buffer).expect("just written").set_checksum(checksum);
+            }
+            (Some(ring), None) => ring.read(self.payload.clone(), payload),
+            (None, Some(pseudo)) => {
+                tcp::Segment::new(buffer).expect("just written").fill_checksum(pseudo);
+            }
+            (None, None) => {}
         }
     }
 }
