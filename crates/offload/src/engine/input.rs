@@ -216,7 +216,7 @@ impl Engine {
             local: SocketAddr::new(packet.destination, destination_port),
             remote: SocketAddr::new(packet.source, source_port),
         };
-        if let Some(&key) = self.flows.get(&flow) {
+        if let Some(key) = self.flows.find(&flow) {
             if packet.arrival.from.is_none() || !self.follow_packets(key, &packet) {
                 self.on_stream_segment(now, key, &segment);
             }
@@ -238,7 +238,7 @@ impl Engine {
             if self.pass_by_flow(now, flow, packet) {
                 return;
             }
-            if let Some(&key) = self.flows.get(flow) {
+            if let Some(key) = self.flows.find(flow) {
                 return self.on_stream_segment(now, key, segment);
             }
         }
@@ -336,7 +336,7 @@ impl Engine {
             self.network.counters.ignored += 1;
             return;
         };
-        let Some(&key) = self.flows.get(&flow) else { return };
+        let Some(key) = self.flows.find(&flow) else { return };
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let events = match error {
             IcmpError::TooBig(mtu) => {

@@ -17,6 +17,7 @@ mod control;
 mod copies;
 mod datagram;
 mod datagram_request;
+mod flows;
 mod input;
 mod lease;
 mod open;
@@ -42,6 +43,7 @@ use crate::settings::Settings;
 use crate::socket::{Role, Socket};
 use crate::wheel::Wheel;
 use control::Control;
+use flows::Flows;
 use inlane_core::clock::Clock;
 use inlane_core::packet::Packet;
 use inlane_tcp::{Flow, Secrets, TimeWait};
@@ -101,7 +103,7 @@ pub struct Engine {
     /// Closes descriptors that programs have sent.
     closer: Arc<Closer>,
     sockets: Arena<Socket>,
-    flows: HashMap<Flow, Key>,
+    flows: Flows,
     /// The sockets that programs have bound to each local port. Does not contain accepted connections.
     ports: HashMap<u16, Vec<Key>>,
     /// The UDP sockets of each local port.
@@ -207,7 +209,7 @@ impl Engine {
             control,
             closer,
             sockets: Arena::default(),
-            flows: HashMap::new(),
+            flows: Flows::default(),
             ports: HashMap::new(),
             datagram_ports: HashMap::new(),
             datagram_buffer: Vec::new(),
@@ -528,7 +530,7 @@ impl Engine {
         }
         match socket.role {
             Role::Stream(stream) => {
-                if self.flows.get(&stream.flow) == Some(&key) {
+                if self.flows.find(&stream.flow) == Some(key) {
                     self.flows.remove(&stream.flow);
                     if !self.time_waits.contains_key(&stream.flow) {
                         self.release_flow(&stream.flow);

@@ -181,7 +181,7 @@ impl Engine {
     /// Allows other threads to run a flow again. Call it after this thread has removed the flow.
     pub(super) fn release_flow(&self, flow: &Flow) {
         if let Some(shared) = &self.shared
-            && !self.flows.contains_key(flow)
+            && !self.flows.contains(flow)
         {
             shared.release(flow, self.thread);
         }
@@ -194,7 +194,7 @@ impl Engine {
 
     /// Returns true if a thread runs a connection of this flow.
     pub(super) fn is_connected(&self, flow: &Flow) -> bool {
-        self.flows.contains_key(flow) || self.owner(flow).is_some_and(|owner| !owner.waits)
+        self.flows.contains(flow) || self.owner(flow).is_some_and(|owner| !owner.waits)
     }
 
     /// Returns true if the flow is in TIME-WAIT.

@@ -37,6 +37,13 @@ struct Neighbour {
     pending: Vec<Packet>,
 }
 
+impl Neighbour {
+    /// Returns the time in nanoseconds after which the neighbour must be asked again.
+    fn fresh_until(&self) -> u64 {
+        (self.confirmed + LIFETIME_NS).max(self.asked + RETRY_NS)
+    }
+}
+
 /// The neighbours of the link.
 #[derive(Default)]
 pub struct Neighbours {
@@ -47,6 +54,17 @@ pub struct Neighbours {
     /// The earliest time at which a neighbour may need another request or may be given up. In nanoseconds of
     /// the engine's clock.
     due: u64,
+    /// The neighbour to which the last packet was sent. Consecutive packets often go to the same neighbour, and
+    /// then need no search.
+    recent: Option<Recent>,
+}
+
+/// A neighbour whose MAC address can be used without a search.
+struct Recent {
+    address: IpAddr,
+    mac: Mac,
+    /// The time in nanoseconds after which the neighbour must be asked again.
+    fresh_until: u64,
 }
 
 /// The result of looking up a neighbour's MAC address: what the caller must do with its packet.
@@ -66,13 +84,20 @@ impl Neighbours {
     /// table holds the packet.
     #[inline]
     pub fn look_up(&mut self, now: u64, address: IpAddr, packet: Packet) -> Lookup {
+        if let Some(recent) = &self.recent
+            && recent.address == address
+            && now <= recent.fresh_until
+        {
+            return Lookup::Send(recent.mac, false);
+        }
         if let Some(neighbour) = self.by_address.get_mut(&address)
             && let Some(mac) = neighbour.mac
         {
-            let stale = now > neighbour.confirmed + LIFETIME_NS && now > neighbour.asked + RETRY_NS;
+            let stale = now > neighbour.fresh_until();
             if stale {
                 neighbour.asked = now;
             }
+            self.recent = Some(Recent { address, mac, fresh_until: neighbour.fresh_until() });
             return Lookup::Send(mac, stale);
         }
         self.wait(now, address, packet)
@@ -106,6 +131,7 @@ impl Neighbours {
         }
         let idle = self.by_address.iter().filter(|(_, neighbour)| neighbour.pending.is_empty());
         let oldest = idle.min_by_key(|(_, neighbour)| neighbour.confirmed).map(|(&address, _)| address);
+        self.recent = None;
         oldest.is_some_and(|address| self.by_address.remove(&address).is_some())
     }
 
@@ -115,6 +141,7 @@ impl Neighbours {
         if mac.is_multicast() || mac == Mac::default() {
             return Vec::new();
         }
+        self.recent = None;
         let known = self.by_address.contains_key(&address);
         if !known && (!add || !self.make_room()) {
             return Vec::new();
@@ -210,6 +237,15 @@ mod tests {
             neighbours.look_up(later, address(1), packet(4)),
             Lookup::Send(MAC, false),
             "asked already"
+        );
+        let asked_again = later + RETRY_NS + 1;
+        assert_eq!(neighbours.look_up(asked_again, address(1), packet(4)), Lookup::Send(MAC, true));
+        let other = Mac([2, 0, 0, 0, 0, 2]);
+        assert!(neighbours.learn(asked_again, address(1), other, false).is_empty());
+        assert_eq!(neighbours.look_up(asked_again, address(1), packet(4)), Lookup::Send(other, false));
+        assert_eq!(
+            neighbours.look_up(asked_again + LIFETIME_NS + 1, address(1), packet(4)),
+            Lookup::Send(other, true)
         );
 
         assert_eq!(neighbours.look_up(0, address(2), packet(5)), Lookup::Waits(true));
