@@ -63,6 +63,17 @@ fn sparse_calls_do_not_delay_other_pes() {
 }
 
 #[test]
+fn operations_without_a_quiet_take_little_memory() {
+    if !has_ucx("operations_without_a_quiet_take_little_memory") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "unquiet.c") else { return };
+    let methods = format!("{SMALL_BUFFER} UCX_TCP_RCVBUF=16K");
+    assert_eq!(run(&program, &methods, 2, &[]), (0, None));
+}
+
+#[test]
 fn polls_let_other_pes_run() {
     if !has_ucx("polls_let_other_pes_run") {
         return;

@@ -1,9 +1,12 @@
-//! Copies the sources of short puts if UCX uses TCP, so that the puts return before UCX has sent them.
+//! Limits the memory of operations that UCX has accepted but not completed, and copies the sources of short
+//! puts if UCX uses TCP, so that the puts return before UCX has sent them.
 //!
 //! If the socket has no room, UCX keeps the put and reads its source later. Without a copy, each put would
 //! have to wait until the peer has received enough to make room. The two sides would then move one put at a
-//! time. With copies, up to [`MOST_UNSENT`] bytes wait for the socket, and both sides move many puts at a
-//! time.
+//! time. With copies, many puts wait for the socket, and both sides move many puts at a time.
+//!
+//! UCX accepts any number of operations, and needs memory for each. If the operations of one peer need
+//! [`MOST_UNFINISHED`] bytes, the next operation therefore waits until UCX has completed enough of them.
 
 use super::library::{self, KeyHandle, OperationParameters, RequestPointer, Status};
 use super::operations::release;
@@ -14,11 +17,13 @@ use std::sync::atomic::Ordering;
 
 /// The longest put that is copied, in bytes.
 pub(super) const LONGEST: usize = 64 << 10;
-/// The most bytes of copied puts to one peer that may be unsent. If a put finds this many unsent bytes, it
-/// waits until half of them are sent.
-pub(super) const MOST_UNSENT: usize = 1 << 20;
-/// A put counts as at least this many bytes, because UCX needs memory for each.
-const LEAST_WEIGHT: usize = 4 << 10;
+/// The most bytes that unfinished operations on one peer may weigh. An operation that finds this weight or
+/// more waits until half of it is left.
+pub(super) const MOST_UNFINISHED: usize = 1 << 20;
+/// The weight of an operation without a copied source, in bytes. UCX 1.13 needs about 280 bytes for each.
+pub(super) const WEIGHT: usize = 512;
+/// The least weight of a copied put, in bytes.
+const LEAST_COPIED: usize = 4 << 10;
 
 /// A copy of a put's source. UCX reads the copy until it has sent the put.
 struct Buffered {
@@ -28,7 +33,7 @@ struct Buffered {
 
 impl Buffered {
     fn weight(&self) -> usize {
-        self.bytes.len().max(LEAST_WEIGHT)
+        self.bytes.len().max(LEAST_COPIED)
     }
 }
 
@@ -38,8 +43,7 @@ extern "C" fn sent(request: *mut c_void, status: Status, buffered: *mut c_void) 
     let buffered = unsafe { Box::from_raw(buffered.cast::<Buffered>()) };
     // SAFETY: the peer outlives UCX's worker.
     let peer = unsafe { &*buffered.peer };
-    // A plain subtraction suffices, because all calls of UCX are made under one lock.
-    peer.unsent.store(peer.unsent.load(Ordering::Relaxed) - buffered.weight(), Ordering::Relaxed);
+    peer.finish(buffered.weight());
     release(request, status, peer);
 }
 
@@ -77,8 +81,7 @@ impl Shared {
             let bytes = (*buffered).bytes.as_ptr().cast();
             let pointer = (self.library.put)(endpoint.handle, bytes, length, address, key, &parameters);
             if matches!(self.library.request(pointer, "a put"), Ok(Some(_))) {
-                let unsent = peer.unsent.load(Ordering::Relaxed) + (*buffered).weight();
-                peer.unsent.store(unsent, Ordering::Relaxed);
+                peer.begin((*buffered).weight());
             } else {
                 drop(Box::from_raw(buffered));
             }
@@ -86,18 +89,38 @@ impl Shared {
         }
     }
 
-    /// Blocks while [`MOST_UNSENT`] bytes or more of copied puts to `pe` are unsent, until half of them are
-    /// sent. `what` names the operation that waits in error messages.
+    /// Blocks while unfinished operations on the memory of `pe` weigh [`MOST_UNFINISHED`] bytes or more, until
+    /// half of this weight is left. `what` names the operation that waits in error messages.
     ///
     /// # Errors
     /// As for [`Shared::wait_for`].
+    #[inline]
     pub(super) fn wait_for_room(&self, pe: u32, peer: &Peer, what: &'static str) -> Result<()> {
-        if peer.unsent.load(Ordering::Relaxed) < MOST_UNSENT {
-            return Ok(());
+        match peer.unfinished.load(Ordering::Relaxed) < MOST_UNFINISHED {
+            true => Ok(()),
+            false => self.make_room(pe, peer, what),
         }
-        let has_room = || peer.unsent.load(Ordering::Relaxed) <= MOST_UNSENT / 2;
+    }
+
+    #[cold]
+    fn make_room(&self, pe: u32, peer: &Peer, what: &'static str) -> Result<()> {
+        let has_room = || peer.unfinished.load(Ordering::Relaxed) <= MOST_UNFINISHED / 2;
         self.poll_at_intervals(|_| has_room());
         let limit = self.settings.request_timeout.map(|limit| (limit, what));
         self.wait_for(Some(pe), limit, has_room).map_err(|error| self.broken(error))
+    }
+}
+
+impl Peer {
+    /// Adds the weight of an operation that UCX has accepted but not completed. The caller holds the lock of
+    /// the handles.
+    pub(super) fn begin(&self, weight: usize) {
+        // A plain addition suffices, because all calls of UCX are made under one lock.
+        self.unfinished.store(self.unfinished.load(Ordering::Relaxed) + weight, Ordering::Relaxed);
+    }
+
+    /// Subtracts the weight of an operation that UCX has completed. The caller holds the lock of the handles.
+    pub(super) fn finish(&self, weight: usize) {
+        self.unfinished.store(self.unfinished.load(Ordering::Relaxed) - weight, Ordering::Relaxed);
     }
 }

@@ -275,7 +275,7 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
         overtakable: AtomicU64::new(0),
         failed: AtomicI32::new(0),
         only_tcp: AtomicBool::new(false),
-        unsent: AtomicUsize::new(0),
+        unfinished: AtomicUsize::new(0),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
         issued: AtomicU64::new(0),

@@ -14,6 +14,8 @@
 //! * **Puts and gets** between PEs of one machine are plain copies if UCX can map the peer's memory. All
 //!   others are UCX's operations.
 //! * **Short puts by TCP** are copied, and return before UCX has sent them (module `buffered`).
+//! * **Non-blocking operations** wait while too many operations on the same PE are unfinished, because UCX
+//!   needs memory for each (module `buffered`).
 //! * **Atomics**: UCX decides whether the processor or a network device executes them. This also applies to
 //!   the PE's own memory, because the two must not mix on one word. If UCX uses the calling processor for
 //!   mapped memory, this transport executes them on that processor without UCX.
@@ -161,9 +163,9 @@ struct Peer {
     /// True if UCX reaches the PE by TCP only. Short puts are then copied, so they return before UCX has sent
     /// the data; see [`buffered`].
     only_tcp: AtomicBool,
-    /// The bytes of the copied puts that UCX has not sent yet. A put shorter than `LEAST_WEIGHT` bytes counts
-    /// as `LEAST_WEIGHT` bytes. Changes only under the lock of the handles.
-    unsent: AtomicUsize,
+    /// The weight in bytes of the operations for which no thread waits and which UCX has not completed yet;
+    /// see [`buffered`]. Changes only under the lock of the handles.
+    unfinished: AtomicUsize,
     notified: AtomicU32,
     taken: AtomicU32,
     issued: AtomicU64,

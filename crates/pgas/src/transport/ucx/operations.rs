@@ -40,6 +40,7 @@ const ATOMIC: &str = "an atomic";
 extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
     // SAFETY: the argument is a peer of the transport, which outlives UCX's worker.
     let peer = unsafe { &*peer.cast::<Peer>() };
+    peer.finish(buffered::WEIGHT);
     release(request, status, peer);
 }
 
@@ -56,6 +57,7 @@ extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *
     // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer outlives
     // UCX's worker.
     let peer = unsafe { &*Box::from_raw(operands.cast::<Operands>()).peer };
+    peer.finish(buffered::WEIGHT);
     release(request, status, peer);
 }
 
@@ -162,6 +164,14 @@ impl Shared {
         }
     }
 
+    /// Counts an operation for which no thread waits, if UCX has not completed it at once. `pointer` is what
+    /// UCX returned for the operation. The caller holds the lock of the handles.
+    fn begin(&self, peer: &Peer, pointer: RequestPointer) {
+        if matches!(self.library.request(pointer, ""), Ok(Some(_))) {
+            peer.begin(buffered::WEIGHT);
+        }
+    }
+
     fn unawaited(&self, peer: &Peer) -> OperationParameters {
         OperationParameters {
             fields: library::WITH_CALLBACK | library::WITH_USER_DATA,
@@ -195,9 +205,7 @@ impl Shared {
         if length == 0 {
             return Ok(());
         }
-        if wait {
-            self.wait_for_room(pe, peer, "a put")?;
-        }
+        self.wait_for_room(pe, peer, "a put")?;
         let reached = self.reach(pe, place, offset)?;
         // SAFETY: the caller keeps the source until the operation is complete.
         unsafe { self.put_reached(pe, reached, source, length, wait, "a put") }
@@ -230,6 +238,9 @@ impl Shared {
         // held.
         let pointer =
             unsafe { (self.library.put)(endpoint.handle, source.cast(), length, address, key, &parameters) };
+        if !wait {
+            self.begin(peer, pointer);
+        }
         drop(handles);
         match self.started(pointer, pe, what)? {
             Some(request) if wait => {
@@ -261,6 +272,9 @@ impl Shared {
         if length == 0 {
             return Ok(());
         }
+        if !wait {
+            self.wait_for_room(pe, peer, "a get")?;
+        }
         let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
         // SAFETY: the caller keeps the destination until the operation is complete. The lock of the handles
@@ -268,13 +282,16 @@ impl Shared {
         let pointer = unsafe {
             (self.library.get)(endpoint.handle, destination.cast(), length, address, key, &parameters)
         };
+        if !wait {
+            self.begin(peer, pointer);
+        }
         drop(handles);
         self.finish(pointer, pe, wait, "a get")
     }
 
     /// Starts an atomic. Until the atomic is complete, UCX reads `operand`, and reads and writes `result`.
-    /// `result` is null for an atomic without a result. Returns the request if the atomic is still in flight,
-    /// or `None` if it is complete.
+    /// `result` is null for an atomic without a result. Returns a request if the atomic is still in flight, or
+    /// if UCX calls back or has called back. Returns `None` if the atomic is complete without a call back.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.
@@ -322,15 +339,32 @@ impl Shared {
         if let Some((function, argument)) = callback {
             parameters.fields |= library::WITH_CALLBACK | library::WITH_USER_DATA;
             (parameters.callback, parameters.user_data) = (Some(function), argument);
+            if result.is_null() {
+                // Without this, UCX calls back for no atomic without a result. It reports such an atomic as
+                // complete, even while it keeps a request for it.
+                parameters.fields |= library::ALWAYS_CALL_BACK;
+            }
+        }
+        let peer = self.peer(pe)?;
+        if callback.is_some() {
+            self.wait_for_room(pe, peer, ATOMIC)?;
         }
         let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        // Count the atomic before it starts, because UCX may call back before its function returns.
+        if callback.is_some() {
+            peer.begin(buffered::WEIGHT);
+        }
         let code = operation_code(operation);
         // SAFETY: the caller promises that both pointers stay valid. `_handles` holds the lock that protects
         // UCX's handles.
         let pointer = unsafe {
             (self.library.atomic)(endpoint.handle, code, operand.cast(), 1, address, key, &parameters)
         };
-        self.started(pointer, pe, ATOMIC)
+        let started = self.started(pointer, pe, ATOMIC);
+        if callback.is_some() && !matches!(started, Ok(Some(_))) {
+            peer.finish(buffered::WEIGHT);
+        }
+        started
     }
 
     /// Waits until all started operations are complete at their targets.

@@ -1,7 +1,7 @@
 //! Tests of the UCX transport. Threads of the test process act as the PEs. UCX uses shared memory between
 //! them, or TCP if the process was started with `UCX_TLS=tcp,self`.
 
-use super::buffered::MOST_UNSENT;
+use super::buffered::MOST_UNFINISHED;
 use super::{Settings, Ucx};
 use crate::error::Error;
 use crate::transport::Transport;
@@ -77,9 +77,9 @@ fn an_operation_that_finds_no_room_is_named_by_its_error() {
     let limit = Some(Duration::from_millis(20));
     job("an_operation_that_finds_no_room_is_named_by_its_error", 2, limit, |world| {
         let (ucx, peer) = (world.transport(), 1 - world.me());
-        // Only PEs that are reached by TCP have unsent puts.
+        // Notifications to PEs whose memory is mapped find room in any case.
         ucx.shared.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
-        ucx.shared.peers[peer as usize].unsent.store(MOST_UNSENT, Ordering::Relaxed);
+        ucx.shared.peers[peer as usize].unfinished.store(MOST_UNFINISHED, Ordering::Relaxed);
         let named = |error| matches!(error, Err(Error::Timeout { what: "a notification", .. }));
         assert!(named(ucx.notify(peer)));
     });
