@@ -95,6 +95,14 @@ fn forbidden_calls_end_the_program_with_a_reason() {
 }
 
 #[test]
+fn a_second_clear_of_a_lock_that_others_want_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "misuse.c") else { return };
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    assert_eq!(job.run(&program.into(), &["unlock twice".into()]).unwrap().0, 1);
+}
+
+#[test]
 fn polls_let_other_pes_run() {
     let processors = inlane_pgas::launch::processors().len() as u32;
     run("polls.c", &[(4 * processors).min(processors + 16)]);

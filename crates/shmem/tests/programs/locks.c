@@ -46,6 +46,15 @@ int main(void) {
     wrong += me != 0 && shmem_test_lock(&lock) != 1;
     shmem_barrier_all();
     if (me == 0) shmem_clear_lock(&lock);
+
+    /* A test of a lock that this PE holds does not disturb the PEs that wait for it. */
+    shmem_barrier_all();
+    if (me == 0) shmem_set_lock(&lock);
+    shmem_barrier_all();
+    if (me != 0) shmem_set_lock(&lock);
+    usleep(20000); /* long enough for the others to ask */
+    wrong += me == 0 && shmem_test_lock(&lock) != 1;
+    shmem_clear_lock(&lock);
     shmem_finalize();
     return wrong != 0;
 }

@@ -1,6 +1,7 @@
 /* Calls that OpenSHMEM forbids. The argument names the call. */
 #include <shmem.h>
 #include <string.h>
+#include <unistd.h>
 
 static long lock;
 
@@ -15,6 +16,14 @@ int main(int argc, char **argv) {
     if (strcmp(how, "twice") == 0) shmem_free(word), shmem_free(word);
     if (strcmp(how, "realloc") == 0) word = shmem_realloc(&local, 100);
     if (strcmp(how, "unlock") == 0) shmem_clear_lock(&lock);
+    if (strcmp(how, "unlock twice") == 0) {
+        /* PE 0 passes the lock to PE 1, and clears it again. */
+        if (shmem_my_pe() == 0) shmem_set_lock(&lock);
+        shmem_barrier_all();
+        if (shmem_my_pe() == 0) usleep(50000), shmem_clear_lock(&lock), shmem_clear_lock(&lock);
+        else shmem_set_lock(&lock);
+        shmem_barrier_all();
+    }
     if (strcmp(how, "pe") == 0) shmem_long_put(word, &local, 1, 1);
     shmem_finalize();
     return 0;
