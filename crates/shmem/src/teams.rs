@@ -1,15 +1,15 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
 //! The PEs of a new team open a channel. Threads of one PE can then run collectives of different teams at the
-//! same time. The handle of a predefined team is a small number. The handle of another team is the address of
-//! its state. The memory of the state is reused after the team is destroyed, but never freed, so an outdated
-//! handle still points to valid memory.
+//! same time. The handles of the predefined teams are the smallest numbers. The handle of another team is the
+//! index of its slot behind these numbers, so that every other value is known to be invalid. A slot is reused
+//! after its team is destroyed.
 
 use crate::setup;
 use crate::world::{check, world};
 use inlane_pgas::world::{Channel, Group, Set};
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A handle, C's `shmem_team_t`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,24 +64,23 @@ fn shared() -> TeamState {
     TeamState { set, config: TeamConfig::default(), channel }
 }
 
-/// The memory of a team's state. The handles of the team are pointers to it. `None` after the team was
-/// destroyed.
-type Slot = Mutex<Option<TeamState>>;
+/// The states of the teams that are not predefined. `None` for a destroyed team.
+static SLOTS: Mutex<Vec<Option<TeamState>>> = Mutex::new(Vec::new());
+/// The handle of the team in the first slot.
+const FIRST: usize = Team::SHARED.0 + 1;
 
-static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
-
-fn make(state: TeamState) -> Team {
-    let slot = match FREE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-        Some(slot) => slot,
-        None => Box::leak(Box::new(Slot::new(None))),
-    };
-    *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
-    Team(std::ptr::from_ref(slot) as usize)
+fn slots() -> MutexGuard<'static, Vec<Option<TeamState>>> {
+    SLOTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn slot(team: Team) -> Option<&'static Slot> {
-    // SAFETY: all other handles are addresses of slots. Slots are never freed before the process ends.
-    (team.0 > Team::SHARED.0).then(|| unsafe { &*(team.0 as *const Slot) })
+fn make(state: TeamState) -> Team {
+    let mut slots = slots();
+    let index = slots.iter().position(Option::is_none).unwrap_or_else(|| {
+        slots.push(None);
+        slots.len() - 1
+    });
+    slots[index] = Some(state);
+    Team(FIRST + index)
 }
 
 /// Returns this PE's view of `team`. Returns `None` if `team` is invalid or was destroyed.
@@ -90,7 +89,7 @@ pub fn state(team: Team) -> Option<TeamState> {
         Team::INVALID => None,
         Team::WORLD => Some(TeamState { set: world().all(), config: TeamConfig::default(), channel: None }),
         Team::SHARED => Some(SHARED.get_or_init(shared).clone()),
-        _ => slot(team)?.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        Team(handle) => slots().get(handle - FIRST)?.clone(),
     }
 }
 
@@ -208,10 +207,9 @@ pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
 
 /// Ends a team. Does nothing for a predefined team or SHMEM_TEAM_INVALID.
 pub fn destroy(team: Team) {
-    let Some(slot) = slot(team) else { return };
-    if slot.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
-    }
+    let Some(index) = team.0.checked_sub(FIRST) else { return };
+    // Drop the state after the lock is released, because dropping its channel may take time.
+    let _state = slots().get_mut(index).and_then(Option::take);
 }
 
 /// Returns the address at which this PE can load and store a symmetric object of another PE. That PE is PE

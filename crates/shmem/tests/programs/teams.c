@@ -64,6 +64,12 @@ static void splits(void) {
     CHECK(shmem_team_my_pe(SHMEM_TEAM_INVALID) == -1 && shmem_team_n_pes(SHMEM_TEAM_INVALID) == -1);
     CHECK(shmem_team_sync(SHMEM_TEAM_INVALID) != 0);
     CHECK(shmem_long_sum_reduce(SHMEM_TEAM_INVALID, to, from, 1) != 0);
+    const uintptr_t numbers[] = {3, 77, 4096, UINTPTR_MAX};
+    for (int i = 0; i < 4; i++) {
+        shmem_team_t none = (shmem_team_t)numbers[i];
+        CHECK(shmem_team_my_pe(none) == -1 && shmem_team_sync(none) != 0);
+        shmem_team_destroy(none);
+    }
     int shared = shmem_team_my_pe(SHMEM_TEAM_SHARED);
     CHECK(shared >= 0 && shmem_team_translate_pe(SHMEM_TEAM_SHARED, shared, SHMEM_TEAM_WORLD) == me);
     collectives(SHMEM_TEAM_WORLD);
