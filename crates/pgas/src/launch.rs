@@ -205,11 +205,11 @@ impl Job {
         let socket = hub.admit(pe, &mut command)?;
         let fd = socket.as_ref().map(AsRawFd::as_raw_fd);
         let processors = processors();
-        let crowded = self.pes as usize > processors.len();
+        let crowded = self.pes as usize > processors.len() && !processors.is_empty();
         // Give each PE an equal share of neighbouring processors. Its service thread then has room beside the
         // program.
         let share = processors.len() / self.pes as usize;
-        let bound = self.bind && !crowded && self.pes > 1;
+        let bound = self.bind && share > 0 && self.pes > 1;
         let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
         command
             .args(arguments)
@@ -272,22 +272,26 @@ impl Job {
 /// Binds the calling thread, and the threads that it starts later, to `processors`. Does nothing if the
 /// system refuses.
 pub fn bind(processors: &[usize]) {
-    // SAFETY: the system call only reads `set`, which lives on this stack until the call returns.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        processors.iter().for_each(|processor| libc::CPU_SET(*processor, &mut set));
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
+    let mut set = vec![0u64; processors.iter().max().map_or(0, |last| last / 64 + 1)];
+    processors.iter().for_each(|processor| set[processor / 64] |= 1 << (processor % 64));
+    // SAFETY: the system call only reads the bytes of `set`.
+    unsafe { libc::sched_setaffinity(0, size_of_val(&set[..]), set.as_ptr().cast()) };
 }
 
-/// Returns the processors that this process may use.
+/// The largest number of processors that [`processors`] supports. Linux supports fewer.
+const MOST_PROCESSORS: usize = 1 << 16;
+
+/// Returns the processors that this process may use. Returns none if the system refuses to tell.
 pub fn processors() -> Vec<usize> {
-    // SAFETY: the system call fills the set, which is on this stack.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
-        set
-    };
-    // SAFETY: the indices are below the set's size.
-    (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
+    // The system refuses a set that is shorter than its own.
+    let mut set = vec![0u64; libc::CPU_SETSIZE as usize / 64];
+    loop {
+        // SAFETY: the system call writes only the bytes of `set`.
+        match unsafe { libc::sched_getaffinity(0, size_of_val(&set[..]), set.as_mut_ptr().cast()) } {
+            0 => break,
+            _ if set.len() * 64 < MOST_PROCESSORS => set.resize(set.len() * 2, 0),
+            _ => return Vec::new(),
+        }
+    }
+    (0..set.len() * 64).filter(|processor| set[processor / 64] >> (processor % 64) & 1 == 1).collect()
 }

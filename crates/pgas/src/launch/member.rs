@@ -34,7 +34,7 @@ const NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the other PEs need to connect to PE 0's hub (the owner of the twin bridge).
 #[derive(Clone, Debug, PartialEq)]
 struct Card {
-    /// The boot ID of PE 0's kernel. A process on another kernel cannot map PE 0's memory.
+    /// A text that identifies PE 0's machine, from [`machine`]. A process on another kernel cannot map PE 0's memory.
     machine: String,
     /// Name of the socket at which the hub of PE 0 accepts the other PEs. It is in the abstract namespace.
     socket: String,
@@ -83,11 +83,20 @@ fn os(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
     move |error| Error::os(what, error)
 }
 
-/// Returns the boot ID of the running kernel.
-pub(super) fn machine() -> Result<String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let text = std::fs::read_to_string(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
-    Ok(text.trim().into())
+/// Returns a text that identifies this machine: the boot ID of the running kernel, or the machine's host name
+/// if there is no boot ID, as in some containers.
+pub(super) fn machine() -> String {
+    machine_by("/proc/sys/kernel/random/boot_id")
+}
+
+/// Returns the boot ID in the file `path`, or the machine's host name if the file cannot be read. The characters
+/// that separate the parts of a card are replaced.
+fn machine_by(path: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    match text.trim() {
+        "" => rustix::system::uname().nodename().to_string_lossy().replace([' ', '/'], "."),
+        text => text.replace([' ', '/'], "."),
+    }
 }
 
 /// A process's place in a job over windows that a process manager started.
@@ -111,7 +120,7 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
     if rank == 0 {
         let hub = Arc::new(Hub::new(size, heap_bytes.saturating_add(STATICS))?);
         let (listener, name) = listen_anywhere()?;
-        let card = Card { machine: machine()?, socket: name, heap_bytes };
+        let card = Card { machine: machine(), socket: name, heap_bytes };
         manager.put(CARD, &card.encode())?;
         let own = hub.admit(0)?;
         let admitting = hub.clone();
@@ -129,7 +138,7 @@ pub(super) fn join(mut manager: Box<dyn ProcessManager>, heap_bytes: u64) -> Res
             "it is another release's; use one release for all PEs",
         )
     })?;
-    if card.machine != machine()? {
+    if card.machine != machine() {
         return Err(Error::invalid(
             format!("PE {rank}"),
             "it runs on another machine than PE 0, and windows join the processes of one machine; start all PEs on one machine",
@@ -182,7 +191,7 @@ pub(super) fn join_over_ucx(
 /// are more than the processors that they may use. Reads the announcements of all PEs only if this PE alone
 /// may not use enough processors for all.
 fn share_processors(manager: &mut dyn ProcessManager) -> Result<bool> {
-    let own = processors::announcement()?;
+    let own = processors::announcement();
     manager.put(PROCESSORS, &own)?;
     manager.fence()?;
     if super::processors().len() >= manager.size() as usize {
@@ -309,6 +318,16 @@ mod tests {
         for bad in ["", "a", "a/b", "a/b/c", "a/b/1/2", "a//1", "a/b/-1"] {
             assert_eq!(Card::decode(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_machine_without_a_boot_id_is_identified_by_its_host_name() {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let name = name.trim().replace([' ', '/'], ".");
+        assert_eq!(machine_by("/proc/no-such-file"), name);
+        assert_eq!(machine_by("/dev/null"), name);
+        assert_ne!(machine(), name);
+        assert_eq!(machine(), machine());
     }
 
     proptest! {

@@ -116,12 +116,12 @@ impl FromStr for Meetings {
     }
 }
 
-/// Returns a text that identifies the running kernel and this process's network namespace. Processes that get
+/// Returns a text that identifies this machine and this process's network namespace. Processes that get
 /// the same text can reach each other's loopback addresses.
 fn place() -> Result<String> {
     let path = "/proc/self/ns/net";
     let namespace = std::fs::read_link(path).map_err(|error| Error::os(format!("reading {path}"), error))?;
-    Ok(format!("{} {}", machine()?, namespace.display()).replace([' ', '/'], "."))
+    Ok(format!("{} {}", machine(), namespace.display()).replace([' ', '/'], "."))
 }
 
 /// Returns the addresses of all network interfaces that are up, except loopback and link-local addresses.
