@@ -42,6 +42,15 @@ pub unsafe fn load<T: Copy>(word: *const T) -> T {
     value
 }
 
+/// Returns the value of a signal of this PE. Lets other PEs run if PEs share processors and the program polls
+/// the signal.
+pub unsafe fn signal_fetch(signal: *const u64) -> u64 {
+    // SAFETY: the caller passes an aligned word.
+    let value = unsafe { load(signal) };
+    world().loaded(signal as usize, value);
+    value
+}
+
 /// Words that are compared.
 struct Words<T> {
     words: *const T,

@@ -183,6 +183,7 @@ impl UcxSession {
                 .unwrap_or(CompletionMode::Adaptive),
             request_timeout,
             yields: yields(share_processors)?,
+            one_processor: super::processors().len() == 1,
         };
         Ok(settings)
     }

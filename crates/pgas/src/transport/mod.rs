@@ -221,6 +221,11 @@ pub trait Transport: Send + Sync + 'static {
     /// PEs run.
     fn shares_processors(&self) -> bool;
 
+    /// Lets other PEs run if PEs share processors, and if this PE has started nothing since its last call of
+    /// this method. Call it when the program calls fence or quiet: the program then probably waits for
+    /// something in a loop of these calls.
+    fn yield_if_idle(&self);
+
     /// Blocks until this PE may end: no other PE needs its service thread any more. All PEs call this last,
     /// after a [`Transport::quiet`].
     ///

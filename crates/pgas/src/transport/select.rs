@@ -171,6 +171,10 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.shares_processors())
     }
 
+    fn yield_if_idle(&self) {
+        either!(self, transport => transport.yield_if_idle());
+    }
+
     fn leave(&self) -> Result<()> {
         either!(self, transport => transport.leave())
     }

@@ -108,7 +108,7 @@ impl<T: Transport> World<T> {
     /// # Errors
     /// As for [`World::sync`].
     pub fn barrier<'a>(&'a self, group: impl Into<Group<'a>>) -> Result<()> {
-        self.quiet()?;
+        self.transport.quiet()?;
         self.sync(group)
     }
 
@@ -129,7 +129,7 @@ impl<T: Transport> World<T> {
         self.barrier_all()?;
         // Wait until all notifications are delivered, because a notification in flight would be lost when the
         // process ends.
-        self.quiet()?;
+        self.transport.quiet()?;
         self.transport.leave()
     }
 

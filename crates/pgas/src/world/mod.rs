@@ -358,9 +358,11 @@ impl<T: Transport> World<T> {
         let offset = self.offset_of(source, bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.get(pe, offset, destination, bytes)? };
-        if self.shares_processors && bytes == 8 {
-            // SAFETY: the get has filled the destination.
-            self.polled(pe, offset, unsafe { destination.cast::<u64>().read_unaligned() });
+        if self.shares_processors && bytes <= 8 {
+            let mut value = [0u8; 8];
+            // SAFETY: the get has filled the destination, and the variable has room for 8 bytes.
+            unsafe { std::ptr::copy_nonoverlapping(destination, value.as_mut_ptr(), bytes) };
+            self.polled(pe, offset, u64::from_ne_bytes(value));
         }
         Ok(())
     }
@@ -483,8 +485,18 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Lets other PEs run if PEs share processors and this thread polls: if its last get or atomic found the
-    /// same value in the same word.
+    /// Lets other PEs run if PEs share processors and this thread polls its own word at symmetric address
+    /// `address`: if its last load, get or atomic found the same value in the same word. Call it after a load
+    /// of the word has returned `value`.
+    #[inline]
+    pub fn loaded(&self, address: usize, value: u64) {
+        if self.shares_processors {
+            self.polled(self.transport.me(), address.wrapping_sub(self.base), value);
+        }
+    }
+
+    /// Lets other PEs run if PEs share processors and this thread polls: if its last load, get or atomic found
+    /// the same value in the same word.
     fn polled(&self, pe: u32, offset: usize, value: u64) {
         thread_local! {
             static LAST: Cell<(u32, usize, u64)> = const { Cell::new((0, usize::MAX, 0)) };
@@ -502,21 +514,30 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Orders puts and atomics: at each PE, those before this call arrive before all later ones.
+    /// Orders puts and atomics: at each PE, those before this call arrive before all later ones. Lets other
+    /// PEs run if PEs share processors and the program seems to poll.
     ///
     /// # Errors
     /// As for [`Transport::fence`].
     #[inline]
     pub fn fence(&self) -> Result<()> {
+        if self.shares_processors {
+            self.transport.yield_if_idle();
+        }
         self.transport.fence()
     }
 
-    /// Blocks until all earlier puts and atomics of this PE are delivered.
+    /// Blocks until all earlier puts and atomics of this PE are delivered. Lets other PEs run if PEs share
+    /// processors and the program seems to poll. Within an operation of the library, call
+    /// [`Transport::quiet`] instead.
     ///
     /// # Errors
     /// As for [`Transport::quiet`].
     #[inline]
     pub fn quiet(&self) -> Result<()> {
+        if self.shares_processors {
+            self.transport.yield_if_idle();
+        }
         self.transport.quiet()
     }
 

@@ -11,15 +11,18 @@ static long look(void) { return *(volatile long *)&token; }
 static int test(long value) { return shmem_long_test(&token, SHMEM_CMP_GE, value); }
 static int fetch(long value) { return shmem_long_atomic_fetch(&token, shmem_my_pe()) >= value; }
 static int get(long value) { return shmem_long_g(&token, shmem_my_pe()) >= value; }
+static int fetch_int(long value) { return shmem_int_atomic_fetch((int *)&token, shmem_my_pe()) >= value; }
+static int get_int(long value) { return shmem_int_g((int *)&token, shmem_my_pe()) >= value; }
+static int signal_fetch(long value) { return shmem_signal_fetch((uint64_t *)&token) >= (uint64_t)value; }
 static int quiet(long value) { return shmem_quiet(), look() >= value; }
 static int fence(long value) { return shmem_fence(), look() >= value; }
 
-static int (*const polls[])(long) = {test, fetch, get, quiet, fence};
+static int (*const polls[])(long) = {test, fetch, get, fetch_int, get_int, signal_fetch, quiet, fence};
 
 int main(void) {
     shmem_init();
     int me = shmem_my_pe(), pes = shmem_n_pes(), right = (me + 1) % pes;
-    for (int how = 0; how < 5; how++) {
+    for (int how = 0; how < 8; how++) {
         long count = 0;
         token = 0;
         shmem_barrier_all();

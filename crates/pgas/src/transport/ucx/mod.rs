@@ -60,11 +60,19 @@ pub struct Settings {
     pub request_timeout: Option<Duration>,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
+    /// True if this PE may use only one processor. Its service thread then does not poll, because that would
+    /// stop the program.
+    pub one_processor: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { completion: CompletionMode::Adaptive, request_timeout: None, yields: false }
+        Self {
+            completion: CompletionMode::Adaptive,
+            request_timeout: None,
+            yields: false,
+            one_processor: false,
+        }
     }
 }
 

@@ -392,19 +392,6 @@ impl Shared {
         self.check()
     }
 
-    /// Lets other PEs run if PEs share processors, and if this PE has issued nothing since its last call of
-    /// this function. It then probably waits for something in a loop of fences or quiets.
-    fn yield_if_idle(&self) {
-        if self.settings.yields {
-            let bytes: u64 = self.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
-            let issued = bytes + self.started.load(Ordering::Relaxed);
-            if self.ordered.swap(issued, Ordering::Relaxed) == issued {
-                self.progress_once();
-                std::thread::yield_now();
-            }
-        }
-    }
-
     /// Returns true if an operation was started that no flush has completed.
     pub(super) fn is_in_flight(&self) -> bool {
         self.started.load(Ordering::Relaxed) != self.flushed.load(Ordering::Acquire)
@@ -610,13 +597,11 @@ impl Transport for Ucx {
     }
 
     fn fence(&self) -> Result<()> {
-        self.shared.yield_if_idle();
         self.order()
     }
 
     fn quiet(&self) -> Result<()> {
         let shared = &*self.shared;
-        shared.yield_if_idle();
         fence(Ordering::SeqCst);
         if shared.is_in_flight() {
             shared.flush()?;
@@ -670,6 +655,18 @@ impl Transport for Ucx {
 
     fn shares_processors(&self) -> bool {
         self.shared.settings.yields
+    }
+
+    fn yield_if_idle(&self) {
+        let shared = &*self.shared;
+        if shared.settings.yields {
+            let bytes: u64 = shared.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
+            let issued = bytes + shared.started.load(Ordering::Relaxed);
+            if shared.ordered.swap(issued, Ordering::Relaxed) == issued {
+                shared.progress_once();
+                std::thread::yield_now();
+            }
+        }
     }
 
     fn leave(&self) -> Result<()> {

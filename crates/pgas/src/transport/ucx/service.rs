@@ -229,7 +229,7 @@ impl Shared {
                 last = Instant::now();
             }
             drop(handles);
-            if self.settings.yields {
+            if self.settings.yields || self.settings.one_processor {
                 break;
             }
         }
@@ -238,10 +238,10 @@ impl Shared {
     /// Asks UCX to signal the next event. Returns false if there are events already, or after an error.
     fn arm(&self) -> bool {
         let mut handles = self.handles();
-        if self.broken.load(Ordering::Acquire) {
+        // Return after the first progress. A peer may send a long stream, and other threads need the lock.
+        if self.broken.load(Ordering::Acquire) || self.progress_with(&mut handles) {
             return false;
         }
-        while self.progress_with(&mut handles) {}
         // SAFETY: the caller holds the lock of the handles.
         unsafe { (self.library.worker_arm)(handles.worker) != BUSY }
     }

@@ -165,7 +165,6 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        context.yield_if_idle();
         // Wait for the answers to earlier atomics. The PE that owns a word executes the atomic itself. Until
         // it answers, a later put to the word could overtake the atomic.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
@@ -178,7 +177,6 @@ impl Transport for Windows {
         fence(Ordering::SeqCst);
         store_fence();
         context.faults.step("quiet");
-        context.yield_if_idle();
         for (pe, peer) in context.peers.iter().enumerate() {
             let issued = peer.issued.load(Ordering::Relaxed);
             let open = issued != peer.delivered.load(Ordering::Relaxed);
@@ -233,6 +231,16 @@ impl Transport for Windows {
         self.context.yields
     }
 
+    fn yield_if_idle(&self) {
+        let context = &*self.context;
+        if context.yields {
+            let issued = context.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
+            if context.ordered.swap(issued, Ordering::Relaxed) == issued {
+                std::thread::yield_now();
+            }
+        }
+    }
+
     fn leave(&self) -> Result<()> {
         // Leave without waiting for other PEs. They may still store to this PE's memory, because stores
         // through a window do not need this PE's service thread.
@@ -241,17 +249,6 @@ impl Transport for Windows {
 }
 
 impl PeContext {
-    /// Lets other PEs run if PEs share processors, and if this PE has put nothing since its last call of this
-    /// function. It then probably waits for something in a loop of fences or quiets.
-    fn yield_if_idle(&self) {
-        if self.yields {
-            let issued = self.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
-            if self.ordered.swap(issued, Ordering::Relaxed) == issued {
-                std::thread::yield_now();
-            }
-        }
-    }
-
     /// Performs an atomic operation on the memory of `peer` with this PE's processor. The memory must be
     /// coherent.
     #[inline]
