@@ -9,8 +9,8 @@
 //! * [`deferred`] passes changes of registrations to the kernel only before the kernel is asked for events.
 //!
 //! ```text
-//! epoll_ctl ---> deferred: may the kernel's change wait? --- yes ---> table
-//!                            no: real epoll_ctl --------------------> table
+//! epoll_ctl ---> deferred: can the kernel get the change later? yes -> table
+//!                no: real epoll_ctl --------------------------------> table
 //! epoll_wait --> ready: slots of watched registrations <------------- table
 //!                nothing found: deferred::flush <-------------------- table
 //!                               real epoll_wait
@@ -54,7 +54,7 @@ pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut e
                 }
                 libc::EPOLL_CTL_DEL if entry.is_of(fd, instance) => {
                     entry.wanted.store(0, Ordering::Relaxed);
-                    ready::note_removed(instance, fd);
+                    ready::note_removed(entry, instance, fd);
                     deferred::note_kernel(entry);
                 }
                 libc::EPOLL_CTL_DEL => note_removed_elsewhere(entry, fd),
@@ -80,9 +80,12 @@ fn note_removed_elsewhere(entry: &Entry, fd: RawFd) {
 /// instance, or any other file. Flushes deferred changes.
 #[inline]
 pub fn note_closing(fd: RawFd) {
-    deferred::note_closing(fd);
-    if instance::of(fd).is_some_and(Instance::is_watching) {
-        forget_instances(fd..=fd);
+    deferred::flush();
+    if deferred::is_known(fd) {
+        deferred::forget(fd);
+        if instance::of(fd).is_some_and(Instance::is_watching) {
+            forget_instances(fd..=fd);
+        }
     }
 }
 

@@ -18,10 +18,10 @@
 //!   to another instance.
 //! * The kernel has the registration, so the deferred call cannot fail.
 
-use super::instance::{self, thread};
+use super::instance::{self, Instance, thread};
 use super::table::{self, ADDED, Entry, KNOWN, REGISTERED};
 use super::{ready, watched_entries};
-use crate::{errno, memory, real, set_errno};
+use crate::{direct, errno, memory, real, set_errno};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -94,14 +94,19 @@ pub fn share_at_fork() {
     real::at_fork(Some(prepare), None);
 }
 
-/// Flushes, and forgets what the kernel has for `fd`. Call this before `fd` is closed.
+/// Returns true if the library must forget something when `fd` is closed.
 #[inline]
-pub fn note_closing(fd: RawFd) {
-    flush();
-    if let Some(entry) = table::entry(fd).filter(|entry| entry.kernel.load(Ordering::Relaxed) != 0) {
+pub fn is_known(fd: RawFd) -> bool {
+    direct::slot(fd).is_some() || instance::of(fd).is_some_and(Instance::is_used)
+}
+
+/// Forgets what the kernel has for `fd`. If `fd` is an epoll instance, defers none of its changes from now on. Call this
+/// after a flush, and before `fd` is closed.
+pub fn forget(fd: RawFd) {
+    if let Some(entry) = table::entry(fd) {
         entry.kernel.store(0, Ordering::Relaxed);
     }
-    if let Some(instance) = instance::of(fd).filter(|instance| instance.is_created()) {
+    if let Some(instance) = instance::of(fd) {
         instance.share();
     }
 }
@@ -118,10 +123,13 @@ pub fn note_kernel(entry: &Entry) {
     if threaded {
         return;
     }
-    let is_watched = entry.inode.load(Ordering::Relaxed) != 0;
+    // The end of a watch also forgets what the kernel has.
+    if entry.inode.load(Ordering::Relaxed) == 0 {
+        return;
+    }
     let wanted = entry.wanted.load(Ordering::Relaxed);
     entry.kernel_data.store(entry.data.load(Ordering::Relaxed), Ordering::Relaxed);
-    let kernel = if is_watched && wanted & REGISTERED != 0 { KNOWN | wanted & !ADDED } else { 0 };
+    let kernel = if wanted & REGISTERED != 0 { KNOWN | wanted } else { 0 };
     entry.kernel.store(kernel, Ordering::Relaxed);
 }
 

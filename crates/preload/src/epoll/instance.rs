@@ -59,6 +59,7 @@ pub fn share_all() {
 }
 
 /// Returns a number that identifies the calling thread among the running threads of the process.
+#[inline]
 pub fn thread() -> usize {
     // SAFETY: has no preconditions. Each thread has an errno of its own.
     unsafe { libc::__errno_location() as usize }
@@ -90,6 +91,7 @@ impl Instance {
     }
 
     /// Returns true if the process has created the instance and has not shared it by itself.
+    #[inline]
     pub fn is_created(&self) -> bool {
         self.created.load(Ordering::Relaxed) != 0
     }
@@ -100,6 +102,7 @@ impl Instance {
     }
 
     /// Returns true if the calling thread, and no other, waits for the events of the instance.
+    #[inline]
     pub fn waits_alone(&self) -> bool {
         self.waiter.load(Ordering::Relaxed) == thread()
     }
@@ -114,6 +117,12 @@ impl Instance {
     #[inline]
     pub fn is_watching(&self) -> bool {
         self.readers.load(Ordering::Relaxed) | self.writers.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns true if the process has created the instance, or if it watches a slot.
+    #[inline]
+    pub fn is_used(&self) -> bool {
+        self.is_created() || self.is_watching()
     }
 
     /// Stops watching a slot for input and output. `bit` is the slot's bit of the masks.

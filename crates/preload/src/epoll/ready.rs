@@ -122,14 +122,13 @@ pub fn unwatch(index: usize) {
     }
 }
 
-/// Records that `fd` was removed from the epoll instance `epoll`, which `entry` shows.
-pub fn note_removed(epoll: RawFd, fd: RawFd) {
-    if let Some((_, index)) = slot(fd)
-        && table::is_watched(index, fd)
-        && let Some(instance) = instance::of(epoll)
+/// Stops reporting events of `fd`, which the program has removed from the epoll instance `instance`. Keeps watching the
+/// registration, because many programs register the descriptor again.
+pub fn note_removed(entry: &Entry, instance: RawFd, fd: RawFd) {
+    if entry.inode.load(Ordering::Relaxed) != 0
+        && let Some(index) = table::slot_of(fd)
+        && let Some(instance) = instance::of(instance)
     {
-        // Keep watching the registration and only stop reporting events, because many programs register the
-        // descriptor again.
         instance.stop_watching(1 << index);
     }
 }

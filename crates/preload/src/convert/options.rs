@@ -1,0 +1,150 @@
+//! Copies the options of a socket when another one replaces it.
+
+use crate::{errno, real, set_errno, socket};
+use inlane_offload_protocol::message::{Message, NumberOption, read_options, write_options};
+use inlane_offload_protocol::name::End;
+use libc::{c_int, c_void, socklen_t};
+use std::os::fd::RawFd;
+
+/// The options that the engine must know when it creates a socket: level, name, and default value of a kernel
+/// socket. An option is sent to the engine only if its value differs from the default.
+const STREAM_OPTIONS: [NumberOption; 11] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
+    (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 536),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
+];
+
+/// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, and bit 1
+/// if it has set SO_RCVBUF. Linux before 5.14 does not have this option. Without it, the engine does not get
+/// buffer sizes that a program sets before bind or connect.
+const BUFFERS_SET: c_int = 72;
+
+/// The options that the engine must know when it creates a UDP socket. Each entry has the level, the name,
+/// and the value that a new socket of the kernel has. If the socket has another value, the library sends the
+/// option to the engine.
+const DATAGRAM_OPTIONS: [NumberOption; 13] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
+    (libc::IPPROTO_IP, libc::IP_TOS, 0),
+    (libc::IPPROTO_IP, libc::IP_TTL, 64),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO, 0),
+    (libc::IPPROTO_IP, libc::IP_RECVTTL, 0),
+    (libc::IPPROTO_IP, libc::IP_RECVTOS, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 64),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 0),
+];
+
+/// The most options that are sent with a request.
+const MOST_OPTIONS: usize = 16;
+
+/// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
+/// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects
+/// a TCP socket, the library reads the options only if the socket is marked.
+pub(super) const OPTIONS_SET: c_int = 43;
+
+/// Sets an option of the kernel's socket `fd`, which has no port yet. On success, also sets [`OPTIONS_SET`]
+/// on the socket. It records that the program has set an option. Returns the result of setsockopt(2) for the
+/// program's option.
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+pub unsafe fn set_option(
+    fd: RawFd,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let code = unsafe { real::setsockopt(fd, level, name, value, len) };
+    let before = errno();
+    if code == 0 {
+        real::set_option(fd, libc::SOL_SOCKET, OPTIONS_SET, 1);
+    }
+    set_errno(before);
+    code
+}
+
+pub(super) fn add_options(message: &mut Message, fd: RawFd) {
+    let options = if message.datagrams { &DATAGRAM_OPTIONS[..] } else { &STREAM_OPTIONS[..] };
+    let mut found = [(0, 0, 0); MOST_OPTIONS];
+    let mut count = 0;
+    for &(level, name, usual) in options {
+        if level == libc::IPPROTO_IPV6 && !message.v6 {
+            continue;
+        }
+        if let Some(value) = real::option(fd, level, name).filter(|&value| value != usual) {
+            found[count] = (level, name, value);
+            count += 1;
+        }
+    }
+    // Find out which of SO_SNDBUF and SO_RCVBUF the program has set. Only the values that it has set are sent
+    // to the engine.
+    let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
+    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
+        if set & bit != 0
+            && let Some(bytes) = real::option(fd, libc::SOL_SOCKET, name)
+        {
+            found[count] = (libc::SOL_SOCKET, name, bytes);
+            count += 1;
+        }
+    }
+    // SAFETY: an all-zero structure is valid, and the structures outlive the call.
+    unsafe {
+        let mut linger: libc::linger = std::mem::zeroed();
+        let mut len = size_of_val(&linger) as socklen_t;
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw mut linger).cast(), &mut len);
+        if linger.l_onoff != 0 {
+            found[count] = (libc::SOL_SOCKET, libc::SO_LINGER, linger.l_linger);
+            count += 1;
+        }
+    }
+    write_options(message, &found[..count]);
+}
+
+/// Copies options to the kernel socket `new`: those that the program set on the offloaded TCP socket `fd`.
+/// Their values come from the engine. After a failed connection, they come from the name of the engine's end
+/// of the socket pair.
+pub(super) fn keep_options(fd: RawFd, new: RawFd) {
+    let set = |(level, name, value): NumberOption| {
+        // The kernel doubles the sizes of buffers, and the engine keeps the doubled sizes.
+        let doubled = level == libc::SOL_SOCKET && matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF);
+        real::set_option(new, level, name, if doubled { value / 2 } else { value });
+    };
+    match socket::addresses(fd) {
+        Some(reply) => read_options(reply.value()).for_each(set),
+        // After a failed connection, the engine no longer has the socket. Read the options from the name of
+        // the engine's end of the socket pair, which contains them.
+        None => End::for_options(fd, real::ASKING, set),
+    }
+}
+
+/// Copies from `fd` to `new` the socket options that the kernel can also store in a UNIX socket.
+pub(super) fn copy_options(fd: RawFd, new: RawFd) {
+    const NAMES: [c_int; 5] =
+        [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
+    for name in NAMES {
+        let mut value = [0u64; 2];
+        let mut len = size_of_val(&value) as socklen_t;
+        // SAFETY: the value outlives the calls, and `len` is what the kernel wrote.
+        unsafe {
+            if real::getsockopt(fd, libc::SOL_SOCKET, name, value.as_mut_ptr().cast(), &mut len) == 0
+                && value != [0, 0]
+            {
+                real::setsockopt(new, libc::SOL_SOCKET, name, value.as_ptr().cast(), len);
+            }
+        }
+    }
+}

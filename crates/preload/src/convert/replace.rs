@@ -1,0 +1,105 @@
+//! Makes a descriptor refer to another socket.
+
+use super::Conversion;
+use super::options::{OPTIONS_SET, copy_options, keep_options};
+use super::refusal::stays;
+use crate::epoll::Registration;
+use crate::{datagram, direct, duplicates, errno, real, set_errno, wait};
+use inlane_offload_protocol::address::write_sockaddr;
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::SocketName;
+use libc::{c_int, socklen_t};
+use std::os::fd::RawFd;
+
+/// Makes the descriptor `fd` refer to the socket `new`. Keeps the flags, timeouts and epoll registration of
+/// the old socket. Closes the descriptor `new`. Returns false if the replacement failed. If `plain` is set, the
+/// program has set no option of the old socket.
+pub(super) fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
+    let duplicates = duplicates::of(fd);
+    if !plain {
+        copy_options(fd, new);
+    }
+    if datagrams {
+        datagram::note();
+    }
+    // SAFETY: both descriptors are open.
+    unsafe {
+        let status = libc::fcntl(fd, libc::F_GETFL);
+        if status & (libc::O_NONBLOCK | libc::O_ASYNC) != 0 {
+            libc::fcntl(new, libc::F_SETFL, status & (libc::O_NONBLOCK | libc::O_ASYNC));
+        }
+        if status & libc::O_ASYNC != 0 {
+            libc::fcntl(new, libc::F_SETOWN, libc::fcntl(fd, libc::F_GETOWN));
+        }
+    }
+    let replaced = substitute(fd, new);
+    if replaced {
+        for duplicate in duplicates {
+            substitute(duplicate, new);
+        }
+    }
+    // SAFETY: the caller gives the descriptor `new` to this function, which closes it exactly once.
+    unsafe { libc::close(new) };
+    replaced
+}
+
+/// Makes the descriptor `fd` refer to the socket `new`, too. Keeps the descriptor's flag FD_CLOEXEC and its epoll
+/// registration. Returns false if that failed.
+fn substitute(fd: RawFd, new: RawFd) -> bool {
+    let registration = Registration::of(fd);
+    direct::forget(fd);
+    wait::note_offloaded(fd);
+    // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
+    let replaced = unsafe {
+        let close_on_exec = libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
+        real::dup3(new, fd, if close_on_exec { libc::O_CLOEXEC } else { 0 }) == fd
+    };
+    if replaced && let Some(registration) = registration {
+        registration.restore();
+    }
+    replaced
+}
+
+/// Replaces an offloaded TCP socket by a new, unbound kernel socket under the same descriptor. The program
+/// can then connect it again. Keeps the flags and the options of the old socket. Returns false if this
+/// failed.
+pub fn renew(fd: RawFd, v6: bool) -> bool {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let before = errno();
+    // SAFETY: has no preconditions.
+    let new = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if new >= 0 {
+        real::set_option(new, libc::SOL_SOCKET, OPTIONS_SET, 1);
+        keep_options(fd, new);
+    }
+    let renewed = new >= 0 && replace(fd, new, false, false);
+    set_errno(before);
+    renewed
+}
+
+/// Makes the descriptor of a connection that the library has opened refer to a new socket of the kernel, and connects it,
+/// because the engine does not answer. Returns the result of connect(2). Fails with ENETDOWN if the user demands offloading.
+pub fn leave_engine(fd: RawFd, name: &SocketName) -> c_int {
+    let Some(remote) = name.remote else { return crate::fail(libc::ENETDOWN) };
+    let v6 = name.kind.is_v6();
+    let mut message = Message::new(Operation::Connect);
+    (message.v6, message.remote) = (v6, Some(remote));
+    if let Conversion::Failed(error) = stays(&message, b"the engine does not answer", true) {
+        return crate::fail(error);
+    }
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: the bytes and the length live through the calls.
+    unsafe {
+        let new = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if new < 0 {
+            return -1;
+        }
+        if !replace(fd, new, false, false) {
+            return crate::fail(libc::ENETDOWN);
+        }
+        let mut address = [0u8; size_of::<libc::sockaddr_in6>()];
+        let mut len = address.len() as socklen_t;
+        write_sockaddr(remote, v6, address.as_mut_ptr().cast(), &mut len);
+        real::connect(fd, address.as_ptr().cast(), len)
+    }
+}

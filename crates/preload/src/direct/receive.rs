@@ -1,0 +1,194 @@
+//! Receives bytes that the engine offers in shared memory, and polls for them.
+
+use super::withdraw::{await_move, check_post, stop, withdraw};
+use super::{Entry, are_possible, entry, is_same, is_same_quietly, now_ns, slot};
+use crate::signals::BlockedSignals;
+use crate::{errno, fail, real, set_errno, socket, wait};
+use inlane_offload_protocol::address::is_possible;
+use inlane_offload_protocol::lease::Slot;
+use libc::{c_void, iovec, ssize_t};
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+/// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
+const LOOK_NS: u64 = 1000;
+
+/// Returns the number of received bytes of socket `fd` that are offered in shared memory, or `None` if there
+/// are none.
+pub fn offered(fd: RawFd) -> Option<usize> {
+    let slot = slot(fd)?;
+    if slot.receive().is_moving() {
+        await_move(fd, slot);
+    }
+    let offer = slot.receive().offered()?;
+    is_same_quietly(fd, slot).then_some(offer.len as usize)
+}
+
+/// Receives bytes that the engine has already offered in shared memory. If `takes` is false, only reads the
+/// bytes without consuming them (MSG_PEEK). Returns their number, or `None` if there are none. Leaves errno
+/// unchanged.
+///
+/// # Safety
+/// `parts` points to `count` buffers. Each buffer is writable for the length that it states.
+#[inline]
+pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, takes: bool) -> Option<ssize_t> {
+    let slot = slot(fd)?;
+    // SAFETY: the caller's promises.
+    unsafe { take_offered(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) }
+}
+
+/// Implements [`receive_offered`] for a caller that has already found the socket's slot. `is_same` must
+/// return true if the slot still belongs to the socket `fd`.
+#[inline]
+unsafe fn take_offered(
+    fd: RawFd,
+    slot: Slot,
+    parts: *const iovec,
+    count: usize,
+    takes: bool,
+    is_same: impl FnOnce() -> bool,
+) -> Option<ssize_t> {
+    let Some(offer) = slot.receive().offered() else {
+        if slot.receive().is_moving() {
+            await_move(fd, slot);
+        }
+        return None;
+    };
+    if !is_possible(parts, 0) || !is_same() {
+        return None;
+    }
+    // SAFETY: the caller promises `count` buffers.
+    let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+    if !are_possible(parts) {
+        // Let the receive go to the kernel, which refuses the invalid buffers.
+        withdraw(fd);
+        return None;
+    }
+    let mut copied = 0;
+    for part in parts {
+        let len = part.iov_len.min(offer.len as usize - copied);
+        // SAFETY: the caller guarantees that each part of the program's buffer has room for `iov_len` bytes.
+        unsafe { slot.read_offered(offer, copied, part.iov_base.cast(), len) };
+        copied += len;
+    }
+    if takes && copied > 0 && !slot.receive().take(offer, copied as u64) {
+        // The engine has withdrawn the offer meanwhile. The kernel's receive must find its bytes in the socket pair.
+        if slot.receive().is_moving() {
+            await_move(fd, slot);
+        }
+        return None;
+    }
+    (copied > 0).then_some(copied as ssize_t)
+}
+
+/// Implements recv(2) without flags. Polls for a short time, because sleeping and waking up costs more.
+/// Returns the result of the program's call, or `None` if the caller must receive through the kernel.
+///
+/// # Safety
+/// `buffer` points to `len` writable bytes.
+#[inline]
+pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
+    let slot = slot(fd)?;
+    // SAFETY: the caller promises `len` writable bytes at `buffer`.
+    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len) }
+}
+
+unsafe fn receive_from(
+    fd: RawFd,
+    entry: &Entry,
+    slot: Slot,
+    buffer: *mut c_void,
+    len: usize,
+) -> Option<ssize_t> {
+    let part = iovec { iov_base: buffer, iov_len: len };
+    // SAFETY: the program's arguments.
+    let take = || unsafe { receive_offered(fd, &part, 1, true) };
+    if let Some(bytes) = take() {
+        return Some(bytes);
+    }
+    let wait_ns = wait::time_ns();
+    if entry.patience.skips() {
+        // End the posted receive. The engine wakes a thread that sleeps in the kernel only through the socket
+        // pair.
+        return if stop(fd, slot) { None } else { take() };
+    }
+    if len == 0
+        || wait_ns == 0
+        || !is_possible(buffer, len)
+        || slot.header().low_water.load(Ordering::Relaxed) != 0
+    {
+        return None;
+    }
+    let before = errno();
+    // SAFETY: the program's arguments.
+    let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
+    // If a receive is posted, do not read the socket pair first. Received bytes then usually arrive in the
+    // slot of shared memory.
+    let waits = !slot.receive().is_idle() && socket::blocks(fd);
+    if !waits {
+        match receive() {
+            -1 if errno() == libc::EAGAIN && !socket::blocks(fd) => return Some(fail(libc::EAGAIN)),
+            -1 if errno() == libc::EAGAIN => {}
+            -1 if errno() == libc::ENOTSOCK => {
+                set_errno(before);
+                return None;
+            }
+            result => return Some(result),
+        }
+    }
+    let signals = BlockedSignals::new();
+    let inode = slot.header().inode.load(Ordering::Relaxed);
+    if !is_same(fd, slot) || inode == 0 {
+        signals.release(false);
+        set_errno(before);
+        return None;
+    }
+    // From here on, check only that the slot still belongs to the same socket. Do not check the descriptor,
+    // because another thread may close it. Like a receive that sleeps in the kernel, the call must then
+    // continue.
+    let is_unchanged =
+        || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
+    // SAFETY: the program's arguments.
+    let take_known = || unsafe { take_offered(fd, slot, &part, 1, true, is_unchanged) };
+    let start = now_ns();
+    let (mut looked, mut now) = (start, start);
+    let mut received = loop {
+        if let Some(bytes) = take_known() {
+            break Some(bytes);
+        }
+        if now >= start + wait_ns {
+            break None;
+        }
+        if now >= looked + LOOK_NS {
+            looked = now;
+            let result = receive();
+            if result != -1 || errno() != libc::EAGAIN {
+                break Some(result);
+            }
+            // Yield, because the thread that sends the bytes may be waiting for this processor.
+            // SAFETY: has no preconditions.
+            unsafe { libc::sched_yield() };
+        }
+        // Keep a receive posted while the slot of shared memory belongs to this connection. It stays posted
+        // after this call, so that the next call finds bytes without a system call.
+        if slot.receive().is_idle() && slot.header().inode.load(Ordering::Relaxed) == inode {
+            let posted = slot.receive().post();
+            if posted && !check_post(slot, inode) {
+                break None;
+            }
+        }
+        std::hint::spin_loop();
+        now = now_ns();
+    };
+    let failure = errno();
+    if received.is_none() && !stop(fd, slot) {
+        received = take();
+    }
+    entry.patience.note(received.is_some());
+    let interrupts = signals.release(received.is_none());
+    set_errno(if received == Some(-1) { failure } else { before });
+    match received {
+        None if interrupts => Some(fail(libc::EINTR)),
+        received => received,
+    }
+}

@@ -1,0 +1,121 @@
+//! Ends posted receives before the kernel is asked for received bytes. The engine then moves bytes that it has
+//! offered in shared memory to the socket pair.
+
+use super::{entry, is_alive, is_same, now_ns, slot};
+use crate::{errno, real, set_errno, socket};
+use inlane_offload_protocol::lease::Slot;
+use libc::c_long;
+use std::os::fd::RawFd;
+use std::sync::atomic::{Ordering, fence};
+
+/// Makes later receives on `fd` go to the kernel. Call this when the program sets SO_RCVLOWAT, because
+/// receives through shared memory ignore that option.
+pub fn note_low_water(fd: RawFd) {
+    if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
+        slot.header().low_water.store(1, Ordering::Relaxed);
+        slot.receive().ask();
+    }
+}
+
+/// The longest wait until the engine has moved offered bytes to the pair, in nanoseconds. The engine usually
+/// needs a few microseconds, but may wait for a processor.
+const MOVE_NS: u64 = 200_000_000;
+
+/// Ends the posted receive of `fd`. If the engine has offered bytes in shared memory, lets it move these
+/// bytes to the socket pair. Call this before a system call that looks at the descriptor's received bytes.
+#[inline]
+pub fn withdraw(fd: RawFd) {
+    if let Some(slot) = slot(fd) {
+        withdraw_from(fd, slot);
+    }
+}
+
+/// Ends the posted receive of `fd` in its slot `slot`. Lets the engine move offered bytes from the slot to
+/// the socket pair.
+#[inline]
+pub fn withdraw_from(fd: RawFd, slot: Slot) {
+    if slot.receive().ask() {
+        await_move(fd, slot);
+    }
+}
+
+/// Ends the posted receive of `fd` if the descriptor is blocking. Call this before the kernel's receive, if
+/// shared memory has no bytes. The thread may then sleep in the kernel, and the engine can wake it there only
+/// through the socket pair.
+#[inline]
+pub fn note_kernel_receives(fd: RawFd) {
+    if let Some(slot) = slot(fd)
+        && !slot.receive().is_idle()
+    {
+        let before = errno();
+        if socket::blocks(fd) {
+            withdraw(fd);
+        }
+        set_errno(before);
+    }
+}
+
+/// Waits briefly while the engine moves offered bytes of `fd` from shared memory to the socket pair. If the
+/// slot is outdated or the engine does not finish, removes the slot from the table, because each later call
+/// would wait again. Leaves errno unchanged.
+#[cold]
+pub(super) fn await_move(fd: RawFd, slot: Slot) {
+    let before = errno();
+    let start = now_ns();
+    let mut ends = is_same(fd, slot);
+    while ends && is_moving(fd, slot) {
+        ends = now_ns() < start + MOVE_NS;
+        // Yield, because the engine may be waiting for this processor.
+        // SAFETY: has no preconditions.
+        unsafe { libc::sched_yield() };
+    }
+    if let Some(entry) = entry(fd)
+        && (!ends || slot.receive().is_moving())
+    {
+        let slot = slot.as_ptr();
+        let none = std::ptr::null_mut();
+        let _ = entry.slot.compare_exchange(slot, none, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    set_errno(before);
+}
+
+/// Returns true if the engine is copying the offered bytes of `fd` from shared memory into the socket pair.
+/// Returns false if the engine has ended. May change errno.
+pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
+    slot.receive().is_moving() && (is_alive(slot) || !is_hung_up(fd))
+}
+
+/// Returns true if the engine's end of the socket pair is closed.
+fn is_hung_up(fd: RawFd) -> bool {
+    let mut pair = libc::pollfd { fd, events: 0, revents: 0 };
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // Use a raw system call. The C library's function is a cancellation point: pthread_cancel could end the
+    // thread in it. SAFETY: the structures live through the call.
+    let found = unsafe {
+        let (pair, none) = (&raw mut pair as c_long, &raw const none as c_long);
+        real::syscall(libc::SYS_ppoll, pair, 1, none, 0, 0, 0)
+    };
+    found == 1 && pair.revents & (libc::POLLHUP | libc::POLLNVAL) != 0
+}
+
+/// Checks, after a receive was posted in `slot` of the shared memory, that the slot still belongs to the
+/// connection with this inode. If so, returns true. Otherwise ends the posted receive and returns false.
+pub fn check_post(slot: Slot, inode: u64) -> bool {
+    // Before the engine closes a slot, it clears the slot's inode and then executes a fence. So either this
+    // thread reads the cleared inode, or the engine finds the posted receive.
+    fence(Ordering::SeqCst);
+    let same = slot.header().inode.load(Ordering::Acquire) == inode;
+    if !same {
+        slot.receive().ask();
+    }
+    same
+}
+
+/// Ends the posted receive of `slot`, a slot of shared memory, before the calling thread sleeps in the
+/// kernel. Returns false if the engine has offered bytes in the slot.
+pub(super) fn stop(fd: RawFd, slot: Slot) -> bool {
+    slot.receive().stop() || {
+        await_move(fd, slot);
+        slot.receive().offered().is_none()
+    }
+}

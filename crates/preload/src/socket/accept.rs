@@ -1,0 +1,119 @@
+//! Listens, accepts connections from the engine, and shuts down a listener.
+
+use super::addresses;
+use crate::convert::Conversion;
+use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
+use inlane_offload_protocol::message::{self, Message, Operation};
+use inlane_offload_protocol::name::{Local, SocketName};
+use inlane_offload_protocol::rules::Use;
+use libc::{c_int, sockaddr, socklen_t};
+use std::os::fd::RawFd;
+
+/// Makes a bound socket listen.
+pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
+    if datagram::name_of(fd).is_some() {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let mut message = Message::new(Operation::Listen);
+    message.number = backlog;
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status == 0 => {
+            unconnected::note_listening(fd);
+            0
+        }
+        Some((reply, _)) if reply.status > 0 => fail(reply.status),
+        _ => fail(libc::ENETDOWN),
+    }
+}
+
+/// Takes a connection from a listener. `flags` are those of accept4.
+pub fn accept(
+    fd: RawFd,
+    name: &SocketName,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    if name.kind.is_datagram() {
+        return fail(libc::EOPNOTSUPP);
+    }
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0
+        || !name.kind.is_bound()
+        || !unconnected::listens(fd)
+    {
+        return fail(libc::EINVAL);
+    }
+    let before = errno();
+    // Check that the process has a free descriptor, by duplicating `fd`. Without a free one, the kernel would
+    // drop the descriptor in the next message, and the new connection would be lost.
+    // SAFETY: fcntl has no preconditions here. The duplicate is closed at once.
+    unsafe {
+        let free = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
+        if free < 0 {
+            return -1;
+        }
+        libc::close(free);
+    }
+    let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
+    let mut record = [0; message::accept::LEN];
+    let (received, passed) = control::receive(fd, &mut record, close_on_exec);
+    let Some(connection) = passed else {
+        return match received {
+            // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
+            -1 => -1,
+            // The engine has closed its end: the listener was shut down, or the engine has ended.
+            0 => fail(libc::EINVAL),
+            // The message came without its file descriptor. Another thread has taken the last free descriptor
+            // number, so the kernel dropped the connection.
+            _ => fail(libc::ECONNABORTED),
+        };
+    };
+    direct::forget(connection);
+    wait::note_offloaded(connection);
+    if flags & libc::SOCK_NONBLOCK != 0 {
+        // SAFETY: the descriptor was just received.
+        unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
+    }
+    if let Some(remote) = message::accept::decode(&record) {
+        let stored = match address.is_null() {
+            true => Ok(()),
+            // SAFETY: the program's arguments.
+            false => unsafe { memory::write_address(remote, name.kind.is_v6(), address, len) },
+        };
+        if let Err(error) = stored {
+            // SAFETY: the descriptor was just received, and nothing else uses it. The kernel, too, drops a
+            // connection if it cannot store the address.
+            unsafe { libc::close(connection) };
+            return fail(error);
+        }
+    }
+    set_errno(before);
+    connection
+}
+
+/// Implements shutdown(2) for a listening socket. Like Linux, ignores SHUT_WR. Otherwise ends the listener
+/// and gives `fd` a new socket with the same address, because a program may let it listen again.
+pub(super) fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
+    let local = addresses(fd).and_then(|reply| reply.local);
+    let (Some(local), false) = (local, how == libc::SHUT_WR) else { return 0 };
+    let v6 = name.kind.is_v6();
+    // SAFETY: fcntl and shutdown have no preconditions here. The duplicate is closed once.
+    let renewed = unsafe {
+        let old = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
+        // Give `fd` a new socket with the listener's options before the shutdown, because the engine forgets
+        // the options when the socket pair is shut down.
+        let renewed = old >= 0 && convert::renew(fd, v6);
+        // Shut the old socket down. Calls of accept that wait on it in other threads then return.
+        real::shutdown(if renewed { old } else { fd }, libc::SHUT_RDWR);
+        if old >= 0 {
+            libc::close(old);
+        }
+        renewed
+    };
+    if renewed
+        && let Conversion::Engine = convert::offer(fd, Local::Kernel { v6, port: 0 }, Use::Listen, local)
+    {
+        unconnected::note_bound(fd);
+    }
+    0
+}

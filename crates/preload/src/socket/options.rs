@@ -1,0 +1,219 @@
+//! Implements getsockopt(2) and setsockopt(2) for an offloaded TCP socket.
+
+use super::{Flags, addresses, may_connect_again, take_error};
+use crate::memory::OptionValue;
+use crate::{control, convert, direct, fail, memory, real};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::SocketName;
+use libc::{c_int, c_void, socklen_t};
+use std::os::fd::RawFd;
+
+/// Resets the connection of `fd` when the program closes the socket.
+pub fn reset_on_close(fd: RawFd, name: &SocketName) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len = size_of_val(&linger) as socklen_t;
+    // SAFETY: the structure lives through the call.
+    unsafe { setsockopt(fd, name, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len) };
+}
+
+/// Options of level SOL_SOCKET that the engine must know. The kernel also keeps them with the program's end
+/// of the socket pair.
+const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
+
+/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0, or -1 with
+/// errno EFAULT or EINVAL.
+///
+/// # Safety
+/// As for [`memory::write_bytes`].
+pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let count = match memory::read_length(len) {
+            Ok(room) => room.min(bytes.len()),
+            Err(error) => return fail(error),
+        };
+        let written = memory::write_bytes(value.cast(), &bytes[..count])
+            && memory::write_bytes(len.cast(), &(count as socklen_t).to_ne_bytes());
+        if written { 0 } else { fail(libc::EFAULT) }
+    }
+}
+
+/// Implements getsockopt(2) for an offloaded TCP socket. Stores the option's value at `value`. Returns 0, or
+/// -1 with errno set.
+///
+/// # Safety
+/// `len` points to the number of writable bytes at `value`. Either pointer may be null.
+pub unsafe fn getsockopt(
+    fd: RawFd,
+    socket: &SocketName,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the program's arguments.
+    if let Err(error) = unsafe { memory::read_length(len) } {
+        return fail(error);
+    }
+    // SAFETY: the program passes `*len` bytes at `value`.
+    let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
+    // UNIX sockets do not support SO_REUSEPORT, so ask the engine for it. While the connection is being
+    // established, the program's end of the socket pair has a small send buffer. Ask the engine for SO_SNDBUF
+    // during that time.
+    let asks_engine =
+        name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
+    if level == libc::SOL_SOCKET && !asks_engine {
+        let number = match name {
+            libc::SO_ERROR => take_error(fd),
+            libc::SO_DOMAIN if socket.kind.is_v6() => libc::AF_INET6,
+            libc::SO_DOMAIN => libc::AF_INET,
+            libc::SO_PROTOCOL => libc::IPPROTO_TCP,
+            libc::SO_PRIORITY => 0,
+            libc::SO_ACCEPTCONN => addresses(fd).map_or(0, |reply| reply.number),
+            // SAFETY: the program's arguments.
+            _ => return unsafe { real::getsockopt(fd, level, name, value, len) },
+        };
+        return put(&number.to_ne_bytes());
+    }
+    if !has_level(socket, level) {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let mut message = Message::new(Operation::GetOption);
+    (message.level, message.name) = (level, name);
+    match control::request(&mut message, fd) {
+        Some((reply, _)) if reply.status == 0 => put(reply.value()),
+        // If the connection has been established meanwhile, the engine reports no size. Ask the kernel then,
+        // because the program's end has its normal send buffer again.
+        // SAFETY: the program passes valid arguments.
+        Some(_) if level == libc::SOL_SOCKET && name == libc::SO_SNDBUF => unsafe {
+            real::getsockopt(fd, level, name, value, len)
+        },
+        Some((reply, _)) if reply.status > 0 => {
+            match may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
+                // SAFETY: the program's arguments.
+                true => unsafe { real::getsockopt(fd, level, name, value, len) },
+                false => fail(reply.status),
+            }
+        }
+        _ => fail(libc::ENOPROTOOPT),
+    }
+}
+
+/// Implements setsockopt(2) for an offloaded TCP socket. Returns 0, or -1 with errno.
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+pub unsafe fn setsockopt(
+    fd: RawFd,
+    socket: &SocketName,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // After a failed connection attempt, the engine no longer has the socket. Replace it with a kernel
+    // socket. The kernel socket keeps the option until the next connect.
+    if may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
+        // SAFETY: the program's arguments.
+        return unsafe { convert::set_option(fd, level, name, value, len) };
+    }
+    if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
+        if name == libc::SO_PRIORITY {
+            return 0;
+        }
+        if name == libc::SO_RCVLOWAT {
+            direct::note_low_water(fd);
+        }
+        if matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
+            // SAFETY: the caller promises that `value` is null or points to `len` readable bytes.
+            return unsafe { set_buffer(fd, name, value, len) };
+        }
+        // SAFETY: the program's arguments.
+        let code = unsafe { real::setsockopt(fd, level, name, value, len) };
+        if code != 0 || !SHARED.contains(&name) {
+            return code;
+        }
+    }
+    // SAFETY: the program's arguments.
+    let value = match unsafe { OptionValue::read(level, name, value, len) } {
+        // Fail like a kernel without the TLS module, because the engine does not implement kernel TLS.
+        Ok(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) => return fail(libc::ENOENT),
+        Ok(_) if level != libc::SOL_SOCKET && !is_known(level, name) => return fail(libc::ENOPROTOOPT),
+        Ok(value) => value,
+        Err(error) => return fail(error),
+    };
+    // Wait for the engine's reply to SO_LINGER, because a close right after this call could overtake the
+    // request: the engine notices a close at the socket pair.
+    let waits = (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER);
+    let mut message = Message::new(if waits { Operation::SetOptionNow } else { Operation::SetOption });
+    (message.level, message.name) = (level, name);
+    message.set_value(value.bytes());
+    control::request(&mut message, fd);
+    0
+}
+
+/// Sets SO_SNDBUF or SO_RCVBUF. The kernel doubles and limits the value. The engine uses the resulting size
+/// for its rings. Returns 0, or -1 with errno.
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
+    // While the connection is being established, the send buffer of the program's end of the socket pair must
+    // stay small. Otherwise, the end would become writable. So set the option on a temporary UNIX socket, and
+    // read the value that the kernel computes from it.
+    // SAFETY: the program passes valid arguments, and the descriptor is closed below.
+    let (code, bytes) = unsafe {
+        let asked = if connecting {
+            libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
+        } else {
+            fd
+        };
+        let code = real::setsockopt(asked, libc::SOL_SOCKET, name, value, len);
+        let bytes = real::option(asked, libc::SOL_SOCKET, name);
+        if connecting {
+            libc::close(asked);
+        }
+        (code, bytes)
+    };
+    if code == 0
+        && let Some(bytes) = bytes
+    {
+        // While the socket is being connected, only the engine changes the buffer, after the handshake. So
+        // wait until the engine has the size.
+        let operation = if connecting { Operation::SetOptionNow } else { Operation::SetOption };
+        let mut message = Message::new(operation);
+        (message.level, message.name) = (libc::SOL_SOCKET, name);
+        message.set_value(&bytes.to_ne_bytes());
+        control::request(&mut message, fd);
+    }
+    code
+}
+
+/// Returns true if `socket` has options of `level`. If it has none, getsockopt(2) must fail with EOPNOTSUPP.
+pub fn has_level(socket: &SocketName, level: c_int) -> bool {
+    let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
+    socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
+}
+
+/// Returns true if the option is one of TCP, IPv4 or IPv6 that programs set on TCP sockets. Some of these
+/// options have no effect in the engine.
+fn is_known(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::IPPROTO_TCP => matches!(name, 1..=10 | 12 | 13 | 18 | 23 | 25),
+        libc::IPPROTO_IP => {
+            matches!(name, libc::IP_TOS | libc::IP_TTL | libc::IP_RECVERR | libc::IP_MTU_DISCOVER)
+        }
+        libc::IPPROTO_IPV6 => {
+            matches!(
+                name,
+                libc::IPV6_V6ONLY
+                    | libc::IPV6_TCLASS
+                    | libc::IPV6_UNICAST_HOPS
+                    | libc::IPV6_RECVERR
+                    | libc::IPV6_MTU_DISCOVER
+            )
+        }
+        _ => false,
+    }
+}
