@@ -26,6 +26,17 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
+impl Timestamps {
+    /// Returns the option with its padding, as headers hold it.
+    #[inline]
+    pub(crate) fn to_bytes(self) -> [u8; TIMESTAMPS_LEN] {
+        let mut option = [NOP, NOP, TIMESTAMPS, 10, 0, 0, 0, 0, 0, 0, 0, 0];
+        option[4..8].copy_from_slice(&self.value.to_be_bytes());
+        option[8..12].copy_from_slice(&self.echo.to_be_bytes());
+        option
+    }
+}
+
 /// The blocks of a SACK option (RFC 2018). Each block is a pair of sequence numbers: its left edge and its
 /// right edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,14 +97,20 @@ pub struct Options {
 impl Options {
     /// Reads options from a header's bytes. Skips unknown options. Stops at the first malformed one, because
     /// its end is unknown.
-    pub fn parse(mut bytes: &[u8]) -> Self {
-        let mut options = Self::default();
-        if let [NOP, NOP, TIMESTAMPS, 10, rest @ ..] = bytes
-            && rest.len() == 8
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Self {
+        // Most segments have only timestamps.
+        if let [NOP, NOP, TIMESTAMPS, 10, values @ ..] = bytes
+            && values.len() == 8
         {
-            options.timestamps = Some(Timestamps { value: number(rest, 0), echo: number(rest, 4) });
-            return options;
+            let timestamps = Timestamps { value: number(values, 0), echo: number(values, 4) };
+            return Self { timestamps: Some(timestamps), ..Self::default() };
         }
+        if bytes.is_empty() { Self::default() } else { Self::parse_each(bytes) }
+    }
+
+    fn parse_each(mut bytes: &[u8]) -> Self {
+        let mut options = Self::default();
         while let [kind, rest @ ..] = bytes {
             match *kind {
                 END => break,
@@ -150,6 +167,12 @@ impl Options {
         len
     }
 
+    /// Returns the timestamps if the segment has no other option.
+    #[inline]
+    pub fn only_timestamps(&self) -> Option<Timestamps> {
+        self.timestamps.filter(|_| self.wire_len() == TIMESTAMPS_LEN)
+    }
+
     /// Writes the options and returns their length, a multiple of 4. Leaves out options that do not fit into
     /// 40 bytes.
     pub fn write(&self, bytes: &mut [u8; MAX_LEN]) -> usize {
@@ -171,10 +194,7 @@ impl Options {
             put(&[NOP, WINDOW_SCALE, 3, shift]);
         }
         if let Some(timestamps) = self.timestamps {
-            let mut option = [NOP, NOP, TIMESTAMPS, 10, 0, 0, 0, 0, 0, 0, 0, 0];
-            option[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
-            option[8..12].copy_from_slice(&timestamps.echo.to_be_bytes());
-            put(&option);
+            put(&timestamps.to_bytes());
         }
         if !self.sack.is_empty() {
             let mut option = [0; 4 + 8 * MAX_SACK_BLOCKS];

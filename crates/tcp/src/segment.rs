@@ -65,15 +65,25 @@ impl Header {
     ///
     /// # Errors
     /// [`inlane_wire::Error::Truncated`] if `buffer` is shorter than [`Header::wire_len`].
+    #[inline]
     pub fn write(
         &self,
         source_port: u16,
         destination_port: u16,
         buffer: &mut [u8],
     ) -> inlane_wire::Result<usize> {
-        let mut bytes = [0; options::MAX_LEN];
-        let len = self.options.write(&mut bytes);
-        let mut segment = tcp::Segment::init_with_options(buffer, &bytes[..len])?;
+        // The length of the most frequent options is known when this is compiled, so it takes no loop.
+        let (mut segment, len) = match self.options.only_timestamps() {
+            Some(timestamps) => {
+                let option = timestamps.to_bytes();
+                (tcp::Segment::init_with_options(buffer, &option)?, option.len())
+            }
+            None => {
+                let mut bytes = [0; options::MAX_LEN];
+                let len = self.options.write(&mut bytes);
+                (tcp::Segment::init_with_options(buffer, &bytes[..len])?, len)
+            }
+        };
         segment.set_source_port(source_port);
         segment.set_destination_port(destination_port);
         segment.set_sequence(self.sequence);

@@ -145,6 +145,7 @@ const fn fold(mut sum: u64) -> u16 {
 
 /// Returns the checksum of `bytes`. If `bytes` is a header that contains its correct checksum, the result is
 /// 0.
+#[inline]
 pub fn of(bytes: &[u8]) -> u16 {
     Sum::new().add_bytes(bytes).finish()
 }

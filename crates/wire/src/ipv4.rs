@@ -95,11 +95,23 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 
     /// Returns true if the header checksum is right.
+    #[inline]
     pub fn checksum_ok(&self) -> bool {
-        checksum::of(&self.bytes()[..self.header_len()]) == 0
+        self.header_checksum() == 0
+    }
+
+    /// Returns the checksum of the header with its options.
+    #[inline]
+    fn header_checksum(&self) -> u16 {
+        // A length that is known when this is compiled takes no loop. Most headers have no options.
+        match self.bytes().first_chunk::<HEADER>() {
+            Some(header) if self.header_len() == HEADER => checksum::of(header),
+            _ => checksum::of(&self.bytes()[..self.header_len()]),
+        }
     }
 
     /// Returns the sum of the pseudo header, for the payload's checksum.
+    #[inline]
     pub fn pseudo_sum(&self) -> Sum {
         let length = (self.total_length() as usize).saturating_sub(self.header_len()) as u32;
         Sum::new().add_pseudo_v4(self.source(), self.destination(), self.protocol(), length)
@@ -136,9 +148,10 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     }
 
     /// Computes and sets the header checksum.
+    #[inline]
     pub fn fill_checksum(&mut self) {
         self.set_checksum(0);
-        let checksum = checksum::of(&self.bytes()[..self.header_len()]);
+        let checksum = self.header_checksum();
         self.set_checksum(checksum);
     }
 

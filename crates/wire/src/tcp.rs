@@ -97,6 +97,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
     /// # Errors
     /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] if the options are longer than
     /// 40 bytes.
+    #[inline]
     pub fn init_with_options(mut buffer: T, options: &[u8]) -> Result<Self> {
         let header = HEADER + options.len().next_multiple_of(4);
         if header > MAX_HEADER {

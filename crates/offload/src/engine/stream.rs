@@ -52,9 +52,10 @@ impl Payload for Outgoing<'_> {
         let (front, payload) = buffer.split_at_mut(header);
         match (self.ring, pseudo) {
             (Some(ring), Some(pseudo)) => {
-                // The header has an even number of bytes and no checksum yet.
-                let checksum =
-                    ring.read_summed(self.payload.clone(), payload, pseudo.add_bytes(front)).finish();
+                // Add the header after the payload. The CPU would stall if it read the fields of the header
+                // right after it has written them, because it reads several fields at once.
+                let sum = ring.read_summed(self.payload.clone(), payload, pseudo);
+                let checksum = sum.add_bytes(front).finish();
                 tcp::Segment::new(buffer).expect("just written").set_checksum(checksum);
             }
             (Some(ring), None) => ring.read(self.payload.clone(), payload),

@@ -356,11 +356,13 @@ fn write_ip<P: Payload>(
             packet.set_protocol(P::PROTOCOL);
             packet.set_source(source);
             packet.set_destination(destination);
-            if checked {
-                packet.fill_checksum();
-            }
             let pseudo = checked.then(|| packet.pseudo_sum());
             payload.write(packet.payload_mut(), pseudo);
+            if checked {
+                // Do this after the payload. The CPU would stall if it read the fields of the header right after
+                // it has written them, because it reads several fields at once.
+                packet.fill_checksum();
+            }
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let mut packet = ipv6::Packet::init(bytes).expect(FITS);
