@@ -27,6 +27,6 @@ pub fn note(fd: RawFd, duplicate: RawFd) -> RawFd {
 /// the socket of `fd` before it uses the result.
 pub fn of(fd: RawFd) -> impl Iterator<Item = RawFd> {
     let original = if SHARED.has(fd) { direct::identity(fd) } else { None };
-    let candidates = if original.is_some() { 0..Hint::MOST } else { 0..0 };
-    candidates.filter(move |&other| other != fd && SHARED.has(other) && direct::identity(other) == original)
+    let candidates = original.is_some().then(|| SHARED.iter()).into_iter().flatten();
+    candidates.filter(move |&other| other != fd && direct::identity(other) == original)
 }

@@ -79,7 +79,7 @@ fn processes_that_share_a_connection_lose_no_byte() {
 #[test]
 fn calls_on_a_connection_with_shared_memory_behave_as_the_kernels() {
     let Some(lab) = start("direct-calls") else { return };
-    check(&lab, &["reads", "reused", "interrupted", "ended"]);
+    check(&lab, &["reads", "reused", "interrupted", "ended", "high"]);
     exchange_directly(&lab);
     lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
 }

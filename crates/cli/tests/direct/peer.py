@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -525,6 +526,27 @@ def reset(_):
             raise AssertionError(f"received {client.recv(1)} after a reset")
         except ConnectionResetError:
             pass
+
+
+def high(_):
+    """A listener and a socket that was duplicated before its connect, with descriptors above 1024."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, max(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))
+    null = os.open("/dev/null", os.O_RDONLY)
+    below = [os.dup(null) for _ in range(1100)]
+    server = socket.create_server((ADDRESS, 0))
+    assert server.fileno() > 1024
+    client = socket.socket()
+    duplicate = client.dup()
+    client.connect(server.getsockname())
+    try:
+        raise AssertionError(f"read {os.read(server.fileno(), 100)} from a listener")
+    except OSError as error:
+        assert error.errno == errno.ENOTCONN, error
+    peer = server.accept()[0]
+    peer.sendall(b"x")
+    assert duplicate.recv(1) == b"x"
+    for fd in below:
+        os.close(fd)
 
 
 def connected():
