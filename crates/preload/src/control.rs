@@ -65,8 +65,8 @@ fn inode(fd: RawFd) -> Option<u64> {
     unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
 }
 
-/// Opens a connection to the engine. Returns `None` if no engine listens.
-fn open() -> Option<RawFd> {
+/// Opens a connection to the engine. `flags` are those of the socket's type. Returns `None` if no engine listens.
+fn open(flags: c_int) -> Option<RawFd> {
     // SAFETY: an all-zero sockaddr_un is valid. All structures outlive the calls.
     unsafe {
         let mut address: libc::sockaddr_un = std::mem::zeroed();
@@ -78,7 +78,7 @@ fn open() -> Option<RawFd> {
         for (to, from) in address.sun_path.iter_mut().zip(path) {
             *to = *from as libc::c_char;
         }
-        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags, 0);
         if fd < 0 {
             return None;
         }
@@ -121,6 +121,25 @@ pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool
     })
 }
 
+/// Sends a question to the engine over a new connection, and does not wait. Returns the descriptor of this connection,
+/// which is readable once the engine has answered. The caller closes it. Returns `None` if no engine listens, or if it has
+/// not accepted as many connections as the kernel keeps. Leaves errno unchanged.
+pub fn ask() -> Option<RawFd> {
+    let before = crate::errno();
+    let mut message = Message::new(Operation::Addresses);
+    name_program(&mut message);
+    let question = open(libc::SOCK_NONBLOCK).filter(|&fd| {
+        let sent = send(fd, &message.encode(), &[]);
+        if !sent {
+            // SAFETY: the descriptor was just opened.
+            unsafe { libc::close(fd) };
+        }
+        sent
+    });
+    crate::set_errno(before);
+    question
+}
+
 /// Returns the inode of this process's open control connection, or `None` without such a connection. In a
 /// child of vfork, this is the parent's connection.
 pub fn kept_inode() -> Option<u64> {
@@ -140,9 +159,33 @@ fn name_program(message: &mut Message) {
 ///
 /// Leaves errno unchanged.
 pub fn request(message: &mut Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
+    request_within(message, attached, LONGEST_WAIT).ok()
+}
+
+/// Why a request has no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// There is no engine, or it has closed the connection.
+    Gone,
+    /// The engine has not answered in time.
+    Silent,
+}
+
+/// The longest wait for a reply, in milliseconds.
+pub const LONGEST_WAIT: c_int = 1000 * REPLY_SECONDS as c_int;
+
+/// Like [`request`], but waits at most `limit` milliseconds for the reply.
+///
+/// # Errors
+/// If there is no reply.
+pub fn request_within(
+    message: &mut Message,
+    attached: RawFd,
+    limit: c_int,
+) -> Result<(Message, Option<RawFd>), Unanswered> {
     let before = crate::errno();
     name_program(message);
-    let reply = without_cancellation(|| send_request(message, attached));
+    let reply = without_cancellation(|| send_request(message, attached, limit));
     crate::set_errno(before);
     reply
 }
@@ -173,26 +216,30 @@ pub fn other_version() -> Option<u8> {
     Some(OTHER_VERSION.load(Ordering::Relaxed)).filter(|&version| version != 0)
 }
 
-fn send_request(message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
+fn send_request(
+    message: &Message,
+    attached: RawFd,
+    limit: c_int,
+) -> Result<(Message, Option<RawFd>), Unanswered> {
     if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
-        let fd = open()?;
-        let reply = exchange(fd, message, attached);
+        let fd = open(0).ok_or(Unanswered::Gone)?;
+        let reply = exchange(fd, message, attached, limit);
         // SAFETY: the descriptor was opened here.
         unsafe { libc::close(fd) };
         return reply;
     }
-    let reply = kept().and_then(|(fd, fresh)| {
-        let reply = exchange(fd, message, attached);
-        if reply.is_some() || fresh {
+    let reply = kept().ok_or(Unanswered::Gone).and_then(|(fd, fresh)| {
+        let reply = exchange(fd, message, attached, limit);
+        if fresh || reply != Err(Unanswered::Gone) {
             return reply;
         }
         // The engine may have been restarted since the connection was opened, so try once more over a new
         // connection.
         drop_kept();
-        let (fd, _) = kept()?;
-        exchange(fd, message, attached)
+        let (fd, _) = kept().ok_or(Unanswered::Gone)?;
+        exchange(fd, message, attached, limit)
     });
-    if reply.is_none() {
+    if reply.is_err() {
         // Close the connection, because the reply to this request may still arrive on it. The next request
         // must not read that reply.
         drop_kept();
@@ -208,7 +255,7 @@ fn kept() -> Option<(RawFd, bool)> {
     if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
         return Some((fd, false));
     }
-    let low = open()?;
+    let low = open(0)?;
     // SAFETY: this function has just opened `low`. If a high number is available, the copy replaces `low`,
     // which is closed. Otherwise `low` is kept.
     let fd = unsafe {
@@ -264,7 +311,7 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
     let inode = INODE.load(Ordering::Relaxed);
     let mut message = Message::new(Operation::Adopt);
     message.number = i32::from(AREA_INODE.load(Ordering::Relaxed) == inode);
-    let (reply, passed) = exchange(control, &message, fd).ok_or(libc::ENOTCONN)?;
+    let (reply, passed) = exchange(control, &message, fd, LONGEST_WAIT).map_err(|_| libc::ENOTCONN)?;
     if let Some(passed) = passed {
         // SAFETY: the system chooses a free address, so the mapping replaces no memory of this process.
         // `passed` was just received, and is closed once.
@@ -303,21 +350,31 @@ fn drop_kept() {
     }
 }
 
-fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, Option<RawFd>)> {
+fn exchange(
+    fd: RawFd,
+    message: &Message,
+    attached: RawFd,
+    limit: c_int,
+) -> Result<(Message, Option<RawFd>), Unanswered> {
     let attached = [attached];
     if !send(fd, &message.encode(), if attached[0] >= 0 { &attached } else { &[] }) {
-        return None;
+        return Err(Unanswered::Gone);
     }
     let is_kept = fd == CONNECTION.load(Ordering::Relaxed);
     if !message.operation.has_reply() {
         UNANSWERED.fetch_add(u32::from(is_kept), Ordering::Relaxed);
-        return Some((*message, None));
+        return Ok((*message, None));
     }
     let mut bytes = [0; message::LEN];
+    let start = if limit < LONGEST_WAIT { now_ns() } else { 0 };
     let early = poll_reply(fd, &mut bytes);
     let (len, passed) = loop {
+        if early.is_none() && limit < LONGEST_WAIT && !is_readable_within(fd, start, limit) {
+            return Err(Unanswered::Silent);
+        }
         match early.unwrap_or_else(|| receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC)) {
             (len, _) if len < 0 && crate::errno() == libc::EINTR => {}
+            (len, _) if len < 0 && crate::errno() == libc::EAGAIN => return Err(Unanswered::Silent),
             outcome => break outcome,
         }
     };
@@ -328,13 +385,28 @@ fn exchange(fd: RawFd, message: &Message, attached: RawFd) -> Option<(Message, O
     OTHER_VERSION.store(message::other_version(received).unwrap_or(0), Ordering::Relaxed);
     let reply = Message::decode(received);
     match reply {
-        Some(reply) if reply.operation == message.operation => Some((reply, passed)),
+        Some(reply) if reply.operation == message.operation => Ok((reply, passed)),
         _ => {
             if let Some(passed) = passed {
                 // SAFETY: the descriptor was just received, and no other code uses it.
                 unsafe { libc::close(passed) };
             }
-            None
+            Err(Unanswered::Gone)
+        }
+    }
+}
+
+/// Waits until `fd` is readable. Returns false if it is not readable `limit` milliseconds after the time `start`.
+#[cold]
+fn is_readable_within(fd: RawFd, start: u64, limit: c_int) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    loop {
+        let passed = now_ns().saturating_sub(start) / 1_000_000;
+        let rest = limit - c_int::try_from(passed).unwrap_or(limit).min(limit);
+        // SAFETY: the structure outlives the call.
+        match unsafe { real::poll(&mut poll, 1, rest) } {
+            -1 if crate::errno() == libc::EINTR => {}
+            count => return count == 1,
         }
     }
 }

@@ -7,6 +7,7 @@ mod replace;
 pub use options::set_option;
 pub use replace::{leave_engine, renew};
 
+use crate::control::Unanswered;
 use crate::{control, datagram, errno, open, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation};
@@ -159,11 +160,24 @@ fn offer_candidate(
         };
     }
     message.number = c_int::from(alone);
-    let Some((reply, passed)) = control::request(&mut message, -1) else {
-        return match control::other_version() {
-            Some(engine) => refused_version(engine),
-            None => stays(&message, NO_ANSWER, true),
-        };
+    // Read the limit only of a socket on which the program has set an option.
+    let limit = if connects && !plain && socket::blocks(fd) { socket::send_limit(fd) } else { None };
+    let reply = match limit {
+        Some(limit) => control::request_within(&mut message, -1, limit),
+        None => control::request(&mut message, -1).ok_or(Unanswered::Gone),
+    };
+    let (reply, passed) = match reply {
+        Ok(reply) => reply,
+        // The program's limit is shorter than the library's.
+        Err(Unanswered::Silent) if limit.is_some_and(|limit| limit < control::LONGEST_WAIT) => {
+            return Conversion::Failed(libc::EINPROGRESS);
+        }
+        Err(_) => {
+            return match control::other_version() {
+                Some(engine) => refused_version(engine),
+                None => stays(&message, NO_ANSWER, true),
+            };
+        }
     };
     if reply.status == 0 {
         wait::set_time(reply.name);

@@ -7,7 +7,7 @@ mod names;
 mod options;
 
 pub use accept::{accept, listen};
-pub use connect::{connect, may_connect_again, reason_of_refusal, wait_connected};
+pub use connect::{connect, may_connect_again, note_closing, reason_of_refusal, send_limit, wait_connected};
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{getsockopt, has_level, put_option, reset_on_close, setsockopt};
 

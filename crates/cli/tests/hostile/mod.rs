@@ -55,3 +55,56 @@ fn a_connect_does_not_wait_for_an_engine_that_has_stopped() {
     assert!(program.wait().unwrap().success());
     lab.wait("a socket is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
 }
+
+/// A program that waits for an engine that has stopped.
+struct Waiting {
+    program: std::process::Child,
+    lines: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+}
+
+impl Waiting {
+    fn start(lab: &Lab, arguments: &[&str]) -> Self {
+        let mut program = lab.offloaded("python3");
+        let program = program.arg(SCRIPT).args(arguments).stdout(Stdio::piped()).stdin(Stdio::piped());
+        let mut program = program.spawn().unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(program.stdout.take().unwrap()));
+        Self { program, lines }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
+    }
+
+    fn go_on(&mut self) {
+        self.program.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+}
+
+/// As on the kernel, a time limit and a signal end a connect. Nobody sees the connection that was given up.
+#[test]
+fn a_connect_to_an_engine_that_has_stopped_ends_at_its_limit_and_by_signals() {
+    let Some(mut lab) = Lab::new("given-up", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback"]);
+    let mut programs = ["limit", "signal"].map(|how| Waiting::start(&lab, &["give-up", how]));
+    for program in &mut programs {
+        assert_eq!(program.line(), "connected");
+    }
+    let connected = lab.count("connected");
+    let engine = lab.engine.as_ref().unwrap().id() as i32;
+    // SAFETY: the child was not yet waited for, so the id is still its own.
+    unsafe { libc::kill(engine, libc::SIGSTOP) };
+    programs.iter_mut().for_each(Waiting::go_on);
+    let seconds = [0, 1].map(|index| programs[index].line().parse::<f64>().unwrap());
+    // SAFETY: as above.
+    unsafe { libc::kill(engine, libc::SIGCONT) };
+    for ((program, seconds), least) in programs.iter_mut().zip(seconds).zip([3.9, 11.9]) {
+        assert!((least..least + 4.0).contains(&seconds), "the connect ended after {seconds} s");
+        program.go_on();
+    }
+    for program in &mut programs {
+        assert_eq!((program.line(), program.line()), ("nothing".into(), "connected".into()));
+        assert!(program.program.wait().unwrap().success());
+    }
+    assert_eq!(lab.count("connected"), connected + 2);
+    lab.wait("a socket is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}

@@ -3,6 +3,7 @@
     peer.py echo ADDRESS             answers connections on port 8007
     peer.py exchange ADDRESS         prints the longest round trip, in seconds, when standard input ends
     peer.py connect PORT             connects before and after the engine stops
+    peer.py give-up HOW              gives up connecting while the engine has stopped, after a limit or by a signal
     peer.py block ADDRESS CONTROL    sends such descriptors over connections and over the control socket
 """
 
@@ -146,5 +147,43 @@ def connect_twice(port):
     print(*second.getsockname(), sep=":", flush=True)
 
 
+def give_up(how):
+    def interrupt(number, frame):
+        raise TimeoutError
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    first = socket.create_connection(address)
+    listener.accept()
+    print("connected", flush=True)
+    sys.stdin.readline()
+    second = socket.socket()
+    start = time.monotonic()
+    try:
+        if how == "limit":
+            # A time limit of the kernel, which leaves the descriptor blocking.
+            second.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 4, 0))
+        else:
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.alarm(12)
+        second.connect(address)
+        raise AssertionError("connected to an engine that has stopped")
+    except (BlockingIOError, TimeoutError):
+        pass
+    seconds = time.monotonic() - start
+    second.close()
+    print(seconds, flush=True)
+    sys.stdin.readline()
+    listener.settimeout(2)
+    try:
+        listener.accept()
+        print("accepted", flush=True)
+    except TimeoutError:
+        print("nothing", flush=True)
+    third = socket.create_connection(address)
+    listener.accept()
+    print("connected", flush=True)
+
+
 if __name__ == "__main__":
-    {"echo": echo, "exchange": exchange, "block": block, "connect": connect_twice}[sys.argv[1]](*sys.argv[2:])
+    {"echo": echo, "exchange": exchange, "block": block, "connect": connect_twice, "give-up": give_up}[sys.argv[1]](*sys.argv[2:])

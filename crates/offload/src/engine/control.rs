@@ -111,16 +111,21 @@ impl Client {
     }
 
     /// Sends a reply. Sends `descriptor` with it if there is one. Disconnects a client that does not read its
-    /// replies.
-    pub fn reply(&self, reply: &Message, descriptor: Option<&OwnedFd>) {
-        if reply.operation.has_reply()
-            && pair::send_descriptor(self.fd.as_raw_fd(), &reply.encode(), descriptor.map(AsRawFd::as_raw_fd))
-                .is_err()
-        {
+    /// replies. Returns false if the client does not get the reply.
+    pub fn reply(&self, reply: &Message, descriptor: Option<&OwnedFd>) -> bool {
+        let sent = !reply.operation.has_reply()
+            || pair::send_descriptor(
+                self.fd.as_raw_fd(),
+                &reply.encode(),
+                descriptor.map(AsRawFd::as_raw_fd),
+            )
+            .is_ok();
+        if !sent {
             // The thread that receives this client's requests then reads the end of the stream, and removes
             // the client.
             let _ = net::shutdown(&*self.fd, net::Shutdown::Both);
         }
+        sent
     }
 }
 
@@ -492,8 +497,20 @@ impl Engine {
         if is_early && request.attached.as_ref().is_some_and(pair::is_opened) {
             return Some(request);
         }
-        request.client.reply(&reply, descriptor.as_deref());
+        self.reply(&request, &reply, descriptor);
         None
+    }
+
+    /// Replies to a request. Removes a new connection whose program has given it up and does not get the reply.
+    pub(super) fn reply(&mut self, request: &Request, reply: &Message, descriptor: Option<Arc<OwnedFd>>) {
+        if !request.client.reply(reply, descriptor.as_deref())
+            && reply.operation == Operation::Connect
+            && let Some(program) = descriptor
+            && let Ok(inode) = pair::inode(&program)
+            && let Some(&key) = self.inodes.get(&inode)
+        {
+            self.remove(key);
+        }
     }
 
     /// Processes the requests again that were put off.

@@ -15,7 +15,7 @@ use crate::socket::{Role, SocketOptions, Stream};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::End;
 use inlane_tcp::Flow;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 /// The user that stands for all users whom a user namespace does not map.
@@ -45,6 +45,10 @@ impl Engine {
             // The program must notice now, because the descriptor may wait for its close.
             let _ = rustix::net::shutdown(end, rustix::net::Shutdown::Both);
             return Err(Refusal::Errno(libc::ENFILE));
+        }
+        // The program has given the connection up before the engine has read the request.
+        if pair::hung_up(end.as_raw_fd()) {
+            return Err(Refusal::Errno(libc::ECONNABORTED));
         }
         let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {
             return Err(Refusal::Errno(libc::EBADF));

@@ -248,7 +248,7 @@ impl Engine {
         {
             return;
         }
-        request.client.reply(&reply, descriptor.as_deref());
+        self.reply(&request, &reply, descriptor);
     }
 
     /// Moves a connection to the thread `to`, which receives the connection's packets. Passes `packet` to

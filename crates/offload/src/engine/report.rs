@@ -262,14 +262,12 @@ impl Engine {
         }
         whole.status.threads.sort_by_key(|thread| thread.thread);
         whole.status.kernel.truncate(KEPT);
-        match status_file(&whole.status) {
-            Ok((reply, file)) => report.client.reply(&reply, file.as_deref()),
-            Err(_) => {
-                let mut reply = Message::new(Operation::Status);
-                reply.status = libc::EIO;
-                report.client.reply(&reply, None);
-            }
-        }
+        let (reply, file) = status_file(&whole.status).unwrap_or_else(|_| {
+            let mut reply = Message::new(Operation::Status);
+            reply.status = libc::EIO;
+            (reply, None)
+        });
+        report.client.reply(&reply, file.as_deref());
     }
 }
 

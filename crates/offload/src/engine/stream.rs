@@ -155,6 +155,10 @@ impl Engine {
         let Some(socket) = sockets.get_mut(key) else { return };
         let fd = socket.fd();
         let Role::Stream(stream) = &mut socket.role else { return };
+        if stream.filled.is_some() && stream.hung_up && stream.connection.state() == State::SynSent {
+            // The program has given the connection up.
+            return self.remove(key);
+        }
         let mut again = false;
         if let Some(fd) = fd
             && stream.filled.is_none()

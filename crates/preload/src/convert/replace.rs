@@ -94,6 +94,8 @@ pub fn leave_engine(fd: RawFd, name: &SocketName) -> c_int {
         if new < 0 {
             return -1;
         }
+        // Withdraw the connection, because the engine may still receive the request for it.
+        real::shutdown(fd, libc::SHUT_RDWR);
         if !replace(fd, new, false, false) {
             return crate::fail(libc::ENETDOWN);
         }

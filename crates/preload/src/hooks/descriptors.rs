@@ -2,7 +2,7 @@
 
 use crate::epoll::{self, deferred};
 use crate::socket::name_of;
-use crate::{datagram, direct, duplicates, fail, memory, real, unconnected};
+use crate::{datagram, direct, duplicates, fail, memory, real, socket, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
 
 /// Linux's ioctl for the number of bytes that TCP has not sent yet.
@@ -35,6 +35,7 @@ hooks! {
 
     fn close(fd: c_int) -> c_int {
         epoll::note_closing(fd);
+        socket::note_closing(fd);
         real::close(fd)
     }
 
