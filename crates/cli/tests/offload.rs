@@ -14,6 +14,7 @@ mod calls;
 mod datagrams;
 mod direct;
 mod hostile;
+mod interface;
 mod musl;
 mod threads;
 
@@ -99,21 +100,27 @@ impl Lab {
     }
 
     fn serve(&mut self, more: &[&str]) {
+        self.serve_on("af_xdp:e0", more);
+    }
+
+    /// Starts an engine on a port. The thread returns what the engine has written to standard error when it ended.
+    fn serve_on(&mut self, port: &str, more: &[&str]) -> std::thread::JoinHandle<String> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name("e"), env!("CARGO_BIN_EXE_inlane"), "offload", "serve"]);
-        command.args(["--port", "af_xdp:e0", "--address", "10.79.0.1/24", "--address", "fd79::1/64"]);
+        command.args(["--port", port, "--address", "10.79.0.1/24", "--address", "fd79::1/64"]);
         command.arg("--socket").arg(self.socket()).args(more).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
         assert!(line.contains("engine ready"), "{line}");
+        self.engine = Some(child);
         std::thread::spawn(move || {
             let mut rest = String::new();
             let _ = errors.read_to_string(&mut rest);
             eprint!("{rest}");
-        });
-        self.engine = Some(child);
+            rest
+        })
     }
 
     fn offloaded(&self, program: &str) -> Command {

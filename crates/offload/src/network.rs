@@ -1,11 +1,13 @@
 //! The engine's network: its port, its own addresses, its routes, and its neighbours.
 
 mod datagram;
+mod interface;
 mod neighbours;
 mod reassembly;
 mod send;
 
 pub use datagram::Datagram;
+pub use interface::{InterfaceState, WatchedInterface};
 pub use reassembly::{Outcome, Reassembly};
 pub use send::{Heard, Payload};
 
@@ -245,6 +247,12 @@ impl Network {
         &self.wait_descriptors
     }
 
+    /// Takes the pending errors of the port's descriptors, for example because its interface is down.
+    #[cold]
+    pub fn clear_errors(&self) {
+        self.wait_descriptors.iter().for_each(|&fd| interface::clear_error(fd));
+    }
+
     /// Frees the packets that wait for the transmit queue, and those allocated in advance.
     pub fn free_packets(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
@@ -368,7 +376,7 @@ fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
 
 /// Returns the name of the kernel's network interface for `port`, such as `veth0` for `af_xdp:veth0`. Returns
 /// `None` for ports without a kernel interface.
-fn interface(port: &str) -> Option<&str> {
+pub fn interface(port: &str) -> Option<&str> {
     let (_, rest) = port.split_once(':')?;
     ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?
 }

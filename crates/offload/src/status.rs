@@ -34,6 +34,8 @@ pub struct EngineStatus {
     pub threads: Vec<ThreadStatus>,
     /// Counters of the link.
     pub link: LinkCounters,
+    /// The kernel's interface of the port, if it is down. The engine resumes once it is up.
+    pub down_interface: Option<String>,
     /// Counters of connections.
     pub connections: ConnectionCounters,
     /// Counters of UDP datagrams.

@@ -83,6 +83,9 @@ fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()
             "link: {} frames received, {} sent, {} malformed, {} dropped",
             link.received_packets, link.sent_packets, link.malformed, link.dropped
         )?;
+        if let Some(name) = &engine.down_interface {
+            writeln!(out, "the interface {name} of the port is down; set it up: ip link set {name} up")?;
+        }
         // If the engine has only one thread, leave out the thread's line. It would repeat the lines above.
         for thread in engine.threads.iter().filter(|_| engine.threads.len() > 1) {
             writeln!(

@@ -36,7 +36,7 @@ use crate::arena::{Arena, Key};
 use crate::budget::Budget;
 use crate::closer::Closer;
 use crate::error::{Error, Result};
-use crate::network::Network;
+use crate::network::{self, InterfaceState, Network, WatchedInterface};
 use crate::pair;
 use crate::ring::Rings;
 use crate::settings::Settings;
@@ -83,6 +83,8 @@ const CONTROL: u64 = u64::MAX;
 const PORT: u64 = u64::MAX - 1;
 /// The token of the epoll events of the inbox.
 const INBOX: u64 = u64::MAX - 2;
+/// The token of the epoll events of the port's interface.
+const INTERFACE: u64 = u64::MAX - 3;
 /// The bit that marks the epoll tokens of the control socket's clients.
 const CLIENT: u64 = 1 << 63;
 
@@ -99,6 +101,10 @@ pub struct Engine {
     clock: Clock,
     network: Network,
     epoll: OwnedFd,
+    /// The kernel's interface of the port. `None` on ports without one, and on all threads but the first.
+    interface: Option<WatchedInterface>,
+    /// The interface's name, if it is down.
+    down_interface: Option<String>,
     control: Control,
     /// Closes descriptors that programs have sent.
     closer: Arc<Closer>,
@@ -228,6 +234,8 @@ impl Engine {
             leases: lease::Leases::default(),
             clock: clock.clone(),
             epoll,
+            interface: None,
+            down_interface: None,
             settings: settings.clone(),
             thread: 0,
             shared: None,
@@ -394,7 +402,9 @@ impl Engine {
         for event in events.iter() {
             let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
+                PORT if flags.contains(epoll::EventFlags::ERR) => self.network.clear_errors(),
                 PORT => {}
+                INTERFACE => self.check_interface()?,
                 INBOX => self.inbox().into_iter().for_each(Inbox::clear_wake),
                 CONTROL => self.accept_clients(),
                 token if token & CLIENT != 0 => self.serve_client(now, Key::from_u64(token & !CLIENT)),
@@ -405,6 +415,32 @@ impl Engine {
         self.retry_early(now);
         self.report_next(now);
         Ok(worked || self.owes_reply())
+    }
+
+    /// Begins to watch the kernel's interface of the port, if the port has one.
+    fn watch_interface(&mut self) -> Result<()> {
+        let Some(name) = network::interface(&self.settings.port) else { return Ok(()) };
+        let what = format!("watching the interface {name}");
+        let interface = WatchedInterface::new(name).map_err(Error::os(what))?;
+        self.watch(interface.descriptor(), INTERFACE, epoll::EventFlags::IN)?;
+        self.interface = Some(interface);
+        self.check_interface()
+    }
+
+    /// Asks the kernel for the state of the port's interface.
+    ///
+    /// # Errors
+    /// If the interface was removed.
+    fn check_interface(&mut self) -> Result<()> {
+        let Some(interface) = &self.interface else { return Ok(()) };
+        let state = interface.state();
+        self.down_interface = (state == InterfaceState::Down).then(|| interface.name().to_owned());
+        if state != InterfaceState::Removed {
+            return Ok(());
+        }
+        let what = format!("interface {}", interface.name());
+        let why = "it was removed while the engine used it; create it again, and start the engine again";
+        Err(inlane_core::Error::device_environment(what, why).into())
     }
 
     /// Processes epoll's report that a socket pair is readable or writable. Records it in the socket, and

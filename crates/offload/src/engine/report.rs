@@ -213,6 +213,7 @@ impl Engine {
             cpu_ns: thread.cpu_ns,
             threads: vec![thread],
             link,
+            down_interface: self.down_interface.clone(),
             connections: ConnectionCounters {
                 sockets: totals.sockets,
                 connected: totals.connected,
@@ -306,6 +307,7 @@ impl Part {
         let (status, more) = (&mut self.status, other.status);
         let before = status.sockets.len();
         status.cpu_ns += more.cpu_ns;
+        status.down_interface = status.down_interface.take().or(more.down_interface);
         status.threads.extend(more.threads);
         status.link += more.link;
         status.connections += more.connections;

@@ -70,11 +70,11 @@ impl Payload for Outgoing<'_> {
 /// Returns the errno of a failed connection.
 fn errno(reason: EndReason) -> i32 {
     match reason {
-        EndReason::Reset => libc::ECONNRESET,
+        // The engine aborts connections when it ends, which docs/offload.md calls a reset.
+        EndReason::Reset | EndReason::Aborted => libc::ECONNRESET,
         EndReason::Refused => libc::ECONNREFUSED,
         EndReason::TimedOut => libc::ETIMEDOUT,
         EndReason::Unreachable => libc::EHOSTUNREACH,
-        EndReason::Aborted => libc::ECONNABORTED,
     }
 }
 

@@ -55,6 +55,9 @@ impl Threads {
                 Engine::assemble(&settings, &clock, network, control, closer.clone(), secrets.clone())?;
             (engine.number, engine.leases) = (number, leases);
             engine.join(thread, shared.clone())?;
+            if thread == 0 {
+                engine.watch_interface()?;
+            }
             engines.push(engine);
         }
         Ok(Self { engines, panicked: false })

@@ -1,0 +1,121 @@
+//! Watches the kernel's interface of the engine's port. A port does not report by itself that its interface is gone.
+//!
+//! The kernel announces changes of interfaces on a netlink socket, which the engine's epoll watches. The engine then asks
+//! the kernel for the state of its interface.
+
+use std::io;
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// The state of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterfaceState {
+    /// The interface carries packets.
+    Up,
+    /// The interface is down. It carries packets again once it is up.
+    Down,
+    /// The interface does not exist any more, or is in another network namespace.
+    Removed,
+}
+
+/// The watched interface of a port.
+pub struct WatchedInterface {
+    name: String,
+    /// A new interface of the same name has another number.
+    number: i32,
+    netlink: OwnedFd,
+}
+
+impl WatchedInterface {
+    /// Begins to watch the interface `name`.
+    ///
+    /// # Errors
+    /// Errors of the system, for example if there is no such interface.
+    pub fn new(name: &str) -> io::Result<Self> {
+        /// RTMGRP_LINK of Linux's rtnetlink.h.
+        const LINKS: u32 = 1;
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: the address lives through the call, and no other code owns the new descriptor.
+        let netlink = unsafe {
+            let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let netlink = OwnedFd::from_raw_fd(fd);
+            let mut address: libc::sockaddr_nl = zeroed();
+            address.nl_family = libc::AF_NETLINK as u16;
+            address.nl_groups = LINKS;
+            if libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as u32) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            netlink
+        };
+        let c_name = std::ffi::CString::new(name)?;
+        // SAFETY: the name lives through the call.
+        let number = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
+        match i32::try_from(number) {
+            Ok(number) if number > 0 => Ok(Self { name: name.to_owned(), number, netlink }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Returns the interface's name when the engine was started.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns a descriptor that is readable after an interface has changed.
+    pub fn descriptor(&self) -> &OwnedFd {
+        &self.netlink
+    }
+
+    /// Drops the announcements that wait at the descriptor. Returns the state of the interface.
+    pub fn state(&self) -> InterfaceState {
+        let fd = self.netlink.as_raw_fd();
+        let mut scrap = [0u8; 8192];
+        loop {
+            // SAFETY: the kernel writes at most as many bytes as there are.
+            let len = unsafe { libc::recv(fd, scrap.as_mut_ptr().cast(), scrap.len(), 0) };
+            // After ENOBUFS, announcements are lost. The others can still be read.
+            if len < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::ENOBUFS) {
+                break;
+            }
+        }
+        // SAFETY: an all-zero ifreq is valid. The structure lives through the calls. The first call writes the present
+        // name of the interface, which the second call reads.
+        unsafe {
+            let mut request: libc::ifreq = zeroed();
+            request.ifr_ifru.ifru_ifindex = self.number;
+            if libc::ioctl(fd, libc::SIOCGIFNAME as _, &mut request) != 0
+                || libc::ioctl(fd, libc::SIOCGIFFLAGS as _, &mut request) != 0
+            {
+                return InterfaceState::Removed;
+            }
+            match i32::from(request.ifr_ifru.ifru_flags) & libc::IFF_UP {
+                0 => InterfaceState::Down,
+                _ => InterfaceState::Up,
+            }
+        }
+    }
+}
+
+/// Takes the pending error of a socket. Epoll reports a socket again and again until then.
+pub fn clear_error(fd: i32) {
+    let (mut error, mut len) = (0i32, 4);
+    // SAFETY: value and length outlive the call.
+    unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &mut len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_exists_and_others_may_not() {
+        let loopback = WatchedInterface::new("lo").unwrap();
+        assert_ne!(loopback.state(), InterfaceState::Removed);
+        assert!(WatchedInterface::new("no-such-if").is_err());
+        let removed = WatchedInterface { number: i32::MAX, ..loopback };
+        assert_eq!(removed.state(), InterfaceState::Removed);
+    }
+}
