@@ -98,12 +98,7 @@ impl Filled {
     /// Errors of the system calls.
     pub fn new(program: Arc<OwnedFd>, usual: bool) -> io::Result<Self> {
         let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
-        let set = |name, value| set_option(&program, name, value);
-        let bytes = filler::fill(set, |bytes| match send(program.as_raw_fd(), bytes, &[]) {
-            Ok(sent) => Ok(Some(sent)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
-        })?;
+        let bytes = filler::fill(|name, value| set_option(&program, name, value), fill_from(&program))?;
         Ok(Self { program, bytes, capacity })
     }
 
@@ -151,9 +146,36 @@ impl Filled {
     }
 }
 
+/// Returns a function that sends bytes from the program's end without blocking. It returns `None` if there is no room.
+fn fill_from(program: &OwnedFd) -> impl Fn(&[u8]) -> io::Result<Option<usize>> {
+    |bytes| match send(program.as_raw_fd(), bytes, &[]) {
+        Ok(sent) => Ok(Some(sent)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Fills the pair of a socket that begins to listen, because a listener is never writable. First drops what the program
+/// has sent. Returns the number of bytes that stay at the engine's end `fd` from now on.
+///
+/// # Errors
+/// Errors of the system calls. `WouldBlock` if the program has sent too much.
+pub fn fill_listener(fd: RawFd, program: &OwnedFd, closer: &Arc<UserCloser>) -> io::Result<u64> {
+    if discard(fd, closer)? {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let set = |name, value| match name {
+        // This option would mark a connection that is being established.
+        libc::SO_PRIORITY => Ok(()),
+        _ => set_option(program, name, value),
+    };
+    filler::fill(set, fill_from(program))?;
+    unread(fd).ok_or_else(io::Error::last_os_error)
+}
+
 /// Returns the SO_SNDBUF of new UNIX sockets. Reads it only once, because an administrator seldom changes it
 /// while the engine runs.
-fn usual_capacity() -> io::Result<i32> {
+pub fn usual_capacity() -> io::Result<i32> {
     static USUAL: OnceLock<i32> = OnceLock::new();
     match USUAL.get() {
         Some(capacity) => Ok(*capacity),

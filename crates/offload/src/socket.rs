@@ -140,9 +140,11 @@ pub struct Listening {
     pub failures: u32,
     /// True if epoll has reported that the program closed its end of the socket pair.
     pub hung_up: bool,
-    /// True if the program may have written to the pair. The engine drops these bytes, because a program has
+    /// True if the program may have written to the pair. The engine then removes the listener, because a program has
     /// nothing to send on a listening socket.
     pub unread: bool,
+    /// The number of bytes that fill the pair, so that the program's end is not writable.
+    pub filled: u64,
 }
 
 /// A connection that waits to be accepted. The program has not received its end of the connection's socket

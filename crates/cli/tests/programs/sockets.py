@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import select
+import signal
 import socket
 import struct
 import threading
@@ -376,8 +377,49 @@ def duplicated():
     assert one.recvfrom(100) == (b"datagram", one.getsockname())
 
 
+def listener_events():
+    """A listener is readable if a connection waits, and never writable, whatever its send buffer is."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    listener.listen()
+    assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == usual
+    poll = select.poll()
+    poll.register(listener, select.POLLIN | select.POLLOUT | select.POLLPRI)
+    edges = select.epoll()
+    edges.register(listener, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+    signals = []
+    signal.signal(signal.SIGIO, lambda number, frame: signals.append(number))
+    fcntl.fcntl(listener, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_ASYNC)
+    for size in (None, 4000, 300):
+        if size:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == max(2 * size, 4608)
+        assert poll.poll(0) == [] and edges.poll(0) == [] and signals == []
+        client = socket.create_connection(listener.getsockname())
+        assert poll.poll(LIMIT * 1000) == [(listener.fileno(), select.POLLIN)]
+        assert edges.poll(LIMIT) == [(listener.fileno(), select.EPOLLIN)]
+        peer = listener.accept()[0]
+        assert len(signals) > 0
+        signals.clear()
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 4608
+        for call in (lambda: listener.recv(1), lambda: listener.send(b"x")):
+            try:
+                call()
+                raise AssertionError("a listener carries no data")
+            except OSError as error:
+                assert error.errno in (errno.ENOTCONN, errno.EPIPE), error
+        client.close()
+        peer.close()
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.listen()
+    assert poll.poll(0) == [] and listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 4608
+
+
 # The first ones run before the program has had a second thread.
 tests = (opens_many, opens_in_vain, opens_with_few_descriptors, opens_and_forks)
-for test in (*tests, buffers, no_descriptor, registered_before_connect, options, reset, duplicated):
+for test in (*tests, buffers, no_descriptor, registered_before_connect, options, reset, duplicated, listener_events):
     test()
     print(test.__name__, "ok", flush=True)

@@ -121,18 +121,14 @@ impl Engine {
             self.remove(key);
             return;
         };
-        if listening.unread {
-            match pair::discard(fd, &socket.closer) {
-                Ok(more) => listening.unread = more,
-                // Descriptors may stay in the pair. The program may have sent one of its own end, which would
-                // then never close.
-                Err(_) => {
-                    self.remove(key);
-                    return;
-                }
-            }
+        // A program can send something only if it changes the pair's buffer by a raw system call. It may have sent a
+        // descriptor of its own end, which would then never close.
+        if std::mem::take(&mut listening.unread)
+            && pair::unread(fd).is_none_or(|bytes| bytes > listening.filled)
+        {
+            self.remove(key);
+            return;
         }
-        let again = listening.unread;
         let mut retry = None;
         while !listening.full
             && let Some(pending) = listening.take()
@@ -165,9 +161,6 @@ impl Engine {
         }
         if let Some(retry) = retry {
             self.arm(key, retry);
-        }
-        if again {
-            self.touch(key);
         }
     }
 

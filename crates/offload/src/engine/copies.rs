@@ -25,6 +25,7 @@ pub(super) struct Announcement {
     local: SocketAddr,
     options: SocketOptions,
     backlog: usize,
+    filled: u64,
     waiting: Arc<AtomicUsize>,
     /// The engine's end of the listener's socket pair.
     end: OwnedFd,
@@ -65,6 +66,7 @@ impl Engine {
             local: socket.local,
             options: socket.options.clone(),
             backlog: listening.backlog,
+            filled: listening.filled,
             waiting: listening.waiting.clone(),
             end,
             closer: socket.closer.clone(),
@@ -112,7 +114,7 @@ impl Engine {
             announcement.end.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
         let Announcement { local, options, backlog, .. } = announcement;
         let mut listening = self.new_listening(*local, options, *backlog)?;
-        listening.waiting = announcement.waiting.clone();
+        (listening.waiting, listening.filled) = (announcement.waiting.clone(), announcement.filled);
         let key = self.sockets.insert_with(|_| Socket {
             id: announcement.id,
             inode: announcement.inode,
@@ -159,6 +161,7 @@ impl Engine {
             failures: 0,
             hung_up: false,
             unread: true,
+            filled: 0,
         })
     }
 }

@@ -14,7 +14,7 @@ use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_
 use inlane_offload_protocol::name::{SocketKind, SocketName};
 use inlane_tcp::{Connection, Flow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// How long a new connection holds back its SYN while it waits for the program's request Start, in
@@ -483,9 +483,10 @@ impl Engine {
         if matches!(socket.role, Role::Bound) {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            let listening = self.new_listening(socket.local, &socket.options, backlog)?;
+            let mut listening = self.new_listening(socket.local, &socket.options, backlog)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-            if let Some(end) = &socket.end {
+            if let (Some(end), Some(program)) = (&socket.end, &request.attached) {
+                listening.filled = pair::fill_listener(end.as_raw_fd(), program, &socket.closer)?;
                 // Set the size of the socket pair's send buffer according to the backlog. The buffer holds
                 // the connections that wait to be accepted, and each connection takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
@@ -562,6 +563,10 @@ impl Engine {
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(Stream { filled: Some(filled), .. })) => {
                 reply.set_value(&filled.capacity().to_ne_bytes());
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF, None) if matches!(socket.role, Role::Listening(_)) => {
+                let capacity = socket.options.send_buffer.map_or_else(pair::usual_capacity, Ok)?;
+                reply.set_value(&capacity.to_ne_bytes());
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG, None) => reply.set_value(&536i32.to_ne_bytes()),
             (level, name, _) if matches!(socket.role, Role::Datagram(_)) => {

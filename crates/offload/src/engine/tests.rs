@@ -470,6 +470,8 @@ fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     let mut bench = Bench::new(100);
     let bound = bench.bound("10.0.0.1:0").1.unwrap();
     let listening = bench.listening("10.0.0.1:8080");
+    // The pair of a listener is full. A hostile program can change that.
+    pair::set_option(&listening, libc::SO_SNDBUF, 200_000).unwrap();
     for end in [bound, listening] {
         bench.turn();
         pair::send_descriptor(end.as_raw_fd(), b"x", Some(end.as_raw_fd())).unwrap();

@@ -59,6 +59,8 @@ pub fn accept(
     let (received, passed) = control::receive(fd, &mut record, close_on_exec);
     let Some(connection) = passed else {
         return match received {
+            // The engine has closed its end, in which the bytes wait that fill it.
+            -1 if errno() == libc::ECONNRESET => fail(libc::EINVAL),
             // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
             -1 => -1,
             // The engine has closed its end: the listener was shut down, or the engine has ended.

@@ -2,7 +2,7 @@
 
 use super::{Flags, addresses, may_connect_again, take_error};
 use crate::memory::OptionValue;
-use crate::{control, convert, direct, fail, memory, real};
+use crate::{control, convert, direct, fail, memory, real, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_void, socklen_t};
@@ -57,11 +57,8 @@ pub unsafe fn getsockopt(
     }
     // SAFETY: the program passes `*len` bytes at `value`.
     let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
-    // UNIX sockets do not support SO_REUSEPORT, so ask the engine for it. While the connection is being
-    // established, the program's end of the socket pair has a small send buffer. Ask the engine for SO_SNDBUF
-    // during that time.
-    let asks_engine =
-        name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
+    // UNIX sockets do not support SO_REUSEPORT, so ask the engine for it.
+    let asks_engine = name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && is_kept_full(fd);
     if level == libc::SOL_SOCKET && !asks_engine {
         let number = match name {
             libc::SO_ERROR => take_error(fd),
@@ -158,20 +155,16 @@ pub unsafe fn setsockopt(
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
 unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    let connecting = name == libc::SO_SNDBUF && Flags::of(fd).has(Flags::CONNECTING);
-    // While the connection is being established, the send buffer of the program's end of the socket pair must
-    // stay small. Otherwise, the end would become writable. So set the option on a temporary UNIX socket, and
-    // read the value that the kernel computes from it.
+    let full = name == libc::SO_SNDBUF && is_kept_full(fd);
+    // The send buffer of a full end must stay small. Otherwise, the end would become writable. So set the option
+    // on a temporary UNIX socket, and read the value that the kernel computes from it.
     // SAFETY: the program passes valid arguments, and the descriptor is closed below.
     let (code, bytes) = unsafe {
-        let asked = if connecting {
-            libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
-        } else {
-            fd
-        };
+        let asked =
+            if full { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) } else { fd };
         let code = real::setsockopt(asked, libc::SOL_SOCKET, name, value, len);
         let bytes = real::option(asked, libc::SOL_SOCKET, name);
-        if connecting {
+        if full {
             libc::close(asked);
         }
         (code, bytes)
@@ -181,13 +174,19 @@ unsafe fn set_buffer(fd: RawFd, name: c_int, value: *const c_void, len: socklen_
     {
         // While the socket is being connected, only the engine changes the buffer, after the handshake. So
         // wait until the engine has the size.
-        let operation = if connecting { Operation::SetOptionNow } else { Operation::SetOption };
+        let operation = if full { Operation::SetOptionNow } else { Operation::SetOption };
         let mut message = Message::new(operation);
         (message.level, message.name) = (libc::SOL_SOCKET, name);
         message.set_value(&bytes.to_ne_bytes());
         control::request(&mut message, fd);
     }
     code
+}
+
+/// Returns true if the program's end of the socket pair has a small send buffer, which is kept full, so that the end is not
+/// writable: while its connection is being established, and if it listens. The engine has the SO_SNDBUF of the socket.
+fn is_kept_full(fd: RawFd) -> bool {
+    Flags::of(fd).has(Flags::CONNECTING) || unconnected::is_listener(fd)
 }
 
 /// Returns true if `socket` has options of `level`. If it has none, getsockopt(2) must fail with EOPNOTSUPP.
