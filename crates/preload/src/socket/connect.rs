@@ -103,6 +103,9 @@ fn poll_two(fd: RawFd, question: RawFd, timeout: c_int) -> Result<(i16, bool), c
     }
 }
 
+/// Duplicates of a descriptor are looked for below this number.
+const MOST_CHECKED: RawFd = 1024;
+
 /// The process in which a wait for a connection that the library has opened has ended early, or 0. The engine may not
 /// have received the request for the connection yet.
 static GAVE_UP: AtomicI32 = AtomicI32::new(0);
@@ -125,7 +128,7 @@ fn withdraw(fd: RawFd) {
         return;
     }
     let identity = direct::identity(fd);
-    let shared = (0..unconnected::Hint::MOST).any(|other| other != fd && direct::identity(other) == identity);
+    let shared = (0..MOST_CHECKED).any(|other| other != fd && direct::identity(other) == identity);
     if !shared {
         let before = errno();
         // SAFETY: has no preconditions.
