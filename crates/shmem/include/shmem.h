@@ -15,6 +15,20 @@
 #ifdef __cplusplus
 #include <complex>
 #endif
+
+/* Programs may be compiled with -pedantic -Werror. The header needs long long, which C++98 lacks, and C's
+ * complex types, which C++ lacks. */
+#ifdef __GNUC__
+#pragma GCC diagnostic push
+#ifdef __clang__
+#pragma GCC diagnostic ignored "-Wc99-extensions"
+#ifdef __cplusplus
+#pragma GCC diagnostic ignored "-Wc++11-long-long"
+#endif
+#endif
+#pragma GCC diagnostic ignored "-Wlong-long"
+#endif
+
 /* C's complex types, which g++ and clang++ have too. */
 #define INLANE_SHMEM_COMPLEX(type) type _Complex
 
@@ -143,6 +157,10 @@ INLANE_SHMEM_OVERLOAD(complexd, double, prod)
 #define INLANE_SHMEM_SYNC(a, b, c, d, name, ...) name
 #define shmem_sync(...) \
     INLANE_SHMEM_SYNC(__VA_ARGS__, shmem_sync, , , shmem_team_sync, )(__VA_ARGS__)
+#endif
+
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
 #endif
 
 #endif

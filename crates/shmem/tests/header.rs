@@ -230,19 +230,25 @@ fn every_function_and_its_profiling_name_is_exported() {
 fn headers_compile_in_every_language_version() {
     let folder = tempfile::tempdir().unwrap();
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let (c, cpp) = (["c99", "c11", "c17"], ["c++98", "c++11", "c++20"]);
     for (compiler, suffix, versions) in
-        [("cc", "c", ["c99", "c11", "c17"]), ("c++", "cpp", ["c++98", "c++11", "c++20"])]
+        [("cc", "c", c), ("clang", "c", c), ("c++", "cpp", cpp), ("clang++", "cpp", cpp)]
     {
         let source = folder.path().join(format!("all.{suffix}"));
         std::fs::write(&source, "#include <shmem.h>\n#include <pshmem.h>\n#include <mpp/shmem.h>\n").unwrap();
         for version in versions {
             let mut command = std::process::Command::new(compiler);
-            command.args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]).arg(format!("-std={version}"));
+            command.args(["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]);
+            command.arg(format!("-std={version}"));
             let Ok(output) = command.arg("-I").arg(&include).arg(&source).output() else {
                 eprintln!("SKIPPED headers in {version}: no compiler '{compiler}'");
                 continue;
             };
-            assert!(output.status.success(), "{version}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{compiler} {version}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
     }
 }
