@@ -22,6 +22,7 @@
 //! The library does not allocate and never blocks on a lock, because programs call it in signal handlers and
 //! after vfork. If a socket cannot be handed over, the kernel keeps it. The library never ends the program.
 
+mod connect;
 mod control;
 mod convert;
 mod datagram;

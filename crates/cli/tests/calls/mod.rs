@@ -1,11 +1,12 @@
 //! Compares the results of socket calls on the engine with those on the kernel. Some calls have bad pointers
-//! and lengths, others are made while the socket has no connection. `calls.py` makes the calls.
+//! and lengths, others are made while the socket has no connection. `calls.py` and `rare.py`
+//! make the calls.
 
 use super::{Lab, must};
 
-const CALLS: &str = include_str!("calls.py");
+const CALLS: &str = concat!(include_str!("calls.py"), include_str!("rare.py"));
 
-/// Runs `calls.py` on the kernel and then on an engine with `--spin SPIN`, both with loopback addresses.
+/// Runs the calls on the kernel and then on an engine with `--spin SPIN`, both with loopback addresses.
 /// Returns the two outputs, or `None` if the test cannot run on this machine.
 fn outcomes(test: &str, spin: &str) -> Option<[String; 2]> {
     let mut lab = Lab::new(test, &[("python3", "python3")])?;

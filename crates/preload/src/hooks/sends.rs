@@ -4,7 +4,7 @@ use super::MOST_PARTS;
 use crate::convert::{self, Conversion};
 use crate::epoll::deferred;
 use crate::socket::name_of;
-use crate::{datagram, direct, errno, fail, memory, real, send, set_errno, unconnected};
+use crate::{connect, datagram, direct, errno, fail, memory, real, send, set_errno, unconnected};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
@@ -51,6 +51,9 @@ hooks! {
     }
 
     fn sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t {
+        if flags & libc::MSG_FASTOPEN != 0 && let Some(connected) = connect::fast_open(fd, address, address_len, flags) {
+            return if connected == 0 { send(fd, buffer, len, flags & !libc::MSG_FASTOPEN) } else { -1 };
+        }
         if address.is_null() && let Some(sent) = send_directly(fd, &datagram::part(buffer, len), 1, flags) {
             return sent;
         }
@@ -78,6 +81,13 @@ hooks! {
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         let is_message = memory::is_readable(message);
         if is_message {
+            if flags & libc::MSG_FASTOPEN != 0
+                && let Some(connected) = connect::fast_open(fd, (*message).msg_name.cast(), (*message).msg_namelen, flags)
+            {
+                let mut without = message.read();
+                (without.msg_name, without.msg_namelen) = (std::ptr::null_mut(), 0);
+                return if connected == 0 { sendmsg(fd, &without, flags & !libc::MSG_FASTOPEN) } else { -1 };
+            }
             if (*message).msg_name.is_null()
                 && real::length((*message).msg_controllen as _) == 0
                 && let Some(sent) = send_directly(fd, (*message).msg_iov, real::length((*message).msg_iovlen as _), flags)

@@ -2,7 +2,7 @@
 
 use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
-use crate::{datagram, errno, fail, memory, real, socket, unconnected};
+use crate::{connect, datagram, errno, fail, memory, real, socket, unconnected};
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -29,23 +29,8 @@ hooks! {
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if let Ok(Some(remote)) = memory::read_address(address, len) {
-            let mut local = local_of(fd);
-            if let Local::Offloaded(name) = local
-                && socket::may_connect_again(fd, &name)
-                && convert::renew(fd, name.kind.is_v6())
-            {
-                local = local_of(fd);
-            }
-            if let Local::Offloaded(name) = local {
-                return match name.kind.is_datagram() {
-                    true => datagram::connect(fd, &name, remote),
-                    false => socket::connect(fd, &name, remote),
-                };
-            }
-            match convert::offer(fd, local, Use::Connect, remote) {
-                Conversion::Kernel => {}
-                Conversion::Engine => return convert::finish_connect(fd),
-                Conversion::Failed(error) => return fail(error),
+            if let Some(result) = connect::connect(fd, remote, true) {
+                return result;
             }
         } else if let Some(name) = name_of(fd) {
             if is_unspecified(address, len) {

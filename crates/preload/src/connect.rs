@@ -1,0 +1,54 @@
+//! Implements connect(2), and sends that connect a TCP socket first (MSG_FASTOPEN).
+
+use crate::convert::{self, Conversion};
+use crate::socket::local_of;
+use crate::{datagram, fail, memory, socket};
+use inlane_offload_protocol::name::Local;
+use inlane_offload_protocol::rules::Use;
+use libc::{c_int, sockaddr, socklen_t};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+/// Connects `fd` to `remote` if the engine runs the socket, or takes it now. If the descriptor is blocking and `waits` is
+/// set, waits until the connection is established. Returns 0, or -1 with errno. Returns `None` if the kernel must connect
+/// the socket.
+pub fn connect(fd: RawFd, remote: SocketAddr, waits: bool) -> Option<c_int> {
+    let mut local = local_of(fd);
+    if let Local::Offloaded(name) = local
+        && socket::may_connect_again(fd, &name)
+        && convert::renew(fd, name.kind.is_v6())
+    {
+        local = local_of(fd);
+    }
+    if let Local::Offloaded(name) = local {
+        return Some(match name.kind.is_datagram() {
+            // SAFETY: the name is that of the offloaded UDP socket `fd`.
+            true => unsafe { datagram::connect(fd, &name, remote) },
+            false => socket::connect(fd, &name, remote),
+        });
+    }
+    match convert::offer(fd, local, Use::Connect, remote) {
+        Conversion::Kernel => None,
+        Conversion::Engine if waits => Some(convert::finish_connect(fd)),
+        Conversion::Engine => Some(fail(libc::EINPROGRESS)),
+        Conversion::Failed(error) => Some(fail(error)),
+    }
+}
+
+/// Connects `fd` because the program sends with MSG_FASTOPEN to `address`. Returns 0 if the caller must send the bytes over
+/// the connection now, or -1 with errno. Returns `None` if the kernel must do both, or if `fd` is not a TCP socket.
+///
+/// The engine connects without a Fast Open cookie. So the result is that of the kernel without a cookie for the server.
+///
+/// # Safety
+/// As for [`memory::read_bytes`].
+pub unsafe fn fast_open(fd: RawFd, address: *const sockaddr, len: socklen_t, flags: c_int) -> Option<c_int> {
+    // SAFETY: the caller's promise.
+    let Ok(Some(remote)) = (unsafe { memory::read_address(address, len) }) else { return None };
+    let streams = match local_of(fd) {
+        Local::Offloaded(name) => !name.kind.is_datagram(),
+        Local::Kernel { .. } => convert::is_stream(fd),
+        Local::Other => false,
+    };
+    if streams { connect(fd, remote, flags & libc::MSG_DONTWAIT == 0) } else { None }
+}
