@@ -2,6 +2,37 @@
 
 
 
+def discards():
+    """Receives with MSG_TRUNC, which take bytes from a TCP socket and store them nowhere."""
+    listener, client, server = pair()
+    fd, room = client.fileno(), ctypes.create_string_buffer(64)
+    part = Many.Part(ctypes.cast(room, ctypes.c_char_p), 64)
+    message = Many.Message(parts=ctypes.pointer(part), count=1)
+    for name, receive in (
+        ("recv", lambda flags: call("recv", fd, None, 4, socket.MSG_TRUNC | flags)),
+        ("recvfrom", lambda flags: call("recvfrom", fd, None, 4, socket.MSG_TRUNC | flags, None, None)),
+        ("recvmsg", lambda flags: call("recvmsg", fd, ctypes.byref(message), socket.MSG_TRUNC | flags)),
+    ):
+        show(f"{name} discards nothing", receive(NOWAIT))
+        server.sendall(b"first")
+        show(f"{name} discards", events(client, select.POLLIN, 30000))
+        show(f"{name} peeks", receive(socket.MSG_PEEK))
+        show(f"{name} discards", receive(0))
+        show(f"{name} stores nothing", room.raw == bytes(64))
+        server.sendall(b", next")
+        show(f"{name} leaves", client.recv(1 if name != "recvmsg" else 0) + client.recv(6, socket.MSG_WAITALL))
+    for _ in range(40):
+        server.sendall(b"x")
+        client.recv(1)
+    server.sendall(bytes(100000))
+    show("discards much", call("recv", fd, None, 100000, socket.MSG_TRUNC | socket.MSG_WAITALL))
+    server.sendall(b"end")
+    server.close()
+    show("discards the end", events(client, select.POLLIN | select.POLLRDHUP, 30000) != [])
+    show("discards the end", call("recv", fd, None, 3, socket.MSG_TRUNC | socket.MSG_WAITALL))
+    show("discards the end", call("recv", fd, None, 10, socket.MSG_TRUNC))
+
+
 def fast_opens():
     """Sends that connect. Without a cookie of the server, they connect as usual."""
     fast = socket.MSG_FASTOPEN
@@ -32,4 +63,5 @@ def fast_opens():
     show("fast open other family", call("sendto", client.fileno(), b"x", 1, fast | NOSIGNAL, address(family=47), 16))
 
 
+discards()
 fast_opens()

@@ -1,11 +1,13 @@
 //! Functions that receive.
 
 use super::MOST_PARTS;
-use crate::{datagram, direct, fail, memory, real, receive, unconnected};
+use super::descriptors::ioctl;
+use crate::{datagram, direct, fail, memory, real, receive, socket, unconnected};
 use inlane_offload_protocol::address::is_possible;
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 hooks! {
@@ -50,6 +52,9 @@ hooks! {
         if unconnected::is_unconnected(fd) {
             return fail(libc::ENOTCONN);
         }
+        if flags & libc::MSG_TRUNC != 0 && let Some(result) = discard(fd, len, flags) {
+            return result;
+        }
         let direct = match flags {
             0 => direct::receive(fd, buffer, len),
             _ => receive_offered(fd, &datagram::part(buffer, len), 1, flags),
@@ -71,6 +76,15 @@ hooks! {
         }
         if unconnected::is_unconnected(fd) {
             return fail(libc::ENOTCONN);
+        }
+        if flags & libc::MSG_TRUNC != 0
+            && (address.is_null() || is_possible(address_len, size_of::<socklen_t>()))
+            && let Some(result) = discard(fd, len, flags)
+        {
+            if !address.is_null() {
+                address_len.write_unaligned(0);
+            }
+            return result;
         }
         if flags == 0 && address.is_null() && let Some(result) = direct::receive(fd, buffer, len) {
             return receive::finish(fd, len, result);
@@ -108,7 +122,11 @@ hooks! {
             return fail(libc::ENOTCONN);
         }
         let count = real::length((*message).msg_iovlen as _);
-        if let Some(result) = receive_offered(fd, (*message).msg_iov, count, flags) {
+        let discarded = match flags & libc::MSG_TRUNC {
+            0 => None,
+            _ => discard(fd, memory::total((*message).msg_iov, count), flags),
+        };
+        if let Some(result) = discarded.or_else(|| receive_offered(fd, (*message).msg_iov, count, flags)) {
             ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
             return result;
         }
@@ -130,6 +148,37 @@ hooks! {
                 direct::withdraw(fd);
                 real::recvmmsg(fd, messages, count, flags, timeout)
             }
+        }
+    }
+}
+
+/// The most bytes that one receive of [`discard`] takes.
+const SCRAP: usize = 8192;
+
+/// Implements a receive of `len` bytes with MSG_TRUNC on TCP, which takes bytes and stores them nowhere. On a UNIX socket,
+/// the flag has no effect. Returns what the receive must return. Returns `None` if `fd` is not offloaded. Call this only
+/// for TCP sockets.
+fn discard(fd: c_int, len: usize, flags: c_int) -> Option<ssize_t> {
+    socket::name_of(fd)?;
+    let flags = flags & !libc::MSG_TRUNC;
+    let mut scrap = MaybeUninit::<[u8; SCRAP]>::uninit();
+    let mut available: c_int = 0;
+    let mut total = 0;
+    loop {
+        let part = (len - total).min(SCRAP);
+        // SAFETY: the buffers outlive the calls.
+        let result = unsafe { recv(fd, scrap.as_mut_ptr().cast(), part, flags) };
+        if result <= 0 {
+            return Some(if total > 0 { total as ssize_t } else { result });
+        }
+        total += result as usize;
+        // SAFETY: as above.
+        unsafe { ioctl(fd, libc::FIONREAD, (&raw mut available).cast()) };
+        if flags & libc::MSG_PEEK != 0 {
+            return Some(total.max((available.max(0) as usize).min(len)) as ssize_t);
+        }
+        if total == len || available <= 0 && flags & libc::MSG_WAITALL == 0 {
+            return Some(total as ssize_t);
         }
     }
 }
