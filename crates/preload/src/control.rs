@@ -35,20 +35,61 @@ const LOWEST_NUMBER: c_int = 417;
 /// The longest wait for a reply, in seconds.
 pub const REPLY_SECONDS: i64 = 10;
 
+/// A word that the kernel sets to 0 in each new process that gets a copy of this process's memory (MADV_WIPEONFORK). Null
+/// if the kernel does not support that. In a child of vfork, the word keeps its value. Such a child shares its parent's
+/// memory, so it must not change `OWNER` and `CONNECTION`.
+static UNCOPIED: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
 /// Makes a forked child open its own connection. Two processes must not mix their replies.
 pub fn forget_after_fork() {
-    extern "C" fn child() {
-        let fd = CONNECTION.swap(-1, Ordering::Relaxed);
-        if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
-            // SAFETY: the inode shows that the descriptor is this library's.
-            unsafe { libc::close(fd) };
+    const WORD: usize = size_of::<AtomicU32>();
+    // SAFETY: the system chooses a free address for the mapping, which is never unmapped. The kernel rounds its length up
+    // to whole pages. MADV_WIPEONFORK has no effect in this process.
+    unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let page = libc::mmap(std::ptr::null_mut(), WORD, access, private, -1, 0);
+        if page != libc::MAP_FAILED && libc::madvise(page, WORD, libc::MADV_WIPEONFORK) == 0 {
+            (*page.cast::<AtomicU32>()).store(1, Ordering::Relaxed);
+            UNCOPIED.store(page.cast(), Ordering::Relaxed);
         }
-        OWNER.store(0, Ordering::Relaxed);
-        IN_USE.store(false, Ordering::Relaxed);
     }
-    // Ignore a failure to register `child`. Each use of the connection also compares `OWNER` with the process
+    // Ignore a failure to register the function. Each use of the connection also compares `OWNER` with the process
     // ID. A forked child therefore never uses its parent's connection.
-    real::at_fork(None, Some(child));
+    real::at_fork(None, Some(forget));
+}
+
+/// Closes this process's copy of its parent's connection.
+extern "C" fn forget() {
+    let fd = CONNECTION.swap(-1, Ordering::Relaxed);
+    if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
+        // SAFETY: the inode shows that the descriptor is this library's.
+        unsafe { libc::close(fd) };
+    }
+    OWNER.store(0, Ordering::Relaxed);
+    IN_USE.store(false, Ordering::Relaxed);
+    note_uncopied();
+}
+
+/// Records that `OWNER` and `CONNECTION` have been set by this process, and are not a copy of another process's.
+fn note_uncopied() {
+    // SAFETY: null, or a word that stays mapped.
+    if let Some(word) = unsafe { UNCOPIED.load(Ordering::Relaxed).as_ref() } {
+        word.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Opens the connection that this process keeps, if it has none yet. The program can then still use the engine when the
+/// path of the control socket no longer leads to it. Leaves errno unchanged.
+pub fn keep() {
+    let before = crate::errno();
+    without_cancellation(|| {
+        if !is_shared_by_vfork() && !IN_USE.swap(true, Ordering::Acquire) {
+            kept();
+            IN_USE.store(false, Ordering::Release);
+        }
+    });
+    crate::set_errno(before);
 }
 
 /// Returns true if the connection to the engine belongs to another process. A child of vfork finds the connection of its
@@ -56,7 +97,17 @@ pub fn forget_after_fork() {
 pub fn is_shared_by_vfork() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     // SAFETY: has no preconditions.
-    owner != 0 && owner != unsafe { libc::getpid() }
+    if owner == 0 || owner == unsafe { libc::getpid() } {
+        return false;
+    }
+    // SAFETY: null, or a word that stays mapped.
+    let word = unsafe { UNCOPIED.load(Ordering::Relaxed).as_ref() };
+    let copied = word.is_some_and(|word| word.load(Ordering::Relaxed) == 0);
+    if copied {
+        // A raw system call has started this process, so the C library has not called `forget`.
+        forget();
+    }
+    !copied
 }
 
 fn inode(fd: RawFd) -> Option<u64> {
@@ -270,6 +321,7 @@ fn kept() -> Option<(RawFd, bool)> {
     INODE.store(inode(fd)?, Ordering::Relaxed);
     UNANSWERED.store(0, Ordering::Relaxed);
     CONNECTION.store(fd, Ordering::Relaxed);
+    note_uncopied();
     // SAFETY: has no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     Some((fd, true))
@@ -295,7 +347,7 @@ pub fn adopt(fd: RawFd) -> Result<(Slot, i32), c_int> {
 
 fn adopt_kept(fd: RawFd) -> Result<(Slot, i32), c_int> {
     // Give up if another thread uses the kept control connection, or if it belongs to another process, such
-    // as the parent after a fork. Slots of the shared memory can be requested only over this connection.
+    // as the parent of a vfork. Slots of the shared memory can be requested only over this connection.
     if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
         return Err(libc::EBUSY);
     }

@@ -51,5 +51,6 @@ modules! {
         poll __poll_chk ppoll __ppoll_chk select pselect;
     programs: execv execve execvp execvpe fexecve execveat posix_spawn posix_spawnp system popen;
     lists: execl execlp execle;
+    roots: chroot;
     syscall: syscall;
 }

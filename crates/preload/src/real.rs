@@ -90,6 +90,7 @@ real! {
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
     close(fd: c_int) -> c_int;
+    chroot(path: *const c_char) -> c_int;
     fclose(file: *mut c_void) -> c_int;
     freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize;
     freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize;

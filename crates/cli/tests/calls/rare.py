@@ -1,5 +1,9 @@
 # Further calls, which few programs make. This file is appended to calls.py and uses its functions.
 
+import tempfile
+
+# The number of the system call clone.
+CLONE = 56 if os.uname().machine == "x86_64" else 220
 
 
 def discards():
@@ -63,5 +67,32 @@ def fast_opens():
     show("fast open other family", call("sendto", client.fileno(), b"x", 1, fast | NOSIGNAL, address(family=47), 16))
 
 
+def roots():
+    """A process with another root directory, where the engine's control socket has no path."""
+    folder = tempfile.mkdtemp()
+    for kind, fork in (("fork", os.fork), ("clone", lambda: C.syscall(CLONE, signal.SIGCHLD, 0, 0, 0, 0))):
+        before = socket.socket()
+        before.bind(("127.0.0.1", 0))
+        inner, outer = os.pipe()
+        child = fork()
+        if child == 0:
+            signal.alarm(30)
+            os.chroot(folder)
+            before.listen()
+            listener = socket.socket()
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            os.write(outer, str(listener.getsockname()[1]).encode())
+            for one in (listener, before):
+                one.accept()[0].sendall(b"from another root")
+            os._exit(0)
+        where = ("127.0.0.1", int(os.read(inner, 10)))
+        show(f"{kind}, then chroot", lambda: socket.create_connection(where).recv(20))
+        show(f"{kind}, then chroot", lambda: socket.create_connection(before.getsockname()).recv(20))
+        show(f"{kind}, then chroot", os.waitpid(child, 0)[1])
+    os.rmdir(folder)
+
+
 discards()
 fast_opens()
+roots()
