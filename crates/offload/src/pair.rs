@@ -382,14 +382,14 @@ pub fn discard(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result<bool> {
 }
 
 /// Returns true if no descriptors wait at the engine's end `end` of a pair of stream sockets, and nothing can arrive any
-/// more. Its close then does not block. Shuts down both directions if `shuts` is true. Otherwise the caller knows that
-/// the program has closed its end. Leaves bytes there: the program's next call fails if the engine closes its end with
-/// unread bytes.
+/// more. Its close then does not block. Shuts down the receiving direction if `shuts` is true. Otherwise the caller knows
+/// that the program has closed its end. Leaves bytes there: the program's next call fails if the engine closes its end
+/// with unread bytes.
 pub fn has_no_descriptors(end: &OwnedFd, shuts: bool) -> bool {
     let fd = end.as_raw_fd();
     if shuts {
         // SAFETY: has no preconditions.
-        unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+        unsafe { libc::shutdown(fd, libc::SHUT_RD) };
     }
     // A message of a stream socket has at least one byte.
     match unread(fd) {

@@ -9,7 +9,7 @@ mod options;
 pub use accept::{accept, listen};
 pub use connect::{connect, may_connect_again, note_closing, reason_of_refusal, send_limit, wait_connected};
 pub use names::{addresses, getpeername, getsockname};
-pub use options::{getsockopt, has_level, put_option, reset_on_close, setsockopt};
+pub use options::{ask_internet, getsockopt, has_level, put_option, reset_on_close, setsockopt};
 
 use crate::{direct, errno, fail, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::filler;

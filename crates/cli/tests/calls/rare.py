@@ -67,6 +67,33 @@ def fast_opens():
     show("fast open other family", call("sendto", client.fileno(), b"x", 1, fast | NOSIGNAL, address(family=47), 16))
 
 
+def ends():
+    """Options of sockets whose connection has ended, and how a refused connection is reported."""
+    listener, client, server = pair()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.close()
+    show("reset", [found & select.POLLHUP for found in events(client, select.POLLIN, 30000)])
+    for name in (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT):
+        show("reset option", lambda: client.getsockopt(socket.IPPROTO_TCP, name))
+    show("reset state", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[0])
+    show("reset set", lambda: client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1))
+    show("reset ToS", lambda: client.getsockopt(socket.IPPROTO_IP, socket.IP_TOS))
+    show("reset unknown", call("getsockopt", client.fileno(), 6, 99, ctypes.create_string_buffer(8), number(4)))
+
+    free = socket.socket()
+    free.bind(("127.0.0.1", 0))
+    nobody = free.getsockname()
+    free.close()
+    found = set()
+    for _ in range(50):
+        client = socket.socket()
+        client.setblocking(False)
+        client.connect_ex(nobody)
+        # The engine's close makes the socket writable, but only a moment after it has reported the error.
+        found.update(one & ~select.POLLOUT for one in events(client, select.POLLOUT | select.POLLIN, 30000))
+    show("refused events", found)
+
+
 def roots():
     """A process with another root directory, where the engine's control socket has no path."""
     folder = tempfile.mkdtemp()
@@ -95,4 +122,5 @@ def roots():
 
 discards()
 fast_opens()
+ends()
 roots()

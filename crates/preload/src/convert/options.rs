@@ -131,6 +131,11 @@ pub(super) fn keep_options(fd: RawFd, new: RawFd) {
     }
 }
 
+/// Returns the value that an option has on a new TCP socket, or `None` if this module does not know the option.
+pub fn usual_option(level: c_int, name: c_int) -> Option<c_int> {
+    STREAM_OPTIONS.iter().find(|option| (option.0, option.1) == (level, name)).map(|option| option.2)
+}
+
 /// Copies from `fd` to `new` the socket options that the kernel can also store in a UNIX socket.
 pub(super) fn copy_options(fd: RawFd, new: RawFd) {
     const NAMES: [c_int; 5] =

@@ -2,7 +2,7 @@
 
 use crate::epoll::{self, deferred};
 use crate::socket::name_of;
-use crate::{datagram, direct, duplicates, fail, memory, real, socket, unconnected};
+use crate::{datagram, direct, duplicates, errno, fail, memory, real, socket, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
 
 /// Linux's ioctl for the number of bytes that TCP has not sent yet.
@@ -30,7 +30,10 @@ hooks! {
         if kind == SIOCOUTQNSD && name_of(fd).is_some() {
             return real::ioctl(fd, libc::TIOCOUTQ, argument);
         }
-        real::ioctl(fd, request, argument)
+        match real::ioctl(fd, request, argument) {
+            -1 if errno() == libc::ENOTTY => socket::ask_internet(fd, request, argument),
+            result => result,
+        }
     }
 
     fn close(fd: c_int) -> c_int {

@@ -1,11 +1,11 @@
 //! Implements getsockopt(2) and setsockopt(2) for an offloaded TCP socket.
 
-use super::{Flags, addresses, may_connect_again, take_error};
+use super::{Flags, addresses, may_connect_again, name_of, take_error};
 use crate::memory::OptionValue;
-use crate::{control, convert, direct, fail, memory, real, unconnected};
+use crate::{control, convert, direct, errno, fail, memory, real, set_errno, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
-use inlane_offload_protocol::name::SocketName;
-use libc::{c_int, c_void, socklen_t};
+use inlane_offload_protocol::name::{End, SocketName};
+use libc::{c_int, c_ulong, c_void, socklen_t};
 use std::os::fd::RawFd;
 
 /// Resets the connection of `fd` when the program closes the socket.
@@ -19,6 +19,9 @@ pub fn reset_on_close(fd: RawFd, name: &SocketName) {
 /// Options of level SOL_SOCKET that the engine must know. The kernel also keeps them with the program's end
 /// of the socket pair.
 const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
+
+/// The length of the `tcp_info` that the engine stores, in bytes.
+const TCP_INFO_LEN: usize = 104;
 
 /// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0, or -1 with
 /// errno EFAULT or EINVAL.
@@ -89,10 +92,68 @@ pub unsafe fn getsockopt(
             match may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
                 // SAFETY: the program's arguments.
                 true => unsafe { real::getsockopt(fd, level, name, value, len) },
+                // The connection has ended, and the engine has forgotten the socket.
+                false if reply.status == libc::EBADF => match option_after_end(fd, level, name) {
+                    Some((bytes, len)) => put(&bytes[..len]),
+                    None => fail(libc::ENOPROTOOPT),
+                },
                 false => fail(reply.status),
             }
         }
         _ => fail(libc::ENOPROTOOPT),
+    }
+}
+
+/// Returns the value of an option of a TCP socket whose connection has ended. The engine no longer has the socket's options,
+/// except those that the name of its end contains. All others have the value of a new socket. Also returns the value's
+/// length in bytes. Returns `None` for an unknown option.
+fn option_after_end(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; TCP_INFO_LEN], usize)> {
+    let (mut bytes, mut len) = ([0; TCP_INFO_LEN], 4);
+    match (level, name) {
+        // The first byte of `tcp_info` is the connection's state.
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => (bytes[0], len) = (7, TCP_INFO_LEN),
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+            bytes[..5].copy_from_slice(b"cubic");
+            len = 16;
+        }
+        _ => {
+            let number = convert::usual_option(level, name).or_else(|| is_known(level, name).then_some(0))?;
+            bytes[..4].copy_from_slice(&number.to_ne_bytes());
+        }
+    }
+    let mut kept = None;
+    End::for_options(fd, real::ASKING, |option| {
+        if (option.0, option.1) == (level, name) {
+            kept = Some(option.2);
+        }
+    });
+    if let Some(number) = kept {
+        bytes[..4].copy_from_slice(&number.to_ne_bytes());
+    }
+    Some((bytes, len))
+}
+
+/// Makes the ioctl `request` on a new internet socket if `fd` is offloaded. Call this after the ioctl has failed with ENOTTY
+/// on `fd`. Such requests ask for addresses and routes of the kernel's interfaces, and UNIX sockets do not support them.
+///
+/// # Safety
+/// As for ioctl(2).
+pub unsafe fn ask_internet(fd: RawFd, request: c_ulong, argument: *mut c_void) -> c_int {
+    // The requests from SIOCADDRT to SIOCPROTOPRIVATE.
+    let name = if matches!(request as u32, 0x890b..0x89f0) { name_of(fd) } else { None };
+    let Some(name) = name else { return fail(libc::ENOTTY) };
+    let family = if name.kind.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: the caller's promise. The descriptor is closed once.
+    unsafe {
+        let socket = libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if socket < 0 {
+            return -1;
+        }
+        let result = real::ioctl(socket, request, argument);
+        let error = errno();
+        libc::close(socket);
+        set_errno(error);
+        result
     }
 }
 
