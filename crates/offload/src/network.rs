@@ -309,6 +309,10 @@ impl Network {
     /// Returns the local address for connections to a destination.
     pub fn source(&self, destination: IpAddr) -> Option<IpAddr> {
         match self.route(destination)? {
+            // Linux, too, chooses 127.0.0.1 for each address of 127.0.0.0/8.
+            Route::Own if destination.is_loopback() && destination.is_ipv4() => {
+                Some(Ipv4Addr::LOCALHOST.into())
+            }
             Route::Own => Some(destination),
             Route::Port(hop) => {
                 let family =

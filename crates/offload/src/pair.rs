@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername };
 
@@ -215,6 +216,19 @@ pub fn set_option(fd: &OwnedFd, name: i32, value: i32) -> io::Result<()> {
     }
 }
 
+/// Sets the options SO_KEEPALIVE and SO_LINGER of a program's end, because programs read them from there. `linger` is a
+/// number of seconds, or `None` if SO_LINGER is off. Does nothing for an option that is off, because new sockets have it
+/// off. Ignores errors, because both options have no effect on a UNIX socket.
+pub fn keep_options(program: &OwnedFd, keepalive: bool, linger: Option<i32>) {
+    if keepalive {
+        let _ = set_option(program, libc::SO_KEEPALIVE, 1);
+    }
+    if let Some(seconds) = linger {
+        let time = Some(Duration::from_secs(seconds.max(0).unsigned_abs().into()));
+        let _ = rustix::net::sockopt::set_socket_linger(program, time);
+    }
+}
+
 fn result(code: isize) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::last_os_error())
 }
@@ -388,6 +402,8 @@ pub fn discard(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result<bool> {
 pub fn has_no_descriptors(end: &OwnedFd, shuts: bool) -> bool {
     let fd = end.as_raw_fd();
     if shuts {
+        // Leave the sending direction to the close. Otherwise the program would see that the socket has hung up before it
+        // sees the error that the close with unread bytes causes.
         // SAFETY: has no preconditions.
         unsafe { libc::shutdown(fd, libc::SHUT_RD) };
     }

@@ -4,7 +4,7 @@ mod options;
 mod refusal;
 mod replace;
 
-pub use options::{set_option, usual_option};
+pub use options::{copy_timeouts, set_option, usual_option};
 pub use replace::{leave_engine, renew};
 
 use crate::control::Unanswered;

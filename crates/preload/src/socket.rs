@@ -6,7 +6,7 @@ mod connect;
 mod names;
 mod options;
 
-pub use accept::{accept, listen};
+pub use accept::{accept, listen, note_option};
 pub use connect::{connect, may_connect_again, note_closing, reason_of_refusal, send_limit, wait_connected};
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{ask_internet, getsockopt, has_level, put_option, reset_on_close, setsockopt};

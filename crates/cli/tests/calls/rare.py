@@ -1,5 +1,6 @@
 # Further calls, which few programs make. This file is appended to calls.py and uses its functions.
 
+import fcntl
 import tempfile
 
 # The number of the system call clone.
@@ -94,6 +95,45 @@ def ends():
     show("refused events", found)
 
 
+def inherited():
+    """Options that an accepted socket has from its listener."""
+    listener = socket.socket()
+    options = (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 7)),
+        (socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 70, 0)),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_IP, socket.IP_TOS, 0x20),
+        (socket.IPPROTO_IP, socket.IP_TTL, 33),
+    )
+    for level, name, value in options:
+        listener.setsockopt(level, name, value)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    client = socket.create_connection(listener.getsockname())
+    for kind, sock in (("listener", listener), ("accepted", listener.accept()[0])):
+        for level, name, _ in options:
+            show(f"{kind} {level},{name}", sock.getsockopt(level, name, 8)[:8])
+    # The ioctl of an internet socket that asks for an interface's address.
+    request = struct.pack("16s24s", b"lo", b"")
+    show("interface", lambda: fcntl.ioctl(client, 0x8915, request)[20:24])
+
+
+def sources():
+    """The addresses that sockets get without bind."""
+    listener = socket.socket()
+    listener.bind(("0.0.0.0", 0))
+    listener.listen()
+    for host in ("127.0.0.1", "127.5.6.7", "0.0.0.0"):
+        client = socket.create_connection((host, listener.getsockname()[1]))
+        server, where = listener.accept()
+        show(f"source for {host}", (where[0], server.getsockname()[0], client.getpeername()[0], client.getsockname()[0]))
+    receiver, sender = socket.socket(type=socket.SOCK_DGRAM), socket.socket(type=socket.SOCK_DGRAM)
+    receiver.bind(("127.5.6.7", 0))
+    sender.sendto(b"x", receiver.getsockname())
+    show("source of a datagram", lambda: receiver.recvfrom(8)[1][0])
+
+
 def roots():
     """A process with another root directory, where the engine's control socket has no path."""
     folder = tempfile.mkdtemp()
@@ -123,4 +163,6 @@ def roots():
 discards()
 fast_opens()
 ends()
+inherited()
+sources()
 roots()

@@ -76,6 +76,7 @@ impl Engine {
         let closer = socket.closer.clone();
         let mut options = socket.options.clone();
         (options.reuse_address, options.reuse_port) = (false, false);
+        let (keepalive, linger) = (options.keepalive, options.linger);
         let Some(route) = self.network.route(flow.remote.ip()) else { return };
         let config = options.config(self.settings.buffer, self.network.mss(route, flow.remote.is_ipv6()));
         let Ok(mut connection) = Connection::accept(now, &config, handshake) else { return };
@@ -96,6 +97,7 @@ impl Engine {
             }
             return;
         };
+        pair::keep_options(&program_end, keepalive, linger);
         if !self.claim_flow(*flow, key) {
             self.remove(key);
             return;

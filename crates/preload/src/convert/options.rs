@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 
 /// The options that the engine must know when it creates a socket: level, name, and default value of a kernel
 /// socket. An option is sent to the engine only if its value differs from the default.
-const STREAM_OPTIONS: [NumberOption; 11] = [
+const STREAM_OPTIONS: [NumberOption; 15] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
@@ -19,7 +19,11 @@ const STREAM_OPTIONS: [NumberOption; 11] = [
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
     (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 536),
+    (libc::IPPROTO_IP, libc::IP_TOS, 0),
+    (libc::IPPROTO_IP, libc::IP_TTL, 64),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 64),
 ];
 
 /// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, and bit 1
@@ -47,7 +51,7 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 ];
 
 /// The most options that are sent with a request.
-const MOST_OPTIONS: usize = 16;
+const MOST_OPTIONS: usize = 18;
 
 /// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
 /// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects
@@ -71,6 +75,7 @@ pub unsafe fn set_option(
     let code = unsafe { real::setsockopt(fd, level, name, value, len) };
     let before = errno();
     if code == 0 {
+        socket::note_option(level, name);
         real::set_option(fd, libc::SOL_SOCKET, OPTIONS_SET, 1);
     }
     set_errno(before);
@@ -138,9 +143,17 @@ pub fn usual_option(level: c_int, name: c_int) -> Option<c_int> {
 
 /// Copies from `fd` to `new` the socket options that the kernel can also store in a UNIX socket.
 pub(super) fn copy_options(fd: RawFd, new: RawFd) {
-    const NAMES: [c_int; 5] =
-        [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR];
-    for name in NAMES {
+    copy_timeouts(fd, new);
+    copy_values(fd, new, [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR]);
+}
+
+/// Copies the time limits of receives and sends from `fd` to `new`.
+pub fn copy_timeouts(fd: RawFd, new: RawFd) {
+    copy_values(fd, new, [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO]);
+}
+
+fn copy_values<const N: usize>(fd: RawFd, new: RawFd, names: [c_int; N]) {
+    for name in names {
         let mut value = [0u64; 2];
         let mut len = size_of_val(&value) as socklen_t;
         // SAFETY: the value outlives the calls, and `len` is what the kernel wrote.

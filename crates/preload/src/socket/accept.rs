@@ -8,6 +8,7 @@ use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, sockaddr, socklen_t};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Makes a bound socket listen.
 pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
@@ -23,6 +24,18 @@ pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
         }
         Some((reply, _)) if reply.status > 0 => fail(reply.status),
         _ => fail(libc::ENETDOWN),
+    }
+}
+
+/// True if the program has set a time limit of any socket. Accepted connections get the time limits of their listener only
+/// then, because asking for them costs two system calls.
+static TIMEOUTS_USED: AtomicBool = AtomicBool::new(false);
+
+/// Records that the program sets the option `name` of `level`. Call this for each option of a TCP socket.
+#[inline]
+pub fn note_option(level: c_int, name: c_int) {
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+        TIMEOUTS_USED.store(true, Ordering::Relaxed);
     }
 }
 
@@ -72,6 +85,9 @@ pub fn accept(
     };
     direct::forget(connection);
     wait::note_offloaded(connection);
+    if TIMEOUTS_USED.load(Ordering::Relaxed) {
+        convert::copy_timeouts(fd, connection);
+    }
     if flags & libc::SOCK_NONBLOCK != 0 {
         // SAFETY: the descriptor was just received.
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };

@@ -1,6 +1,6 @@
 //! Implements getsockopt(2) and setsockopt(2) for an offloaded TCP socket.
 
-use super::{Flags, addresses, may_connect_again, name_of, take_error};
+use super::{Flags, addresses, may_connect_again, name_of, note_option, take_error};
 use crate::memory::OptionValue;
 use crate::{control, convert, direct, errno, fail, memory, real, set_errno, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -169,6 +169,7 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    note_option(level, name);
     // After a failed connection attempt, the engine no longer has the socket. Replace it with a kernel
     // socket. The kernel socket keeps the option until the next connect.
     if may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
