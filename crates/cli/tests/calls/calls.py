@@ -138,7 +138,7 @@ def apart_with_signal(fd):
 
 
 class Many:
-    """Sends bytes by sendmmsg, as two messages."""
+    """Sends bytes by sendmmsg, as two messages. Prints each result of the call once, because `waits` may be repeated."""
 
     class Part(ctypes.Structure):
         _fields_ = [("start", ctypes.c_char_p), ("len", ctypes.c_size_t)]
@@ -148,11 +148,15 @@ class Many:
 
     def __init__(self, sock):
         self.sock = sock
+        self.results = set()
 
     def send(self, data, flags):
         parts = [self.Part(part, len(part)) for part in (data[:2], data[2:])]
         messages = (self.Message * 2)(*(self.Message(parts=ctypes.pointer(part), count=1) for part in parts))
-        show("sendmmsg", call("sendmmsg", self.sock.fileno(), messages, 2, flags))
+        result = call("sendmmsg", self.sock.fileno(), messages, 2, flags)
+        if result not in self.results:
+            self.results.add(result)
+            show("sendmmsg", result)
         return sum(message.sent for message in messages)
 
 
