@@ -113,6 +113,9 @@ fn an_early_end_ends_the_job() {
             let (seen, why) = run(&program, methods, 3, &[how]);
             assert_eq!(seen, status, "{how} over {methods}: {why:?}");
         }
+        let (seen, why) = run(&program, methods, 3, &["abort"]);
+        assert_eq!(seen, 128 + 6, "abort over {methods}: {why:?}");
+        assert!(why.unwrap().starts_with("PE 1 was killed by signal 6"), "abort over {methods}");
     }
 }
 

@@ -78,24 +78,38 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
-/// Returns the failure to report, or `None` if there is none yet. If a PE ended because it lost a peer, it is
-/// reported only if no other PE has failed. The order of the events does not show which PE ended first.
+/// Returns the peer that PE `pe` lost, then the peer that this peer lost, and so on. The chain may be a circle,
+/// so it ends after as many steps as there are PEs.
+fn lost_peers(running: &[Running], pe: usize) -> impl Iterator<Item = usize> {
+    let next = |pe: &usize| running[*pe].lost.map(|peer| peer as usize).filter(|peer| *peer < running.len());
+    std::iter::successors(Some(pe), next).skip(1).take(running.len())
+}
+
+/// Returns the PE whose failure is reported instead of that of PE `pe`. It is the last of [`lost_peers`] if this
+/// PE was aborted and lost no peer itself: it may have called `abort()`. Otherwise returns `pe`.
+fn reported_for(running: &[Running], pe: usize) -> usize {
+    let aborted = |pe: &usize| running[*pe].lost.is_none() && running[*pe].is_consequence();
+    lost_peers(running, pe).last().filter(aborted).unwrap_or(pe)
+}
+
+/// Returns the failure to report, or `None` if there is none yet. If a PE may have ended because another PE has
+/// ended, it is reported only if no other PE has failed. The order of the events does not show which PE ended
+/// first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
     let others_run = |pe: usize| (0..running.len()).any(|other| other != pe && !running[other].is_settled());
     let alone = |pe: usize| {
-        if running[pe].lost.is_none() {
-            return !others_run(pe) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME);
+        if running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME) {
+            return true;
         }
-        let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // Follow the chain of lost peers: from this PE to the peer that it lost, then to the peer that this
-        // peer lost, and so on. The chain may be a circle, so stop after as many steps as there are PEs.
-        let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
-        lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
+        match running[pe].lost {
+            None => !others_run(pe),
+            Some(_) => lost_peers(running, pe).all(|peer| running[peer].is_settled()),
+        }
     };
     let all = || 0..running.len();
     let causes = all().filter(|pe| !running[*pe].is_consequence()).find_map(failed);
-    causes.or_else(|| all().filter(|pe| alone(*pe)).find_map(failed))
+    causes.or_else(|| all().map(|pe| reported_for(running, pe)).filter(|pe| alone(*pe)).find_map(failed))
 }
 
 /// Waits for all processes. Returns the job's exit status and, for a failure, the reason.

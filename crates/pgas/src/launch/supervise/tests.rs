@@ -19,11 +19,12 @@ fn exited(status: i32) -> ExitStatus {
     ExitStatus::from_raw(status << 8)
 }
 
-#[test]
-fn the_cause_is_reported_whatever_the_order_of_the_events() {
+/// PE 1 ends with `status`. PE 0 then loses PE 1, and ends with status 1. Checks that the failure of PE 1 is
+/// reported in every order of the events. `running` makes the state of the processes.
+fn check_every_order(status: ExitStatus, reason: &str, running: impl Fn() -> Vec<Running>) {
     let events = || {
         vec![
-            JobEvent::Ended(1, exited(5)),
+            JobEvent::Ended(1, status),
             JobEvent::Hub(1, PortEvent::Gone),
             JobEvent::Hub(0, PortEvent::Lost(1)),
             JobEvent::Hub(0, PortEvent::Gone),
@@ -37,21 +38,68 @@ fn the_cause_is_reported_whatever_the_order_of_the_events() {
         if place(2) > place(3) {
             continue;
         }
-        let mut running = running(3);
+        let mut running = running();
         let mut events: Vec<Option<JobEvent>> = events().into_iter().map(Some).collect();
         let verdict = order.iter().find_map(|index| {
             record(&mut running, events[*index].take().unwrap());
             verdict(&running)
         });
-        assert_eq!(verdict.as_ref().map(|(status, _)| *status), Some(5), "{order:?}: {verdict:?}");
+        assert_eq!(verdict.as_ref().map(|(_, why)| why.as_str()), Some(reason), "{order:?}: {verdict:?}");
     }
+}
+
+#[test]
+fn the_cause_is_reported_whatever_the_order_of_the_events() {
+    check_every_order(exited(5), "PE 1 ended with status 5", || running(3));
+}
+
+/// Returns the state of `pes` processes over UCX.
+fn running_over_ucx(pes: usize) -> Vec<Running> {
+    let mut running = running(pes);
+    running.iter_mut().for_each(|process| process.may_abort = true);
+    running
+}
+
+#[test]
+fn an_abort_that_others_lost_is_the_cause() {
+    let aborted = ExitStatus::from_raw(libc::SIGABRT);
+    check_every_order(aborted, "PE 1 was killed by signal 6", || running_over_ucx(2));
+}
+
+#[test]
+fn an_abort_that_others_lost_is_reported_after_other_pes_had_time_to_end() {
+    let lost_an_aborted_pe = || {
+        let mut running = running_over_ucx(4);
+        for (pe, lost) in [(2, 1), (0, 2)] {
+            record(&mut running, JobEvent::Hub(pe, PortEvent::Lost(lost)));
+            record(&mut running, JobEvent::Hub(pe, PortEvent::Gone));
+            record(&mut running, JobEvent::Ended(pe, exited(1)));
+            assert_eq!(verdict(&running), None, "PE 1 may have ended");
+        }
+        record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGABRT)));
+        record(&mut running, JobEvent::Hub(1, PortEvent::Gone));
+        assert_eq!(verdict(&running), None, "UCX may have aborted PE 1 because PE 3 has ended");
+        running
+    };
+    let mut running = lost_an_aborted_pe();
+    record(&mut running, JobEvent::Ended(3, exited(5)));
+    record(&mut running, JobEvent::Hub(3, PortEvent::Gone));
+    assert_eq!(verdict(&running).unwrap().0, 5);
+
+    // PEs 0 and 2 ended long ago, and PE 1 has just aborted.
+    let mut running = lost_an_aborted_pe();
+    let long_ago = Instant::now() - SETTLE_TIME - Duration::from_millis(1);
+    running[0].ended = Some((exited(1), long_ago));
+    running[2].ended = Some((exited(1), long_ago));
+    assert_eq!(verdict(&running), None, "UCX may have aborted PE 1 because PE 3 has ended");
+    running[1].ended = Some((ExitStatus::from_raw(libc::SIGABRT), long_ago));
+    assert_eq!(verdict(&running).unwrap().0, 128 + libc::SIGABRT);
 }
 
 #[test]
 fn an_abort_by_ucx_is_no_cause() {
     let aborted = || ExitStatus::from_raw(libc::SIGABRT);
-    let mut running = running(3);
-    running.iter_mut().for_each(|process| process.may_abort = true);
+    let mut running = running_over_ucx(3);
     record(&mut running, JobEvent::Ended(0, aborted()));
     record(&mut running, JobEvent::Hub(0, PortEvent::Gone));
     assert_eq!(verdict(&running), None, "another PE may have ended");
