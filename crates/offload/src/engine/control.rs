@@ -383,7 +383,8 @@ impl Engine {
 
     /// Removes a client of this thread.
     fn remove_client(&mut self, key: Key) {
-        if self.control.clients.remove(key).is_some() {
+        if let Some(client) = self.control.clients.remove(key) {
+            super::stop_watching(&self.epoll, &*client.fd);
             self.release_client();
         }
     }

@@ -259,7 +259,7 @@ impl Engine {
         self.wheel.remove(key);
         self.inodes.remove(&socket.inode);
         if let Some(end) = &socket.end {
-            let _ = epoll::delete(&self.epoll, end);
+            super::stop_watching(&self.epoll, end);
         }
         (socket.armed, socket.dirty) = (u64::MAX, false);
         let Some(flow) = socket.stream().map(|stream| stream.flow) else { return };

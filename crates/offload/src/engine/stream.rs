@@ -206,6 +206,7 @@ impl Engine {
         }
         let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
         if hung_up && let Some(end) = socket.end.take_if(|end| !stream.closes_at_once(end)) {
+            super::stop_watching(&self.epoll, &end);
             socket.closer.close(vec![end], Some(Box::new(socket.place.clone())));
         }
         if hung_up {
