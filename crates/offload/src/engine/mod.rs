@@ -74,7 +74,7 @@ const MOST_ROUNDS: u32 = 4;
 /// The nanoseconds for which the engine polls shared memory without asking epoll for events. Applies if the
 /// engine has leases but no work. The system call for epoll takes longer than a poll, so it would delay bytes
 /// that arrive in shared memory during the call.
-const UNASKED_NS: u64 = 1000;
+const UNASKED_NS: u64 = 4000;
 /// The most events that one call of epoll returns.
 const MOST_EVENTS: usize = 256;
 /// The token of the control socket's epoll events.
@@ -136,6 +136,14 @@ pub struct Engine {
     random: u64,
     totals: report::Totals,
     leases: lease::Leases,
+}
+
+/// Removes a descriptor from an epoll instance of the calling thread. Call this before another thread closes the descriptor.
+/// Otherwise epoll_wait may hold the last reference to its file, and a close that blocks would then block the calling
+/// thread.
+fn stop_watching(epoll: &OwnedFd, fd: impl AsFd) {
+    // The descriptor may be unwatched already.
+    let _ = epoll::delete(epoll, fd);
 }
 
 /// Returns random bytes of the system.
@@ -315,6 +323,12 @@ impl Engine {
                 false => may_sleep || !self.has_leases() || now >= asked_at + UNASKED_NS,
             };
             rounds += u32::from(worked);
+            if worked && asks {
+                // Send the results of this round first, because asking epoll would delay them.
+                self.expire(now);
+                self.serve_changed(now);
+                self.network.flush();
+            }
             if asks {
                 (rounds, asked_at) = (0, now);
                 worked |= self.wait(now, sleep, &mut events)?;
@@ -546,7 +560,14 @@ impl Engine {
     /// Removes a socket: closes its pair and frees its memory.
     fn remove(&mut self, key: Key) {
         let Some(mut socket) = self.sockets.remove(key) else { return };
+        // Other threads have descriptors of the same end if the socket is a listener.
+        if let (Role::Listening(_), Some(end)) = (&socket.role, &socket.end) {
+            stop_watching(&self.epoll, end);
+        }
         let blocking = socket.take_blocking();
+        if let Some(end) = &blocking {
+            stop_watching(&self.epoll, end);
+        }
         self.wheel.remove(key);
         if socket.holds_port {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
