@@ -76,6 +76,11 @@ fn locks_are_granted_in_the_order_of_the_calls() {
 }
 
 #[test]
+fn threads_of_one_pe_compete_for_a_lock() {
+    run("lock_threads.c", &[1, 2]);
+}
+
+#[test]
 fn forbidden_calls_end_the_program_with_a_reason() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "misuse.c") else { return };
@@ -99,7 +104,11 @@ fn a_second_clear_of_a_lock_that_others_want_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "misuse.c") else { return };
     let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
-    assert_eq!(job.run(&program.into(), &["unlock twice".into()]).unwrap().0, 1);
+    let output = directory.path().join("output");
+    let line = format!("{} 'unlock twice' 2>>{}", program.display(), output.display());
+    assert_eq!(job.run(&"sh".into(), &["-c".into(), line.into()]).unwrap().0, 1);
+    let output = std::fs::read_to_string(output).unwrap();
+    assert!(output.contains("it is not set by this PE"), "{output}");
 }
 
 #[test]

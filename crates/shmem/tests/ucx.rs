@@ -41,7 +41,7 @@ fn programs_work_over_shared_memory_and_tcp() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    for source in ["basics.c", "sources.c", "waits.c", "teams.c", "threads.c", "locks.c"] {
+    for source in ["basics.c", "sources.c", "waits.c", "teams.c", "threads.c", "locks.c", "lock_threads.c"] {
         let Some(program) = compile(directory.path(), source) else { return };
         for methods in METHODS {
             assert_eq!(run(&program, methods, 3, &[]), (0, None), "{source} over {methods}");
