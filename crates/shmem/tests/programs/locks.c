@@ -12,6 +12,7 @@ static int holder; /* at PE 0 */
 static int counts[64];
 
 int main(void) {
+    alarm(120); /* ends the job if a PE never gets the lock */
     shmem_init();
     int me = shmem_my_pe(), n = shmem_n_pes(), mine = 0, wrong = 0;
     shmem_barrier_all();
