@@ -210,7 +210,7 @@ impl Job {
         // program.
         let share = processors.len() / self.pes as usize;
         let bound = self.bind && share > 0 && self.pes > 1;
-        let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
+        let own = if bound { mask(&processors[pe as usize * share..][..share]) } else { Vec::new() };
         command
             .args(arguments)
             .env(leftovers::JOB, job)
@@ -233,8 +233,8 @@ impl Job {
             Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
-        // SAFETY: the closure only makes system calls that are allowed between fork and exec. Their arguments
-        // were moved into the closure before the fork.
+        // SAFETY: the closure only makes system calls that are allowed between fork and exec. It allocates
+        // nothing, because their arguments were made before the fork.
         unsafe {
             command.pre_exec(move || {
                 if let Some(fd) = fd {
@@ -242,7 +242,7 @@ impl Job {
                 }
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if !own.is_empty() {
-                    bind(&own);
+                    bind_to(&own);
                 }
                 Ok(())
             });
@@ -272,10 +272,20 @@ impl Job {
 /// Binds the calling thread, and the threads that it starts later, to `processors`. Does nothing if the
 /// system refuses.
 pub fn bind(processors: &[usize]) {
-    let mut set = vec![0u64; processors.iter().max().map_or(0, |last| last / 64 + 1)];
-    processors.iter().for_each(|processor| set[processor / 64] |= 1 << (processor % 64));
-    // SAFETY: the system call only reads the bytes of `set`.
-    unsafe { libc::sched_setaffinity(0, size_of_val(&set[..]), set.as_ptr().cast()) };
+    bind_to(&mask(processors));
+}
+
+/// Returns the mask of `processors` for the system: bit i stands for processor i.
+fn mask(processors: &[usize]) -> Vec<u64> {
+    let mut mask = vec![0u64; processors.iter().max().map_or(0, |last| last / 64 + 1)];
+    processors.iter().for_each(|processor| mask[processor / 64] |= 1 << (processor % 64));
+    mask
+}
+
+/// Binds the calling thread to the processors of a [`mask`]. Allocates nothing, so a forked child may call it.
+fn bind_to(mask: &[u64]) {
+    // SAFETY: the system call only reads the bytes of `mask`.
+    unsafe { libc::sched_setaffinity(0, size_of_val(mask), mask.as_ptr().cast()) };
 }
 
 /// The largest number of processors that [`processors`] supports. Linux supports fewer.
