@@ -104,7 +104,12 @@ impl Shared {
 
     #[cold]
     fn make_room(&self, pe: u32, peer: &Peer, what: &'static str) -> Result<()> {
-        let has_room = || peer.unfinished.load(Ordering::Relaxed) <= MOST_UNFINISHED / 2;
+        // After an error, UCX is not called any more, so the weight never falls. End the wait then: the
+        // operation that follows returns the error.
+        let has_room = || {
+            self.broken.load(Ordering::Acquire)
+                || peer.unfinished.load(Ordering::Relaxed) <= MOST_UNFINISHED / 2
+        };
         self.poll_at_intervals(|_| has_room());
         let limit = self.settings.request_timeout.map(|limit| (limit, what));
         self.wait_for(Some(pe), limit, has_room).map_err(|error| self.broken(error))

@@ -84,3 +84,16 @@ fn an_operation_that_finds_no_room_is_named_by_its_error() {
         assert!(named(ucx.notify(peer)));
     });
 }
+
+#[test]
+fn after_an_error_no_operation_waits_for_room() {
+    let limit = Some(Duration::from_secs(5));
+    job("after_an_error_no_operation_waits_for_room", 2, limit, |world| {
+        let (ucx, peer) = (world.transport(), 1 - world.me());
+        ucx.shared.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
+        ucx.shared.peers[peer as usize].unfinished.store(MOST_UNFINISHED, Ordering::Relaxed);
+        ucx.shared.broken.store(true, Ordering::Release);
+        let outcome = ucx.notify(peer);
+        assert!(matches!(outcome, Err(Error::LinkLost { .. })), "{outcome:?}");
+    });
+}
