@@ -46,16 +46,21 @@ struct Announcement<'a> {
     left_out: usize,
 }
 
-/// Decodes an announcement. Ignores what is no range of processors.
+/// Decodes an announcement. Ignores parts that are not ranges, and processors from [`MOST_PROCESSORS`] on.
 fn decode(text: &str) -> Announcement<'_> {
     let (machine, list) = text.split_once('/').unwrap_or_default();
     let (list, left_out) = list.split_once('+').unwrap_or((list, "0"));
     let ranges = list.split(',').filter_map(|range| {
         let (first, last) = range.split_once('-')?;
-        Some(first.parse().ok()?..=last.parse::<usize>().ok()?.min(MOST_PROCESSORS))
+        Some(first.parse().ok()?..=last.parse::<usize>().ok()?.min(MOST_PROCESSORS - 1))
     });
+    let mut processors = BTreeSet::new();
+    // Insert one by one, because collecting would first need memory for all ranges, which may overlap.
+    for processor in ranges.flatten() {
+        processors.insert(processor);
+    }
     let left_out = left_out.parse().unwrap_or(0usize).min(MOST_PROCESSORS);
-    Announcement { machine, processors: ranges.flatten().collect(), left_out }
+    Announcement { machine, processors, left_out }
 }
 
 /// Returns true if the PEs that run on the machine of the announcement `own` are more than the processors that
@@ -107,6 +112,14 @@ mod tests {
         let (enough, few) = (vec![text.as_str(); 512], vec![text.as_str(); 513]);
         assert!(!are_shared(&text, enough.into_iter()));
         assert!(are_shared(&text, few.into_iter()));
+    }
+
+    #[test]
+    fn processors_that_no_system_has_are_ignored() {
+        let last = MOST_PROCESSORS - 1;
+        let text = format!("a/3-{0},{0}-{1},0-99999999999,9-8,{1}-,-,1", last, usize::MAX);
+        assert_eq!(decode(&text).processors.len(), MOST_PROCESSORS);
+        assert!(decode(&format!("a/{MOST_PROCESSORS}-{},", usize::MAX)).processors.is_empty());
     }
 
     #[test]
