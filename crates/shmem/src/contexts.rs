@@ -4,6 +4,8 @@
 
 use crate::rma;
 use crate::teams::{self, Team};
+use crate::world::{check, world};
+use inlane_pgas::transport::Transport;
 use inlane_pgas::world::Set;
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
@@ -77,7 +79,8 @@ pub unsafe fn create(team: Team, options: i64, context: *mut Context) -> c_int {
 /// context or SHMEM_CTX_INVALID.
 pub fn destroy(context: Context) {
     if context.0 > Context::DEFAULT.0 {
-        rma::quiet();
+        // Do not call the world's quiet: the program does not poll.
+        check(world().transport().quiet());
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         if !free.contains(&context.0) {
             free.push(context.0);
