@@ -5,8 +5,9 @@
 //! have to wait until the peer has received enough to make room. The two sides would then move one put at a
 //! time. With copies, many puts wait for the socket, and both sides move many puts at a time.
 //!
-//! UCX accepts any number of operations, and needs memory for each. If the operations of one peer need
-//! [`MOST_UNFINISHED`] bytes, the next operation therefore waits until UCX has completed enough of them.
+//! UCX accepts any number of operations, and needs memory for each. Each operation therefore has a weight in
+//! bytes, about the memory that it needs. If the operations on one peer's memory weigh [`MOST_UNFINISHED`]
+//! bytes, the next operation on it waits until UCX has completed enough of them.
 
 use super::library::{self, KeyHandle, OperationParameters, RequestPointer, Status};
 use super::operations::release;
@@ -17,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 /// The longest put that is copied, in bytes.
 pub(super) const LONGEST: usize = 64 << 10;
-/// The most bytes that unfinished operations on one peer may weigh. An operation that finds this weight or
+/// The most bytes that unfinished operations on one peer's memory may weigh. An operation that finds this weight or
 /// more waits until half of it is left.
 pub(super) const MOST_UNFINISHED: usize = 1 << 20;
 /// The weight of an operation without a copied source, in bytes. UCX 1.13 needs about 280 bytes for each.
@@ -43,7 +44,7 @@ extern "C" fn sent(request: *mut c_void, status: Status, buffered: *mut c_void) 
     let buffered = unsafe { Box::from_raw(buffered.cast::<Buffered>()) };
     // SAFETY: the peer outlives UCX's worker.
     let peer = unsafe { &*buffered.peer };
-    peer.finish(buffered.weight());
+    peer.uncount(buffered.weight());
     release(request, status, peer);
 }
 
@@ -81,7 +82,7 @@ impl Shared {
             let bytes = (*buffered).bytes.as_ptr().cast();
             let pointer = (self.library.put)(endpoint.handle, bytes, length, address, key, &parameters);
             if matches!(self.library.request(pointer, "a put"), Ok(Some(_))) {
-                peer.begin((*buffered).weight());
+                peer.count((*buffered).weight());
             } else {
                 drop(Box::from_raw(buffered));
             }
@@ -119,13 +120,13 @@ impl Shared {
 impl Peer {
     /// Adds the weight of an operation that UCX has accepted but not completed. The caller holds the lock of
     /// the handles.
-    pub(super) fn begin(&self, weight: usize) {
+    pub(super) fn count(&self, weight: usize) {
         // A plain addition suffices, because all calls of UCX are made under one lock.
         self.unfinished.store(self.unfinished.load(Ordering::Relaxed) + weight, Ordering::Relaxed);
     }
 
     /// Subtracts the weight of an operation that UCX has completed. The caller holds the lock of the handles.
-    pub(super) fn finish(&self, weight: usize) {
+    pub(super) fn uncount(&self, weight: usize) {
         self.unfinished.store(self.unfinished.load(Ordering::Relaxed) - weight, Ordering::Relaxed);
     }
 }

@@ -147,7 +147,8 @@ pub const WITH_DATATYPE: u32 = 1 << 3;
 /// Bit of `OperationParameters::fields`: the buffer for the result of an atomic.
 pub const WITH_REPLY: u32 = 1 << 5;
 /// Bit of `OperationParameters::fields`: UCX calls back even if it completes the operation at once, and
-/// returns a request. It may call back before its function returns. The request is then already freed.
+/// returns a request. It may call back before its function returns. If the callback frees the request, the
+/// returned pointer is invalid.
 pub const ALWAYS_CALL_BACK: u32 = 1 << 16;
 
 /// Returns C's `ucp_datatype_t` of contiguous elements of `width` bytes.

@@ -40,7 +40,7 @@ const ATOMIC: &str = "an atomic";
 extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
     // SAFETY: the argument is a peer of the transport, which outlives UCX's worker.
     let peer = unsafe { &*peer.cast::<Peer>() };
-    peer.finish(buffered::WEIGHT);
+    peer.uncount(buffered::WEIGHT);
     release(request, status, peer);
 }
 
@@ -57,7 +57,7 @@ extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *
     // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer outlives
     // UCX's worker.
     let peer = unsafe { &*Box::from_raw(operands.cast::<Operands>()).peer };
-    peer.finish(buffered::WEIGHT);
+    peer.uncount(buffered::WEIGHT);
     release(request, status, peer);
 }
 
@@ -168,7 +168,7 @@ impl Shared {
     /// UCX returned for the operation. The caller holds the lock of the handles.
     fn begin(&self, peer: &Peer, pointer: RequestPointer) {
         if matches!(self.library.request(pointer, ""), Ok(Some(_))) {
-            peer.begin(buffered::WEIGHT);
+            peer.count(buffered::WEIGHT);
         }
     }
 
@@ -290,8 +290,9 @@ impl Shared {
     }
 
     /// Starts an atomic. Until the atomic is complete, UCX reads `operand`, and reads and writes `result`.
-    /// `result` is null for an atomic without a result. Returns a request if the atomic is still in flight, or
-    /// if UCX calls back or has called back. Returns `None` if the atomic is complete without a call back.
+    /// `result` is null for an atomic without a result. Returns `Some` if the callback frees the operands (it
+    /// may have run already), or if the atomic is in flight. Returns `None` if the atomic is complete and no
+    /// callback runs.
     ///
     /// # Errors
     /// If the atomic is refused or cannot be started. UCX then does not access the words.
@@ -340,8 +341,8 @@ impl Shared {
             parameters.fields |= library::WITH_CALLBACK | library::WITH_USER_DATA;
             (parameters.callback, parameters.user_data) = (Some(function), argument);
             if result.is_null() {
-                // Without this, UCX calls back for no atomic without a result. It reports such an atomic as
-                // complete, even while it keeps a request for it.
+                // Without this flag, UCX does not call back for atomics without a result. It reports such an
+                // atomic as complete, even while it keeps a request for it.
                 parameters.fields |= library::ALWAYS_CALL_BACK;
             }
         }
@@ -352,7 +353,7 @@ impl Shared {
         let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         // Count the atomic before it starts, because UCX may call back before its function returns.
         if callback.is_some() {
-            peer.begin(buffered::WEIGHT);
+            peer.count(buffered::WEIGHT);
         }
         let code = operation_code(operation);
         // SAFETY: the caller promises that both pointers stay valid. `_handles` holds the lock that protects
@@ -362,7 +363,7 @@ impl Shared {
         };
         let started = self.started(pointer, pe, ATOMIC);
         if callback.is_some() && !matches!(started, Ok(Some(_))) {
-            peer.finish(buffered::WEIGHT);
+            peer.uncount(buffered::WEIGHT);
         }
         started
     }
