@@ -1,9 +1,9 @@
 //! Teams: regular sets of PEs (OpenSHMEM 1.5, section 9.4).
 //!
 //! The PEs of a new team open a channel. Threads of one PE can then run collectives of different teams at the
-//! same time. The handles of the predefined teams are the smallest numbers. The handle of another team is the
-//! index of its slot behind these numbers, so that every other value is known to be invalid. A slot is reused
-//! after its team is destroyed.
+//! same time. The handles of the predefined teams are the smallest numbers. The handle of another team is 3
+//! plus the index of its slot. All other values are therefore recognised as invalid. A slot is reused after
+//! its team is destroyed.
 
 use crate::setup;
 use crate::world::{check, world};

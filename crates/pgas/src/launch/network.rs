@@ -17,7 +17,7 @@ const LONGEST_TEXT: usize = 250;
 pub struct Meetings {
     /// Size of each PE's symmetric heap in bytes.
     pub heap_bytes: u64,
-    /// A text that identifies PE 0's kernel and network namespace, from [`place`].
+    /// A text that identifies PE 0's machine and network namespace, from [`place`].
     place: String,
     port: u16,
     token: [u8; 16],

@@ -221,9 +221,14 @@ pub trait Transport: Send + Sync + 'static {
     /// PEs run.
     fn shares_processors(&self) -> bool;
 
-    /// Lets other PEs run if PEs share processors, and if this PE has started nothing since its last call of
-    /// this method. Call it when the program calls fence or quiet: the program then probably waits for
-    /// something in a loop of these calls.
+    /// Lets other PEs run if PEs share processors, and if this PE has started no counted operation since its
+    /// last call of this method. Call it when the program calls fence or quiet: the program then probably
+    /// waits for something in a loop of these calls.
+    ///
+    /// Puts of at least one byte are counted. Over windows, atomics without a result are also counted if this
+    /// PE's processor carries them out on another PE's memory. Over UCX, all operations that UCX carries out
+    /// are also counted. Other gets and atomics are not counted, so a call after them may let other PEs run
+    /// although the program does not poll.
     fn yield_if_idle(&self);
 
     /// Blocks until this PE may end: no other PE needs its service thread any more. All PEs call this last,

@@ -122,7 +122,8 @@ pub(super) struct PeContext {
     pub waits: Waits,
     pub next_requests: Mutex<NextRequests>,
     pub yields: bool,
-    /// The bytes that were issued before the last fence or quiet. Counted only if PEs share processors.
+    /// The counted bytes that were issued before the last fence or quiet; see
+    /// [`super::Transport::yield_if_idle`]. Used only if PEs share processors.
     ordered: AtomicU64,
     pub faults: Faults,
     pub backstop: (Duration, Duration),

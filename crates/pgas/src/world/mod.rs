@@ -485,9 +485,8 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Lets other PEs run if PEs share processors and this thread polls its own word at symmetric address
-    /// `address`: if its last load, get or atomic found the same value in the same word. Call it after a load
-    /// of the word has returned `value`.
+    /// Call it after a load of this PE's word at `address` returned `value`. Yields if PEs share processors
+    /// and the thread's last load, get or atomic found the same value in this word.
     #[inline]
     pub fn loaded(&self, address: usize, value: u64) {
         if self.shares_processors {

@@ -114,8 +114,8 @@ struct Shared {
     /// need not call UCX. A flag that a flush clears would not be enough, because another thread may start
     /// operations during the flush.
     flushed: AtomicU64,
-    /// The bytes and operations that were issued before the last fence or quiet. Counted only if PEs share
-    /// processors.
+    /// The counted bytes and operations that were issued before the last fence or quiet; see
+    /// [`crate::transport::Transport::yield_if_idle`]. Used only if PEs share processors.
     ordered: AtomicU64,
     /// True after an error. UCX is then not called any more. It could still access the buffers of unfinished
     /// operations, but the program may reuse these buffers after the error.
