@@ -157,21 +157,28 @@ fn fill_from(program: &OwnedFd) -> impl Fn(&[u8]) -> io::Result<Option<usize>> {
 }
 
 /// Fills the pair of a socket that begins to listen, because a listener is never writable. First drops what the program
-/// has sent. Returns the number of bytes that stay at the engine's end `fd` from now on.
+/// has sent. Returns the number of filler bytes, which stay at the engine's end `fd` from now on.
 ///
 /// # Errors
-/// Errors of the system calls. `WouldBlock` if the program has sent too much.
+/// Errors of the system calls. `EAGAIN` if the program has sent too much. `ENFILE` if the program has sent descriptors and
+/// the closer is full.
 pub fn fill_listener(fd: RawFd, program: &OwnedFd, closer: &Arc<UserCloser>) -> io::Result<u64> {
-    if discard(fd, closer)? {
-        return Err(io::ErrorKind::WouldBlock.into());
+    match discard(fd, closer) {
+        Ok(false) => fill_behind(program),
+        Ok(true) => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+        Err(_) => Err(io::Error::from_raw_os_error(libc::ENFILE)),
     }
+}
+
+/// Fills the pair from the program's end. Returns the number of filler bytes, without bytes that the program has sent: one
+/// of its threads may send at the same time, and the engine must notice these bytes later.
+fn fill_behind(program: &OwnedFd) -> io::Result<u64> {
     let set = |name, value| match name {
         // This option would mark a connection that is being established.
         libc::SO_PRIORITY => Ok(()),
         _ => set_option(program, name, value),
     };
-    filler::fill(set, fill_from(program))?;
-    unread(fd).ok_or_else(io::Error::last_os_error)
+    filler::fill(set, fill_from(program)).map(|bytes| bytes as u64)
 }
 
 /// Returns the SO_SNDBUF of new UNIX sockets. Reads it only once, because an administrator seldom changes it
@@ -643,6 +650,36 @@ mod tests {
         assert!(hung_up(fd) && !is_closed(fd));
         drop(other);
         assert!(hung_up(fd) && is_closed(fd) && is_closed(fd));
+    }
+
+    #[test]
+    fn bytes_of_a_program_are_no_filler() {
+        let (end, program) = UnixStream::pair().unwrap();
+        let (end, program) = (OwnedFd::from(end), OwnedFd::from(program));
+        // A thread of the program sends after the engine has dropped all bytes, and before it fills the pair.
+        send_descriptor(program.as_raw_fd(), b"x", Some(program.as_raw_fd())).unwrap();
+        let filled = fill_behind(&program).unwrap();
+        assert_eq!(unread(end.as_raw_fd()), Some(filled + 1));
+        let closer = Closer::with_room(1000, 1 << 20).of_user(1);
+        let filled = fill_listener(end.as_raw_fd(), &program, &closer).unwrap();
+        assert_eq!(unread(end.as_raw_fd()), Some(filled));
+    }
+
+    #[test]
+    fn a_listener_is_not_filled_behind_too_much() {
+        let (end, program) = UnixStream::pair().unwrap();
+        let (end, program) = (OwnedFd::from(end), OwnedFd::from(program));
+        let full = Closer::with_room(0, 1 << 20).of_user(1);
+        send_descriptor(program.as_raw_fd(), b"x", Some(program.as_raw_fd())).unwrap();
+        let error = fill_listener(end.as_raw_fd(), &program, &full).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENFILE));
+        let closer = Closer::with_room(1000, 1 << 20).of_user(1);
+        // A read of a stream ends behind a descriptor.
+        for _ in 0..100 {
+            send_descriptor(program.as_raw_fd(), b"x", Some(program.as_raw_fd())).unwrap();
+        }
+        let error = fill_listener(end.as_raw_fd(), &program, &closer).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
     }
 
     #[test]

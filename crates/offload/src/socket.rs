@@ -140,8 +140,8 @@ pub struct Listening {
     pub failures: u32,
     /// True if epoll has reported that the program closed its end of the socket pair.
     pub hung_up: bool,
-    /// True if the program may have written to the pair. The engine then removes the listener, because a program has
-    /// nothing to send on a listening socket.
+    /// True if the engine must check whether the program has written to the pair: at the start, and after each event
+    /// that bytes have arrived. The engine removes the listener if more than `filled` bytes wait.
     pub unread: bool,
     /// The number of bytes that fill the pair, so that the program's end is not writable.
     pub filled: u64,
