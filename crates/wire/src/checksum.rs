@@ -12,8 +12,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 const LEAST_VECTORS: usize = 128;
 
-/// The sum for an internet checksum. The caller adds the parts of the data one by one. All parts but the last
-/// must have an even number of bytes, as headers do.
+/// The sum for an internet checksum. Parts may be added in any order. Each part must start at an even offset of
+/// the data, so only the part that ends the data may have an odd length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 

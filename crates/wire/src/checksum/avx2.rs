@@ -55,8 +55,9 @@ fn store(halves: [__m256i; 2], block: &mut [u8; BLOCK]) {
     }
 }
 
-/// Sums of 32-bit words. Each is 64 bits long, so none overflows. The lower and the upper words of 64 bits
-/// have sums of their own. So have the two halves of a block, because the CPU can then add in parallel.
+/// Sums of 32-bit words. Each sum has 64 bits, so it does not overflow. Each 64-bit lane holds two words, and
+/// `lower` and `upper` add them separately. Index 0 adds the first half of each block and index 1 the second
+/// half, because the CPU then executes both additions in parallel.
 struct Sums {
     lower: [__m256i; 2],
     upper: [__m256i; 2],
