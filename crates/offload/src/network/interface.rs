@@ -81,19 +81,25 @@ impl WatchedInterface {
                 break;
             }
         }
-        // SAFETY: an all-zero ifreq is valid. The structure lives through the calls. The first call writes the present
-        // name of the interface, which the second call reads.
-        unsafe {
-            let mut request: libc::ifreq = zeroed();
-            request.ifr_ifru.ifru_ifindex = self.number;
-            if libc::ioctl(fd, libc::SIOCGIFNAME as _, &mut request) != 0
-                || libc::ioctl(fd, libc::SIOCGIFFLAGS as _, &mut request) != 0
-            {
-                return InterfaceState::Removed;
+        loop {
+            // SAFETY: an all-zero ifreq is valid. The structure lives through the calls. The first call writes the
+            // present name of the interface, which the second call reads.
+            unsafe {
+                let mut request: libc::ifreq = zeroed();
+                request.ifr_ifru.ifru_ifindex = self.number;
+                if libc::ioctl(fd, libc::SIOCGIFNAME as _, &mut request) != 0 {
+                    return InterfaceState::Removed;
+                }
+                if libc::ioctl(fd, libc::SIOCGIFFLAGS as _, &mut request) == 0 {
+                    return match i32::from(request.ifr_ifru.ifru_flags) & libc::IFF_UP {
+                        0 => InterfaceState::Down,
+                        _ => InterfaceState::Up,
+                    };
+                }
             }
-            match i32::from(request.ifr_ifru.ifru_flags) & libc::IFF_UP {
-                0 => InterfaceState::Down,
-                _ => InterfaceState::Up,
+            // After ENODEV, the interface was renamed or removed between the calls. Ask again for its name.
+            if io::Error::last_os_error().raw_os_error() != Some(libc::ENODEV) {
+                return InterfaceState::Removed;
             }
         }
     }
