@@ -20,7 +20,8 @@ static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 /// The inode of the socket in `CONNECTION`. The program may close this descriptor, and get its number for
 /// another file. So the library compares the inode before each use.
 static INODE: AtomicU64 = AtomicU64::new(0);
-/// The id of the process that opened the connection in `CONNECTION`, or 0.
+/// The id of the process to which the variables of this library belong. 0 before the initialisation. A child of vfork
+/// finds the id of its parent here.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// True while a thread uses the connection in `CONNECTION`.
 static IN_USE: AtomicBool = AtomicBool::new(false);
@@ -37,7 +38,7 @@ pub const REPLY_SECONDS: i64 = 10;
 
 /// A word that the kernel sets to 0 in each new process that gets a copy of this process's memory (MADV_WIPEONFORK). Null
 /// if the kernel does not support that. In a child of vfork, the word keeps its value. Such a child shares its parent's
-/// memory, so it must not change `OWNER` and `CONNECTION`.
+/// memory, so it must not change `OWNER` and `CONNECTION`. Other processes created by a raw system call find 0.
 static UNCOPIED: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Makes a forked child open its own connection. Two processes must not mix their replies.
@@ -54,25 +55,24 @@ pub fn forget_after_fork() {
             UNCOPIED.store(page.cast(), Ordering::Relaxed);
         }
     }
+    // SAFETY: has no preconditions.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     // Ignore a failure to register the function. Each use of the connection also compares `OWNER` with the process
     // ID. A forked child therefore never uses its parent's connection.
     real::at_fork(None, Some(forget));
 }
 
-/// Closes this process's copy of its parent's connection.
+/// Closes this process's copy of its parent's connection, and makes the variables of this library this process's.
 extern "C" fn forget() {
     let fd = CONNECTION.swap(-1, Ordering::Relaxed);
     if fd >= 0 && inode(fd) == Some(INODE.load(Ordering::Relaxed)) {
         // SAFETY: the inode shows that the descriptor is this library's.
         unsafe { libc::close(fd) };
     }
-    OWNER.store(0, Ordering::Relaxed);
+    MAPPED.store(false, Ordering::Relaxed);
     IN_USE.store(false, Ordering::Relaxed);
-    note_uncopied();
-}
-
-/// Records that `OWNER` and `CONNECTION` have been set by this process, and are not a copy of another process's.
-fn note_uncopied() {
+    // SAFETY: has no preconditions.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     // SAFETY: null, or a word that stays mapped.
     if let Some(word) = unsafe { UNCOPIED.load(Ordering::Relaxed).as_ref() } {
         word.store(1, Ordering::Relaxed);
@@ -92,22 +92,19 @@ pub fn keep() {
     crate::set_errno(before);
 }
 
-/// Returns true if the connection to the engine belongs to another process. A child of vfork finds the connection of its
-/// parent, because both share the variables of this library. Returns false without a connection.
+/// Returns true if the variables of this library belong to another process. A child of vfork shares them with its parent,
+/// and must not store a connection of its own in them.
 pub fn is_shared_by_vfork() -> bool {
-    let owner = OWNER.load(Ordering::Relaxed);
-    // SAFETY: has no preconditions.
-    if owner == 0 || owner == unsafe { libc::getpid() } {
-        return false;
-    }
     // SAFETY: null, or a word that stays mapped.
     let word = unsafe { UNCOPIED.load(Ordering::Relaxed).as_ref() };
-    let copied = word.is_some_and(|word| word.load(Ordering::Relaxed) == 0);
-    if copied {
+    // Check the word before the process ID. In another PID namespace, the process may have its parent's ID.
+    if word.is_some_and(|word| word.load(Ordering::Relaxed) == 0) {
         // A raw system call has started this process, so the C library has not called `forget`.
         forget();
+        return false;
     }
-    !copied
+    // SAFETY: has no preconditions.
+    OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() }
 }
 
 fn inode(fd: RawFd) -> Option<u64> {
@@ -154,9 +151,7 @@ pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool
     debug_assert!(!message.operation.has_reply());
     name_program(message);
     without_cancellation(|| {
-        // SAFETY: has no preconditions.
-        let process = unsafe { libc::getpid() };
-        if OWNER.load(Ordering::Relaxed) != process || IN_USE.swap(true, Ordering::Acquire) {
+        if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
             return false;
         }
         let fd = CONNECTION.load(Ordering::Relaxed);
@@ -321,9 +316,6 @@ fn kept() -> Option<(RawFd, bool)> {
     INODE.store(inode(fd)?, Ordering::Relaxed);
     UNANSWERED.store(0, Ordering::Relaxed);
     CONNECTION.store(fd, Ordering::Relaxed);
-    note_uncopied();
-    // SAFETY: has no preconditions.
-    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     Some((fd, true))
 }
 
@@ -332,6 +324,8 @@ static AREA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 /// The inode of the control connection over which the engine shared `AREA`. A new control connection gets a
 /// new area.
 static AREA_INODE: AtomicU64 = AtomicU64::new(0);
+/// True if this process has mapped `AREA`. False in a forked child, whose area belongs to its parent.
+static MAPPED: AtomicBool = AtomicBool::new(false);
 
 /// Asks the engine for a slot of shared memory for the offloaded connection `fd`. Returns the slot, and the
 /// number of microseconds for which a receive polls before it sleeps. Leaves errno unchanged.
@@ -376,6 +370,7 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
         AREA_INODE.store(inode, Ordering::Relaxed);
         let start = if start == libc::MAP_FAILED { std::ptr::null_mut() } else { start };
         AREA.store(start.cast(), Ordering::Release);
+        MAPPED.store(true, Ordering::Relaxed);
     }
     if reply.status != 0 {
         return Err(reply.status);
@@ -392,6 +387,12 @@ pub fn area() -> Option<Area> {
     let start = NonNull::new(AREA.load(Ordering::Acquire))?;
     // SAFETY: the area was mapped before its address was stored in `AREA`. Areas are never unmapped.
     Some(unsafe { Area::new(start) })
+}
+
+/// Returns true if this process has mapped the memory that [`area`] returns. A forked child finds its parent's memory, and
+/// must not end the posted receives of the parent there.
+pub fn has_mapped_area() -> bool {
+    MAPPED.load(Ordering::Relaxed)
 }
 
 fn drop_kept() {

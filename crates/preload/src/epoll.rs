@@ -89,7 +89,8 @@ pub fn note_closing(fd: RawFd) {
     }
 }
 
-/// Does the same as [`note_closing`] for all descriptors from `first` to `last`.
+/// Prepares for the end of all descriptors from `first` to `last`. Flushes deferred changes. Unlike [`note_closing`],
+/// leaves the epoll instances private.
 pub fn note_closing_range(first: c_uint, last: c_uint) {
     deferred::forget_all();
     if let Ok(first) = RawFd::try_from(first) {
@@ -98,12 +99,19 @@ pub fn note_closing_range(first: c_uint, last: c_uint) {
 }
 
 /// Ends the watches of the epoll instances with these descriptors, because other instances may get their numbers. A
-/// child of vfork leaves them, because its parent uses them.
+/// child of vfork leaves them, because its parent uses them. A forked child leaves its parent's posted receives.
 #[cold]
 fn forget_instances(descriptors: RangeInclusive<RawFd>) {
     for (index, _, entry) in watched_entries() {
-        if descriptors.contains(&entry.instance.load(Ordering::Relaxed)) && !control::is_shared_by_vfork() {
+        if !descriptors.contains(&entry.instance.load(Ordering::Relaxed)) || control::is_shared_by_vfork() {
+            continue;
+        }
+        if control::has_mapped_area() {
             ready::unwatch(index);
+        } else if let Some((_, instance)) =
+            table::unwatch(index).and_then(|(fd, number)| Some((fd, instance::of(number)?)))
+        {
+            instance.stop_watching(1 << index);
         }
     }
 }

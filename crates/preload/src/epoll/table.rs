@@ -9,7 +9,7 @@
 //!
 //! A slot of shared memory has at most one watched registration. [`watched`] finds it.
 //!
-//! Any thread may read an entry while another thread changes it. Only [`Entry::watched`] needs all fields of
+//! Any thread may read an entry while another thread changes it. Only [`Entry::watched_data`] needs all fields of
 //! one registration, and detects a change by the inode.
 
 use inlane_offload_protocol::lease::{SLOTS, Slot};
