@@ -134,6 +134,20 @@ pub unsafe fn read<T: std::marker::Copy>(from: *const T) -> Option<T> {
     }
 }
 
+/// Returns the total length of the `count` buffers in `parts`. Returns `None` if the program may not read all elements of
+/// the array, or if a length is above `isize::MAX`.
+///
+/// # Safety
+/// As for [`read_bytes`].
+pub unsafe fn readable_total(parts: *const libc::iovec, count: usize) -> Option<usize> {
+    (0..count).try_fold(0usize, |total, index| {
+        // SAFETY: the caller's promise.
+        let part = unsafe { read(parts.wrapping_add(index)) }?;
+        isize::try_from(part.iov_len).ok()?;
+        Some(total.saturating_add(part.iov_len))
+    })
+}
+
 /// Returns the total length of the `count` buffers in `parts`. Stops at the first element of the array that
 /// the program may not read.
 ///

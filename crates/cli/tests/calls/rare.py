@@ -26,6 +26,24 @@ def discards():
         show(f"{name} stores nothing", room.raw == bytes(64))
         server.sendall(b", next")
         show(f"{name} leaves", client.recv(1 if name != "recvmsg" else 0) + client.recv(6, socket.MSG_WAITALL))
+    source, length = ctypes.create_string_buffer(16), ctypes.c_uint(16)
+    show("recvfrom discards nothing", call("recvfrom", fd, None, 4, socket.MSG_TRUNC | NOWAIT, source, ctypes.byref(length)))
+    show("recvfrom keeps the length", length.value)
+    message.name, message.name_len = ctypes.addressof(source), 16
+    message.control, message.control_len, message.flags = ctypes.addressof(room), 64, 7
+    show("recvmsg discards nothing", call("recvmsg", fd, ctypes.byref(message), socket.MSG_TRUNC | NOWAIT))
+    show("recvmsg keeps the header", (message.name_len, message.control_len, message.flags))
+    server.sendall(b"first")
+    show("discards", events(client, select.POLLIN, 30000))
+    many = (Many.Part * 2000)()
+    for name, parts, count in (("many", ctypes.addressof(many), 2000), ("unreadable", 16, 1), ("long", ctypes.addressof(many), 1)):
+        many[0].len = 2**63 if name == "long" else 0
+        refused = Many.Message(parts=ctypes.cast(parts, ctypes.POINTER(Many.Part)), count=count)
+        show(f"recvmsg refuses {name} buffers", call("recvmsg", fd, ctypes.byref(refused), socket.MSG_TRUNC | NOWAIT))
+    show("recvfrom discards", call("recvfrom", fd, None, 4, socket.MSG_TRUNC, source, ctypes.byref(length)))
+    show("recvfrom stores the length", length.value)
+    show("recvmsg discards", call("recvmsg", fd, ctypes.byref(message), socket.MSG_TRUNC))
+    show("recvmsg stores the header", (message.name_len, message.control_len, message.flags))
     for _ in range(40):
         server.sendall(b"x")
         client.recv(1)

@@ -81,7 +81,7 @@ hooks! {
             && (address.is_null() || is_possible(address_len, size_of::<socklen_t>()))
             && let Some(result) = discard(fd, len, flags)
         {
-            if !address.is_null() {
+            if !address.is_null() && result >= 0 {
                 address_len.write_unaligned(0);
             }
             return result;
@@ -122,12 +122,16 @@ hooks! {
             return fail(libc::ENOTCONN);
         }
         let count = real::length((*message).msg_iovlen as _);
+        // The kernel must check buffers that it refuses, because it reports the error.
         let discarded = match flags & libc::MSG_TRUNC {
             0 => None,
-            _ => discard(fd, memory::total((*message).msg_iov, count), flags),
+            _ if count > libc::UIO_MAXIOV as usize => None,
+            _ => memory::readable_total((*message).msg_iov, count).and_then(|len| discard(fd, len, flags)),
         };
         if let Some(result) = discarded.or_else(|| receive_offered(fd, (*message).msg_iov, count, flags)) {
-            ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
+            if result >= 0 {
+                ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
+            }
             return result;
         }
         let result = real::recvmsg(fd, message, flags);
