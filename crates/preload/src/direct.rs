@@ -52,6 +52,15 @@ struct Entry {
     patience: Patience,
 }
 
+impl Entry {
+    /// Removes the outdated slot `slot` from the table, because each later call would check it again. Does nothing if
+    /// another thread has stored another slot meanwhile.
+    fn remove(&self, slot: Slot) {
+        let none = std::ptr::null_mut();
+        let _ = self.slot.compare_exchange(slot.as_ptr(), none, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
 static ENTRIES: [Entry; MOST] = [const {
     Entry {
         slot: AtomicPtr::new(std::ptr::null_mut()),

@@ -130,6 +130,7 @@ unsafe fn receive_from(
             -1 if errno() == libc::EAGAIN && !socket::blocks(fd) => return Some(fail(libc::EAGAIN)),
             -1 if errno() == libc::EAGAIN => {}
             -1 if errno() == libc::ENOTSOCK => {
+                entry.remove(slot);
                 set_errno(before);
                 return None;
             }
@@ -139,6 +140,7 @@ unsafe fn receive_from(
     let signals = BlockedSignals::new();
     let inode = slot.header().inode.load(Ordering::Relaxed);
     if !is_same(fd, slot) || inode == 0 {
+        entry.remove(slot);
         signals.release(false);
         set_errno(before);
         return None;

@@ -72,9 +72,7 @@ pub(super) fn await_move(fd: RawFd, slot: Slot) {
     if let Some(entry) = entry(fd)
         && (!ends || slot.receive().is_moving())
     {
-        let slot = slot.as_ptr();
-        let none = std::ptr::null_mut();
-        let _ = entry.slot.compare_exchange(slot, none, Ordering::Relaxed, Ordering::Relaxed);
+        entry.remove(slot);
     }
     set_errno(before);
 }
