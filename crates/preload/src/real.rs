@@ -21,8 +21,21 @@ pub fn look_up(name: &CStr, cache: &AtomicPtr<c_void>) -> *mut c_void {
     found
 }
 
+/// The result of a function that the C library lacks: the given value, or -1.
+macro_rules! missing {
+    () => {
+        crate::fail(libc::ENOSYS)
+    };
+    ($value:expr) => {{
+        crate::set_errno(libc::ENOSYS);
+        $value
+    }};
+}
+
+/// Defines the functions. A value behind `=` is the result if the C library lacks the function. Without a value, the
+/// function returns -1 then.
 macro_rules! real {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty $(= $missing:expr)?;)*) => {
         /// The functions that were found, each under its name.
         #[allow(non_upper_case_globals, reason = "the names of functions")]
         mod found {
@@ -53,7 +66,7 @@ macro_rules! real {
             };
             let found = look_up(NAME, &found::$name);
             if found.is_null() {
-                return crate::fail(libc::ENOSYS);
+                return missing!($($missing)?);
             }
             // SAFETY: `found` is the C library's function of this name, which has this type. The caller
             // upholds the function's contract.
@@ -92,10 +105,10 @@ real! {
     close(fd: c_int) -> c_int;
     chroot(path: *const c_char) -> c_int;
     fclose(file: *mut c_void) -> c_int;
-    freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize;
-    freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize;
-    execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
-    execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
+    freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize = 0;
+    // Newer versions of musl lack freopen64. File offsets of musl always have 64 bits.
+    // SAFETY: the program's arguments.
+    freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize = unsafe { freopen(path, mode, file) };
     dup(fd: c_int) -> c_int;
     dup2(fd: c_int, to: c_int) -> c_int;
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
@@ -113,10 +126,10 @@ real! {
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = libc::ENOSYS;
+    posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = libc::ENOSYS;
     system(command: *const c_char) -> c_int;
-    popen(command: *const c_char, mode: *const c_char) -> isize;
+    popen(command: *const c_char, mode: *const c_char) -> isize = 0;
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 

@@ -8,6 +8,7 @@
  * musl's msghdr and cmsghdr have padding beside their lengths. The checks fill it with ones, as programs may. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -320,6 +321,18 @@ static void programs(int fd, char *address, char *port, char *other)
     CHECK(system(line) == 0);
 }
 
+/* Programs that were built for an older version of musl call freopen64. Newer versions lack it. */
+static void reopening(void)
+{
+    what = "freopen64";
+    FILE *(*reopen)(const char *, const char *, FILE *) = dlsym(RTLD_DEFAULT, "freopen64");
+    FILE *file = fopen("/dev/null", "r");
+    CHECK(reopen != NULL && file != NULL);
+    file = reopen("/proc/self/stat", "r", file);
+    CHECK(file != NULL && fgetc(file) > 0);
+    CHECK(fclose(file) == 0);
+}
+
 static void datagrams(void)
 {
     what = "datagrams";
@@ -470,6 +483,7 @@ int main(int count, char **arguments)
     passed(fd);
     programs(fd, arguments[2], arguments[3], arguments[4]);
     blocking(fd);
+    reopening();
     datagrams();
     end(fd);
     puts("all right");
