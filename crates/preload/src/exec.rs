@@ -22,13 +22,14 @@ pub const EMPTY: Room = [std::ptr::null(); MOST + 1];
 /// `given` is null or an array of terminated strings that ends with null.
 pub unsafe fn environment(given: *const *const c_char, room: &mut Room) -> *const *const c_char {
     let exported = settings::exported();
-    if given.is_null() || exported[0].is_null() {
+    if exported[0].is_null() {
         return given;
     }
     let mut count = 0;
     // SAFETY: the array ends with null, and each entry is a terminated string.
     unsafe {
-        while !(*given.add(count)).is_null() {
+        // Like the kernel, treat a null pointer as an empty environment.
+        while !given.is_null() && !(*given.add(count)).is_null() {
             let entry = *given.add(count);
             if count + exported.len() >= MOST || libc::strncmp(entry, c"LD_PRELOAD=".as_ptr(), 11) == 0 {
                 return given;

@@ -5,6 +5,11 @@ use crate::epoll::deferred;
 use crate::{exec, real};
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 
+unsafe extern "C" {
+    /// The program's environment. Null after clearenv(3).
+    static environ: *const *const c_char;
+}
+
 hooks! {
     fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
         deferred::share_all();
@@ -13,13 +18,11 @@ hooks! {
     }
 
     fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-        deferred::share_all();
-        real::execv(path, arguments)
+        execve(path, arguments, environ)
     }
 
     fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
-        deferred::share_all();
-        real::execvp(file, arguments)
+        execvpe(file, arguments, environ)
     }
 
     fn execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
