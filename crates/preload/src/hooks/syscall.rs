@@ -1,6 +1,7 @@
 //! The C library's `syscall`, which makes any system call.
 
-use super::descriptors::{close, dup, dup3, fcntl, ioctl};
+use super::descriptors::{close, close_range, dup, dup3, fcntl, ioctl};
+use super::roots::chroot;
 use super::receives::{read, readv, recvfrom, recvmmsg, recvmsg};
 use super::sends::{sendmmsg, sendmsg, sendto, write, writev};
 use super::sockets::{
@@ -47,6 +48,8 @@ hooks! {
             libc::SYS_epoll_create1 => epoll_create1(fd) as c_long,
             libc::SYS_epoll_ctl => epoll_ctl(fd, b as c_int, c as c_int, d as *mut _) as c_long,
             libc::SYS_close => close(fd) as c_long,
+            libc::SYS_close_range => close_range(a as c_uint, b as c_uint, c as c_int) as c_long,
+            libc::SYS_chroot => chroot(a as *const _) as c_long,
             _ => {
                 // The system call may use an epoll instance, or start a process or program that does.
                 match number {
