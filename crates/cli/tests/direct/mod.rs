@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 const PEER: &str = include_str!("peer.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
+const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
 const REGISTRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/registrations.c");
 
 fn start(test: &str) -> Option<Lab> {
@@ -144,6 +145,22 @@ fn the_kernel_has_the_wanted_registrations_whenever_it_looks_at_them() {
         }
         // On a busy machine, the engine may share no memory with the program.
         assert!(start.elapsed() < Duration::from_secs(60), "{}", String::from_utf8_lossy(&said));
+    }
+}
+
+#[test]
+fn children_and_reused_descriptors_leave_the_connections_of_a_program_unharmed() {
+    let Some(lab) = start_with("direct-children", &[("cc", "gcc")]) else { return };
+    let program = compile(&lab, PROCESSES, "processes");
+    // The file is read several times, because the connection before it does not always have shared memory.
+    for check in ["root", "child", "file", "file", "file", "environment"] {
+        let said = must(lab.offloaded(&program).arg(check));
+        assert_eq!(
+            String::from_utf8_lossy(&said),
+            "all right
+",
+            "{check}"
+        );
     }
 }
 

@@ -422,6 +422,12 @@ int main(int count, char **arguments)
         else if (kind == 998 && connections[index].registered)
             CHECK(epoll_ctl(epoll, EPOLL_CTL_MOD, connections[index].fd, (void *)16) == -1 && errno == EFAULT);
     }
+    for (int start = 0; start < STARTS; start++) {
+        renew_instance();
+        receive_all();
+        start_one(start % CONNECTIONS, start);
+    }
+    renew_instance();
     receive_all();
     poll_instance();
     fprintf(stderr, "%ld changes were deferred\n", deferred);
