@@ -2,11 +2,11 @@
 //! socket with `SO_LINGER` and unsent data, of a file of a FUSE file system, or of a UNIX socket in whose queue such
 //! descriptors wait.
 //!
-//! A user may send descriptors whose close blocks for as long as he likes. So each user has a queue of his own, which at
-//! most [`MOST_OF_USER`] threads serve. Received descriptors count towards the engine's limit of open files until they are
+//! A user may send descriptors whose close blocks for as long as they like. So each user has a queue of their own, which
+//! at most [`MOST_OF_USER`] threads serve. Received descriptors count towards the engine's limit of open files until they are
 //! closed. A user may hold at most as many of them as are free for the other users. Beyond that the closer is
-//! [full](UserCloser::is_full) for him: the engine leaves his descriptors in the queues of his sockets, and removes
-//! these sockets. Other users notice nothing.
+//! [full](UserCloser::is_full) for the user: the engine leaves the user's descriptors in the queues of their sockets, and
+//! removes these sockets. Other users notice nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -52,7 +52,7 @@ struct State {
 }
 
 impl State {
-    /// Lets a thread take the next batch of a user, unless the user occupies as many threads as he may. Forgets a user
+    /// Lets a thread take the next batch of a user, unless the user occupies [`MOST_OF_USER`] threads. Forgets a user
     /// without batches.
     fn schedule(&mut self, user: u32) {
         let Some(queue) = self.queues.get_mut(&user) else { return };
@@ -243,7 +243,7 @@ impl UserCloser {
     }
 
     /// Returns true if so many received descriptors of the user wait to be closed that the engine must receive no further
-    /// ones of him.
+    /// ones from the user.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.exceeds(0)
