@@ -63,10 +63,12 @@ unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize)
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         // Log DPDK's warnings and errors only at level debug, because inlane's error messages contain the
-        // last ones. Log all else at level trace. DPDK's levels are RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4,
-        // WARNING 5, NOTICE 6, INFO 7, DEBUG 8.
+        // last ones. Log critical messages as errors, because DPDK may end the process right after one. Log
+        // all else at level trace. DPDK's levels are RTE_LOG_EMERG 1, ALERT 2, CRIT 3, ERR 4, WARNING 5,
+        // NOTICE 6, INFO 7, DEBUG 8.
         match level {
-            0..=4 => tracing::debug!(target: "dpdk", severity = "error", "{line}"),
+            0..=3 => tracing::error!(target: "dpdk", "DPDK: {line}"),
+            4 => tracing::debug!(target: "dpdk", severity = "error", "{line}"),
             5 => tracing::debug!(target: "dpdk", severity = "warning", "{line}"),
             _ => tracing::trace!(target: "dpdk", "{line}"),
         }
@@ -78,5 +80,62 @@ unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize)
             recent.messages.push_back(line.to_owned());
             recent.count += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata};
+
+    /// Keeps the level and the text of each event.
+    #[derive(Clone, Default)]
+    struct Events(Arc<Mutex<Vec<(Level, String)>>>);
+
+    impl tracing::Subscriber for Events {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let mut text = String::new();
+            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                if field.name() == "message" {
+                    text = format!("{value:?}");
+                }
+            });
+            self.0.lock().unwrap().push((*event.metadata().level(), text));
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn only_critical_messages_are_errors() {
+        let events = Events::default();
+        tracing::subscriber::with_default(events.clone(), || {
+            for (level, text) in
+                [(3, "PANIC in f():\nno fd\n"), (4, "no queue\n"), (5, "slow\n"), (6, "up\n")]
+            {
+                // SAFETY: the pointer and the length are those of `text`.
+                unsafe { inlane_dpdk_log(level, text.as_ptr(), text.len()) };
+            }
+        });
+        let events = events.0.lock().unwrap();
+        let seen: Vec<(Level, &str)> = events.iter().map(|(level, text)| (*level, text.as_str())).collect();
+        let expected = [
+            (Level::ERROR, "DPDK: PANIC in f():"),
+            (Level::ERROR, "DPDK: no fd"),
+            (Level::DEBUG, "no queue"),
+            (Level::DEBUG, "slow"),
+            (Level::TRACE, "up"),
+        ];
+        assert_eq!(seen, expected);
     }
 }
