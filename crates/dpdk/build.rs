@@ -18,7 +18,6 @@ const DRIVERS: &[&str] = &[
     "net_ring",
     "net_af_packet",
     "net_tap",
-    "net_memif",
     "net_e1000",
     "net_ena",
     "net_gve",
@@ -42,14 +41,38 @@ const SYSTEM_STATIC: &[&str] = &["xdp", "bpf", "z", "bsd", "md"];
 /// System libraries that are linked dynamically. The LGPL demands that users can replace them.
 const SYSTEM_DYNAMIC: &[&str] = &["elf", "numa"];
 
-/// The driver of AF_XDP ports. It is linked from a copy in which the calls in [`REPLACED_CALLS`] have other
+/// A driver that is linked from a copy in which some calls have other names, and the C file that defines these
 /// names.
-const AF_XDP: &str = "net_af_xdp";
+struct ChangedDriver {
+    /// The driver's name in DPDK.
+    name: &'static str,
+    /// Calls of the driver, and the functions of `source` that replace these calls.
+    calls: &'static [(&'static str, &'static str)],
+    /// A file of `src/sys`, without `.c`.
+    source: &'static str,
+    /// The Debian packages that `source` needs, for error messages.
+    packages: &'static str,
+}
 
-/// Calls of the AF_XDP driver, and the functions of `src/sys/xdp.c` that replace these calls. The original
-/// functions would replace and remove XDP programs of other processes.
-const REPLACED_CALLS: &[(&str, &str)] =
-    &[("xsk_socket__create", "inlane_xsk_socket_create"), ("bpf_xdp_detach", "inlane_bpf_xdp_detach")];
+const CHANGED_DRIVERS: &[ChangedDriver] = &[
+    // The original functions would replace and remove XDP programs of other processes.
+    ChangedDriver {
+        name: "net_af_xdp",
+        calls: &[
+            ("xsk_socket__create", "inlane_xsk_socket_create"),
+            ("bpf_xdp_detach", "inlane_bpf_xdp_detach"),
+        ],
+        source: "xdp",
+        packages: "libxdp-dev and libbpf-dev",
+    },
+    // With the original function, a client that closes at once would end the process of the server.
+    ChangedDriver {
+        name: "net_memif",
+        calls: &[("sendmsg", "inlane_memif_sendmsg")],
+        source: "memif",
+        packages: "libc6-dev",
+    },
+];
 
 /// The packages that this build needs, for error messages.
 const PACKAGES: &str = "apt-get install libdpdk-dev pkg-config clang libclang-dev gcc binutils";
@@ -61,7 +84,7 @@ fn main() {
     let flags = compile_flags();
     bindings(&flags);
     inline_functions(&flags);
-    xdp_functions();
+    replacing_functions();
     link();
 }
 
@@ -144,31 +167,31 @@ fn inline_functions(flags: &[String]) {
     }
 }
 
-/// Compiles `xdp.c` into a separate library. [`link`] lists it next to the AF_XDP driver, because that driver
-/// calls its functions.
-fn xdp_functions() {
-    let mut build = cc::Build::new();
-    build.file("src/sys/xdp.c").flag("-std=gnu11").opt_level(2).cargo_metadata(false);
-    if let Err(error) = build.try_compile("inlane_xdp") {
-        fail(&format!(
-            "the C compiler refused src/sys/xdp.c, which needs libxdp-dev and libbpf-dev: {error}"
-        ));
+/// Compiles the C file of each changed driver into a separate library. [`link`] lists it next to the driver,
+/// because the driver calls its functions.
+fn replacing_functions() {
+    for ChangedDriver { source, packages, .. } in CHANGED_DRIVERS {
+        let mut build = cc::Build::new();
+        build.file(format!("src/sys/{source}.c")).flag("-std=gnu11").opt_level(2).cargo_metadata(false);
+        if let Err(error) = build.try_compile(&format!("inlane_{source}")) {
+            fail(&format!("the C compiler refused src/sys/{source}.c, which needs {packages}: {error}"));
+        }
     }
 }
 
-/// Writes a copy of the AF_XDP driver with [`REPLACED_CALLS`] renamed. Returns the copy's library name.
-fn renamed_af_xdp_driver(directory: &Path) -> String {
-    let name = "inlane_net_af_xdp";
-    let archive = directory.join(format!("librte_{AF_XDP}.a"));
+/// Writes a copy of a driver with its calls renamed. Returns the copy's library name.
+fn renamed_driver(driver: &ChangedDriver, directory: &Path) -> String {
+    let name = format!("inlane_{}", driver.name);
+    let archive = directory.join(format!("librte_{}.a", driver.name));
     let copy = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join(format!("lib{name}.a"));
-    let renames = REPLACED_CALLS.iter().map(|(from, to)| format!("--redefine-sym={from}={to}"));
+    let renames = driver.calls.iter().map(|(from, to)| format!("--redefine-sym={from}={to}"));
     let objcopy = env::var("OBJCOPY").unwrap_or_else(|_| "objcopy".into());
     let status = std::process::Command::new(&objcopy).args(renames).arg(&archive).arg(&copy).status();
     if !status.is_ok_and(|status| status.success()) {
         fail(&format!("{objcopy} cannot rename symbols of {}; set OBJCOPY", archive.display()));
     }
     let bytes = std::fs::read(&copy).unwrap_or_default();
-    for (from, to) in REPLACED_CALLS {
+    for (from, to) in driver.calls {
         if !bytes.windows(to.len()).any(|window| window == to.as_bytes()) {
             fail(&format!(
                 "the driver {} does not call {from}: this DPDK release is not supported",
@@ -176,7 +199,7 @@ fn renamed_af_xdp_driver(directory: &Path) -> String {
             ));
         }
     }
-    name.to_owned()
+    name
 }
 
 /// Prints the libraries to link, in DPDK's own order. The modifier `-bundle` keeps the libraries out of this
@@ -202,8 +225,8 @@ fn link() {
             .any(|kind| name.starts_with(kind))
     };
     for name in archives {
-        if name == AF_XDP {
-            for name in [renamed_af_xdp_driver(&directory), "inlane_xdp".to_owned()] {
+        if let Some(driver) = CHANGED_DRIVERS.iter().find(|driver| driver.name == name) {
+            for name in [renamed_driver(driver, &directory), format!("inlane_{}", driver.source)] {
                 println!("cargo:rustc-link-lib=static:+whole-archive,-bundle={name}");
             }
         } else if DRIVERS.contains(&name) || WHOLE.contains(&name) {

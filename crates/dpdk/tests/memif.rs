@@ -1,9 +1,12 @@
-//! Tests of memif ports without a peer, and with dpdk-testpmd as the peer.
+//! Tests of memif ports without a peer, with clients that leave, and with dpdk-testpmd as the peer.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Port;
 use inlane_dpdk::{MbufPool, open};
-use std::io::Write;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -199,4 +202,132 @@ fn a_socket_in_use_is_not_removed() {
     let _ = open(&format!("memif:{},role=server", path.display()));
     assert!(path.exists());
     std::os::unix::net::UnixStream::connect(&path).expect("the other server still listens");
+}
+
+/// Listens on a socket of the driver's type. A client that connects to it would be found in its queue.
+#[test]
+fn opening_a_port_does_not_connect_to_a_server_of_the_same_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("e.sock");
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK);
+    let listener = rustix::net::socket_with(kind.0, kind.1, kind.2, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 4).unwrap();
+    let _ = open(&format!("memif:{},role=server", path.display()));
+    assert!(path.exists(), "the socket of another server was removed");
+    assert_eq!(rustix::net::accept(&listener).err(), Some(Errno::WOULDBLOCK), "a client connected");
+}
+
+/// A process that opens one end of a memif connection. Dropping it kills the process.
+struct End {
+    process: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl End {
+    /// Runs the test `name` of this program again, with `spec` in the environment variable `variable`.
+    fn start(name: &str, variable: &str, spec: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args([name, "--exact", "--nocapture"])
+            .env(variable, spec)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        End { process, output }
+    }
+
+    /// Opens and starts a port, writes a line, and waits until standard input is closed. A client then checks
+    /// that it is still connected.
+    fn run(spec: &str) {
+        let pool = MbufPool::new(4096, 2048).unwrap();
+        let mut port = configured(spec, &pool);
+        let mut rx = port.take_rx(0).unwrap();
+        let _tx = port.take_tx(0, pool.clone()).unwrap();
+        port.start().unwrap();
+        println!("connected");
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        let start = Instant::now();
+        while !spec.contains("role=server") && start.elapsed() < Duration::from_millis(300) {
+            assert_eq!(rx.receive(&mut [Packet::EMPTY; 16]).unwrap(), 0);
+        }
+        port.stop();
+    }
+
+    fn wait_until_connected(&mut self) {
+        let mut line = String::new();
+        while !line.contains("connected") {
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the process ended: {line}");
+        }
+    }
+
+    /// Closes the process's standard input and checks that it ends without an error.
+    fn finish(mut self) {
+        drop(self.process.stdin.take());
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Connects to a memif server and leaves. With `refuses_data`, the client closes its receiving direction first:
+/// each attempt of the server to send fails with EPIPE, although the client is still connected.
+fn connect_and_leave(path: &Path, kind: SocketType, refuses_data: bool) -> Result<(), Errno> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    if refuses_data {
+        rustix::net::shutdown(&socket, Shutdown::Read).unwrap();
+    }
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap())?;
+    if refuses_data {
+        // Wait until the server has closed the connection.
+        let mut end = rustix::event::PollFd::new(&socket, rustix::event::PollFlags::empty());
+        let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let closed = rustix::event::poll(std::slice::from_mut(&mut end), Some(&limit)).unwrap();
+        assert_eq!(closed, 1, "the server keeps the connection of a client that cannot receive");
+    }
+    Ok(())
+}
+
+/// Lets 100 clients of each kind connect to the server at `path` and leave.
+fn clients_leave(path: &Path) {
+    for round in 0..100 {
+        for refuses_data in [false, true] {
+            assert_eq!(connect_and_leave(path, SocketType::SEQPACKET, refuses_data), Ok(()), "round {round}");
+        }
+        let refused = connect_and_leave(path, SocketType::STREAM, false);
+        assert_eq!(refused, Err(Errno::PROTOTYPE), "round {round}");
+    }
+}
+
+/// The two ends run in processes of their own, because DPDK may end a process.
+#[test]
+fn a_server_survives_clients_that_leave_at_once() {
+    const NAME: &str = "a_server_survives_clients_that_leave_at_once";
+    const CASE: &str = "INLANE_TEST_MEMIF_END";
+    if let Ok(spec) = std::env::var(CASE) {
+        return End::run(&spec);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.sock");
+    let mut server = End::start(NAME, CASE, &format!("memif:{},role=server,wait=60s", path.display()));
+    let start = Instant::now();
+    while let Err(error) = connect_and_leave(&path, SocketType::SEQPACKET, false) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the server does not listen: {error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    clients_leave(&path);
+    let mut client = End::start(NAME, CASE, &format!("memif:{},wait=60s", path.display()));
+    client.wait_until_connected();
+    server.wait_until_connected();
+    // Clients that leave must not end the existing connection either.
+    clients_leave(&path);
+    client.finish();
+    server.finish();
 }

@@ -100,16 +100,14 @@ fn check_bind(spec: &EthSpec, path: &Path) -> Result<()> {
     }
 }
 
-/// Returns true if no process listens on the Unix socket at `path`: the connection is refused. Tries both
-/// socket types, because a connection by the wrong type may fail with another error.
+/// Returns true if no process has the Unix socket at `path` open. Connects with a datagram socket, which a
+/// server refuses by the socket's type: it does not notice the attempt. The kernel refuses the connection with
+/// another error if the socket is closed.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let Ok(address) = SocketAddrUnix::new(path) else { return false };
-    [SocketType::SEQPACKET, SocketType::STREAM].into_iter().any(|kind| {
-        let Ok(socket) = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None) else {
-            return false;
-        };
-        connect(&socket, &address) == Err(Errno::CONNREFUSED)
-    })
+    let kind = SocketType::DGRAM;
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+        .is_ok_and(|socket| connect(&socket, &address) == Err(Errno::CONNREFUSED))
 }
