@@ -24,13 +24,15 @@ pub fn connect(fd: RawFd, remote: SocketAddr, waits: bool) -> Option<c_int> {
         return Some(match name.kind.is_datagram() {
             // SAFETY: the name is that of the offloaded UDP socket `fd`.
             true => unsafe { datagram::connect(fd, &name, remote) },
-            false => socket::connect(fd, &name, remote),
+            false => socket::connect(fd, &name, remote, waits),
         });
     }
     match convert::offer(fd, local, Use::Connect, remote) {
         Conversion::Kernel => None,
-        Conversion::Engine if waits => Some(convert::finish_connect(fd)),
-        Conversion::Engine => Some(fail(libc::EINPROGRESS)),
+        Conversion::Engine => {
+            socket::note_connecting(fd);
+            Some(if waits { convert::finish_connect(fd) } else { fail(libc::EINPROGRESS) })
+        }
         Conversion::Failed(error) => Some(fail(error)),
     }
 }
@@ -44,11 +46,16 @@ pub fn connect(fd: RawFd, remote: SocketAddr, waits: bool) -> Option<c_int> {
 /// As for [`memory::read_bytes`].
 pub unsafe fn fast_open(fd: RawFd, address: *const sockaddr, len: socklen_t, flags: c_int) -> Option<c_int> {
     // SAFETY: the caller's promise.
-    let Ok(Some(remote)) = (unsafe { memory::read_address(address, len) }) else { return None };
-    let streams = match local_of(fd) {
-        Local::Offloaded(name) => !name.kind.is_datagram(),
-        Local::Kernel { .. } => convert::is_stream(fd),
-        Local::Other => false,
-    };
-    if streams { connect(fd, remote, flags & libc::MSG_DONTWAIT == 0) } else { None }
+    let remote = unsafe { memory::read_address(address, len) };
+    match local_of(fd) {
+        Local::Offloaded(name) if !name.kind.is_datagram() => match remote {
+            Ok(Some(remote)) => connect(fd, remote, flags & libc::MSG_DONTWAIT == 0),
+            // SAFETY: as above.
+            _ => Some(fail(unsafe { socket::reason_of_fast_refusal(fd, &name, address, len) })),
+        },
+        Local::Kernel { .. } if convert::is_stream(fd) => {
+            connect(fd, remote.ok()??, flags & libc::MSG_DONTWAIT == 0)
+        }
+        _ => None,
+    }
 }

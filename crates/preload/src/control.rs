@@ -174,13 +174,15 @@ pub fn ask() -> Option<RawFd> {
     let before = crate::errno();
     let mut message = Message::new(Operation::Addresses);
     name_program(&mut message);
-    let question = open(libc::SOCK_NONBLOCK).filter(|&fd| {
-        let sent = send(fd, &message.encode(), &[]);
-        if !sent {
-            // SAFETY: the descriptor was just opened.
-            unsafe { libc::close(fd) };
-        }
-        sent
+    let question = without_cancellation(|| {
+        open(libc::SOCK_NONBLOCK).filter(|&fd| {
+            let sent = send(fd, &message.encode(), &[]);
+            if !sent {
+                // SAFETY: the descriptor was just opened.
+                unsafe { libc::close(fd) };
+            }
+            sent
+        })
     });
     crate::set_errno(before);
     question

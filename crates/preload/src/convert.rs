@@ -168,9 +168,10 @@ fn offer_candidate(
     };
     let (reply, passed) = match reply {
         Ok(reply) => reply,
-        // The program's limit is shorter than the library's.
+        // The program's limit is shorter than the library's. The kernel fails with EINPROGRESS, and goes on connecting.
+        // Here nothing goes on: `fd` is still the kernel's socket, which has sent no SYN.
         Err(Unanswered::Silent) if limit.is_some_and(|limit| limit < control::LONGEST_WAIT) => {
-            return Conversion::Failed(libc::EINPROGRESS);
+            return Conversion::Failed(libc::ETIMEDOUT);
         }
         Err(_) => {
             return match control::other_version() {

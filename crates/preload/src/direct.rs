@@ -166,6 +166,14 @@ pub fn identity(fd: RawFd) -> Option<(u64, u64)> {
     }
 }
 
+/// Returns true if `fd` is open. Leaves errno unchanged.
+pub fn is_open(fd: RawFd) -> bool {
+    let before = errno();
+    let open = identity(fd).is_some();
+    set_errno(before);
+    open
+}
+
 /// Returns true if the slot of shared memory belongs to the socket that `fd` currently refers to. May change
 /// errno.
 pub fn is_same(fd: RawFd, slot: Slot) -> bool {

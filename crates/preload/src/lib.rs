@@ -53,6 +53,7 @@ extern "C" fn initialise() {
     settings::read();
     control::forget_after_fork();
     epoll::deferred::share_at_fork();
+    socket::forget_given_up_at_fork();
     datagram::find_inherited();
 }
 

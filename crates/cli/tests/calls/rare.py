@@ -71,7 +71,7 @@ def fast_opens():
     ):
         client = socket.socket()
         show(f"fast open {name}", lambda: send(client))
-        server = listener.accept()[0]
+        kept, server = client, listener.accept()[0]
         show(f"fast open {name}", server.recv(10))
         show(f"fast open {name} again", lambda: send(client))
         show(f"fast open {name} peer", client.getpeername() == where)
@@ -83,7 +83,18 @@ def fast_opens():
         show(f"fast open {name} without blocking", listener.accept()[0].recv(10, socket.MSG_WAITALL))
     client = socket.socket()
     show("fast open without address", lambda: client.send(b"x", fast | NOSIGNAL))
+    show("fast open connected", call("sendto", fd := kept.fileno(), b"x", 1, fast | NOSIGNAL, None, 0))
+    show("fast open connected", call("send", fd, b"x", 1, fast | NOSIGNAL))
+    show("fast open connected", call("sendto", fd, b"x", 1, fast | NOSIGNAL, address(family=47), 16))
+    show("fast open connected", call("sendto", fd, b"x", 1, fast | NOSIGNAL, address(family=0), 16))
     show("fast open other family", call("sendto", client.fileno(), b"x", 1, fast | NOSIGNAL, address(family=47), 16))
+    for flags in (fast | NOSIGNAL, fast | NOSIGNAL | socket.MSG_DONTWAIT):
+        client = socket.socket()
+        client.bind(("127.0.0.1", 0))
+        show("fast open bound", lambda: client.sendto(b"x", flags, where))
+        show("fast open bound", events(client, select.POLLOUT, 30000))
+        show("fast open bound", client.send(b"y"))
+        listener.accept()[0].recv(1, socket.MSG_WAITALL)
 
 
 def ends():

@@ -108,3 +108,55 @@ fn a_connect_to_an_engine_that_has_stopped_ends_at_its_limit_and_by_signals() {
     assert_eq!(lab.count("connected"), connected + 2);
     lab.wait("a socket is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
 }
+
+/// Starts an engine and the program `peer.py MODE`, and stops the engine once the program has connected.
+fn stopped(test: &str, mode: &str) -> Option<(Lab, Waiting, i32)> {
+    let mut lab = Lab::new(test, &[("python3", "python3")])?;
+    lab.serve(&["--loopback"]);
+    let mut program = Waiting::start(&lab, &[mode]);
+    assert_eq!(program.line(), "connected");
+    let engine = lab.engine.as_ref().unwrap().id() as i32;
+    // SAFETY: the child was not yet waited for, so the id is still its own.
+    unsafe { libc::kill(engine, libc::SIGSTOP) };
+    program.go_on();
+    Some((lab, program, engine))
+}
+
+/// Nobody sees a connection that was given up, however the program closes it.
+#[test]
+fn each_way_to_close_a_descriptor_withdraws_a_connect_that_was_given_up() {
+    let Some((_lab, mut program, engine)) = stopped("withdrawn", "withdraw") else { return };
+    assert_eq!(program.line(), "closed []");
+    // SAFETY: the child was not yet waited for, so the id is still its own.
+    unsafe { libc::kill(engine, libc::SIGCONT) };
+    program.go_on();
+    assert_eq!(program.line(), "child 0 arrived 5");
+    assert!(program.program.wait().unwrap().success());
+}
+
+/// The kernel's connect continues after the handler of a signal with SA_RESTART, and fails after one without.
+#[test]
+fn only_signals_without_sa_restart_end_a_connect() {
+    let Some((_lab, mut program, engine)) = stopped("restarted", "restart") else { return };
+    assert_eq!(program.line(), format!("-1 {} False", libc::EINTR));
+    assert_eq!(program.line(), "waiting");
+    std::thread::sleep(Duration::from_secs(1));
+    // SAFETY: the child was not yet waited for, so the id is still its own.
+    unsafe { libc::kill(engine, libc::SIGCONT) };
+    let line = program.line();
+    assert!(line.starts_with("0 ") && line.ends_with("True"), "{line}");
+    assert!(program.program.wait().unwrap().success());
+}
+
+/// A connect with a time limit fails if the engine does not answer the request, and succeeds later.
+#[test]
+fn a_connect_succeeds_after_one_that_the_engine_did_not_answer_in_time() {
+    let Some((_lab, mut program, engine)) = stopped("retried", "retry") else { return };
+    assert_eq!(program.line(), format!("-1 {}", libc::ETIMEDOUT));
+    // SAFETY: the child was not yet waited for, so the id is still its own.
+    unsafe { libc::kill(engine, libc::SIGCONT) };
+    program.go_on();
+    let line = program.line();
+    assert!(line.starts_with("0 ") && line.ends_with(" 1"), "{line}");
+    assert!(program.program.wait().unwrap().success());
+}

@@ -2,7 +2,7 @@
 
 use crate::epoll::{self, deferred};
 use crate::socket::name_of;
-use crate::{datagram, direct, duplicates, errno, fail, memory, real, socket, unconnected};
+use crate::{datagram, direct, duplicates, errno, fail, memory, real, set_errno, socket, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
 
 /// Linux's ioctl for the number of bytes that TCP has not sent yet.
@@ -45,6 +45,11 @@ hooks! {
     // Older versions of the C libraries lack these two functions, so make the system call.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         epoll::note_closing_range(first, last);
+        // Any flag means that the descriptors stay open, or that only this thread closes them.
+        if flags == 0 {
+            let last = last.min(c_int::MAX as c_uint) as c_int;
+            socket::note_closing_range(first.min(c_int::MAX as c_uint) as c_int, last);
+        }
         deferred::share_all();
         real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int
     }
@@ -55,17 +60,20 @@ hooks! {
 
     fn fclose(file: *mut c_void) -> c_int {
         deferred::forget_all();
+        note_closing_file(file);
         real::fclose(file)
     }
 
     fn freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
         deferred::forget_all();
+        note_closing_file(file);
         real::freopen(path, mode, file)
     }
 
     // glibc's name of freopen in programs with 64-bit file offsets.
     fn freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
         deferred::forget_all();
+        note_closing_file(file);
         real::freopen64(path, mode, file)
     }
 
@@ -77,12 +85,16 @@ hooks! {
     fn dup2(fd: c_int, to: c_int) -> c_int {
         deferred::share(fd);
         epoll::note_closing(to);
+        socket::note_replacing(fd, to);
         duplicates::note(fd, real::dup2(fd, to))
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         deferred::share(fd);
         epoll::note_closing(to);
+        if flags & !libc::O_CLOEXEC == 0 {
+            socket::note_replacing(fd, to);
+        }
         duplicates::note(fd, real::dup3(fd, to, flags))
     }
 
@@ -101,5 +113,16 @@ hooks! {
     // glibc's name of fcntl in programs with 64-bit file offsets.
     fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
         fcntl(fd, command, argument)
+    }
+}
+
+/// Calls [`socket::note_closing`] for the descriptor of the stream `file`, which the program is about to close.
+unsafe fn note_closing_file(file: *mut c_void) {
+    if socket::may_have_given_up() && !file.is_null() {
+        let before = errno();
+        // SAFETY: the program's stream.
+        let fd = unsafe { libc::fileno(file.cast()) };
+        set_errno(before);
+        socket::note_closing(fd);
     }
 }

@@ -40,6 +40,9 @@ hooks! {
         if let Some(sent) = send_directly(fd, &datagram::part(buffer, len), 1, flags) {
             return sent;
         }
+        if flags & libc::MSG_FASTOPEN != 0 {
+            return sendto(fd, buffer, len, flags, null(), 0);
+        }
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], flags, null(), 0),
             None if unconnected::is_unconnected(fd) => send::refuse(flags),

@@ -1,29 +1,32 @@
 //! Connects an offloaded TCP socket, and waits until it is connected.
 
 use super::{Flags, blocks, name_of, names::is_opened, poll, take_error};
-use crate::{control, convert, direct, errno, fail, memory, real, set_errno, unconnected};
+use crate::unconnected::Hint;
+use crate::{control, convert, direct, errno, fail, memory, real, set_errno, signals, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{End, SocketName};
 use libc::{c_int, sockaddr, socklen_t};
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Waits until the connection is established, but at most for the socket's send timeout (SO_SNDTIMEO), or
 /// without limit if that is 0. Returns 0, or -1 with errno. If the library has opened the connection, and the engine does
-/// not answer any more, the kernel connects the socket instead.
+/// not answer any more, the kernel connects the socket instead. A wait without limit continues after the handler of a
+/// signal if [`signals::restarts`] returns true, as in Linux.
 pub fn wait_connected(fd: RawFd) -> c_int {
     let timeout = send_limit(fd).unwrap_or(-1);
-    let outcome = match name_of(fd).filter(is_opened) {
+    let opened = name_of(fd).filter(is_opened);
+    let outcome = match &opened {
         Some(name) => match poll_opened(fd, timeout) {
             Some(outcome) => outcome,
-            None => return convert::leave_engine(fd, &name),
+            None => return convert::leave_engine(fd, name),
         },
-        None => poll(fd, libc::POLLOUT, timeout),
+        None => restarting(timeout < 0, timeout, |rest| poll(fd, libc::POLLOUT, rest)),
     };
-    if outcome.is_err() {
-        // SAFETY: has no preconditions.
-        GAVE_UP.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    if outcome.is_err() && opened.is_some() {
+        note_given_up(fd);
     }
     match outcome {
         Err(libc::ETIMEDOUT) => fail(libc::EINPROGRESS),
@@ -55,25 +58,22 @@ pub fn send_limit(fd: RawFd) -> Option<c_int> {
 /// the engine does not answer.
 fn poll_opened(fd: RawFd, timeout: c_int) -> Option<Result<i16, c_int>> {
     const STEP: c_int = 1000 * control::REPLY_SECONDS as c_int;
+    let restarts = timeout < 0;
     let start = direct::now_ns();
-    let rest = || {
-        let passed = c_int::try_from((direct::now_ns() - start) / 1_000_000).unwrap_or(c_int::MAX);
-        if timeout < 0 { c_int::MAX } else { timeout.saturating_sub(passed).max(0) }
-    };
+    let rest = || if restarts { c_int::MAX } else { remaining(timeout, start) };
     loop {
         let limit = rest();
-        match poll(fd, libc::POLLOUT, limit.min(STEP)) {
+        match restarting(restarts, limit.min(STEP), |rest| poll(fd, libc::POLLOUT, rest)) {
             Err(libc::ETIMEDOUT) if limit > STEP => {}
             outcome => return Some(outcome),
         }
         let limit = rest();
-        let answers = match control::ask() {
+        // SAFETY: the descriptor was just opened, and no other code closes it.
+        let question = control::ask().map(|question| unsafe { OwnedFd::from_raw_fd(question) });
+        let answers = match question {
             Some(question) => {
                 // Wait for the connection, too, so that the program's limit and its signals end the wait.
-                let answers = poll_two(fd, question, limit.min(STEP));
-                // SAFETY: the descriptor was just opened.
-                unsafe { libc::close(question) };
-                answers
+                restarting(restarts, limit.min(STEP), |rest| poll_two(fd, question.as_raw_fd(), rest))
             }
             None => Ok((0, false)),
         };
@@ -85,6 +85,28 @@ fn poll_opened(fd: RawFd, timeout: c_int) -> Option<Result<i16, c_int>> {
             Err(error) => return Some(Err(error)),
         }
     }
+}
+
+/// Returns the rest of `timeout` milliseconds that began at the time `start`. A negative timeout has no limit, and is
+/// returned unchanged.
+fn remaining(timeout: c_int, start: u64) -> c_int {
+    let passed = c_int::try_from((direct::now_ns() - start) / 1_000_000).unwrap_or(c_int::MAX);
+    if timeout < 0 { timeout } else { timeout.saturating_sub(passed).max(0) }
+}
+
+/// Calls `wait` with `timeout` in milliseconds. If `restarts` is set and a signal has interrupted `wait`, calls it again
+/// with the rest of the timeout if [`signals::restarts`] returns true. Returns the last result.
+fn restarting<T>(
+    restarts: bool,
+    timeout: c_int,
+    mut wait: impl FnMut(c_int) -> Result<T, c_int>,
+) -> Result<T, c_int> {
+    let start = if restarts { direct::now_ns() } else { 0 };
+    let mut outcome = wait(timeout);
+    while restarts && matches!(outcome, Err(libc::EINTR)) && signals::restarts() {
+        outcome = wait(remaining(timeout, start));
+    }
+    outcome
 }
 
 /// Waits until `fd` is writable or `question` readable, for at most `timeout` milliseconds. Returns the events of `fd`,
@@ -106,35 +128,91 @@ fn poll_two(fd: RawFd, question: RawFd, timeout: c_int) -> Result<(i16, bool), c
 /// Duplicates of a descriptor are looked for below this number.
 const MOST_CHECKED: RawFd = 1024;
 
-/// The process in which a wait for a connection that the library has opened has ended early, or 0. The engine may not
-/// have received the request for the connection yet.
-static GAVE_UP: AtomicI32 = AtomicI32::new(0);
+/// The descriptors of connections that the library has opened, and for which the program has stopped waiting. The engine
+/// may not have received the requests for these connections yet.
+static GIVEN_UP: Hint = Hint::new();
+/// The process that has set hints in `GIVEN_UP`. 0 if none is set. A child of vfork finds the hints of its parent.
+static GIVER: AtomicI32 = AtomicI32::new(0);
 
-/// Withdraws the connection of `fd`, which the program is about to close, if the program has given up waiting for it. The
-/// engine would otherwise open it later, if it has stopped meanwhile.
+#[cold]
+fn note_given_up(fd: RawFd) {
+    // SAFETY: has no preconditions.
+    GIVER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    GIVEN_UP.set(fd, true);
+}
+
+/// Records that a new connection begins on `fd`.
 #[inline]
-pub fn note_closing(fd: RawFd) {
-    if GAVE_UP.load(Ordering::Relaxed) != 0 {
-        withdraw(fd);
+pub fn note_connecting(fd: RawFd) {
+    if GIVEN_UP.has(fd) {
+        GIVEN_UP.set(fd, false);
     }
 }
 
+/// Makes [`note_closing`] do nothing for the connections of this process before each fork. Both processes can use
+/// them afterwards, so neither may end them for the other.
+pub fn forget_given_up_at_fork() {
+    extern "C" fn forget() {
+        if may_have_given_up() {
+            GIVEN_UP.iter().for_each(|fd| GIVEN_UP.set(fd, false));
+            GIVER.store(0, Ordering::Relaxed);
+        }
+    }
+    real::at_fork(Some(forget), None);
+}
+
+/// Returns true if [`note_closing`] may have an effect for some descriptor.
+#[inline]
+pub fn may_have_given_up() -> bool {
+    GIVER.load(Ordering::Relaxed) != 0
+}
+
+/// Withdraws the connection of `fd`, which the program is about to close, if the program has given up waiting for it. The
+/// engine would otherwise open it later, if it has stopped meanwhile. Leaves errno unchanged.
+#[inline]
+pub fn note_closing(fd: RawFd) {
+    if GIVEN_UP.has(fd) {
+        withdraw(fd, fd..=fd);
+    }
+}
+
+/// Calls [`note_closing`] for `to` if dup2 or dup3 is about to make it refer to the file of `fd`. Does nothing if that
+/// call must fail, or has no effect.
+#[inline]
+pub fn note_replacing(fd: RawFd, to: RawFd) {
+    if fd != to && GIVEN_UP.has(to) && direct::is_open(fd) {
+        note_closing(to);
+    }
+}
+
+/// Does the same as [`note_closing`] for the descriptors from `first` to `last`, which the program is about to close.
+pub fn note_closing_range(first: RawFd, last: RawFd) {
+    if may_have_given_up() {
+        GIVEN_UP.iter().filter(|fd| (first..=last).contains(fd)).for_each(|fd| withdraw(fd, first..=last));
+    }
+}
+
+/// Withdraws the connection of `fd`, unless a descriptor outside `closing` refers to it, too. In that case, the close of
+/// that descriptor withdraws it. Leaves errno unchanged.
 #[cold]
-fn withdraw(fd: RawFd) {
-    // A child of fork or vfork closes only its own descriptor.
+fn withdraw(fd: RawFd, closing: RangeInclusive<RawFd>) {
+    // A child of vfork closes only its own descriptor.
     // SAFETY: has no preconditions.
-    let own = GAVE_UP.load(Ordering::Relaxed) == unsafe { libc::getpid() };
-    if !own || name_of(fd).filter(is_opened).is_none() || !Flags::of(fd).has(Flags::CONNECTING) {
+    if GIVER.load(Ordering::Relaxed) != unsafe { libc::getpid() } {
         return;
     }
-    let identity = direct::identity(fd);
-    let shared = (0..MOST_CHECKED).any(|other| other != fd && direct::identity(other) == identity);
-    if !shared {
-        let before = errno();
-        // SAFETY: has no preconditions.
-        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
-        set_errno(before);
+    GIVEN_UP.set(fd, false);
+    let before = errno();
+    if name_of(fd).is_some_and(|name| is_opened(&name)) && Flags::of(fd).has(Flags::CONNECTING) {
+        let identity = direct::identity(fd);
+        let mut others = (0..MOST_CHECKED).filter(|other| !closing.contains(other));
+        match others.find(|&other| direct::identity(other) == identity) {
+            Some(other) => GIVEN_UP.set(other, true),
+            // SAFETY: has no preconditions.
+            None => drop(unsafe { real::shutdown(fd, libc::SHUT_RDWR) }),
+        }
     }
+    set_errno(before);
 }
 
 /// Returns true if a connection attempt of `fd` has failed and the program has read the error. As in Linux, the program
@@ -147,12 +225,13 @@ pub fn may_connect_again(fd: RawFd, name: &SocketName) -> bool {
         && matches!(End::of(fd, real::ASKING), End::Failed(_))
 }
 
-/// Implements connect(2) for a socket that is already offloaded. Blocks until the connection is established,
-/// unless the descriptor is non-blocking. Returns 0, or -1 with errno set.
-pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr) -> c_int {
+/// Implements connect(2) for a socket that is already offloaded. If `waits` is set and the descriptor is blocking, blocks
+/// until the connection is established. Returns 0, or -1 with errno set.
+pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr, waits: bool) -> c_int {
+    let waits = waits && blocks(fd);
     if !name.kind.is_bound() || Flags::of(fd).has(Flags::CONNECTING) {
         return match poll(fd, libc::POLLOUT, 0) {
-            Err(_) if Flags::of(fd).has(Flags::CONNECTING) && blocks(fd) => wait_connected(fd),
+            Err(_) if Flags::of(fd).has(Flags::CONNECTING) && waits => wait_connected(fd),
             Err(_) if Flags::of(fd).has(Flags::CONNECTING) => fail(libc::EALREADY),
             Ok(_) if Flags::of(fd).has(Flags::CONNECTING) => match take_error(fd) {
                 0 => fail(libc::ECONNABORTED),
@@ -165,7 +244,7 @@ pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr) -> c_int {
     message.remote = Some(remote);
     message.v6 = name.kind.is_v6();
     match control::request(&mut message, fd) {
-        Some((reply, _)) if reply.status == 0 => match blocks(fd) {
+        Some((reply, _)) if reply.status == 0 => match waits {
             true => wait_connected(fd),
             false => fail(libc::EINPROGRESS),
         },
@@ -196,5 +275,31 @@ pub unsafe fn reason_of_refusal(
         _ if Flags::of(fd).has(Flags::CONNECTING) => libc::EALREADY,
         _ if unconnected::is_unconnected(fd) && !unconnected::listens(fd) => libc::EAFNOSUPPORT,
         _ => libc::EISCONN,
+    }
+}
+
+/// Returns the errno for a send with MSG_FASTOPEN on the offloaded TCP socket `fd`, if its address is not an internet
+/// address, or if it has none.
+///
+/// # Safety
+/// As for [`memory::read_bytes`].
+pub unsafe fn reason_of_fast_refusal(
+    fd: RawFd,
+    name: &SocketName,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
+    if address.is_null() {
+        return match Flags::of(fd).has(Flags::CONNECTING) {
+            true => libc::EALREADY,
+            false if unconnected::is_unconnected(fd) && !unconnected::listens(fd) => libc::EINVAL,
+            false => libc::EISCONN,
+        };
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { memory::read(address.cast::<libc::sa_family_t>()) } {
+        Some(family) if len >= 2 && c_int::from(family) == libc::AF_UNSPEC => libc::EOPNOTSUPP,
+        // SAFETY: as above.
+        _ => unsafe { reason_of_refusal(fd, name, address, len) },
     }
 }
