@@ -177,7 +177,7 @@ static void close_one(int index, enum way way)
     if (way == BY_FCLOSE)
         CHECK(fclose(fdopen(fd, "r")) == 0);
     else if (way == BY_CLOSE_RANGE)
-        CHECK(close_range(fd, fd, 0) == 0);
+        CHECK((rand() % 2 ? close_range(fd, fd, 0) : (int)syscall(SYS_close_range, fd, fd, 0)) == 0);
     else
         CHECK(close(fd) == 0);
     connections[index].fd = -1;
