@@ -1,12 +1,12 @@
-//! Closes descriptors that programs have sent, on threads of its own, because such a close can block: that of a TCP
-//! socket with `SO_LINGER` and unsent data, of a file of a FUSE file system, or of a UNIX socket in whose queue such
+//! Closes descriptors that programs have sent. It uses threads of its own, because such a close can block. Examples are a
+//! TCP socket with `SO_LINGER` and unsent data, a file of a FUSE file system, and a UNIX socket in whose queue such
 //! descriptors wait.
 //!
-//! A user may send descriptors whose close blocks for as long as they like. So each user has a queue of their own, which
-//! at most [`MOST_OF_USER`] threads serve. Received descriptors count towards the engine's limit of open files until they are
-//! closed. A user may hold at most as many of them as are free for the other users. Beyond that the closer is
-//! [full](UserCloser::is_full) for the user: the engine leaves the user's descriptors in the queues of their sockets, and
-//! removes these sockets. Other users notice nothing.
+//! The program chooses how long such a close blocks. So each user has a queue, which at most [`MOST_OF_USER`] threads
+//! serve. Received descriptors count towards the engine's limit of open files until they are closed. A user may hold at
+//! most as many of them as are free for the other users. Beyond that, the closer is [full](UserCloser::is_full) for the
+//! user: the engine leaves further descriptors in the queues of the user's sockets, and removes these sockets. Other
+//! users are not affected.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,8 +20,13 @@ const MOST_THREADS: usize = 64;
 const MOST_OF_USER: usize = 4;
 /// How long a thread waits for further descriptors before it ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// The most descriptors that the engine keeps free for the closer.
+/// The most descriptors that the engine reserves for the closer, without those of [`MOST_OF_MESSAGE`].
 const MOST_RESERVED: usize = 8192;
+/// The most descriptors that come with one message (SCM_MAX_FD). Each thread of the engine may receive one such message
+/// after it has found that the closer is not full.
+const MOST_OF_MESSAGE: usize = 253;
+/// If the closer is full, it still accepts duplicates. All users together may have as many as this number of users.
+const MOST_OVERFULL: usize = 16;
 
 /// Descriptors that are closed together.
 struct Batch {
@@ -114,10 +119,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the number of received descriptors at which the closer is full, and the number of descriptors that are reserved
+/// for it, for an engine with `threads` threads. `limit` is the limit of open files.
+///
+/// The received descriptors never exceed the reserve. Beyond a full closer, at most as many duplicates arrive as make it
+/// full twice, and one message at each thread.
+fn room(limit: usize, threads: usize) -> (usize, usize) {
+    let messages = threads * MOST_OF_MESSAGE;
+    let least = (2 * messages).min(limit / 2);
+    let reserved = least.max(limit / 4).min(MOST_RESERVED + messages);
+    // Leave the rest for descriptors that the engine holds for a moment, such as those of refused clients. If no room is
+    // left, the closer is always full.
+    (reserved.saturating_sub(messages + MOST_OVERFULL) / 4, reserved)
+}
+
 impl Closer {
-    /// Creates a closer without threads. Call this before the engine's threads are pinned, and after the limit of open
-    /// files is raised.
-    pub fn new() -> Arc<Self> {
+    /// Creates a closer without threads for an engine with `threads` threads. Call this before these are pinned, and after
+    /// the limit of open files is raised.
+    pub fn new(threads: usize) -> Arc<Self> {
         let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
         // SAFETY: an all-zero cpu_set_t is a valid, empty set. The structures outlive the calls.
         let cores = unsafe {
@@ -127,15 +146,14 @@ impl Closer {
             cores
         };
         let limit = limit.rlim_cur.min(i32::MAX as libc::rlim_t) as usize;
-        let reserved = (limit / 4).min(MOST_RESERVED);
+        let (full_at, reserved) = room(limit, threads);
         Arc::new(Self {
             state: Mutex::default(),
             filled: Condvar::new(),
             users: Mutex::default(),
             held: AtomicUsize::new(0),
             unclosed: AtomicUsize::new(0),
-            // Each thread of the engine may receive one message with 253 descriptors beyond this number.
-            full_at: reserved / 4,
+            full_at,
             reserved_from: limit - reserved,
             cores,
         })
@@ -145,7 +163,7 @@ impl Closer {
     /// `reserved_from` on for itself.
     #[cfg(test)]
     pub fn with_room(full_at: usize, reserved_from: usize) -> Arc<Self> {
-        let closer = Arc::into_inner(Self::new()).expect("the closer has no thread");
+        let closer = Arc::into_inner(Self::new(1)).expect("the closer has no thread");
         Arc::new(Self { full_at, reserved_from, ..closer })
     }
 
@@ -170,9 +188,9 @@ impl Closer {
         self.held.load(Ordering::Relaxed) >= self.full_at
     }
 
-    /// Returns how many descriptors the engine may still keep after the new descriptor `descriptor`, or 0 if it must not
-    /// keep this one: its number is then reserved for descriptors of the closer. The kernel closes a descriptor at once
-    /// that a program sends to a process without a free number.
+    /// Returns how many descriptors the engine may still keep after the new one, `descriptor`. Returns 0 if the engine must
+    /// not keep `descriptor`, because its number is reserved for the closer. Without free numbers for the closer, the
+    /// kernel itself would close received descriptors, and the engine's thread would wait.
     pub fn free_after(&self, descriptor: &OwnedFd) -> usize {
         // The kernel chooses the lowest free number.
         self.reserved_from.saturating_sub(descriptor.as_raw_fd() as usize)
@@ -243,20 +261,23 @@ impl UserCloser {
     }
 
     /// Returns true if so many received descriptors of the user wait to be closed that the engine must receive no further
-    /// ones from the user.
+    /// ones of this user.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.exceeds(0)
     }
 
-    /// Returns true if the user also holds the descriptors that a full closer may still get: duplicates of descriptors in
-    /// requests, which the engine gets to see what they are.
+    /// Returns true if the engine must not even duplicate descriptors of the user to examine them. If the closer is full,
+    /// the engine duplicates the descriptors of each request and passes the unexpected ones to the closer. The user may
+    /// hold a number of these beyond a full closer, and all users together [`MOST_OVERFULL`] times as many.
     pub fn is_overfull(&self) -> bool {
-        let margin = self.closer.full_at / 16 + 1;
+        let margin = self.closer.full_at / MOST_OVERFULL + 1;
+        let most = self.closer.full_at + MOST_OVERFULL * margin;
         self.held.load(Ordering::Relaxed) >= margin && self.exceeds(margin)
+            || self.closer.held.load(Ordering::Relaxed) >= most
     }
 
-    /// Returns true if the user holds at least as many descriptors as are free, or up to `margin` fewer.
+    /// Returns true if the user holds at least `margin` more descriptors than are free.
     #[inline]
     fn exceeds(&self, margin: usize) -> bool {
         let all = self.closer.held.load(Ordering::Relaxed);
@@ -285,5 +306,38 @@ impl Drop for UserCloser {
         if users.get(&self.user).is_some_and(|known| known.strong_count() == 0) {
             users.remove(&self.user);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn received_descriptors_never_exceed_the_reserve() {
+        for threads in 1..=64 {
+            for limit in [64, 1024, 4096, 20_000, 65_536, 1 << 20] {
+                let (full_at, reserved) = room(limit, threads);
+                let duplicates = MOST_OVERFULL * (full_at / MOST_OVERFULL + 1);
+                let most = full_at + duplicates + threads * MOST_OF_MESSAGE;
+                assert!(reserved <= limit / 2, "{threads} threads, {limit} files");
+                assert!(full_at == 0 || most <= reserved, "{threads} threads, {limit} files");
+            }
+        }
+        assert_eq!(room(1 << 20, 64), (2044, 8192 + 64 * 253));
+        assert!(room(1024, 1).0 > 50, "one thread needs no high limit");
+    }
+
+    #[test]
+    fn the_margins_of_many_users_together_are_limited() {
+        let closer = Closer::with_room(16, 1 << 20);
+        let users: Vec<_> = (0..40).map(|user| closer.of_user(70_000 + user)).collect();
+        for user in &users {
+            user.held.store(1, Ordering::Relaxed);
+        }
+        closer.held.store(16 + 31, Ordering::Relaxed);
+        assert!(users[0].is_full() && !users[0].is_overfull());
+        closer.held.store(16 + 32, Ordering::Relaxed);
+        assert!(users[0].is_overfull());
     }
 }

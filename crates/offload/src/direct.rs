@@ -8,7 +8,7 @@ use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -39,7 +39,6 @@ const ALIVE_NS: u64 = 1_000_000;
 /// no connection uses the memory.
 #[derive(Debug)]
 pub struct SharedArea {
-    file: OwnedFd,
     start: NonNull<u8>,
     /// The ID of the process that shares the memory.
     pub process: i32,
@@ -55,11 +54,12 @@ unsafe impl Send for SharedArea {}
 unsafe impl Sync for SharedArea {}
 
 impl SharedArea {
-    /// Creates an area for the process with the ID `process`. Seals keep the process from resizing the area.
+    /// Creates an area for the process with the ID `process`. Returns it and its memfd, which the process maps.
+    /// Seals keep the process from resizing the area. The area does not need the memfd any more.
     ///
     /// # Errors
     /// Errors of the system: too many descriptors, too little memory.
-    pub fn new(process: i32) -> io::Result<Self> {
+    pub fn new(process: i32) -> io::Result<(Self, OwnedFd)> {
         let file = rustix::fs::memfd_create("inlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, Area::LEN as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -69,12 +69,7 @@ impl SharedArea {
             rustix::mm::mmap(std::ptr::null_mut(), Area::LEN, access, MapFlags::SHARED, &file, 0)?
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { file, start, process, used: AtomicU64::new(0) })
-    }
-
-    /// Returns the area's memfd, which the process maps.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        Ok((Self { start, process, used: AtomicU64::new(0) }, file))
     }
 
     /// Reserves a slot of shared memory. Returns the slot's index and the slot. Returns `None` if all slots
@@ -543,7 +538,7 @@ mod tests {
     const DEVICE: u64 = 8;
 
     fn connection() -> Direct {
-        Direct::new(&Arc::new(SharedArea::new(1).unwrap()), 7, DEVICE).unwrap()
+        Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, DEVICE).unwrap()
     }
 
     /// Commits bytes as the preloaded library does.
@@ -572,7 +567,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
-        let area = Arc::new(SharedArea::new(1).unwrap());
+        let area = Arc::new(SharedArea::new(1).unwrap().0);
         let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
         direct.grant(1);
         let claim = direct.slot.send().claim().unwrap();

@@ -1,6 +1,7 @@
 //! The engine's side of the socket pairs. Each pair of UNIX sockets stands for one offloaded socket.
 
 use crate::closer::{Closer, UserCloser};
+use crate::engine::Place;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
@@ -88,19 +89,21 @@ pub struct Filled {
     /// The SO_SNDBUF that [`Self::release`] sets at the program's end of the socket pair. It is the original
     /// value, unless [`Self::set_capacity`] has changed it.
     capacity: i32,
+    /// Counts `program` if it is a duplicate. Is dropped after it.
+    _place: Option<Place>,
 }
 
 impl Filled {
     /// Fills the socket pair with bytes from the program's end, so that the program's end is not writable.
-    /// Keeps `program` open to restore its SO_SNDBUF later. `usual` is true if SO_SNDBUF still has the
-    /// system's default.
+    /// Keeps `program` open to restore its SO_SNDBUF later, and `place` as long. `usual` is true if SO_SNDBUF
+    /// still has the system's default.
     ///
     /// # Errors
     /// Errors of the system calls.
-    pub fn new(program: Arc<OwnedFd>, usual: bool) -> io::Result<Self> {
+    pub fn new(program: Arc<OwnedFd>, place: Option<Place>, usual: bool) -> io::Result<Self> {
         let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
         let bytes = filler::fill(|name, value| set_option(&program, name, value), fill_from(&program))?;
-        Ok(Self { program, bytes, capacity })
+        Ok(Self { program, bytes, capacity, _place: place })
     }
 
     /// Takes over the program's end of a socket pair. The preloaded library has already filled it with
@@ -110,7 +113,9 @@ impl Filled {
     /// Errors of the system. `InvalidInput` if `bytes` is negative or too large.
     pub fn prepared(program: Arc<OwnedFd>, bytes: i32) -> io::Result<Self> {
         match usize::try_from(bytes) {
-            Ok(bytes) if bytes <= 2 * filler::LEN => Ok(Self { program, bytes, capacity: usual_capacity()? }),
+            Ok(bytes) if bytes <= 2 * filler::LEN => {
+                Ok(Self { program, bytes, capacity: usual_capacity()?, _place: None })
+            }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -563,7 +568,7 @@ pub fn send_descriptor(fd: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> io
 /// # Errors
 /// As [`receive_descriptors`].
 pub fn receive_descriptor(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    receive_descriptors(fd, bytes, &Closer::new().of_user(0)).map(|(len, [first, _])| (len, first))
+    receive_descriptors(fd, bytes, &Closer::new(1).of_user(0)).map(|(len, [first, _])| (len, first))
 }
 
 /// Receives a message and the two descriptors that may come with it, without blocking.

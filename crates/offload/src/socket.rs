@@ -4,7 +4,7 @@
 use crate::arena::Key;
 use crate::closer::UserCloser;
 use crate::direct::Direct;
-use crate::engine::Place;
+use crate::engine::{Duplicate, Place};
 use crate::network::Route;
 use crate::pair::{self, Filled};
 use crate::ring::ByteRing;
@@ -54,7 +54,7 @@ pub struct Socket {
     pub copy: bool,
     /// True if the socket is in the engine's list of changed sockets. The engine serves these sockets next.
     pub dirty: bool,
-    /// Counts the socket, also while its end is being closed. `None` for a copy.
+    /// Counts the socket, or the copy's duplicate of the end, also while the end is being closed.
     pub place: Option<Arc<Place>>,
     /// Closes descriptors of the program's user.
     pub closer: Arc<UserCloser>,
@@ -133,6 +133,8 @@ pub struct Listening {
     /// The number of connections that wait to be accepted, at the listener and at its copies on other
     /// threads.
     pub waiting: Arc<AtomicUsize>,
+    /// Duplicates of the engine's end for the copies that are not announced yet.
+    pub ends: Vec<Duplicate>,
     /// True while the socket pair accepts no further connection. Either it is full of connections that the
     /// program has not accepted, or a send failed for another reason.
     pub full: bool,

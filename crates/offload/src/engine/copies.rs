@@ -4,7 +4,8 @@
 
 use super::Engine;
 use super::control::{Client, Outstanding};
-use super::shared::Task;
+use super::places::{Kind, Place};
+use super::shared::{Task, lock};
 use crate::arena::Key;
 use crate::closer::UserCloser;
 use crate::socket::{Listening, Pending, Role, Socket, SocketOptions};
@@ -12,8 +13,16 @@ use inlane_offload_protocol::message::Message;
 use inlane_tcp::Listener;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A duplicate of a descriptor.
+#[derive(Debug)]
+pub(crate) struct Duplicate {
+    pub descriptor: OwnedFd,
+    /// Counts the duplicate. Keep it until the descriptor is closed.
+    pub place: Place,
+}
 
 /// The announcement of a new or changed listener. It is for the threads that get copies of the listener.
 pub(super) struct Announcement {
@@ -27,8 +36,8 @@ pub(super) struct Announcement {
     backlog: usize,
     filled: u64,
     waiting: Arc<AtomicUsize>,
-    /// The engine's end of the listener's socket pair.
-    end: OwnedFd,
+    /// Duplicates of the engine's end of the listener's socket pair. Each thread without a copy takes one.
+    ends: Mutex<Vec<Duplicate>>,
     /// Closes descriptors of the listener's user.
     closer: Arc<UserCloser>,
     /// Counts the announcement as an outstanding request of its client, until all threads have processed it.
@@ -45,18 +54,27 @@ impl Engine {
     /// to the client, because connections may arrive once the program has the reply. Returns false if the
     /// socket does not listen.
     pub(super) fn announce(&mut self, key: Key, client: &Arc<Client>, reply: &Message) -> bool {
-        let Some(shared) = &self.shared else { return false };
-        let Some(socket) = self.sockets.get(key) else { return false };
-        let (Role::Listening(listening), Some(end)) = (&socket.role, &socket.end) else { return false };
-        let mut reply = *reply;
-        let end = match end.try_clone() {
-            Ok(end) => end,
-            Err(error) => {
-                reply.status = error.raw_os_error().unwrap_or(libc::EMFILE);
-                client.reply(&reply, None);
-                return true;
-            }
+        let Some(Socket { role: Role::Listening(listening), end: Some(_), .. }) = self.sockets.get_mut(key)
+        else {
+            return false;
         };
+        let mut reply = *reply;
+        let mut ends = std::mem::take(&mut listening.ends);
+        // The listener and each of its copies have a reference to this counter.
+        let existing = Arc::strong_count(&listening.waiting);
+        let missing = self.threads().saturating_sub(existing);
+        if missing > ends.len() {
+            match self.ends_for_copies(key, missing - ends.len()) {
+                Ok(more) => ends.extend(more),
+                Err(errno) => {
+                    reply.status = errno;
+                    client.reply(&reply, None);
+                    return true;
+                }
+            }
+        }
+        let (Some(shared), Some(socket)) = (&self.shared, self.sockets.get(key)) else { return false };
+        let Role::Listening(listening) = &socket.role else { return false };
         let announcement = Arc::new(Announcement {
             id: socket.id,
             inode: socket.inode,
@@ -68,7 +86,7 @@ impl Engine {
             backlog: listening.backlog,
             filled: listening.filled,
             waiting: listening.waiting.clone(),
-            end,
+            ends: Mutex::new(ends),
             closer: socket.closer.clone(),
             client: Outstanding::new(client, 1),
             reply,
@@ -77,6 +95,27 @@ impl Engine {
         });
         shared.give_others(self.thread, || Task::Listen(announcement.clone()));
         true
+    }
+
+    /// Returns `count` duplicates of the engine's end of a socket, which count for the socket's process and user.
+    ///
+    /// # Errors
+    /// As [`Engine::duplicate`].
+    pub(super) fn ends_for_copies(&self, key: Key, count: usize) -> Result<Vec<Duplicate>, i32> {
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let end = socket.end.as_ref().ok_or(libc::EBADF)?;
+        (0..count).map(|_| self.duplicate(end, socket.process, socket.closer.user())).collect()
+    }
+
+    /// Duplicates a descriptor of a socket.
+    ///
+    /// # Errors
+    /// `ENFILE` if the user has its share of the engine's descriptors. Errors of the system.
+    pub(super) fn duplicate(&self, of: &OwnedFd, process: i32, user: u32) -> Result<Duplicate, i32> {
+        let descriptor = of.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+        let free = self.closer.free_after(&descriptor);
+        let place = self.control.places.admit(Kind::Duplicate, process, user, free).ok_or(libc::ENFILE)?;
+        Ok(Duplicate { descriptor, place })
     }
 
     /// Adds or changes this thread's copy of a listener. The last thread to do so replies to the program.
@@ -110,8 +149,7 @@ impl Engine {
             }
             return Ok(());
         }
-        let end =
-            announcement.end.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+        let end = lock(&announcement.ends).pop().ok_or(libc::ENFILE)?;
         let Announcement { local, options, backlog, .. } = announcement;
         let mut listening = self.new_listening(*local, options, *backlog)?;
         (listening.waiting, listening.filled) = (announcement.waiting.clone(), announcement.filled);
@@ -124,12 +162,12 @@ impl Engine {
             local: *local,
             holds_port: false,
             options: options.clone(),
-            end: Some(end),
+            end: Some(end.descriptor),
             role: Role::Listening(Box::new(listening)),
             armed: u64::MAX,
             copy: true,
             dirty: false,
-            place: None,
+            place: Some(Arc::new(end.place)),
             closer: announcement.closer.clone(),
         });
         self.hold_port(key, local.port());
@@ -157,6 +195,7 @@ impl Engine {
             listener,
             backlog,
             waiting: Arc::default(),
+            ends: Vec::new(),
             full: false,
             failures: 0,
             hung_up: false,

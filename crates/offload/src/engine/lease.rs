@@ -10,6 +10,7 @@ use crate::direct::{Direct, SharedArea, Turn, Watch};
 use crate::socket::{Role, Socket};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
 /// The most areas that the engine shares with all processes together. This limits the engine's memory.
@@ -76,7 +77,7 @@ impl Engine {
         let key = self.attached(request)?;
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
-        let (area, new) = self.area(request)?;
+        let (area, file) = self.area(request)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
         // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
         // these options.
@@ -98,17 +99,16 @@ impl Engine {
         let mut reply = Message::new(Operation::Adopt);
         reply.number = index as i32;
         reply.name = self.spin_us();
-        let file = if new { Some(Arc::new(area.file().try_clone_to_owned()?)) } else { None };
         self.touch(key);
-        Ok((reply, file))
+        Ok((reply, file.map(Arc::new)))
     }
 
-    /// Returns the shared area of the client that sent `request`. The bool is true if the area is new, and
-    /// false if the client already has it.
-    fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, bool), Refusal> {
+    /// Returns the shared area of the client that sent `request`. Also returns the area's memfd if the area is
+    /// new.
+    fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, Option<OwnedFd>), Refusal> {
         let mut own = lock(&request.client.area);
         match (&*own, request.message.number) {
-            (Some(area), 1) => return Ok((area.clone(), false)),
+            (Some(area), 1) => return Ok((area.clone(), None)),
             (None, 0) => {}
             _ => return Err(Refusal::Errno(libc::EINVAL)),
         }
@@ -119,10 +119,11 @@ impl Engine {
         if areas.len() >= MOST_AREAS || of_process.count() >= MOST_AREAS_OF_PROCESS {
             return Err(Refusal::Errno(libc::ENOBUFS));
         }
-        let area = Arc::new(SharedArea::new(request.process)?);
+        let (area, file) = SharedArea::new(request.process)?;
+        let area = Arc::new(area);
         areas.push(Arc::downgrade(&area));
         *own = Some(area.clone());
-        Ok((area, true))
+        Ok((area, Some(file)))
     }
 
     /// Returns true if the list of leases contains a connection. The program of such a connection may use

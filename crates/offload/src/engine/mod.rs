@@ -55,6 +55,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub(crate) use copies::Duplicate;
 pub(crate) use places::Place;
 pub use threads::Threads;
 

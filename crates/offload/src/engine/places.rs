@@ -1,8 +1,10 @@
-//! Limits what a process and a user have on the engine: sockets, and connections to the control socket.
+//! Limits what a process and a user have on the engine: sockets, connections to the control socket, and duplicates of
+//! their descriptors.
 //!
-//! Each needs descriptors of the engine, of which the engine has a limited number. So a user may have at most as many
-//! sockets and clients as descriptors are free. One user alone then gets about half of them, and any further user gets a
-//! share of the rest. Root and the engine's own user may use all.
+//! Each needs descriptors of the engine, of which the engine has a limited number. So the engine admits a further one only
+//! if the user has fewer of them than descriptors are free. A socket needs two descriptors until the program has received
+//! its end, so one user alone gets at most two thirds of the descriptors. Any further user gets a share of the rest. Root
+//! and the engine's own user may use all.
 
 use super::open::is_trusted;
 use super::shared::lock;
@@ -24,13 +26,16 @@ pub(super) enum Kind {
     Socket,
     /// A connection to the control socket.
     Client,
+    /// A duplicate of a socket's descriptor, which the engine keeps.
+    Duplicate,
 }
 
-/// The numbers of sockets and clients of a process or of a user.
-#[derive(Clone, Copy, Default)]
+/// The numbers of sockets, clients and duplicates of a process or of a user.
+#[derive(Clone, Copy, Debug, Default)]
 struct Usage {
     sockets: usize,
     clients: usize,
+    duplicates: usize,
 }
 
 impl Usage {
@@ -38,11 +43,17 @@ impl Usage {
         match kind {
             Kind::Socket => &mut self.sockets,
             Kind::Client => &mut self.clients,
+            Kind::Duplicate => &mut self.duplicates,
         }
+    }
+
+    /// Returns the sum of all counts.
+    fn all(&self) -> usize {
+        self.sockets + self.clients + self.duplicates
     }
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Counts {
     processes: HashMap<i32, Usage>,
     users: HashMap<u32, Usage>,
@@ -67,7 +78,7 @@ impl Counts {
 fn subtract<K: Hash + Eq>(usages: &mut HashMap<K, Usage>, key: K, kind: Kind) {
     if let Some(usage) = usages.get_mut(&key) {
         *usage.of(kind) -= 1;
-        if usage.sockets + usage.clients == 0 {
+        if usage.all() == 0 {
             usages.remove(&key);
         }
     }
@@ -81,7 +92,8 @@ pub(super) struct Places {
     most_sockets: usize,
 }
 
-/// One socket or one client in the counts. Dropping it subtracts it.
+/// One socket, client or duplicate in the counts. Dropping it subtracts it.
+#[derive(Debug)]
 pub(crate) struct Place {
     counts: Arc<Mutex<Counts>>,
     kind: Kind,
@@ -95,7 +107,7 @@ impl Places {
         Self { counts: Arc::default(), most_sockets }
     }
 
-    /// Counts a new socket or client. `free` is the number of descriptors that the engine may still keep. Returns `None`,
+    /// Counts a new socket, client or duplicate. `free` is the number of descriptors that the engine may still keep. Returns `None`,
     /// without counting, if the process or its user has as many as allowed.
     pub fn admit(&self, kind: Kind, process: i32, user: u32, free: usize) -> Option<Place> {
         let mut counts = lock(&self.counts);
@@ -105,12 +117,19 @@ impl Places {
         let (most, fits) = match kind {
             Kind::Socket => (self.most_sockets, true),
             Kind::Client => (MOST_OF_PROCESS, free_clients > of_user.clients || is_trusted(user)),
+            Kind::Duplicate => (usize::MAX, true),
         };
-        let shares = of_user.sockets + of_user.clients < free || is_trusted(user) && free > 0;
+        let shares = of_user.all() < free || is_trusted(user) && free > 0;
         (of_process < most && fits && shares).then(|| {
             counts.add(kind, process, user);
             Place { counts: self.counts.clone(), kind, process, user }
         })
+    }
+
+    /// Returns the number of sockets, clients and duplicates of a process.
+    #[cfg(test)]
+    pub fn of_process(&self, process: i32) -> usize {
+        lock(&self.counts).processes.get(&process).map_or(0, Usage::all)
     }
 
     /// Returns the number of processes that have at least one socket on the engine.

@@ -307,7 +307,7 @@ impl Engine {
         };
         match existing {
             Some(key) => {
-                let program = request.attached.as_ref().ok_or(libc::EBADF)?.try_clone()?;
+                let program = request.attached.as_ref().ok_or(libc::EBADF)?;
                 self.connect_bound(now, key, remote, route, program)
             }
             None => {
@@ -333,7 +333,7 @@ impl Engine {
                     return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
                 }
                 let program = Arc::new(program);
-                self.fill(key, program.clone())?;
+                self.fill(key, program.clone(), None)?;
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
                 // Let the client send [`Operation::Open`] only if the engine has one thread. With several
@@ -372,10 +372,10 @@ impl Engine {
     }
 
     /// Fills the pair, because the program's end must not be writable during the handshake. Removes the
-    /// socket on failure.
-    fn fill(&mut self, key: Key, program: Arc<OwnedFd>) -> Result<(), Refusal> {
+    /// socket on failure. `place` counts `program` if it is a duplicate.
+    fn fill(&mut self, key: Key, program: Arc<OwnedFd>, place: Option<Place>) -> Result<(), Refusal> {
         let size = self.sockets.get(key).and_then(|socket| socket.options.send_buffer);
-        let filled = Filled::new(program, size.is_none());
+        let filled = Filled::new(program, place, size.is_none());
         match (filled, self.sockets.get_mut(key)) {
             (Ok(filled), Some(Socket { role: Role::Stream(stream), .. })) => {
                 stream.filled = Some(filled);
@@ -395,7 +395,7 @@ impl Engine {
         key: Key,
         remote: SocketAddr,
         route: Route,
-        program: OwnedFd,
+        program: &OwnedFd,
     ) -> Reply {
         let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
@@ -416,6 +416,7 @@ impl Engine {
         if self.is_connected(&flow) {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
+        let program = self.duplicate(program, socket.process, socket.closer.user())?;
         let mut stream = self.new_stream(now, flow, route, &options)?;
         // Claim the flow before the socket changes. If another thread has claimed it, the socket stays bound
         // and unconnected.
@@ -426,7 +427,7 @@ impl Engine {
         stream.limit_receive(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
-        self.fill(key, Arc::new(program))?;
+        self.fill(key, Arc::new(program.descriptor), Some(program.place))?;
         self.touch(key);
         Ok((Message::new(Operation::Connect), None))
     }
@@ -484,6 +485,8 @@ impl Engine {
             self.check_listen(key)?;
             let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
             let mut listening = self.new_listening(socket.local, &socket.options, backlog)?;
+            // Duplicate the end before the socket changes, because this may fail.
+            listening.ends = self.ends_for_copies(key, self.threads() - 1)?;
             let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
             if let (Some(end), Some(program)) = (&socket.end, &request.attached) {
                 listening.filled = pair::fill_listener(end.as_raw_fd(), program, &socket.closer)?;

@@ -47,7 +47,7 @@ impl Threads {
         let secrets = Secrets::new(random_bytes()?);
         let others: Vec<Control> = (1..settings.threads).map(|_| control.share()).collect();
         let controls = std::iter::once(control).chain(others);
-        let closer = Closer::new();
+        let closer = Closer::new(settings.threads.into());
         let mut engines: Vec<Engine> = Vec::new();
         for ((thread, network), control) in networks.into_iter().enumerate().zip(controls) {
             let leases = engines.first().map(|first| first.leases.share()).unwrap_or_default();

@@ -411,6 +411,37 @@ fn a_user_cannot_use_up_the_descriptors_of_the_engine() {
 }
 
 #[test]
+fn a_bound_socket_that_connects_counts_its_duplicate() {
+    let mut bench = Bench::new(100_000);
+    bench.engine.closer = Closer::with_room(100, 5000);
+    let connect = |bench: &mut Bench, end: &OwnedFd| {
+        let mut message = Message::new(Operation::Connect);
+        message.remote = Some("10.0.0.2:80".parse().unwrap());
+        bench.ask(message, Some(end.try_clone().unwrap())).0.status
+    };
+    let ends = [USER, USER, USER + 1].map(|user| {
+        bench.user = user;
+        bench.bound("10.0.0.1:0").1.unwrap()
+    });
+    let places = bench.engine.control.places.clone();
+    let admit = || places.admit(Kind::Duplicate, 1, USER, 5000);
+    // With the two sockets and one more descriptor, the user has its share.
+    let mut held: Vec<_> = std::iter::from_fn(admit).collect();
+    held.truncate(4998 - 1);
+    bench.user = USER;
+    assert_eq!(connect(&mut bench, &ends[0]), libc::ENFILE);
+    // The socket stays bound, and other users notice nothing.
+    bench.user = USER + 1;
+    assert_eq!(connect(&mut bench, &ends[2]), 0);
+    bench.user = USER;
+    drop(held);
+    assert_eq!(connect(&mut bench, &ends[0]), 0);
+    // The duplicate counts while the connection is being established.
+    let held: Vec<_> = std::iter::from_fn(admit).collect();
+    assert_eq!(held.len(), 5000 - 3);
+}
+
+#[test]
 fn a_user_cannot_use_up_the_clients() {
     let bench = Bench::new(100);
     let places = bench.engine.control.places.clone();

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::arena::Key;
+use crate::closer::Closer;
 use crate::engine::control::MOST_PASSED;
 use crate::engine::places::Kind;
 use crate::socket::{Listening, Role, Socket};
@@ -110,6 +111,36 @@ fn a_client_that_asks_for_reports_holds_up_no_other_client_of_its_thread() {
         }
     }
     assert!(requests > 10 && reports == requests, "{requests} requests, {reports} reports");
+}
+
+/// Each copy of a listener needs a descriptor. Without a free one, the socket must not listen on some threads only.
+#[test]
+fn a_listener_without_descriptors_for_its_copies_stays_bound() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let fd = trio.bound(&program, false, 8080).1.unwrap();
+    let mut message = Message::new(Operation::Listen);
+    message.number = 16;
+    let closer = trio.threads().engines()[0].closer.clone();
+    let thread = 8080 % THREADS;
+    trio.engine.parts_mut().engines_mut()[thread].closer = Closer::with_room(100, 0);
+    assert_eq!(trio.ask(&program, message, Some(&fd)).0.status, libc::ENFILE);
+    let listeners = |trio: &Trio| {
+        let sockets = trio.threads().engines().iter().flat_map(|engine| engine.sockets.iter());
+        sockets.filter(|(_, socket)| matches!(socket.role, Role::Listening(_))).count()
+    };
+    assert_eq!(listeners(&trio), 0);
+    trio.engine.parts_mut().engines_mut()[thread].closer = closer;
+    let process = std::process::id() as i32;
+    let places = trio.threads().engines()[0].control.places.clone();
+    // The counts of this process: the socket, its client, and from now on the two copies.
+    for _ in 0..2 {
+        assert_eq!(trio.ask(&program, message, Some(&fd)).0.status, 0);
+        assert_eq!((listeners(&trio), places.of_process(process)), (THREADS, 1 + 1 + 2));
+    }
+    drop((fd, program));
+    trio.assert_empty();
+    assert_eq!(places.of_process(process), 0);
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Connection {
         let sockets = &mut trio.engine.parts_mut().engines_mut()[0].sockets;
         let key = sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
         let Role::Stream(stream) = &mut sockets.get_mut(key).unwrap().role else { unreachable!() };
-        let direct = Direct::new(&Arc::new(SharedArea::new(1).unwrap()), 7, 8).unwrap();
+        let direct = Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, 8).unwrap();
         let slot = direct.slot();
         stream.direct = Some(Box::new(direct));
         assert!(slot.receive().post());
