@@ -8,10 +8,11 @@
 //! user: the engine leaves further descriptors in the queues of the user's sockets, and removes these sockets. Other
 //! users are not affected.
 
+use crate::lock;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// The most threads that close descriptors at the same time.
@@ -113,10 +114,6 @@ pub struct UserCloser {
     user: u32,
     /// The number of the user's received descriptors that are not closed yet.
     held: AtomicUsize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the number of received descriptors at which the closer is full, and the number of descriptors that are reserved

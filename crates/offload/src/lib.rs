@@ -36,3 +36,11 @@ mod wheel;
 pub use error::{Error, Result};
 pub use network::LinkCounters;
 pub use settings::Settings;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex. Ignores a panic of a thread that held the lock, because the engine ends after a panic
+/// anyway.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -5,9 +5,10 @@
 use super::Engine;
 use super::control::{Client, Outstanding};
 use super::places::{Kind, Place};
-use super::shared::{Task, lock};
+use super::shared::Task;
 use crate::arena::Key;
 use crate::closer::UserCloser;
+use crate::lock;
 use crate::socket::{Listening, Pending, Role, Socket, SocketOptions};
 use inlane_offload_protocol::message::Message;
 use inlane_tcp::Listener;

@@ -4,9 +4,9 @@
 use super::Engine;
 use super::control::Request;
 use super::request::{Refusal, Reply};
-use super::shared::lock;
 use crate::arena::Key;
 use crate::direct::{Direct, SharedArea, Turn, Watch};
+use crate::lock;
 use crate::socket::{Role, Socket};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;

@@ -7,7 +7,7 @@
 //! and the engine's own user may use all.
 
 use super::open::is_trusted;
-use super::shared::lock;
+use crate::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};

@@ -4,7 +4,8 @@
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
 use super::request::{Refusal, Reply};
-use super::shared::{Task, lock};
+use super::shared::Task;
+use crate::lock;
 use crate::socket::{Role, Socket, Stream};
 use crate::status::{
     ConnectionCounters, DatagramCounters, DatagramTotals, EngineStatus, SocketStatus, ThreadStatus, protocol,

@@ -15,6 +15,7 @@ use super::control::{Client, PassedRequest};
 use super::copies::Announcement;
 use super::report::Report;
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::socket::Socket;
 use inlane_tcp::Flow;
 use inlane_wire::ethernet::Mac;
@@ -23,18 +24,12 @@ use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The number of parts of a [`Shards`]. Each part has its own lock.
 const SHARDS: usize = 64;
 /// The most packets that wait in an inbox. Further packets are dropped, as on a full link.
 const MOST_PACKETS: usize = 4096;
-
-/// Locks a mutex. Ignores a panic of a thread that held the lock, because the engine ends after a panic
-/// anyway.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A map that is divided into parts. Each part has its own lock, so threads seldom wait for each other.
 pub(super) struct Shards<K, V> {

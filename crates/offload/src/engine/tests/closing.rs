@@ -278,7 +278,7 @@ fn a_full_closer_costs_only_those_who_send_descriptors() {
     assert_eq!(pair::receive(other_server.as_raw_fd(), &mut bytes).unwrap(), 5);
 }
 
-/// A user to which the engine grants no more than a share. The test itself runs as another user.
+/// A user whose use of the engine is limited. The test's own process may run as root, which has no limit.
 const USER: u32 = 70_001;
 
 /// Waits until the peer of `end` is closed.
