@@ -5,6 +5,7 @@ mod copy;
 mod devices;
 mod doctor;
 mod exit;
+mod fields;
 mod forward;
 mod manual;
 mod misuse;
@@ -77,10 +78,11 @@ fn main() -> ExitCode {
         print_to_stderr(format_args!("inlane: warning: {warning}"));
     }
     let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
-    let settings::Expanded { arguments, origins, left_out } = match expanded {
+    let settings::Expanded { arguments, table, origins, left_out } = match expanded {
         Ok(expanded) => expanded,
         Err(error) => return exit::with(exit::report(&error.into(), &[], &[])),
     };
+    fields::show_as_flags(&Cli::command(), &table);
     for line in left_out {
         print_to_stderr(format_args!("inlane: {line}"));
     }

@@ -81,6 +81,8 @@ fn variable_of(table: &str, long: &str) -> String {
 pub struct Expanded {
     /// The command line.
     pub arguments: Vec<OsString>,
+    /// The subcommand's name as a table of the settings file: `ntb.bench`. Empty if there is no subcommand.
+    pub table: String,
     /// The inserted flags, each with the variable or the file that set it.
     pub origins: Vec<(String, String)>,
     /// Messages for the user: one for each flag of the settings file or the environment that was left out.
@@ -103,7 +105,7 @@ pub fn expand(
     let Line { subcommand, table, at, own, flags } = read_line(command, &texts);
     let texts = &texts[..own];
     if at == 0 {
-        return Ok(Expanded { arguments, ..Expanded::default() });
+        return Ok(Expanded { arguments, table, ..Expanded::default() });
     }
     let variable =
         |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
@@ -160,7 +162,7 @@ pub fn expand(
     }
     let mut all = arguments;
     all.splice(at + 1..at + 1, inserted.arguments);
-    Ok(Expanded { arguments: all, ..inserted })
+    Ok(Expanded { arguments: all, table, ..inserted })
 }
 
 /// Appends the flag that the setting `key` sets. `origin` is the place of the setting: a variable or the

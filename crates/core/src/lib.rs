@@ -11,6 +11,7 @@
 //! | [`code_cache`] | compiled code on disk |
 //! | [`result`], [`stats`] | the fields that all result documents share; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
+//! | [`setting`] | the names of settings in messages |
 //! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
 //! This crate contains no device code.
@@ -30,6 +31,7 @@ pub mod privileges;
 pub mod region;
 pub mod result;
 pub mod ring;
+pub mod setting;
 pub mod stats;
 pub mod units;
 

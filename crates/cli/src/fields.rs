@@ -1,0 +1,71 @@
+//! Shows the settings that library crates name in their messages as flags of the running subcommand.
+
+use clap::{Arg, Command};
+use inlane_core::setting::{Field, set_translator};
+use std::collections::HashMap;
+
+/// The fields whose flag has another name in some subcommands: the subcommand as a table of the settings file, the
+/// field, and the flag.
+const RENAMED: [(&str, &str, &str); 0] = [];
+
+/// Makes all messages show fields as flags of `subcommand`, a table of the settings file such as `ntb.bench`. A
+/// field without a flag there is shown by its name.
+pub fn show_as_flags(command: &Command, subcommand: &str) {
+    let flags = flags_of(command, subcommand);
+    set_translator(Box::new(move |field, value| shown(&flags, field, value)));
+}
+
+/// The way to write a flag with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Separator {
+    Space,
+    Equals,
+}
+
+/// Returns the flags of a subcommand by the names of their fields.
+fn flags_of(command: &Command, subcommand: &str) -> HashMap<String, (String, Separator)> {
+    let names = subcommand.split('.').filter(|name| !name.is_empty());
+    let found = names.into_iter().try_fold(command, |command, name| command.find_subcommand(name));
+    let separator = |argument: &Arg| match argument.is_require_equals_set() {
+        true => Separator::Equals,
+        false => Separator::Space,
+    };
+    let arguments = found.into_iter().flat_map(Command::get_arguments);
+    let mut flags: HashMap<_, _> = arguments
+        .filter_map(|argument| Some((argument.get_long()?.to_string(), separator(argument))))
+        .map(|(long, separator)| (long.clone(), (long, separator)))
+        .collect();
+    for (_, field, flag) in RENAMED.iter().filter(|(table, ..)| *table == subcommand) {
+        let separator = flags.get(*flag).map_or(Separator::Space, |(_, separator)| *separator);
+        flags.insert(field.to_string(), (flag.to_string(), separator));
+    }
+    flags
+}
+
+fn shown(flags: &HashMap<String, (String, Separator)>, field: Field, value: Option<&str>) -> String {
+    match (flags.get(field.name()), value) {
+        (Some((flag, _)), None) => format!("--{flag}"),
+        (Some((flag, Separator::Space)), Some(value)) => format!("--{flag} {value}"),
+        (Some((flag, Separator::Equals)), Some(value)) => format!("--{flag}={value}"),
+        (None, None) => field.name().to_string(),
+        (None, Some(value)) => format!("{}={value}", field.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn fields_are_shown_as_flags_of_the_subcommand() {
+        let forward = flags_of(&crate::Cli::command(), "forward");
+        let text = |name, value| shown(&forward, Field::new(name), value);
+        assert_eq!(text("burst", None), "--burst");
+        assert_eq!(text("burst", Some("64")), "--burst 64");
+        assert_eq!(text("compete", Some("compute")), "--compete=compute");
+        assert_eq!(text("namespace", Some("memory:1G")), "namespace=memory:1G");
+        let bench = flags_of(&crate::Cli::command(), "ntb.bench");
+        assert_eq!(shown(&bench, Field::new("repeats"), None), "--repeats");
+    }
+}

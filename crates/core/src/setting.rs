@@ -1,0 +1,85 @@
+//! The names of settings in messages.
+//!
+//! A library names a setting by its field, because it cannot know how its caller sets it: by a flag, a key of a
+//! file or a field of a structure. A program can install a translator, which shows each field as its users know it.
+//! The `inlane` command shows flags.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The name of a setting, as it appears in messages: `give a longer {TIMEOUT}`.
+///
+/// ```
+/// use inlane_core::setting::Field;
+///
+/// const TIMEOUT: Field = Field::new("timeout");
+/// assert_eq!(format!("raise {TIMEOUT}"), "raise timeout");
+/// assert_eq!(format!("try {}", TIMEOUT.with("5s")), "try timeout=5s");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Field(&'static str);
+
+impl Field {
+    /// Creates a field. `name` consists of lower-case words joined by `-`.
+    pub const fn new(name: &'static str) -> Self {
+        Self(name)
+    }
+
+    /// Returns the name without translation.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+
+    /// Returns the field with a value. Use it where a message repeats the value or proposes one.
+    pub fn with(self, value: impl fmt::Display) -> FieldValue {
+        FieldValue { field: self, value: value.to_string() }
+    }
+}
+
+/// A field with a value, as it appears in messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldValue {
+    field: Field,
+    value: String,
+}
+
+/// Translates a field, with its value if the message gives one, to the text that users of the program know.
+pub type Translator = Box<dyn Fn(Field, Option<&str>) -> String + Send + Sync>;
+
+static TRANSLATOR: OnceLock<Translator> = OnceLock::new();
+
+/// Sets how all messages of this process show fields. Only the first call has an effect. Call it before the first
+/// message is made, because libraries may format a message when they create the error.
+pub fn set_translator(translator: Translator) {
+    let _ = TRANSLATOR.set(translator);
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match TRANSLATOR.get() {
+            Some(translate) => f.write_str(&translate(*self, None)),
+            None => f.write_str(self.0),
+        }
+    }
+}
+
+impl fmt::Display for FieldValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match TRANSLATOR.get() {
+            Some(translate) => f.write_str(&translate(self.field, Some(&self.value))),
+            None => write!(f, "{}={}", self.field.0, self.value),
+        }
+    }
+}
+
+impl From<Field> for String {
+    fn from(field: Field) -> Self {
+        field.to_string()
+    }
+}
+
+impl From<FieldValue> for String {
+    fn from(field: FieldValue) -> Self {
+        field.to_string()
+    }
+}
