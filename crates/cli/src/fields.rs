@@ -58,6 +58,20 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
+    fn fields_of_the_libraries_are_flags() {
+        let lists: [(&[&str], &[Field]); 2] =
+            [(&["forward"], inlane_forward::field::ALL), (&["forward"], inlane_ports::field::ALL)];
+        for (subcommands, fields) in lists {
+            for (subcommand, field) in
+                subcommands.iter().flat_map(|name| fields.iter().map(move |field| (name, field)))
+            {
+                let flags = flags_of(&crate::Cli::command(), subcommand);
+                assert!(flags.contains_key(field.name()), "{subcommand} has no flag for {}", field.name());
+            }
+        }
+    }
+
+    #[test]
     fn fields_are_shown_as_flags_of_the_subcommand() {
         let forward = flags_of(&crate::Cli::command(), "forward");
         let text = |name, value| shown(&forward, Field::new(name), value);

@@ -17,6 +17,7 @@ use inlane_forward::control::{Control, ProgressSnapshot};
 use inlane_forward::experiment::{self, Ceilings, Goal};
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_forward::{run, verify};
+use inlane_ports::spec::{Kind, PortSpec};
 use live::Live;
 use options::Choice;
 use std::ffi::OsString;
@@ -167,10 +168,10 @@ impl Forward {
 /// Returns a note for a run that received no packets, if its source may have been empty. Only a capture, or a
 /// ring without `prime=`, can be empty. Returns `None` for all other sources.
 fn why_no_packets(config: &Config) -> Option<String> {
-    let Route::OneWay { rx, .. } = &config.route else { return None };
-    match rx.split_once(':')? {
-        ("pcap", _) => Some(format!("no packet was received from {rx}")),
-        ("ring", name) if !name.contains("prime=") => {
+    let rx = config.route.source()?;
+    match rx.kind() {
+        Kind::Capture => Some(format!("no packet was received from {rx}")),
+        Kind::Ring if !rx.starts_with_packets() => {
             Some(format!("no packet was received from {rx}; add prime=N to start with N packets in the ring"))
         }
         _ => None,
@@ -179,7 +180,8 @@ fn why_no_packets(config: &Config) -> Option<String> {
 
 /// Returns true if packets are written to standard output.
 fn sends_to_stdout(config: &Config) -> bool {
-    let sends = matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
+    let sends =
+        matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(PortSpec::is_standard_stream));
     sends || config.capture.as_deref() == Some(Path::new("-"))
 }
 

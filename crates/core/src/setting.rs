@@ -83,3 +83,59 @@ impl From<FieldValue> for String {
         field.to_string()
     }
 }
+
+/// What an error is about: a setting, with or without its value, or another object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A setting.
+    Field(Field),
+    /// A setting and its value.
+    Value(FieldValue),
+    /// Another object, as messages name it.
+    Other(String),
+}
+
+impl Subject {
+    /// Returns the setting. `None` for other objects.
+    pub fn field(&self) -> Option<Field> {
+        match self {
+            Subject::Field(field) => Some(*field),
+            Subject::Value(value) => Some(value.field),
+            Subject::Other(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Field(field) => field.fmt(f),
+            Subject::Value(value) => value.fmt(f),
+            Subject::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<Field> for Subject {
+    fn from(field: Field) -> Self {
+        Subject::Field(field)
+    }
+}
+
+impl From<FieldValue> for Subject {
+    fn from(value: FieldValue) -> Self {
+        Subject::Value(value)
+    }
+}
+
+impl From<String> for Subject {
+    fn from(text: String) -> Self {
+        Subject::Other(text)
+    }
+}
+
+impl From<&str> for Subject {
+    fn from(text: &str) -> Self {
+        Subject::Other(text.into())
+    }
+}

@@ -35,15 +35,14 @@ const BUFFERS_OF_SENDER: usize = 4096;
 /// # Errors
 /// If the specification is invalid, the device is missing, in use or forbidden, or DPDK does not start.
 pub fn open(spec: &str) -> Result<Box<dyn Port>> {
-    open_for(spec, 1)
+    open_for(EthSpec::parse(spec)?, 1)
 }
 
 /// Opens a port for a run that will use `queues` of its queues. Some drivers need this number in advance.
 ///
 /// # Errors
-/// The same as [`open`].
-pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
-    let mut spec = EthSpec::parse(spec)?;
+/// If the device is missing, in use or forbidden, or DPDK does not start.
+pub fn open_for(mut spec: EthSpec, queues: u16) -> Result<Box<dyn Port>> {
     if let PortKind::AfPacket { queues: requested @ None, .. } = &mut spec.kind
         && queues > 1
     {

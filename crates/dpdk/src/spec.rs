@@ -14,7 +14,7 @@
 //! `mtu=BYTES`.
 
 use crate::error::{Error, Result};
-use inlane_core::port::spec::{PortSpec, without_secret};
+use inlane_core::port::spec::{SpecText, without_secret};
 
 /// The parsed specification of a port.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,7 +157,7 @@ fn refused(error: inlane_core::Error) -> Error {
 }
 
 fn read(text: &str) -> inlane_core::Result<EthSpec> {
-    let mut spec = PortSpec::parse(text)?;
+    let mut spec = SpecText::parse(text)?;
     let kind = kind(&mut spec)?;
     let descriptors = spec.number("descriptors", 16..=32768)?;
     let mtu = match kind {
@@ -168,7 +168,7 @@ fn read(text: &str) -> inlane_core::Result<EthSpec> {
     Ok(EthSpec { text: without_secret(text).into_owned(), kind, descriptors, mtu })
 }
 
-fn kind(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
+fn kind(spec: &mut SpecText) -> inlane_core::Result<PortKind> {
     Ok(match spec.kind() {
         "net_null" => PortKind::Null {
             size: spec.argument_number("frame size", 64, 14..=65000)?,
@@ -218,7 +218,7 @@ fn kind(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
 
 /// Returns the argument of the port's specification. Fails if the kernel would not accept it as the name of
 /// an interface.
-fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
+fn interface(spec: &SpecText) -> inlane_core::Result<String> {
     let name = spec.argument();
     let valid = (1..16).contains(&name.len())
         && name != "."
@@ -238,7 +238,7 @@ fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
     )))
 }
 
-fn memif(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
+fn memif(spec: &mut SpecText) -> inlane_core::Result<PortKind> {
     // The kernel limits a socket's path to 108 bytes, with the terminating zero.
     if !(1..108).contains(&spec.argument().len()) {
         return Err(spec.error("give the socket's path, 1 to 107 characters, as in memif:/run/memif.sock"));
@@ -268,7 +268,7 @@ fn memif(spec: &mut PortSpec) -> inlane_core::Result<PortKind> {
 }
 
 /// Returns the PCI address in full length and lower case. The user may omit the domain, as in `b5:00.0`.
-fn pci_address(spec: &PortSpec) -> inlane_core::Result<String> {
+fn pci_address(spec: &SpecText) -> inlane_core::Result<String> {
     let full = match spec.argument().matches(':').count() {
         1 => format!("0000:{}", spec.argument()),
         _ => spec.argument().to_owned(),

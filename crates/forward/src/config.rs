@@ -4,12 +4,14 @@
 mod executor;
 
 use crate::error::{Error, Result};
+use crate::field;
 use crate::pipeline::PipelineSettings;
-use crate::run::takes_privileges;
 use inlane_core::cores;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
+use inlane_core::setting::Field;
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Playback;
+use inlane_ports::spec::PortSpec;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,23 +27,40 @@ const MAX_ROOM: usize = 128 << 10;
 const MAX_WORK: Duration = Duration::from_millis(1);
 
 /// The ports that packets come from and go to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Route {
     /// Packets flow in one direction, from one port to one or several other ports.
     OneWay {
         /// The port to receive from.
-        rx: String,
+        rx: PortSpec,
         /// The ports to send to. A verdict for port n selects element n. All other forwarded packets go to
         /// element 0.
-        tx: Vec<String>,
+        tx: Vec<PortSpec>,
     },
     /// Packets flow between two ports, in both directions.
-    Between(String, String),
+    Between(PortSpec, PortSpec),
 }
 
 impl Route {
-    /// Returns the ports' names as given. The port to receive from comes first.
-    pub(crate) fn ports(&self) -> Vec<&String> {
+    /// Creates a route from one port to others. Parses the specifications.
+    ///
+    /// # Errors
+    /// As for [`PortSpec::parse`].
+    pub fn one_way<'a>(rx: &str, tx: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        let tx = tx.into_iter().map(PortSpec::parse).collect::<Result<_, _>>()?;
+        Ok(Self::OneWay { rx: PortSpec::parse(rx)?, tx })
+    }
+
+    /// Returns the port to receive from, if packets flow in one direction.
+    pub fn source(&self) -> Option<&PortSpec> {
+        match self {
+            Route::OneWay { rx, .. } => Some(rx),
+            Route::Between(..) => None,
+        }
+    }
+
+    /// Returns the ports as given. The port to receive from comes first.
+    pub(crate) fn ports(&self) -> Vec<&PortSpec> {
         match self {
             Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
             Route::Between(a, b) => vec![a, b],
@@ -154,27 +173,24 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] if the source cannot generate packets of a chosen size.
     pub fn with_size(mut self, size: u64) -> Result<Self> {
-        let sized = |rx: &str| {
-            let (port, options) = rx.split_at(rx.find(',').unwrap_or(rx.len()));
-            let (kind, value) = port.split_once(':').unwrap_or((port, ""));
-            let made = value == "imix" || value.parse::<u64>().is_ok() || (value.is_empty() && kind != "gen");
-            (["null", "gen", "net_null"].contains(&kind) && made).then(|| format!("{kind}:{size}{options}"))
-        };
-        match &mut self.route {
-            Route::OneWay { rx, .. } if sized(rx).is_some() => *rx = sized(rx).unwrap_or_default(),
-            _ => {
-                let why =
-                    "only --rx null, net_null and gen:SIZE make packets of a chosen size; leave --size out";
-                return Err(Error::config(format!("--size {size}"), why));
-            }
+        if let Route::OneWay { rx, .. } = &mut self.route
+            && let Some(sized) = rx.with_size(size)
+        {
+            *rx = sized?;
+            return Ok(self);
         }
-        Ok(self)
+        let why = format!(
+            "only {} null, net_null and gen:SIZE make packets of a chosen size; leave {} out",
+            field::RX,
+            field::SIZE
+        );
+        Err(Error::config(field::SIZE.with(size), why))
     }
 
     /// Returns true if the run drops privileges that a port needs. Such a run cannot be repeated in one
     /// process.
     pub fn drops_needed_privileges(&self) -> bool {
-        self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
+        self.drop_privileges && self.route.ports().iter().any(|port| port.properties().needs_privileges)
     }
 
     /// Checks that this process can run the pipelines several times with these settings.
@@ -184,46 +200,46 @@ impl Config {
     pub fn check_repeatable(&self) -> Result<()> {
         match self.drops_needed_privileges() {
             false => Ok(()),
-            true => Err(Error::config(
-                "several runs",
-                "the first run drops the privileges that the ports of the next need; add --keep-privileges",
-            )),
+            true => {
+                let why = "the first run drops the privileges that the ports of the next need";
+                Err(Error::config("several runs", format!("{why}; add {}", field::KEEP_PRIVILEGES)))
+            }
         }
     }
 
     /// Checks each setting and their combinations. Opens nothing.
     ///
     /// # Errors
-    /// [`Error::Config`], which names the wrong flag and what to write instead.
+    /// [`Error::Config`], which names the wrong setting and what to write instead.
     pub fn check(&self) -> Result<()> {
-        let range =
-            |flag: &str, value: usize, why: String| Err(Error::config(format!("{flag} {value}"), why));
+        let range = |field: Field, value: usize, why: String| Err(Error::config(field.with(value), why));
         let PipelineSettings { burst, slots, .. } = self.per_pipeline;
         if !(1..=64).contains(&self.pipelines) {
-            return range("--pipelines", self.pipelines.into(), "give 1 to 64".into());
+            return range(field::PIPELINES, self.pipelines.into(), "give 1 to 64".into());
         }
         if self.executor.device() == Device::Cpu && self.compete == Compete::Large {
-            let why = "it applies to GPUs only; use --compete=compute on the CPU";
-            return Err(Error::config("--compete=large", why));
+            let instead = field::COMPETE.with(Compete::Compute);
+            let why = format!("it applies to GPUs only; use {instead} on the CPU");
+            return Err(Error::config(field::COMPETE.with(Compete::Large), why));
         }
         if !(1..=MAX_BURST).contains(&burst) {
-            return range("--burst", burst, format!("give 1 to {MAX_BURST}"));
+            return range(field::BURST, burst, format!("give 1 to {MAX_BURST}"));
         }
         if !slots.is_power_of_two() || !(2..=MAX_SLOTS).contains(&slots) {
-            return range("--slots", slots, format!("give a power of two from 2 to {MAX_SLOTS}"));
+            return range(field::SLOTS, slots, format!("give a power of two from 2 to {MAX_SLOTS}"));
         }
         if self.per_pipeline.work > MAX_WORK {
-            let given = format!("--work {:?}", self.per_pipeline.work);
+            let given = field::WORK.with(format_args!("{:?}", self.per_pipeline.work));
             return Err(Error::config(given, "give at most 1ms; with more, Ctrl-C would end a run late"));
         }
         if !(64..=MAX_ROOM).contains(&self.room) {
-            return range("--room", self.room, "give 64 to 128K".into());
+            return range(field::ROOM, self.room, "give 64 to 128K".into());
         }
         // Require buffers for four bursts, because four can be in use at once: one each in the pipeline, the
         // ring, the receive queue and the transmit queue.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
-            return range("--buffers", self.buffers, format!("give {least} (four bursts) to {}", 1 << 22));
+            return range(field::BUFFERS, self.buffers, format!("give {least} (four bursts) to {}", 1 << 22));
         }
         self.check_route()?;
         self.check_cores()
@@ -232,14 +248,18 @@ impl Config {
     fn check_route(&self) -> Result<()> {
         match &self.route {
             Route::Between(a, b) if a == b => Err(Error::config(
-                format!("--between {a}"),
-                "it is named twice; name two ports, or reflect packets with --rx and --tx",
+                field::BETWEEN.with(a),
+                format!(
+                    "it is named twice; name two ports, or reflect packets with {} and {}",
+                    field::RX,
+                    field::TX
+                ),
             )),
             Route::OneWay { tx, .. } if tx.is_empty() => {
-                Err(Error::config("--tx", "name at least one port to send to"))
+                Err(Error::config(field::TX, "name at least one port to send to"))
             }
             Route::OneWay { tx, .. } if tx.len() > 64 => {
-                Err(Error::config("--tx", format!("{} ports are named; 64 is the most", tx.len())))
+                Err(Error::config(field::TX, format!("{} ports are named; 64 is the most", tx.len())))
             }
             _ => Ok(()),
         }
@@ -252,14 +272,14 @@ impl Config {
             let (cores, needed) =
                 (units::counted(cores.len() as u64, "core"), units::counted(threads as u64, "thread"));
             let why = format!("{cores} for {needed}; name {threads}, or 'none'");
-            return Err(Error::config("--cores", why));
+            return Err(Error::config(field::CORES, why));
         }
         if let Some(index) = (1..cores.len()).find(|&index| cores[..index].contains(&cores[index])) {
             let why = format!("core {} is named twice; name each core once", cores[index]);
-            return Err(Error::config("--cores", why));
+            return Err(Error::config(field::CORES, why));
         }
         match cores::refused(cores) {
-            Some((core, why)) => Err(Error::config(format!("--cores: core {core}"), why)),
+            Some((core, why)) => Err(Error::config(format!("{}: core {core}", field::CORES), why)),
             None => Ok(()),
         }
     }

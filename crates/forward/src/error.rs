@@ -1,6 +1,8 @@
 //! The errors of a run.
 
+use crate::field;
 use inlane_core::error::Class;
+use inlane_core::setting::{FieldValue, Subject};
 
 /// An error of a run, or of an experiment.
 #[derive(Debug, thiserror::Error)]
@@ -12,16 +14,16 @@ pub enum Error {
     /// A setting that is wrong, or contradicts another setting.
     #[error("{what}: {why}")]
     Config {
-        /// The flag or key.
-        what: String,
+        /// The setting, or another object of the configuration.
+        what: Subject,
         /// What is wrong with the setting, and what to write instead.
         why: String,
     },
-    /// No method keeps the latency limit of `--max-latency` on this machine.
-    #[error("--max-latency {limit}: no method is that fast on this machine; {found}; give a longer time")]
+    /// No method keeps the latency limit on this machine.
+    #[error("{setting}: no method is that fast on this machine; {found}; give a longer time")]
     TooSlow {
-        /// The limit.
-        limit: String,
+        /// The setting with the limit.
+        setting: FieldValue,
         /// The lowest 99th percentile of all trials, as text. If no trial measured a latency, the text says so.
         found: String,
     },
@@ -54,7 +56,8 @@ pub enum Error {
     /// The GPU did not complete an item in time. The process no longer uses that GPU.
     #[error(
         "packet function {function} is stuck on the GPU: item {item} was not complete after {seconds} s; check that the \
-         function ends for every packet, or raise --watchdog"
+         function ends for every packet, or raise {}",
+        field::WATCHDOG
     )]
     Stuck {
         /// The packet function's name.
@@ -80,10 +83,12 @@ pub enum Error {
 
 /// Returns the text that a message about a missing GPU appends to suggest an alternative.
 #[cfg(feature = "cuda")]
-fn alternative(error: &inlane_cuda::Error) -> &'static str {
+fn alternative(error: &inlane_cuda::Error) -> String {
     match error {
-        inlane_cuda::Error::NoDriver | inlane_cuda::Error::NoDevice { count: 0, .. } => ", or use --on cpu",
-        _ => "",
+        inlane_cuda::Error::NoDriver | inlane_cuda::Error::NoDevice { count: 0, .. } => {
+            format!(", or use {}", field::ON.with("cpu"))
+        }
+        _ => String::new(),
     }
 }
 
@@ -119,7 +124,7 @@ impl Error {
     }
 
     /// Creates an [`Error::Config`].
-    pub fn config(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub fn config(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Config { what: what.into(), why: why.into() }
     }
 }

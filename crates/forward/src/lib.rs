@@ -12,6 +12,7 @@ pub mod config;
 pub mod control;
 mod error;
 pub mod experiment;
+pub mod field;
 pub mod gpu;
 pub mod pipeline;
 pub mod result;

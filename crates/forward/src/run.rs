@@ -21,6 +21,7 @@ use crate::config::{Config, CpuMethod, Executor};
 use crate::control::{Control, Progress, ProgressSnapshot};
 use crate::error::{Error, Result};
 use crate::experiment::CompetingJob;
+use crate::field;
 use crate::gpu::{self, Gpu, LinkMeter, LinkSamples};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
 use crate::result::Competitor;
@@ -28,13 +29,14 @@ use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
 use inlane_function::PacketFunction;
+use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::fault;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use wiring::Direction;
 use wrappers::Wrappers;
 
-pub(crate) use open::{kind, ports, takes_privileges};
+pub(crate) use open::ports;
 pub use outcome::RunOutcome;
 
 /// The time between two calls of `watch` in [`run`].
@@ -67,7 +69,7 @@ pub struct Run<'a> {
     ports: Vec<Box<dyn Port>>,
     config: &'a Config,
     function: PacketFunction,
-    names: Vec<String>,
+    specs: Vec<PortSpec>,
     directions: Vec<Direction>,
     clock: Clock,
 }
@@ -110,25 +112,26 @@ impl<'a> Run<'a> {
     pub fn open(config: &'a Config) -> Result<Self> {
         config.check()?;
         let function = PacketFunction::parse(&config.function)?;
-        let (names, directions) = wiring::directions(&config.route)?;
+        let (specs, directions) = wiring::directions(&config.route)?;
         let clock = Clock::new();
-        let open::OpenPorts { ports, room } = open::ports(&names, config, &clock)?;
+        let open::OpenPorts { ports, room } = open::ports(&specs, config, &clock)?;
         let gpu = match config.executor {
             Executor::Cpu(_) => None,
             Executor::Gpu { index, .. } => Some(gpu::open(index)?),
         };
-        let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
+        let pools = open::pools(&specs, config, room, directions.len(), gpu.as_ref())?;
         let location = pools.iter().flatten().map(|pool| pool.region().location());
         if let Some(location) = location.into_iter().find(|location| !location.is_cpu_memory())
             && let Some(port) = ports.iter().find(|port| port.info().touches_payload)
         {
             let why = format!(
-                "the CPU accesses the packets of port {}, and cannot reach memory of {location}; use --memory pinned",
-                port.info().name
+                "the CPU accesses the packets of port {}, and cannot reach memory of {location}; use {}",
+                port.info().name,
+                field::MEMORY.with("pinned")
             );
-            return Err(Error::config("--memory", why));
+            return Err(Error::config(field::MEMORY, why));
         }
-        Ok(Self { pools, gpu, ports, config, function, names, directions, clock })
+        Ok(Self { pools, gpu, ports, config, function, specs, directions, clock })
     }
 
     /// Splits the ports into queues and connects them by pipelines.
@@ -136,7 +139,7 @@ impl<'a> Run<'a> {
     /// # Errors
     /// When a port lacks queues, a fault specification is wrong, or a capture file cannot be created.
     pub fn connect(mut self) -> Result<ConnectedRun<'a>> {
-        let wrappers = Wrappers::new(self.config, &self.names, &self.clock)?;
+        let wrappers = Wrappers::new(self.config, &self.specs, &self.clock)?;
         let (pipelines, faults) =
             wiring::connect(self.config, &mut self.ports, &self.pools, &self.directions, &wrappers)?;
         Ok(ConnectedRun { pipelines, faults, run: self })

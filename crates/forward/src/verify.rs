@@ -3,10 +3,9 @@
 
 use crate::config::{Config, Route};
 use crate::error::Result;
-use crate::run::kind;
 use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
-use std::path::PathBuf;
+use inlane_ports::spec::PortSpec;
 
 /// Compares the packets and timestamps of the written capture with the expected ones. The expected packets
 /// come from the capture that was read and the packet function's reference implementation.
@@ -24,12 +23,11 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     let [tx] = tx.as_slice() else { return Ok(None) };
     let whole =
         config.per_pipeline.packets == u64::MAX && config.duration.is_none() && !config.playback.repeat;
-    if kind(rx) != "pcap" || kind(tx) != "pcap" || !whole || config.pipelines > 1 || config.faults.is_some() {
+    if !whole || config.pipelines > 1 || config.faults.is_some() {
         return Ok(None);
     }
     // Compare regular files only, because a pipe cannot be read twice.
-    let file =
-        |name: &str| name.split_once(':').map(|(_, path)| PathBuf::from(path)).filter(|path| path.is_file());
+    let file = |port: &'_ PortSpec| port.file().filter(|path| path.is_file()).map(ToOwned::to_owned);
     let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };
     let Ok(reference) = reference::find(&config.function) else { return Ok(None) };
     Ok(Some(captures::compare(&read, &written, &*reference)?))

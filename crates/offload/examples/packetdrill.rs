@@ -380,7 +380,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
     let local = value("local").unwrap_or("192.168.0.2/16");
     let gateway = value("gateway").unwrap_or("192.168.0.1").parse().expect("gateway=ADDRESS");
     let settings = Settings {
-        port: "null".into(),
+        port: "null".parse().expect("a port"),
         addresses: vec![Prefix::parse(local).expect("local=ADDRESS/LENGTH")],
         gateways: vec![gateway],
         loopback: false,

@@ -34,7 +34,7 @@ pub mod toml_error;
 mod wheel;
 
 pub use error::{Error, Result};
-pub use network::LinkCounters;
+pub use network::{LinkCounters, parse_port};
 pub use settings::Settings;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

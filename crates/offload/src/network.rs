@@ -15,12 +15,13 @@ use crate::error::{Error, Result};
 use crate::settings::Settings;
 use inlane_core::clock::Clock;
 use inlane_core::packet::{Packet, Pool};
+use inlane_core::port;
 use inlane_core::port::spec::without_secret;
 use inlane_core::port::{Port, Rx, Tx};
-use inlane_core::{HeapPool, port};
 use inlane_offload_protocol::rules::Prefix;
-use inlane_ports::open::{OpenRequest, is_dpdk, kind};
+use inlane_ports::open::OpenRequest;
 use inlane_ports::pcap::Playback;
+use inlane_ports::spec::{Kind, PortSpec};
 use inlane_wire::ethernet::{self, Mac};
 use inlane_wire::ndp;
 use neighbours::Neighbours;
@@ -141,10 +142,10 @@ impl Network {
     /// # Errors
     /// Errors of the port and its pools, and an error if the port has fewer queues than there are threads.
     pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Vec<Self>> {
-        let names = [settings.port.clone()];
+        let ports = std::slice::from_ref(&settings.port);
         let queues = settings.threads;
         let request = OpenRequest {
-            names: &names,
+            ports,
             rx: None,
             tx: &[],
             function: "io",
@@ -162,8 +163,8 @@ impl Network {
                 why: too_few_queues(settings, most),
             });
         }
-        let pools = (0..queues).map(|_| pool(&settings.port, buffers, opened.room));
-        let pools = pools.collect::<Result<Vec<_>>>()?;
+        let pools = (0..queues).map(|_| inlane_ports::open::pool(ports, buffers, opened.room));
+        let pools = pools.collect::<Result<Vec<_>, _>>()?;
         port.configure(&pools, queues)?;
         let ends = (0..queues).zip(&pools).map(|(queue, pool)| {
             let rx = port.take_rx(queue)?;
@@ -196,7 +197,7 @@ impl Network {
         (rx, tx): (Box<dyn Rx>, Box<dyn Tx>),
         pool: Arc<dyn Pool>,
     ) -> Self {
-        let interface = interface(&settings.port);
+        let interface = settings.port.interface();
         let mac =
             settings.mac.or_else(|| mac_of(interface?)).unwrap_or(Mac([2, 0x69, 0x6e, 0x6c, 0x61, 0x6e]));
         let mut addresses = settings.addresses.clone();
@@ -357,7 +358,7 @@ fn too_few_queues(settings: &Settings, most: u16) -> String {
         1 => "the port has 1 queue; leave --threads out".to_owned(),
         most => format!("the port has {most} queues; give --threads {most} or less"),
     };
-    match interface(&settings.port) {
+    match settings.port.interface() {
         Some(name) => {
             let queues = settings.threads;
             format!(
@@ -366,23 +367,6 @@ fn too_few_queues(settings: &Settings, most: u16) -> String {
         }
         None => has,
     }
-}
-
-/// Creates the pool of packet buffers. A DPDK port can send only mbufs.
-fn pool(port: &str, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
-    #[cfg(feature = "dpdk")]
-    if is_dpdk(port) {
-        return Ok(inlane_dpdk::MbufPool::new(buffers, room)?);
-    }
-    debug_assert!(!is_dpdk(port));
-    Ok(Arc::new(HeapPool::new(buffers, room)?))
-}
-
-/// Returns the name of the kernel's network interface for `port`, such as `veth0` for `af_xdp:veth0`. Returns
-/// `None` for ports without a kernel interface.
-pub fn interface(port: &str) -> Option<&str> {
-    let (_, rest) = port.split_once(':')?;
-    ["af_xdp", "af_packet"].contains(&kind(port)).then(|| rest.split(',').next())?
 }
 
 fn mac_of(interface: &str) -> Option<Mac> {
@@ -399,22 +383,19 @@ pub fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// Checks that the engine can use a port of this kind. Call it before the port is opened, because its error
-/// is clearer than the error of opening.
+/// Parses the specification of an engine's port. Checks its kind first, because that error is clearer than an error
+/// of the other kinds' options.
 ///
 /// # Errors
-/// [`Error::Setting`] if the port cannot be the engine's.
-pub fn check_port(port: &str) -> Result<()> {
-    let kind = kind(port);
-    let why = match kind {
-        "gen" | "check" | "pcap" | "null" => "it does not both receive and send frames of a network",
-        "af_xdp" | "af_packet" | "tap" | "memif" | "pci" | "ring" => return Ok(()),
-        // Virtual devices of DPDK.
-        _ if kind.starts_with("net_") => return Ok(()),
-        _ => "there is no such kind of port",
+/// [`Error::Setting`] if the port cannot be the engine's, and the errors of [`PortSpec::parse`].
+pub fn parse_port(text: &str) -> Result<PortSpec> {
+    let why = match Kind::of(text) {
+        Some(kind) if kind.properties().is_network => return Ok(PortSpec::parse(text)?),
+        Some(_) => "it does not both receive and send frames of a network",
+        None => "there is no such kind of port",
     };
     let why = format!("{why}; give af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
-    Err(Error::Setting { what: format!("--port {}", without_secret(port)), why })
+    Err(Error::Setting { what: format!("--port {}", without_secret(text)), why })
 }
 
 /// Returns the size of packet buffers for packets of `mtu` bytes.
@@ -431,7 +412,7 @@ fn room(mtu: usize) -> usize {
 pub fn check_interface(settings: &Settings) -> Result<()> {
     /// ARPHRD_LOOPBACK of Linux's include/uapi/linux/if_arp.h.
     const LOOPBACK: usize = 772;
-    let Some(name) = interface(&settings.port) else { return Ok(()) };
+    let Some(name) = settings.port.interface() else { return Ok(()) };
     let number = |file| {
         let text = std::fs::read_to_string(format!("/sys/class/net/{name}/{file}")).ok()?;
         text.trim().parse::<usize>().ok()
@@ -444,7 +425,7 @@ pub fn check_interface(settings: &Settings) -> Result<()> {
         ));
     }
     match number("mtu") {
-        Some(mtu) if kind(&settings.port) == "af_packet" && room(mtu) > room(settings.mtu.into()) => {
+        Some(mtu) if settings.port.kind() == Kind::AfPacket && room(mtu) > room(settings.mtu.into()) => {
             wrong(format!(
                 "the MTU of {name} is {mtu}, and the engine's is {}; add --mtu {mtu}, or lower the interface's: ip link set {name} mtu {}",
                 settings.mtu, settings.mtu

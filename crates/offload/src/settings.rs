@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use inlane_offload_protocol::rules::Prefix;
+use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::fault::Faults;
 use inlane_wire::ethernet::Mac;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,7 +13,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The name of the engine's port, such as `af_xdp:veth0`.
-    pub port: String,
+    pub port: PortSpec,
     /// The number of threads that run sockets. Each has a receive queue and a transmit queue of the port.
     pub threads: u16,
     /// The cores to which the threads are pinned, in order. Empty if they are not pinned.
@@ -184,7 +185,7 @@ mod tests {
 
     fn settings() -> Settings {
         Settings {
-            port: "null".into(),
+            port: "null".parse().unwrap(),
             threads: 1,
             cores: Vec::new(),
             addresses: vec![Prefix::parse("10.0.0.1/24").unwrap()],

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::settings::Settings;
 use inlane_core::port::{Counters, Tx};
 use inlane_core::{Packet, Pool};
+use inlane_ports::null::NullSpec;
 use inlane_wire::ethernet::Mac;
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -73,7 +74,8 @@ impl Stepped {
     /// # Errors
     /// If a setting is wrong, or the control socket cannot be created.
     pub fn open(settings: Settings) -> Result<Self> {
-        let mut threads = Threads::open_on(Settings { port: "null".into(), ..settings }, BUFFERS)?;
+        let mut threads =
+            Threads::open_on(Settings { port: NullSpec::default().into(), ..settings }, BUFFERS)?;
         let sent = Frames::default();
         for engine in threads.engines_mut() {
             let pool = engine.network_mut().pool.clone();

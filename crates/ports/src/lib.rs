@@ -8,16 +8,19 @@
 //! | `pcap:FILE` | [`pcap::CaptureSource`] and [`pcap::CaptureSink`] read and write captures |
 //! | `null[:SIZE]` | [`null::Null`] creates and discards packets without touching their bytes |
 //!
-//! [`open::ports`] opens these ports, and DPDK's if the cargo feature `dpdk` is enabled. [`wrap`] captures
+//! [`spec::PortSpec`] describes a port, also of DPDK if the cargo feature `dpdk` is enabled, and [`open::ports`] opens the
+//! ports of a run. [`wrap`] captures
 //! packets, injects faults and limits rates at any port.
 
 pub mod check;
 mod error;
+pub mod field;
 pub mod generate;
 pub mod null;
 pub mod open;
 pub mod oran;
 pub mod pcap;
+pub mod spec;
 pub mod wrap;
 
 pub use error::{Error, Result};

@@ -3,16 +3,46 @@
 //! The port accesses no byte of a packet, so it works with any pool, including pools in GPU memory. A run
 //! between null ports measures the pipeline alone. DPDK's own null port is `net_null`.
 
+use crate::field::ROOM;
 use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
-use inlane_core::port::spec::PortSpec;
+use inlane_core::port::spec::SpecText;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::Arc;
 
 /// The largest number of queues of a null port.
 const MAX_QUEUES: u16 = 64;
+
+/// The specification of a null port: `null` or `null:SIZE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NullSpec {
+    /// The specification's text, as the user wrote it.
+    pub text: String,
+    /// The length of received packets in bytes.
+    pub size: u32,
+}
+
+/// `null`, with packets of 64 bytes.
+impl Default for NullSpec {
+    fn default() -> Self {
+        Self { text: "null".into(), size: 64 }
+    }
+}
+
+impl NullSpec {
+    /// Parses `null` or `null:SIZE`.
+    ///
+    /// # Errors
+    /// If SIZE, the packets' length, is not 14 to 65,535 bytes, or if `text` has options: this port has none.
+    pub fn parse(text: &str) -> Result<Self> {
+        let spec = SpecText::parse(text)?;
+        let size = spec.argument_number("frame size", Self::default().size, 14..=65535)?;
+        spec.finish()?;
+        Ok(Self { text: text.into(), size })
+    }
+}
 
 /// The `null` port.
 pub struct Null {
@@ -26,17 +56,19 @@ pub struct Null {
 }
 
 impl Null {
-    /// Opens the port `text`: `null` or `null:SIZE`. `clock` tells when packets are due if [`Null::set_rate`]
-    /// sets a rate.
+    /// Opens the port `text`. See [`Null::new`].
     ///
     /// # Errors
-    /// If SIZE, the packets' length, is not 14 to 65,535 bytes, or if `text` has options: this port has none.
+    /// As for [`NullSpec::parse`].
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
-        let spec = PortSpec::parse(text)?;
-        let size = spec.argument_number("frame size", 64, 14..=65535)?;
-        spec.finish()?;
+        Ok(Self::new(NullSpec::parse(text)?, clock))
+    }
+
+    /// Opens the port that `spec` describes. `clock` tells when packets are due if [`Null::set_rate`] sets a rate.
+    pub fn new(spec: NullSpec, clock: &Clock) -> Self {
+        let NullSpec { text, size } = spec;
         let info = PortInfo {
-            name: text.into(),
+            name: text,
             path: "null (no bytes touched)".into(),
             touches_payload: false,
             max_queues: MAX_QUEUES,
@@ -44,7 +76,7 @@ impl Null {
             link_bits_per_second: None,
             twin: false,
         };
-        Ok(Self { info, size, rate: None, clock: clock.clone(), rx: Vec::new(), tx: Vec::new() })
+        Self { info, size, rate: None, clock: clock.clone(), rx: Vec::new(), tx: Vec::new() }
     }
 
     /// Returns the size of this port's packets in bytes.
@@ -72,9 +104,10 @@ impl Port for Null {
             return Err(Error::port_usage(
                 &self.info.name,
                 format!(
-                    "frames need buffers of {} bytes, and the pool's have {}; give --room {0}",
+                    "frames need buffers of {} bytes, and the pool's have {}; give {}",
                     self.size,
-                    pool.room()
+                    pool.room(),
+                    ROOM.with(self.size)
                 ),
             ));
         }
@@ -197,7 +230,7 @@ mod tests {
         }
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 256).unwrap());
         let mut port = Null::open("null:1024", &clock).unwrap();
-        assert!(port.configure(&[pool], 1).unwrap_err().to_string().contains("--room"));
+        assert!(port.configure(&[pool], 1).unwrap_err().to_string().contains("give room=1024"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl World {
     pub(crate) fn new(choices: u8) -> Self {
         let path = path();
         let settings = Settings {
-            port: "null".into(),
+            port: "null".parse().unwrap(),
             addresses: vec![Prefix::parse("10.0.0.1/24").unwrap(), Prefix::parse("fd00::1/64").unwrap()],
             gateways: vec![PEER[0]],
             loopback: true,

@@ -3,10 +3,13 @@
 use super::args::{Forward, GpuArgs};
 use super::options::{Choice, Compete, OnOverload, PlayPace, Priority};
 use crate::values::core_list;
+use inlane_core::setting::Field;
 use inlane_forward::config::{self, Config, Executor, Method, Route};
+use inlane_forward::field;
 use inlane_forward::gpu::{self, Memory};
 use inlane_forward::pipeline::{Overload, PipelineSettings};
 use inlane_ports::pcap::{Pace, Playback};
+use inlane_ports::spec::PortSpec;
 use std::time::Duration;
 
 impl Forward {
@@ -16,9 +19,23 @@ impl Forward {
     /// If flags contradict each other, or a value is out of range.
     pub(super) fn config(&self) -> anyhow::Result<Config> {
         let route = match (&self.ports.between, &self.ports.rx) {
-            (Some(between), _) => Route::Between(between[0].clone(), between[1].clone()),
+            (Some(between), _) => {
+                if between.iter().any(String::is_empty) {
+                    return Err(unnamed(field::BETWEEN));
+                }
+                Route::Between(port(&between[0])?, port(&between[1])?)
+            }
             (None, Some(rx)) if !self.ports.tx.is_empty() => {
-                Route::OneWay { rx: rx.clone(), tx: self.ports.tx.clone() }
+                if rx.is_empty() {
+                    return Err(unnamed(field::RX));
+                }
+                if self.ports.tx.iter().any(String::is_empty) {
+                    return Err(unnamed(field::TX));
+                }
+                Route::OneWay {
+                    rx: port(rx)?,
+                    tx: self.ports.tx.iter().map(|tx| port(tx)).collect::<Result<_, _>>()?,
+                }
             }
             (None, rx) => {
                 let what = match (rx, self.ports.tx.is_empty()) {
@@ -30,17 +47,6 @@ impl Forward {
                 return Err(inlane_forward::Error::config(what, why).into());
             }
         };
-        let unnamed = match &route {
-            Route::Between(one, other) if one.is_empty() || other.is_empty() => Some("--between ''"),
-            Route::OneWay { rx, .. } if rx.is_empty() => Some("--rx ''"),
-            Route::OneWay { tx, .. } if tx.iter().any(String::is_empty) => Some("--tx ''"),
-            _ => None,
-        };
-        if let Some(flag) = unnamed {
-            return Err(
-                inlane_forward::Error::config(flag, "the port is missing; give for example null").into()
-            );
-        }
         let mut config = Config::new(route);
         config.function = self.function.function.clone();
         if matches!(self.function.method, Choice::Method(_))
@@ -65,7 +71,7 @@ impl Forward {
             PlayPace::Full => Pace::Full,
             PlayPace::Original => Pace::Original,
         };
-        let plays = matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("pcap:"));
+        let plays = matches!(config.route.source(), Some(PortSpec::Capture(_)));
         if !plays && (self.ports.repeat || pace != Pace::Full) {
             let flag = if self.ports.repeat { "--loop" } else { "--pace original" };
             let why = "it needs a capture as the receive port; add --rx pcap:FILE, or leave this flag out";
@@ -119,10 +125,10 @@ impl Forward {
         };
         // True if a run without --duration and --packets must be ended after 5 s. A capture that is played
         // once ends the run by itself. A run with --between lasts until a signal.
-        let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
+        let endless = config.route.source().is_some() && (!plays || self.ports.repeat);
         // Require --duration for --packets all, because a source that never ends has no last packet.
-        if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)
-            && self.never_ends(rx)
+        if let (true, None, Some(rx)) = (whole_capture, self.run.duration, config.route.source())
+            && rx.is_endless(config.playback)
         {
             let why = format!("{rx} never ends; give a number, or --duration");
             return Err(inlane_core::Error::invalid("--packets all", why).into());
@@ -141,16 +147,14 @@ impl Forward {
     }
 }
 
-impl Forward {
-    /// Returns true if the source `rx` creates packets without end.
-    fn never_ends(&self, rx: &str) -> bool {
-        match inlane_ports::open::kind(rx) {
-            "gen" => !rx.contains("packets=") && !rx.contains("slots="),
-            "null" | "net_null" => true,
-            "pcap" => self.ports.repeat,
-            _ => false,
-        }
-    }
+/// Parses a port.
+fn port(text: &str) -> Result<PortSpec, inlane_forward::Error> {
+    Ok(PortSpec::parse(text)?)
+}
+
+/// Returns the error for a flag whose port is an empty text.
+fn unnamed(flag: Field) -> anyhow::Error {
+    inlane_forward::Error::config(flag.with("''"), "the port is missing; give for example null").into()
 }
 
 impl GpuArgs {

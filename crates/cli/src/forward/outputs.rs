@@ -3,7 +3,8 @@
 use super::args::Forward;
 use inlane_core::Error;
 use inlane_forward::config::Route;
-use inlane_ports::pcap::{file_of, same_file};
+use inlane_ports::pcap::same_file;
+use inlane_ports::spec::PortSpec;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -12,8 +13,8 @@ use std::path::PathBuf;
 /// # Errors
 /// If an output is the same file as an input or as another output, even under another name or through a link.
 pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) -> Result<(), Error> {
-    let capture = |port: &String| file_of(port).map(PathBuf::from);
-    let (rx, tx): (Vec<&String>, Vec<&String>) = match route {
+    let capture = |port: &PortSpec| port.file().map(PathBuf::from);
+    let (rx, tx): (Vec<&PortSpec>, Vec<&PortSpec>) = match route {
         Route::OneWay { rx, tx } => (vec![rx], tx.iter().collect()),
         Route::Between(one, other) => (Vec::new(), vec![one, other]),
     };
@@ -27,7 +28,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     let is_stdout = |path: &PathBuf| path.as_os_str() == "-";
     let to_stdout: Vec<&str> = tx
         .iter()
-        .filter(|port| **port == "pcap:-")
+        .filter(|port| port.is_standard_stream())
         .map(|_| "--tx")
         .chain(forward.ports.capture.as_ref().filter(|file| is_stdout(file)).map(|_| "--capture"))
         .chain(output.json.as_ref().filter(|file| *file == "-").map(|_| "--json"))

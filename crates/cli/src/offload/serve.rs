@@ -131,7 +131,7 @@ impl Serve {
         let settings = Settings {
             threads,
             cores: pinned,
-            port: self.port.clone(),
+            port: inlane_offload::parse_port(&self.port)?,
             addresses: self.address,
             gateways: self.gateway,
             loopback: self.loopback,

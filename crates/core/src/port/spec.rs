@@ -1,5 +1,5 @@
-//! The syntax of port specifications: `KIND[:ARGUMENT][,KEY=VALUE|,FLAG]...`. [`PortSpec`] splits the text.
-//! Each kind of port reads its options and then calls [`PortSpec::finish`], which refuses unread options.
+//! The syntax of port specifications: `KIND[:ARGUMENT][,KEY=VALUE|,FLAG]...`. [`SpecText`] splits the text.
+//! Each kind of port reads its options and then calls [`SpecText::finish`], which refuses unread options.
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -21,19 +21,19 @@ pub fn without_secret(text: &str) -> Cow<'_, str> {
 
 /// A port specification split into kind, argument and options.
 #[derive(Clone, Debug)]
-pub struct PortSpec<'a> {
+pub struct SpecText<'a> {
     text: &'a str,
     kind: &'a str,
     argument: &'a str,
     /// The options of the specification that the port's kind has not read yet. Each has a key. It also has a
     /// value, unless it is a flag.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// The names of the options that the port's kind has read so far. When [`PortSpec::finish`] is called,
+    /// The names of the options that the port's kind has read so far. When [`SpecText::finish`] is called,
     /// these are all options of the kind. Error messages list them.
     known: Vec<&'static str>,
 }
 
-impl<'a> PortSpec<'a> {
+impl<'a> SpecText<'a> {
     /// Splits `text`, for example `gen:64,flows=8`.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl<'a> PortSpec<'a> {
     /// Returns the whole number of option `key`, within `range`. Underscores may group its digits.
     ///
     /// # Errors
-    /// As for [`PortSpec::option`].
+    /// As for [`SpecText::option`].
     pub fn number<T: TryFrom<u64>>(
         &mut self,
         key: &'static str,
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn kind_argument_and_options_are_split() {
-        let mut spec = PortSpec::parse("gen:64,flows=8,v6,copy=on,mac=02:00:00:00:00:01").unwrap();
+        let mut spec = SpecText::parse("gen:64,flows=8,v6,copy=on,mac=02:00:00:00:00:01").unwrap();
         assert_eq!((spec.kind(), spec.argument()), ("gen", "64"));
         assert_eq!((spec.flag("v6").unwrap(), spec.flag("tcp").unwrap()), (true, false));
         assert_eq!(spec.number::<u8>("flows", 1..=10).unwrap(), Some(8));
@@ -202,17 +202,17 @@ mod tests {
 
     #[test]
     fn an_argument_is_optional() {
-        let spec = PortSpec::parse("null").unwrap();
+        let spec = SpecText::parse("null").unwrap();
         assert_eq!(spec.argument_number("size", 64u16, 14..=65000).unwrap(), 64);
-        let spec = PortSpec::parse("null:1_000").unwrap();
+        let spec = SpecText::parse("null:1_000").unwrap();
         assert_eq!(spec.argument_number("size", 64u16, 14..=65000).unwrap(), 1000);
         assert!(spec.argument_number("size", 64u8, 1..=10).is_err());
     }
 
     #[test]
     fn errors_name_the_port_the_option_and_the_remedy() {
-        let error = |text: &str, read: fn(&mut PortSpec) -> Result<()>| {
-            let mut spec = PortSpec::parse(text)?;
+        let error = |text: &str, read: fn(&mut SpecText) -> Result<()>| {
+            let mut spec = SpecText::parse(text)?;
             read(&mut spec)?;
             spec.finish()
         };
@@ -226,7 +226,7 @@ mod tests {
             ("gen:64,=3", "'=3' is not an option"),
             ("gen:64,x", "unknown option 'x'; gen ports have: flows, v6, copy"),
         ] {
-            let read = |spec: &mut PortSpec| {
+            let read = |spec: &mut SpecText| {
                 spec.number::<u64>("flows", 1..=10)?;
                 spec.flag("v6")?;
                 spec.switch("copy")?;
@@ -242,20 +242,20 @@ mod tests {
         assert_eq!(without_secret("gen:64,flows=8"), "gen:64,flows=8");
         assert_eq!(without_secret("memif:/a,secret=b:c;d,id=1"), "memif:/a,secret=***,id=1");
         assert_eq!(without_secret("memif:/a,secrets=b,secret"), "memif:/a,secrets=b,secret");
-        let mut spec = PortSpec::parse("memif:/a,secret=hidden").unwrap();
+        let mut spec = SpecText::parse("memif:/a,secret=hidden").unwrap();
         let refused = spec.option("secret", |_| Err::<(), _>("it is too long".into())).unwrap_err();
         assert_eq!(refused.to_string(), "port memif:/a,secret=***: secret=***: it is too long");
-        let twice = PortSpec::parse("memif:/a,secret=hidden,secret=hidden").unwrap_err().to_string();
+        let twice = SpecText::parse("memif:/a,secret=hidden,secret=hidden").unwrap_err().to_string();
         assert!(!twice.contains("hidden"), "{twice}");
     }
 
     #[test]
     fn a_kind_without_options_refuses_all_of_them() {
         for text in ["null,foo=bar", "check,foo=1", "check,foo"] {
-            let found = PortSpec::parse(text).unwrap().finish().unwrap_err().to_string();
+            let found = SpecText::parse(text).unwrap().finish().unwrap_err().to_string();
             assert!(found.contains("unknown option 'foo'") && found.contains("have no options"), "{found}");
         }
-        assert_eq!(PortSpec::kind_of("null,foo=bar"), "null");
-        assert_eq!(PortSpec::kind_of("pcap:a:b"), "pcap");
+        assert_eq!(SpecText::kind_of("null,foo=bar"), "null");
+        assert_eq!(SpecText::kind_of("pcap:a:b"), "pcap");
     }
 }

@@ -1,7 +1,9 @@
 //! Executors, which run the packet function on threads of the CPU or on a GPU.
 
 use crate::error::{Error, Result};
+use crate::field;
 use crate::gpu::{self, Memory};
+use inlane_core::setting::Subject;
 use std::fmt;
 use std::str::FromStr;
 
@@ -58,7 +60,7 @@ impl FromStr for Method {
     fn from_str(text: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|method| method.to_string() == text).ok_or_else(|| {
             Error::config(
-                format!("--method {text}"),
+                field::METHOD.with(text),
                 "choose one of single, split; on a GPU also persistent, stream, graph",
             )
         })
@@ -93,7 +95,7 @@ impl FromStr for Device {
             "cpu" => Ok(Device::Cpu),
             "gpu" => Ok(Device::Gpu(0)),
             _ => gpu.map(Device::Gpu).ok_or_else(|| {
-                Error::config(format!("--on {text}"), "choose one of cpu, gpu:N (gpu:0 is the first GPU)")
+                Error::config(field::ON.with(text), "choose one of cpu, gpu:N (gpu:0 is the first GPU)")
             }),
         }
     }
@@ -132,33 +134,41 @@ impl Default for Executor {
 }
 
 impl Executor {
-    /// Creates the executor that a user's flags describe. 0 `workers` stands for one. `method` replaces
+    /// Creates the executor that the settings describe. 0 `workers` stands for one. `method` replaces
     /// `gpu.method`.
     ///
     /// # Errors
     /// [`Error::Config`] if the device lacks the method or one of the settings.
     pub fn new(device: Device, method: Method, workers: usize, gpu: gpu::Settings) -> Result<Self> {
         if workers > 64 {
-            return Err(Error::config(format!("--workers {workers}"), "give 0 to 64"));
+            return Err(Error::config(field::WORKERS.with(workers), "give 0 to 64"));
         }
         if workers > 0 && (device, method) != (Device::Cpu, Method::Split) {
             return Err(Error::config(
-                "--workers",
-                "only --method split on the CPU has workers; use that method or leave --workers out",
+                field::WORKERS,
+                format!(
+                    "only {} on the CPU has workers; use that method or leave {} out",
+                    field::METHOD.with(Method::Split),
+                    field::WORKERS
+                ),
             ));
         }
         if let Device::Gpu(index) = device {
             return Ok(Executor::Gpu { index, settings: gpu::Settings { method, ..gpu } });
         }
-        if let Some(flag) = gpu_flag(&gpu) {
-            return Err(Error::config(flag, "it applies to GPUs only; add --on gpu:0 or leave it out"));
+        let on_gpu = field::ON.with(Device::Gpu(0));
+        if let Some(setting) = gpu_setting(&gpu) {
+            return Err(Error::config(
+                setting,
+                format!("it applies to GPUs only; add {on_gpu} or leave it out"),
+            ));
         }
         match method {
             Method::Single => Ok(Executor::Cpu(CpuMethod::Single)),
             Method::Split => Ok(Executor::Cpu(CpuMethod::Split { workers: workers.max(1) })),
             _ => Err(Error::config(
-                format!("--method {method}"),
-                "the CPU supports single and split; add --on gpu:0 for the others",
+                field::METHOD.with(method),
+                format!("the CPU supports single and split; add {on_gpu} for the others"),
             )),
         }
     }
@@ -229,24 +239,24 @@ impl Executor {
     }
 }
 
-/// Returns the first GPU flag whose value is not the default.
-fn gpu_flag(set: &gpu::Settings) -> Option<String> {
+/// Returns the first setting of a GPU whose value is not the default.
+fn gpu_setting(set: &gpu::Settings) -> Option<Subject> {
     let default = gpu::Settings::default();
     let memory = match set.memory {
-        Memory::Split(bytes) => format!("--header-split {bytes}"),
-        memory => format!("--memory {memory}"),
+        Memory::Split(bytes) => field::HEADER_SPLIT.with(bytes),
+        memory => field::MEMORY.with(memory),
     };
-    let flags = [
-        (memory.as_str(), set.memory != default.memory),
-        ("--blocks", set.blocks != default.blocks),
-        ("--threads", set.threads != default.threads),
-        ("--streams", set.streams != default.streams),
-        ("--graph-items", set.graph_items != default.graph_items),
-        ("--graph-branches", set.graph_branches != default.graph_branches),
-        ("--pause", set.pause != default.pause),
-        ("--watchdog", set.watchdog != default.watchdog),
-        ("--priority", set.high_priority != default.high_priority),
-        ("--measure-pcie", set.measure_pcie != default.measure_pcie),
+    let settings: [(Subject, bool); 10] = [
+        (memory.into(), set.memory != default.memory),
+        (field::BLOCKS.into(), set.blocks != default.blocks),
+        (field::THREADS.into(), set.threads != default.threads),
+        (field::STREAMS.into(), set.streams != default.streams),
+        (field::GRAPH_ITEMS.into(), set.graph_items != default.graph_items),
+        (field::GRAPH_BRANCHES.into(), set.graph_branches != default.graph_branches),
+        (field::PAUSE.into(), set.pause != default.pause),
+        (field::WATCHDOG.into(), set.watchdog != default.watchdog),
+        (field::PRIORITY.into(), set.high_priority != default.high_priority),
+        (field::MEASURE_PCIE.into(), set.measure_pcie != default.measure_pcie),
     ];
-    flags.into_iter().find(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_string())
+    settings.into_iter().find(|(_, is_set)| *is_set).map(|(setting, _)| setting)
 }

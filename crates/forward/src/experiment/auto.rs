@@ -15,11 +15,13 @@
 //! A method without a resident kernel is preferred if its rate is within 3 % of the winner's.
 
 use super::baseline::shortened;
-use crate::config::{Config, Method, Route};
+use crate::config::{Config, Method};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::run::{RunOutcome, kind, run};
+use crate::field;
+use crate::run::{RunOutcome, run};
 use inlane_core::units::{self, Rate};
+use inlane_ports::spec::{PortSpec, Source};
 use std::time::{Duration, Instant};
 
 /// How long packets flow in a trial. On a GPU, its start and end take another 0.3 s.
@@ -74,20 +76,19 @@ struct Trials {
 /// - Every method fails, or no candidate stays within the latency limit.
 /// - `control` is stopped.
 pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, String)> {
-    let repeatable = match &config.route {
-        Route::OneWay { rx, .. } => ["null", "gen", "net_null"].contains(&kind(rx)),
-        Route::Between(..) => false,
-    };
-    if !repeatable {
-        let why =
-            "it runs the port of --rx repeatedly, which only null, net_null and gen allow; name a method";
-        return Err(Error::config("--method auto", why));
+    let makes_packets = |rx: &PortSpec| rx.properties().source == Source::Made;
+    if !config.route.source().is_some_and(makes_packets) {
+        let why = format!(
+            "it runs the port of {} repeatedly, which only null, net_null and gen allow; name a method",
+            field::RX
+        );
+        return Err(Error::config(field::METHOD.with("auto"), why));
     }
     config.check_repeatable()?;
     let interrupted = |runs: usize| {
         control.follow_parent();
         match control.stopping() {
-            true => Err(Error::Interrupted(format!("--method auto after {runs} trials"))),
+            true => Err(Error::Interrupted(format!("{} after {runs} trials", field::METHOD.with("auto")))),
             false => Ok(()),
         }
     };
@@ -126,7 +127,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
             Goal::Latency(limit) => time(limit),
             Goal::Throughput => String::new(),
         };
-        Error::TooSlow { limit, found }
+        Error::TooSlow { setting: field::MAX_LATENCY.with(limit), found }
     })?;
     let mut taken = config.clone();
     taken.executor = config.executor.with_method(chosen.method).unwrap_or(taken.executor);
@@ -241,6 +242,7 @@ fn time(span: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Route;
 
     fn trial(method: Method, rate: f64, p99_us: u64) -> Trial {
         let p99 = Some(Duration::from_micros(p99_us));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     fn null_to_null() -> Config {
-        Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] })
+        Config::new(Route::one_way("null", ["null"]).unwrap())
     }
 
     #[test]
@@ -305,7 +307,7 @@ mod tests {
         // A busy machine may not try all 10 candidates in time. So also accept a search that ran out of time.
         let tried = why.contains("of 10 short trials") || why.contains("were not tried");
         assert!(tried, "two methods, five bursts: {why}");
-        config.route = Route::OneWay { rx: "pcap:x".into(), tx: vec!["null".into()] };
+        config.route = Route::one_way("pcap:x", ["null"]).unwrap();
         assert!(choose(&config, Goal::Throughput, &Control::default()).is_err());
     }
 
@@ -343,6 +345,6 @@ mod tests {
         let mut config = null_to_null();
         config.room = 1;
         let error = choose(&config, Goal::Throughput, &Control::default()).unwrap_err().to_string();
-        assert!(error.contains("--room"), "{error}");
+        assert!(error.contains("room"), "{error}");
     }
 }

@@ -2,10 +2,11 @@
 
 use crate::config::{Compete, Config, Device, Executor, Route};
 use crate::control::Control;
-use crate::run::{kind, run};
+use crate::run::run;
 use inlane_core::result::Baseline;
+use inlane_ports::null::NullSpec;
 use inlane_ports::pcap::{Pace, Playback};
-use std::path::Path;
+use inlane_ports::spec::PortSpec;
 use std::time::Duration;
 
 /// How long a baseline runs.
@@ -39,13 +40,13 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };
     let needs_privileges = config.executor.device() != Device::Cpu && config.drops_needed_privileges();
-    if !is_repeatable(rx) || control.stopping() || needs_privileges {
+    if !rx.can_reopen() || control.stopping() || needs_privileges {
         return None;
     }
     let mut plain = shortened(config, BASELINE);
-    let same_sink = tx.len() == 1 && kind(&tx[0]) == "null";
+    let same_sink = matches!(&tx[..], [PortSpec::Null(_)]);
     if !same_sink {
-        plain.route = Route::OneWay { rx: rx.clone(), tx: vec!["null".into()] };
+        plain.route = Route::OneWay { rx: rx.clone(), tx: vec![discard()] };
     }
     plain.function = "io".into();
     plain.per_pipeline.work = Duration::ZERO;
@@ -55,7 +56,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let flow = outcome.filter(|outcome| outcome.errors.is_empty())?.result.tx;
     let ports = match same_sink {
         true => "the same ports".to_string(),
-        false if kind(rx) == "pcap" => format!("{rx} in a loop to null"),
+        false if matches!(rx, PortSpec::Capture(_)) => format!("{rx} in a loop to null"),
         false => format!("{rx} to null"),
     };
     Some(Baseline {
@@ -65,30 +66,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     })
 }
 
-/// Returns true if the source gives the same packets when it is opened again: null ports, generators and
-/// files.
-pub(super) fn is_repeatable(rx: &str) -> bool {
-    match kind(rx) {
-        "null" | "gen" => true,
-        "pcap" => rx.split_once(':').is_some_and(|(_, path)| Path::new(path).is_file()),
-        _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pipes_are_not_read_twice() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
-        let (file, pipe) = (path("file"), path("pipe"));
-        std::fs::write(&file, []).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        assert!(is_repeatable(&format!("pcap:{file}")) && is_repeatable("gen:64"));
-        for rx in [format!("pcap:{pipe}"), "pcap:-".into(), "ring:x".into()] {
-            assert!(!is_repeatable(&rx), "{rx}");
-        }
-    }
+/// Returns a port that discards packets.
+pub(super) fn discard() -> PortSpec {
+    NullSpec::default().into()
 }

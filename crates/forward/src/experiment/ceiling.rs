@@ -5,7 +5,7 @@
 //! | CPU | the slowest link, and the core time that the packet function alone takes |
 //! | GPU | a bare kernel that moves the same bytes, without burst ring, threads and ports |
 
-use super::baseline::is_repeatable;
+use super::baseline::discard;
 use crate::config::{Config, Device, Executor, Route};
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
@@ -19,6 +19,7 @@ use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{HeapPool, Packet, Pool, units};
 use inlane_function::PacketFunction;
 use inlane_ports::pcap::{Pace, Playback};
+use inlane_ports::spec::{PoolKind, PortSpec};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +55,8 @@ impl Ceilings {
         let (executor, settings) = (&config.executor, &config.per_pipeline);
         let cores = (executor.device(), config.pipelines, executor.workers(), settings.work);
         let bytes = (&config.function, executor.gpu_memory(), settings.burst, size);
-        let key = format!("{cores:?} {bytes:?} {:?} {link_bits_per_second:?}", config.route);
+        let ports: Vec<&str> = config.route.ports().into_iter().map(PortSpec::text).collect();
+        let key = format!("{cores:?} {bytes:?} {ports:?} {link_bits_per_second:?}");
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
@@ -189,12 +191,13 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
 
 /// Receives up to 64 sample packets of the kind that the run processed. Returns their pool and the packets.
 fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<Packet>)> {
-    let source = match &config.route {
-        Route::OneWay { rx, .. } if is_repeatable(rx) => rx.clone(),
-        _ => format!("gen:{}", mean_size(result).clamp(64, 9216)),
+    let usable = |rx: &&PortSpec| rx.can_reopen() && rx.properties().pool == PoolKind::Any;
+    let source = match config.route.source().filter(usable) {
+        Some(rx) => rx.clone(),
+        None => PortSpec::parse(&format!("gen:{}", mean_size(result).clamp(64, 9216)))?,
     };
     let mut alone = config.clone();
-    alone.route = Route::OneWay { rx: source.clone(), tx: vec!["null".into()] };
+    alone.route = Route::OneWay { rx: source.clone(), tx: vec![discard()] };
     alone.playback = Playback { pace: Pace::Full, repeat: true };
     alone.rate = None;
     let mut opened = ports(&[source], &alone, &Clock::new())?;
@@ -229,7 +232,7 @@ mod tests {
     /// Runs 1000 packets from port `rx` through `function`, with `work` of added work per packet. Returns the
     /// ceiling that is measured for this run.
     fn ceiling_of(rx: &str, function: &str, work: Duration) -> Ceiling {
-        let mut config = Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
+        let mut config = Config::new(Route::one_way(rx, ["null"]).unwrap());
         config.function = function.into();
         config.per_pipeline.work = work;
         config.per_pipeline.packets = 1000;
@@ -258,7 +261,8 @@ mod tests {
 
     #[test]
     fn both_directions_count() {
-        let mut config = Config::new(Route::Between("a".into(), "b".into()));
+        let port = |text| PortSpec::parse(text).unwrap();
+        let mut config = Config::new(Route::Between(port("null:64"), port("null:65")));
         config.per_pipeline.work = Duration::from_nanos(200);
         config.pipelines = 2;
         let rate = |config: &Config| {
@@ -267,7 +271,7 @@ mod tests {
         assert_eq!(rate(&config), 20e6, "two directions of two pipelines, 5 Mpps each");
         let linked = ceiling(&config, Some(8e9), &PacketResult::default()).unwrap();
         assert_eq!(linked.bytes_per_second, Some(2e9), "a link carries 1 GB/s each way");
-        config.route = Route::OneWay { rx: "a".into(), tx: vec!["b".into()] };
+        config.route = Route::one_way("pcap:a", ["pcap:b"]).unwrap();
         assert_eq!(rate(&config), 10e6);
     }
 }

@@ -17,16 +17,15 @@
 //! | source | the source offered no more packets, and nothing was lost |
 //! | workers, GPU | everything else |
 
-use crate::config::{Config, Device, Method, Route};
+use crate::config::{Config, Device, Method};
 use crate::control::TimeShares;
+use crate::field;
 use crate::gpu::Memory;
 use crate::pipeline::Overload;
 use crate::result::PacketResult;
-use crate::run::{RunOutcome, kind};
+use crate::run::RunOutcome;
 use inlane_core::stats::Summary;
 use inlane_core::units::{self, Rate};
-use inlane_ports::pcap::Pace;
-use std::path::Path;
 use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run counts as busy all the time.
@@ -86,7 +85,7 @@ fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String>
 pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
     let (share, text) = arrived(config, result)?;
     let long_enough = Duration::from_nanos(result.duration_ns) >= SHORTEST;
-    (share < NEARLY_ALL && long_enough).then(|| format!("--rate was not reached: {text}"))
+    (share < NEARLY_ALL && long_enough).then(|| format!("{} was not reached: {text}", field::RATE))
 }
 
 /// Returns which share of the offered rate arrived, and a text with both rates. Returns `None` if no rate was
@@ -199,7 +198,7 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     if let Some(said) = offered(config, result, NEARLY_ALL) {
         return said;
     }
-    let more = match (lost(result), arrived(config, result), is_endless(config)) {
+    let more = match (lost(result), arrived(config, result), always_ready(config)) {
         (lost @ 1.., ..) => format!("{lost} packets were lost"),
         (0, Some((_, said)), _) => format!("only {said}"),
         (0, None, true) => "there was always more to receive".into(),
@@ -239,18 +238,9 @@ fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]:
     (said, most)
 }
 
-/// Returns true if the source always has more packets. A pipe does not.
-fn is_endless(config: &Config) -> bool {
-    let Route::OneWay { rx, .. } = &config.route else { return false };
-    match kind(rx) {
-        "null" | "net_null" => true,
-        "gen" => !rx.starts_with("gen:oran"),
-        "pcap" => {
-            let file = rx.split_once(':').is_some_and(|(_, path)| Path::new(path).is_file());
-            file && config.playback.pace == Pace::Full
-        }
-        _ => false,
-    }
+/// Returns true if the source always had more packets.
+fn always_ready(config: &Config) -> bool {
+    config.route.source().is_some_and(|rx| rx.is_always_ready(config.playback))
 }
 
 fn percent(share: f64) -> String {

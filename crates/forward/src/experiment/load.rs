@@ -2,9 +2,10 @@
 
 use super::ceiling::Ceilings;
 use super::limit::limit;
-use crate::config::{Config, Route};
+use crate::config::Config;
 use crate::control::{Control, ProgressSnapshot};
 use crate::error::{Error, Result};
+use crate::field;
 use crate::result::{PacketResult, Quantity};
 use crate::run::{RunOutcome, run};
 use inlane_core::result::Document;
@@ -103,10 +104,9 @@ pub fn against_load(
     ceilings: &mut Ceilings,
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
 ) -> Result<(Document<PacketResult>, Option<Error>)> {
-    if !matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("gen:") || rx.starts_with("null"))
-    {
-        let why = "needs a source that can be paced: --rx gen:SIZE or null:SIZE";
-        return Err(Error::config("--zero-loss", why));
+    if !config.route.source().is_some_and(|rx| rx.properties().paces_itself) {
+        let why = format!("needs a source that can be paced: {} or null:SIZE", field::RX.with("gen:SIZE"));
+        return Err(Error::config(field::ZERO_LOSS, why));
     }
     config.check_repeatable()?;
     let duration = config.duration.unwrap_or(TRIAL);
@@ -155,7 +155,9 @@ pub fn against_load(
         return Ok((
             document,
             Some(Error::Verification(format!(
-                "no rate passed: {why}; give a longer --duration, a larger --burst or fewer other programs"
+                "no rate passed: {why}; give a longer {}, a larger {} or fewer other programs",
+                field::DURATION,
+                field::BURST
             ))),
         ));
     };
@@ -168,7 +170,10 @@ pub fn against_load(
     let seconds = units::nanoseconds(duration.as_nanos() as f64);
     document.notes.push(match duration >= RFC_2544_TRIAL {
         true => format!("method: RFC 2544, section 26.1, with trials of {seconds}"),
-        false => format!("trials of {seconds}; give --duration 60s for the trials that RFC 2544 asks for"),
+        false => {
+            let longer = field::DURATION.with("60s");
+            format!("trials of {seconds}; give {longer} for the trials that RFC 2544 asks for")
+        }
     });
     if loads.is_empty() {
         document.results.push(best);
@@ -187,6 +192,7 @@ pub fn against_load(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Route;
     use crate::result::PacketTotals;
 
     /// Returns the outcome of a trial that lasted `duration` and sent `processed` packets.
@@ -245,7 +251,7 @@ mod tests {
     /// Checks that the search finds a rate in short trials, and with a function that drops packets.
     #[test]
     fn a_dropping_function_has_a_rate_without_loss() {
-        let mut config = Config::new(Route::OneWay { rx: "gen:64".into(), tx: vec!["null".into()] });
+        let mut config = Config::new(Route::one_way("gen:64", ["null"]).unwrap());
         config.function = "drop-rule:all".into();
         config.duration = Some(Duration::from_millis(20));
         config.cores = Some(Vec::new());
@@ -256,6 +262,6 @@ mod tests {
             against_load(&config, &[], &Arc::default(), &mut ceilings, &mut |_, _| ()).unwrap();
         assert!(error.is_none(), "{error:?}");
         assert!(document.results[0].dropped_verdict > 0);
-        assert!(document.notes.iter().any(|note| note.contains("--duration 60s")), "{:?}", document.notes);
+        assert!(document.notes.iter().any(|note| note.contains("duration=60s")), "{:?}", document.notes);
     }
 }

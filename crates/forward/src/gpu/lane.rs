@@ -123,7 +123,7 @@ impl Lane {
             Location::Gpu(index) if *index == gpu.index() => pool.region().clone(),
             location => {
                 let why = format!("{gpu} cannot access packets in {location}; use pinned memory");
-                return Err(Error::config("--memory", why));
+                return Err(Error::config(crate::field::MEMORY, why));
             }
         };
         let location = packets.location().clone();
@@ -149,7 +149,7 @@ impl Lane {
         if pull < info.reads.max(info.writes).min(room) && pull != 0 {
             let needs = info.reads.max(info.writes);
             return Err(Error::config(
-                format!("--header-split {pull}"),
+                crate::field::HEADER_SPLIT.with(pull),
                 format!(
                     "function {} accesses {needs} bytes of a packet; pull at least that many",
                     loaded.function.name()
@@ -259,7 +259,7 @@ impl Lane {
         let wanted: u64 = lanes.iter().map(|lane| lane.shape.blocks as u64).sum();
         if wanted > room as u64 {
             return Err(Error::config(
-                format!("--blocks {}", lane.shape.blocks),
+                crate::field::BLOCKS.with(lane.shape.blocks),
                 format!(
                     "{} pipelines need {wanted} blocks of {} threads at the same time, but {} holds {room}; ask for fewer",
                     lanes.len(),

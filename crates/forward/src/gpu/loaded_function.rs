@@ -49,7 +49,7 @@ impl LoadedFunction {
         let info = gpu.read(&module.global(&format!("inlane_info_{}", function.symbol()))?)?;
         let info = FunctionInfo::from_bytes(&info).ok_or_else(|| {
             Error::config(
-                format!("--function {}", function.name()),
+                crate::field::FUNCTION.with(function.name()),
                 "it was compiled against another version of inlane.h; include the header of this version",
             )
         })?;
@@ -95,7 +95,7 @@ impl LoadedFunction {
         for kernel in [&self.persistent, &self.items, &self.slots] {
             let fixed = kernel.static_shared_bytes()?;
             let fits = fit_shared(burst, pulled, fixed, most).map_err(|why| {
-                Error::config(format!("--burst {burst}"), format!("on {}, {why}", self.gpu))
+                Error::config(crate::field::BURST.with(burst), format!("on {}, {why}", self.gpu))
             })?;
             if fits == SharedMemory::Allowed {
                 kernel.set_max_dynamic_shared_bytes(bytes)?;
@@ -155,7 +155,7 @@ pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> R
             let room = most.saturating_sub(fixed.next_multiple_of(16)) / each;
             let remedy = match room {
                 0 => "declare less in the packet function".into(),
-                room => format!("use --burst {room} or less"),
+                room => format!("use {} or less", crate::field::BURST.with(room)),
             };
             Err(format!(
                 "a block would need {all} bytes of shared memory ({fixed} for the packet function, {each} per packet) and can have \

@@ -3,6 +3,7 @@
 
 use crate::config::Method;
 use crate::error::{Error, Result};
+use crate::field;
 use crate::pipeline::circulate::InFlightLimits;
 use inlane_function::CallKind;
 use std::fmt;
@@ -55,7 +56,7 @@ impl FromStr for Memory {
             "gpu" => Ok(Memory::Gpu),
             "gpu-pool" => Ok(Memory::Pool),
             _ => Err(Error::config(
-                format!("--memory {text}"),
+                field::MEMORY.with(text),
                 "choose one of pinned (processed in place), gpu (pulled into GPU memory), gpu-pool (buffers in GPU memory, \
                  for ports that never touch payload)",
             )),
@@ -151,7 +152,10 @@ impl Settings {
         if queues > QUEUES {
             return Err(Error::config(
                 format!(
-                    "--pipelines, --streams and --graph-branches ({lanes}, {}, {chains})",
+                    "{}, {} and {} ({lanes}, {}, {chains})",
+                    field::PIPELINES,
+                    field::STREAMS,
+                    field::GRAPH_BRANCHES,
                     own.streams_for()
                 ),
                 format!(

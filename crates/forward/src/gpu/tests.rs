@@ -199,7 +199,7 @@ fn large_bursts_need_permission_for_shared_memory() {
     }
     let refused = fit_shared(1024, true, declared, 64 * KIB).unwrap_err();
     assert!(refused.contains("need 90112 bytes") && refused.contains("can have 65536"), "{refused}");
-    assert!(refused.ends_with("use --burst 409 or less"), "{refused}");
+    assert!(refused.ends_with("use burst=409 or less"), "{refused}");
     assert_eq!(
         fit_shared(409, true, declared, 64 * KIB),
         Ok(SharedMemory::Allowed),

@@ -50,7 +50,12 @@ impl FromStr for Overload {
             "wait" => Self::Wait,
             "drop" => Self::Drop,
             "shrink" => Self::Shrink,
-            _ => return Err(Error::config(format!("--overload {text}"), "choose one of wait, drop, shrink")),
+            _ => {
+                return Err(Error::config(
+                    crate::field::OVERLOAD.with(text),
+                    "choose one of wait, drop, shrink",
+                ));
+            }
         })
     }
 }

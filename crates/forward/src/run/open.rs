@@ -2,26 +2,28 @@
 
 use crate::config::{Config, Executor, Route};
 use crate::error::Result;
+use crate::field;
 use crate::gpu::{Gpu, Memory};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool};
 #[cfg(feature = "dpdk")]
 use inlane_dpdk::MbufPool;
-pub(crate) use inlane_ports::open::{OpenPorts, is_shared, kind, takes_privileges};
-use inlane_ports::open::{OpenRequest, is_dpdk};
+pub(crate) use inlane_ports::open::OpenPorts;
+use inlane_ports::open::{self, OpenRequest};
+use inlane_ports::spec::PortSpec;
 use std::sync::Arc;
 
 /// Opens every port of a run.
 ///
 /// # Errors
-/// When a port cannot be opened, or its kind does not exist.
-pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<OpenPorts> {
+/// When a port cannot be opened.
+pub(crate) fn ports(specs: &[PortSpec], config: &Config, clock: &Clock) -> Result<OpenPorts> {
     let (rx, tx) = match &config.route {
-        Route::OneWay { rx, tx } => (Some(rx.as_str()), tx.as_slice()),
+        Route::OneWay { rx, tx } => (Some(rx), tx.as_slice()),
         Route::Between(..) => (None, [].as_slice()),
     };
     let request = OpenRequest {
-        names,
+        ports: specs,
         rx,
         tx,
         function: &config.function,
@@ -30,7 +32,7 @@ pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<
         queues: config.pipelines,
         room: config.room,
     };
-    Ok(inlane_ports::open::ports(&request, clock)?)
+    Ok(open::ports(&request, clock)?)
 }
 
 /// Creates a pool for each pipeline of each direction. If any port is DPDK's, all pools consist of mbufs,
@@ -39,22 +41,15 @@ pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<
 /// # Errors
 /// When memory is short, or the buffers are larger than the pool supports.
 pub(super) fn pools(
-    names: &[String],
+    specs: &[PortSpec],
     config: &Config,
     room: usize,
     directions: usize,
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
-    let of_dpdk = names.iter().find(|name| is_dpdk(name));
-    let uses_mbufs = of_dpdk.is_some();
-    #[cfg(feature = "dpdk")]
-    if let Some(port) = of_dpdk.filter(|_| room > inlane_dpdk::MAX_ROOM) {
-        let most = inlane_dpdk::MAX_ROOM;
-        let why = format!(
-            "packets of {room} bytes do not fit into DPDK's buffers of at most {most} bytes; use shorter packets, or \
-             inlane's own ports (pcap:FILE, null, check)"
-        );
-        return Err(Error::port_usage(port, why).into());
+    let needs_mbufs = open::needs_mbufs(specs);
+    if let Some(port) = needs_mbufs {
+        open::check_mbuf_room(port, room)?;
     }
     let buffers = config.buffers();
     let one = || -> Result<Arc<dyn Pool>> {
@@ -62,10 +57,10 @@ pub(super) fn pools(
             let bytes = || {
                 HeapPool::bytes(buffers, room).ok_or_else(|| {
                     let what = format!("a pool of {buffers} buffers of {room} bytes");
-                    Error::invalid(what, "is too large; ask for fewer with --buffers")
+                    Error::invalid(what, format!("is too large; ask for fewer with {}", field::BUFFERS))
                 })
             };
-            match (settings.memory, uses_mbufs) {
+            match (settings.memory, needs_mbufs.is_some()) {
                 (Memory::Pool, true) => {
                     return mbufs_on_gpu(gpu, buffers, room);
                 }
@@ -80,18 +75,9 @@ pub(super) fn pools(
                 (_, true) => {}
             }
         }
-        Ok(match uses_mbufs {
-            true => mbufs(buffers, room)?,
-            false => Arc::new(HeapPool::new(buffers, room)?),
-        })
+        Ok(open::pool(specs, buffers, room)?)
     };
     (0..directions).map(|_| (0..config.pipelines).map(|_| one()).collect()).collect()
-}
-
-/// Creates a pool of mbufs in host memory.
-#[cfg(feature = "dpdk")]
-fn mbufs(buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
-    Ok(MbufPool::new(buffers, room)?)
 }
 
 /// Creates a pool of mbufs whose data lies in GPU memory.
@@ -111,11 +97,6 @@ pub(super) fn drop_privileges() -> Result<()> {
 }
 
 #[cfg(not(feature = "dpdk"))]
-fn mbufs(_: usize, _: usize) -> Result<Arc<dyn Pool>> {
-    unreachable!("only DPDK's ports need mbufs, and this build has none")
-}
-
-#[cfg(not(feature = "dpdk"))]
-fn mbufs_on_gpu(_: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
-    mbufs(buffers, room)
+fn mbufs_on_gpu(_: &Arc<Gpu>, _: usize, _: usize) -> Result<Arc<dyn Pool>> {
+    unreachable!("check_mbuf_room refuses ports that need mbufs in a program without DPDK")
 }

@@ -6,6 +6,7 @@ use super::{Joined, Run};
 use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
+use crate::field;
 use crate::gpu::{self, LinkSamples};
 use crate::pipeline::{StageHistograms, Tally};
 use crate::result::{PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages};
@@ -102,11 +103,11 @@ impl RunOutcome {
         let result = PacketResult {
             parameters: parameters(config),
             error: None,
-            ports: run.names.clone(),
+            ports: run.specs.iter().map(|spec| spec.text().to_string()).collect(),
             path: PathExplanation {
                 name: method.to_string(),
                 hops,
-                reason: format!("--method is {method}, and no other method was tried"),
+                reason: format!("{} is {method}, and no other method was tried", field::METHOD),
                 not_taken: Vec::new(),
             },
             shape,

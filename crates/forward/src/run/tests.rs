@@ -2,7 +2,7 @@ use super::*;
 use crate::config::Route;
 
 fn config(rx: &str, tx: &str) -> Config {
-    let mut config = Config::new(Route::OneWay { rx: rx.into(), tx: vec![tx.into()] });
+    let mut config = Config::new(Route::one_way(rx, [tx]).unwrap());
     config.per_pipeline.packets = 1000;
     config.cores = Some(Vec::new());
     config
@@ -42,7 +42,7 @@ fn a_gpu_needs_the_feature_cuda() {
 #[cfg(not(feature = "dpdk"))]
 #[test]
 fn dpdk_ports_need_the_feature_dpdk() {
-    let refused = run_it(&config("net_null:64", "null")).err().unwrap();
+    let refused = Route::one_way("net_null:64", ["null"]).err().unwrap();
     assert_eq!(refused.class(), inlane_core::error::Class::Environment, "{refused}");
     assert!(refused.to_string().contains("cargo feature dpdk"), "{refused}");
 }

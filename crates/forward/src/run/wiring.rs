@@ -1,11 +1,12 @@
 //! Lists the directions in which a run forwards packets, and creates the pipelines for these directions.
 
-use super::open;
 use super::wrappers::Wrappers;
 use crate::config::{Config, Route};
 use crate::error::{Error, Result};
+use crate::field;
 use crate::pipeline::Pipeline;
 use inlane_core::{Pool, Port, units};
+use inlane_ports::spec::{Kind, PortSpec};
 use inlane_ports::wrap::fault;
 use std::sync::Arc;
 
@@ -20,25 +21,26 @@ pub(super) struct Direction {
 /// serve both directions, the port is listed once.
 ///
 /// # Errors
-/// [`Error::Config`] if two names of the same ring have different options.
-pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
-    let mut names: Vec<String> = Vec::new();
-    // A route may name the same ring twice, with the options at only one of the names. So compare the names
-    // of rings without options.
-    let is_ring = |name: &str| open::kind(name) == "ring";
-    let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
-    let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));
-    let mut index = |name: &String| {
-        if open::is_shared(name)
-            && let Some(found) = names.iter().position(|known| same(known, name))
+/// [`Error::Config`] if two specifications of the same ring have different options.
+pub(super) fn directions(route: &Route) -> Result<(Vec<PortSpec>, Vec<Direction>)> {
+    let mut ports: Vec<PortSpec> = Vec::new();
+    // A route may name the same ring twice, with the options at only one of the names. So compare rings without
+    // their options.
+    let is_ring = |port: &PortSpec| port.kind() == Kind::Ring;
+    let has_options = |port: &PortSpec| port.text() != port.without_options();
+    let same_ring =
+        |a: &PortSpec, b: &PortSpec| is_ring(a) && is_ring(b) && a.without_options() == b.without_options();
+    let mut index = |port: &PortSpec| {
+        if port.is_shared()
+            && let Some(found) = ports.iter().position(|known| known == port || same_ring(known, port))
         {
-            if names[found] == bare(name) {
-                names[found] = name.clone();
+            if !has_options(&ports[found]) {
+                ports[found] = port.clone();
             }
             return found;
         }
-        names.push(name.clone());
-        names.len() - 1
+        ports.push(port.clone());
+        ports.len() - 1
     };
     let directions = match route {
         Route::OneWay { rx, tx } => {
@@ -49,13 +51,13 @@ pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)>
             vec![Direction { rx: a, tx: vec![b] }, Direction { rx: b, tx: vec![a] }]
         }
     };
-    for name in route.ports().into_iter().filter(|name| is_ring(name) && name.contains(',')) {
-        if let Some(other) = names.iter().find(|known| known != &name && bare(known) == bare(name)) {
+    for port in route.ports().into_iter().filter(|port| has_options(port)) {
+        if let Some(other) = ports.iter().find(|known| *known != port && same_ring(known, port)) {
             let why = format!("names the same ring as {other} with other options; give options once");
-            return Err(Error::config(format!("port {name}"), why));
+            return Err(Error::config(format!("port {port}"), why));
         }
     }
-    Ok((names, directions))
+    Ok((ports, directions))
 }
 
 /// Configures every port with the queues that its directions need. Creates the pipelines of each direction.
@@ -77,7 +79,7 @@ pub(super) fn connect(
             let most = port.info().max_queues;
             let queues_of_port = units::counted(most.into(), "queue");
             let why = format!("{} has {queues_of_port}; give at most {most}", port.info().name);
-            return Err(Error::config(format!("--pipelines {queues}"), why));
+            return Err(Error::config(field::PIPELINES.with(queues), why));
         }
         if queues > 1 && receives.is_some() && !port.info().spreads_flows {
             tracing::warn!("port {} does not spread flows over queues", port.info().name);

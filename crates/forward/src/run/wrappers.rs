@@ -1,13 +1,13 @@
 //! The wrappers around a run's queues: they limit the rate, inject faults, and write sent packets to a
 //! capture.
 
-use super::open;
 use crate::config::Config;
 use crate::error::Result;
 use inlane_core::clock::Clock;
 use inlane_core::units::Rate;
 use inlane_core::{Pool, Rx, Tx};
 use inlane_ports::pcap::TimestampSource;
+use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::capture::Capture;
 use inlane_ports::wrap::fault::{self, Faults};
 use inlane_ports::wrap::pace::PacedRx;
@@ -22,21 +22,21 @@ pub(super) struct Wrappers {
 }
 
 impl Wrappers {
-    /// Prepares the wrappers of a run. `names` are the run's ports; the first is the one to receive from.
+    /// Prepares the wrappers of a run. `ports` are the run's ports; the first is the one to receive from.
     ///
     /// # Errors
     /// When the fault specification is wrong, or the capture file cannot be created.
-    pub(super) fn new(config: &Config, names: &[String], clock: &Clock) -> Result<Self> {
-        let receives_from = |wanted: &str| names.first().is_some_and(|name| open::kind(name) == wanted);
-        let timestamps = match receives_from("pcap") {
-            true => TimestampSource::Metadata,
-            false => TimestampSource::SendTime,
+    pub(super) fn new(config: &Config, ports: &[PortSpec], clock: &Clock) -> Result<Self> {
+        let timestamps = match ports.first() {
+            Some(PortSpec::Capture(_)) => TimestampSource::Metadata,
+            _ => TimestampSource::SendTime,
         };
-        let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
+        let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, ports));
+        // Put no pacing wrapper around a port that paces itself. A generator, for example, records when each packet
+        // was due.
+        let paces_itself = ports.first().is_some_and(|rx| rx.properties().paces_itself);
         Ok(Self {
-            // Put no pacing wrapper around a generator, because it paces itself: it records when each packet
-            // was due.
-            rate: config.rate.filter(|_| !receives_from("gen")),
+            rate: config.rate.filter(|_| !paces_itself),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
             capture: capture.transpose()?,
             clock: clock.clone(),

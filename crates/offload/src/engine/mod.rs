@@ -36,7 +36,7 @@ use crate::arena::{Arena, Key};
 use crate::budget::Budget;
 use crate::closer::Closer;
 use crate::error::{Error, Result};
-use crate::network::{self, InterfaceState, Network, WatchedInterface};
+use crate::network::{InterfaceState, Network, WatchedInterface};
 use crate::pair;
 use crate::ring::Rings;
 use crate::settings::Settings;
@@ -434,7 +434,7 @@ impl Engine {
 
     /// Begins to watch the kernel's interface of the port, if the port has one.
     fn watch_interface(&mut self) -> Result<()> {
-        let Some(name) = network::interface(&self.settings.port) else { return Ok(()) };
+        let Some(name) = self.settings.port.interface() else { return Ok(()) };
         let what = format!("watching the interface {name}");
         let interface = WatchedInterface::new(name).map_err(Error::os(what))?;
         self.watch(interface.descriptor(), INTERFACE, epoll::EventFlags::IN)?;

@@ -10,7 +10,6 @@ use crate::socket::{Role, Socket, Stream};
 use crate::status::{
     ConnectionCounters, DatagramCounters, DatagramTotals, EngineStatus, SocketStatus, ThreadStatus, protocol,
 };
-use inlane_core::port::spec::without_secret;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
 use std::collections::{HashMap, VecDeque};
@@ -206,7 +205,7 @@ impl Engine {
             passed_packets: link.passed,
         };
         let status = EngineStatus {
-            port: without_secret(&self.settings.port).into_owned(),
+            port: self.settings.port.text().to_string(),
             path: self.network.info().path.clone(),
             mac: self.network.mac().to_string(),
             addresses: self.network.addresses().iter().map(ToString::to_string).collect(),

@@ -52,10 +52,10 @@ fn folders_of_the_control_socket_go_with_it() {
     settings.socket = folder.path().join("a/b/control");
     // Name a port that cannot be opened. The engine has created folders for its control socket, and must then
     // remove them.
-    settings.port = "pcap:/no/such/file".into();
+    settings.port = "pcap:/no/such/file".parse().unwrap();
     assert!(Engine::open_on(settings.clone(), 1024).is_err());
     assert!(!folder.path().join("a").exists());
-    settings.port = "null".into();
+    settings.port = "null".parse().unwrap();
     let engine = Engine::open_on(settings.clone(), 1024).unwrap();
     assert!(settings.socket.exists());
     std::fs::write(folder.path().join("a/other"), "").unwrap();
@@ -67,7 +67,7 @@ fn folders_of_the_control_socket_go_with_it() {
 fn the_loopback_interface_is_refused_with_the_flag_to_use() {
     let folder = tempfile::tempdir().unwrap();
     for port in ["af_packet:lo", "af_xdp:lo"] {
-        let settings = Settings { port: port.into(), ..settings(&folder, 8) };
+        let settings = Settings { port: port.parse().unwrap(), ..settings(&folder, 8) };
         let error = Threads::open(settings).err().unwrap().to_string();
         assert!(error.contains("--loopback") && error.contains(port), "{error}");
     }
@@ -75,7 +75,7 @@ fn the_loopback_interface_is_refused_with_the_flag_to_use() {
 
 pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
     Settings {
-        port: "null".into(),
+        port: "null".parse().unwrap(),
         threads: 1,
         cores: Vec::new(),
         addresses: vec![Prefix::parse("10.0.0.1/24").unwrap(), Prefix::parse("fd00::1/64").unwrap()],

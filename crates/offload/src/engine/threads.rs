@@ -25,7 +25,6 @@ impl Threads {
     /// # Errors
     /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
     pub fn open(settings: Settings) -> Result<Self> {
-        network::check_port(&settings.port)?;
         network::check_interface(&settings)?;
         Self::open_on(settings, network::BUFFERS)
     }

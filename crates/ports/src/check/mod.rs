@@ -17,6 +17,7 @@ mod tracker;
 #[cfg(test)]
 mod tests;
 
+use crate::field::RX;
 use crate::generate::{Generator, SentCounts, Traffic, require_cpu_memory};
 use expect::{Classification, ExpectedPackets};
 use inlane_core::clock::Clock;
@@ -27,6 +28,29 @@ use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use reference::ReferenceFunction;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tracker::{Counts, Tracker};
+
+/// The specification of a checker: `check`, or `check:SIZE|imix` with the options of a generator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckSpec {
+    /// The specification's text, as the user wrote it.
+    pub text: String,
+    /// The traffic of a generator in another process. `None` for the generator of the same run.
+    pub traffic: Option<Traffic>,
+}
+
+impl CheckSpec {
+    /// Parses the specification.
+    ///
+    /// # Errors
+    /// As for [`Traffic::parse`].
+    pub fn parse(text: &str) -> Result<Self> {
+        let traffic = match text.contains([':', ',']) {
+            true => Some(Traffic::parse(text)?.0),
+            false => None,
+        };
+        Ok(Self { text: text.into(), traffic })
+    }
+}
 
 /// The `check` port, which verifies the packets that are sent to it. It has transmit queues only.
 pub struct Checker {
@@ -54,15 +78,10 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens the checker that `text` names. `check` expects the packets of the generator `source`.
-    /// `check:SIZE,...` expects the packets of a generator in another process, and repeats that generator's
-    /// options. `reference` models the packet function between generator and checker. The checker expects the
-    /// packets that this function sends to port `number`.
-    ///
-    /// Latency is measured against due times of `clock`, which `source` must use too.
+    /// Opens the checker that `text` names. See [`Checker::new`].
     ///
     /// # Errors
-    /// If neither `text` nor `source` tells which packets are sent, or if the options are wrong.
+    /// As for [`CheckSpec::parse`] and [`Checker::new`].
     pub fn open(
         text: &str,
         clock: &Clock,
@@ -70,19 +89,40 @@ impl Checker {
         reference: Box<dyn ReferenceFunction>,
         number: u16,
     ) -> Result<Self> {
-        let own = (text != "check").then(|| Traffic::parse(text)).transpose()?;
+        Self::new(CheckSpec::parse(text)?, clock, source, reference, number)
+    }
+
+    /// Opens the checker that `spec` describes. `check` expects the packets of the generator `source`.
+    /// `check:SIZE,...` expects the packets of a generator in another process, and repeats that generator's
+    /// options. `reference` models the packet function between generator and checker. The checker expects the
+    /// packets that this function sends to port `number`.
+    ///
+    /// Latency is measured against due times of `clock`, which `source` must use too.
+    ///
+    /// # Errors
+    /// If neither `spec` nor `source` tells which packets are sent.
+    pub fn new(
+        spec: CheckSpec,
+        clock: &Clock,
+        source: Option<&Generator>,
+        reference: Box<dyn ReferenceFunction>,
+        number: u16,
+    ) -> Result<Self> {
+        let CheckSpec { text, traffic: own } = spec;
         let (traffic, sent) = match (own, source) {
-            (Some((traffic, _)), _) => (Arc::new(traffic), None),
+            (Some(traffic), _) => (Arc::new(traffic), None),
             (None, Some(source)) => (source.traffic().clone(), Some(source.sent().clone())),
             (None, None) => {
-                let why = "there is nothing to compare with, because --rx is no generator; receive from gen:SIZE, or \
-                           give the options of another run's generator: check:64,flows=8";
+                let why = format!(
+                    "there is nothing to compare with, because {RX} is no generator; receive from gen:SIZE, or give the \
+                     options of another run's generator: check:64,flows=8"
+                );
                 return Err(Error::port_usage(text, why));
             }
         };
         Ok(Self {
             info: PortInfo {
-                name: text.into(),
+                name: text,
                 path: "inlane checker".into(),
                 touches_payload: true,
                 max_queues: u16::MAX,

@@ -15,6 +15,7 @@ pub mod traffic;
 #[cfg(test)]
 mod tests;
 
+use crate::field::{MEMORY, ROOM};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
@@ -25,6 +26,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use template::{HEADER_ROOM, Template};
 pub use traffic::{OfferedLoad, Traffic};
+
+/// The specification of a generator: `gen:SIZE|imix` with its options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GeneratorSpec {
+    /// The specification's text, as the user wrote it.
+    pub text: String,
+    /// What the generator sends.
+    pub traffic: Traffic,
+    /// How fast it sends, and how much.
+    pub load: OfferedLoad,
+}
+
+impl GeneratorSpec {
+    /// Parses the specification. [`Traffic::parse`] lists the options.
+    ///
+    /// # Errors
+    /// As for [`Traffic::parse`].
+    pub fn parse(text: &str) -> Result<Self> {
+        let (traffic, load) = Traffic::parse(text)?;
+        Ok(Self { text: text.into(), traffic, load })
+    }
+}
 
 /// The `gen` port, a generator: receiving from it creates packets. It has receive queues only.
 pub struct Generator {
@@ -82,16 +105,21 @@ fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
 }
 
 impl Generator {
-    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). `clock` provides the packets' due
-    /// times. The checker must use the same clock.
+    /// Opens the generator that `text` specifies. See [`Generator::new`].
     ///
     /// # Errors
     /// As for [`Traffic::parse`].
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
-        let (traffic, load) = Traffic::parse(text)?;
-        Ok(Self {
+        Ok(Self::new(GeneratorSpec::parse(text)?, clock))
+    }
+
+    /// Opens the generator that `spec` describes. `clock` provides the packets' due times. The checker must use the
+    /// same clock.
+    pub fn new(spec: GeneratorSpec, clock: &Clock) -> Self {
+        let GeneratorSpec { text, traffic, load } = spec;
+        Self {
             info: PortInfo {
-                name: text.into(),
+                name: text,
                 path: "inlane generator".into(),
                 touches_payload: true,
                 max_queues: traffic.flows.min(u16::MAX as u32) as u16,
@@ -104,7 +132,7 @@ impl Generator {
             load,
             clock: clock.clone(),
             queues: Vec::new(),
-        })
+        }
     }
 
     /// Returns the traffic that the generator sends.
@@ -136,8 +164,9 @@ impl Generator {
             return Err(Error::port_usage(
                 &self.info.name,
                 format!(
-                    "frames need buffers of {needed} bytes, and the pool's have {}; give --room {needed}",
-                    pool.room()
+                    "frames need buffers of {needed} bytes, and the pool's have {}; give {}",
+                    pool.room(),
+                    ROOM.with(needed)
                 ),
             ));
         }
@@ -182,7 +211,7 @@ pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()>
     Err(Error::port_usage(
         port,
         format!(
-            "the CPU accesses its packets, which lie in {location}; choose host or pinned memory with --memory"
+            "the CPU accesses its packets, which lie in {location}; choose host or pinned memory with {MEMORY}"
         ),
     ))
 }

@@ -6,7 +6,7 @@
 
 use super::stamp;
 use inlane_core::Result;
-use inlane_core::port::spec::PortSpec;
+use inlane_core::port::spec::SpecText;
 use inlane_core::units::{Rate, parse_rate, parse_size};
 use inlane_wire::checksum::{self, Sum};
 use inlane_wire::{Layers, Mac, ethernet, ipv4, ipv6, tcp, udp};
@@ -70,7 +70,7 @@ impl Traffic {
     /// # Errors
     /// If an option is unknown, a value is out of range, or the size is too small for headers and stamp.
     pub fn parse(text: &str) -> Result<(Self, OfferedLoad)> {
-        let mut spec = PortSpec::parse(text)?;
+        let mut spec = SpecText::parse(text)?;
         let imix = spec.argument() == "imix";
         let fcs = if spec.flag("fcs")? { FCS } else { 0 };
         let sizes = match spec.argument() {

@@ -8,6 +8,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
+use crate::field::ROOM;
 use crate::generate::require_cpu_memory;
 use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
@@ -20,6 +21,28 @@ use std::sync::Arc;
 /// The most positions of the packet plan that one call of [`RadioRx::position`] skips.
 const MAX_SKIPPED: usize = 4096;
 
+/// The specification of a radio: `gen:oran` with its options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RadioSpec {
+    /// The specification's text, as the user wrote it.
+    pub text: String,
+    /// The packets that the radio sends.
+    pub plan: Arc<Plan>,
+    /// How fast it sends, and how much.
+    pub load: RadioLoad,
+}
+
+impl RadioSpec {
+    /// Parses the specification. [`Plan::parse`] lists the options.
+    ///
+    /// # Errors
+    /// As for [`Plan::parse`].
+    pub fn parse(text: &str) -> Result<Self> {
+        let (plan, load) = Plan::parse(text)?;
+        Ok(Self { text: text.into(), plan: Arc::new(plan), load })
+    }
+}
+
 /// The `gen:oran` port, which creates the packets of a radio. It has receive queues only.
 pub struct Radio {
     info: PortInfo,
@@ -30,19 +53,19 @@ pub struct Radio {
 }
 
 impl Radio {
-    /// Returns true if the port specification `text` is that of a `gen:oran` port.
-    pub fn is(text: &str) -> bool {
-        text.strip_prefix("gen:").is_some_and(|rest| rest.split(',').next() == Some("oran"))
-    }
-
-    /// Opens the radio that `text` specifies (see [`Plan::parse`]).
+    /// Opens the radio that `text` specifies. See [`Radio::new`].
     ///
     /// # Errors
     /// As for [`Plan::parse`].
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
-        let (plan, load) = Plan::parse(text)?;
+        Ok(Self::new(RadioSpec::parse(text)?, clock))
+    }
+
+    /// Opens the radio that `spec` describes. `clock` provides the packets' due times.
+    pub fn new(spec: RadioSpec, clock: &Clock) -> Self {
+        let RadioSpec { text, plan, load } = spec;
         let info = PortInfo {
-            name: text.into(),
+            name: text,
             path: "inlane O-RAN radio".into(),
             touches_payload: true,
             max_queues: 1,
@@ -50,7 +73,7 @@ impl Radio {
             link_bits_per_second: None,
             twin: false,
         };
-        Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
+        Self { info, plan, load, clock: clock.clone(), queue: None }
     }
 
     /// Returns the plan of all packets. The plan includes which packets are shuffled or lost.
@@ -78,7 +101,8 @@ impl Port for Radio {
         if pool.room() < self.plan.longest() {
             let (needed, room) = (self.plan.longest(), pool.room());
             let why = format!(
-                "frames need buffers of {needed} bytes, and the pool's have {room}; give --room {needed}"
+                "frames need buffers of {needed} bytes, and the pool's have {room}; give {}",
+                ROOM.with(needed)
             );
             return Err(Error::port_usage(&self.info.name, why));
         }

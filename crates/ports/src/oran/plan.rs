@@ -8,7 +8,7 @@
 
 use crate::generate::traffic::mix;
 use inlane_core::Result;
-use inlane_core::port::spec::PortSpec;
+use inlane_core::port::spec::SpecText;
 use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
@@ -94,7 +94,7 @@ impl Plan {
     /// # Errors
     /// If an option is unknown or a value is out of range.
     pub fn parse(text: &str) -> Result<(Self, RadioLoad)> {
-        let mut spec = PortSpec::parse(text)?;
+        let mut spec = SpecText::parse(text)?;
         let eaxc = spec.option("eaxc", |value| {
             let id = |text: &str| match text.strip_prefix("0x") {
                 Some(hex) => u16::from_str_radix(hex, 16).ok(),

@@ -28,6 +28,47 @@ pub use source::CaptureSource;
 use std::path::Path;
 pub use writer::is_closed_by_reader;
 
+/// The specification of a capture: `pcap:FILE`. `pcap:-` is standard input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureSpec {
+    /// The specification's text, as the user wrote it.
+    pub text: String,
+    /// The path as text. `-` is standard input or output.
+    pub(crate) path: String,
+}
+
+impl CaptureSpec {
+    /// Parses the specification. The path may contain commas, because this port has no options.
+    ///
+    /// # Errors
+    /// If the path is missing.
+    pub fn parse(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            Some((_, path)) if !path.is_empty() => Ok(Self { text: text.into(), path: path.into() }),
+            _ => Err(Error::port_usage(
+                text,
+                "name the file: pcap:FILE, or pcap:- for standard input or output",
+            )),
+        }
+    }
+
+    /// Returns true for standard input or output.
+    pub fn is_standard(&self) -> bool {
+        self.path == "-"
+    }
+
+    /// Returns the file. `None` for standard input and output.
+    pub fn file(&self) -> Option<&Path> {
+        (!self.is_standard()).then(|| Path::new(&self.path))
+    }
+
+    /// Returns true if the capture is a regular file at present. Such a capture can be read several times, and
+    /// a pipe cannot.
+    pub fn is_regular_file(&self) -> bool {
+        self.file().is_some_and(Path::is_file)
+    }
+}
+
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
@@ -71,18 +112,4 @@ fn info(text: &str, max_queues: u16) -> PortInfo {
         link_bits_per_second: None,
         twin: false,
     }
-}
-
-/// Returns the path in the `pcap` specification `text`. The path may contain commas.
-fn path_of(text: &str) -> Result<&str> {
-    match text.split_once(':') {
-        Some((_, path)) if !path.is_empty() => Ok(path),
-        _ => Err(Error::port_usage(text, "name the file: pcap:FILE, or pcap:- for standard input or output")),
-    }
-}
-
-/// Returns the file of the port `text`. Returns `None` for other kinds of ports, and for standard input and
-/// output.
-pub fn file_of(text: &str) -> Option<&Path> {
-    text.strip_prefix("pcap:").filter(|path| !matches!(*path, "" | "-")).map(Path::new)
 }

@@ -6,6 +6,7 @@
 //! [`CaptureReader`] limits the memory that a damaged file can make it use. It reports the offset of a fault.
 
 use super::pcapng::Interface;
+use crate::field::PACKETS;
 use inlane_core::error::Class;
 use inlane_core::{Error, Result};
 use pcap_parser::nom;
@@ -372,9 +373,13 @@ impl CaptureReader {
     fn failed(&self, why: String) -> Error {
         let before = match self.packets {
             0 => "no packet is before it; record the capture again".into(),
-            1 => "the packet before it is whole; give --packets 1, or record the capture again".into(),
+            1 => format!(
+                "the packet before it is whole; give {}, or record the capture again",
+                PACKETS.with(1)
+            ),
             packets => format!(
-                "the {packets} packets before it are whole; give --packets {packets}, or record the capture again"
+                "the {packets} packets before it are whole; give {}, or record the capture again",
+                PACKETS.with(packets)
             ),
         };
         let why = format!("{why}; {before}");

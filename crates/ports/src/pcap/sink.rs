@@ -4,7 +4,7 @@ use super::file::{FileId, same_file};
 use super::reader::Resolution;
 use super::source::CaptureSource;
 use super::writer::{CaptureWriter, LostPackets, SharedResolution};
-use super::{info, path_of};
+use super::{CaptureSpec, info};
 use crate::generate::require_cpu_memory;
 use inlane_core::packet::PacketMeta;
 use inlane_core::port::Counters;
@@ -32,7 +32,15 @@ pub struct CaptureSink {
 }
 
 impl CaptureSink {
-    /// Opens `pcap:FILE` for writing (`-` is standard output).
+    /// Opens the capture `text` for writing. See [`CaptureSink::new`].
+    ///
+    /// # Errors
+    /// As for [`CaptureSpec::parse`] and [`CaptureSink::new`].
+    pub fn open(text: &str, source: Option<&CaptureSource>) -> Result<Self> {
+        Self::new(&CaptureSpec::parse(text)?, source)
+    }
+
+    /// Opens a capture for writing.
     ///
     /// With `source`, packets keep the timestamps of the source. Without it, a packet's timestamp is the time
     /// at which it is sent, in nanoseconds. An existing file keeps its content until [`Port::start`] or until
@@ -40,8 +48,8 @@ impl CaptureSink {
     ///
     /// # Errors
     /// If the file cannot be created, or if it is the file that `source` reads.
-    pub fn open(text: &str, source: Option<&CaptureSource>) -> Result<Self> {
-        let path = path_of(text)?;
+    pub fn new(spec: &CaptureSpec, source: Option<&CaptureSource>) -> Result<Self> {
+        let CaptureSpec { text, path } = spec;
         if source
             .and_then(CaptureSource::file_id)
             .is_some_and(|id| FileId::of_path(path.as_ref()) == Some(id))
@@ -63,20 +71,21 @@ impl CaptureSink {
         })
     }
 
-    /// Checks that the ports `names` write different files.
+    /// Checks that no two of `captures` are the same file.
     ///
     /// # Errors
     /// If two ports name the same file.
-    pub(crate) fn require_distinct(names: &[String]) -> Result<()> {
-        let file = |name: &str| super::file_of(name).map(Path::to_owned);
-        for (index, name) in names.iter().enumerate() {
-            let Some(path) = file(name) else { continue };
-            if names[..index].iter().filter_map(|other| file(other)).any(|other| same_file(&other, &path)) {
+    pub(crate) fn require_distinct<'a>(captures: impl Iterator<Item = &'a CaptureSpec>) -> Result<()> {
+        let mut files: Vec<&Path> = Vec::new();
+        for capture in captures {
+            let Some(path) = capture.file() else { continue };
+            if files.iter().any(|other| same_file(other, path)) {
                 return Err(Error::port_usage(
-                    name,
+                    &capture.text,
                     "another port of this run uses the same file; name two files",
                 ));
             }
+            files.push(path);
         }
         Ok(())
     }

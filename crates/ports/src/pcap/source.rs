@@ -3,7 +3,8 @@
 use super::file::FileId;
 use super::reader::{CaptureReader, Record, Resolution};
 use super::writer::{MAX_TIME_NS, SharedResolution};
-use super::{CaptureSummary, Pace, Playback, info, path_of};
+use super::{CaptureSpec, CaptureSummary, Pace, Playback, info};
+use crate::field::ROOM;
 use crate::generate::require_cpu_memory;
 use inlane_core::clock::Clock;
 use inlane_core::packet::PacketMeta;
@@ -38,21 +39,29 @@ pub struct CaptureSource {
 }
 
 impl CaptureSource {
-    /// Opens `pcap:FILE` (`-` is standard input). If FILE is a regular file, reads it once to summarize it.
-    /// If FILE is a named pipe, does not wait for a writer to open it.
+    /// Opens the capture `text`. See [`CaptureSource::new`].
+    ///
+    /// # Errors
+    /// As for [`CaptureSpec::parse`] and [`CaptureSource::new`].
+    pub fn open(text: &str, playback: Playback) -> Result<Self> {
+        Self::new(&CaptureSpec::parse(text)?, playback)
+    }
+
+    /// Opens a capture to play it. If it is a regular file, reads it once to summarize it. If it is a named pipe,
+    /// does not wait for a writer to open it.
     ///
     /// # Errors
     /// If the file does not exist or is not a capture of Ethernet packets, or if `playback` demands that a
     /// pipe repeats.
-    pub fn open(text: &str, playback: Playback) -> Result<Self> {
-        let path = path_of(text)?;
+    pub fn new(spec: &CaptureSpec, playback: Playback) -> Result<Self> {
+        let CaptureSpec { text, path } = spec;
         let refused = |error| {
             Error::port_environment(
                 text,
                 format!("cannot read {path}: {error}; name a capture that you may read"),
             )
         };
-        let file: File = if path == "-" {
+        let file: File = if spec.is_standard() {
             std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()
         } else {
             // Set NONBLOCK. Without it, opening a named pipe blocks until a writer opens the pipe.
@@ -73,7 +82,7 @@ impl CaptureSource {
             playback,
             queue: None,
         };
-        if path != "-" && kind.is_file() {
+        if !spec.is_standard() && kind.is_file() {
             source.scan(file)?;
         } else if playback.repeat {
             return Err(Error::port_usage(text, "standard input and pipes cannot be repeated; give a file"));
@@ -202,7 +211,8 @@ impl Port for CaptureSource {
 }
 
 fn too_long(length: usize, room: usize) -> String {
-    format!("a packet of {length} bytes exceeds the buffers' {room} bytes; give --room {length} or more")
+    let remedy = ROOM.with(length);
+    format!("a packet of {length} bytes exceeds the buffers' {room} bytes; give {remedy} or more")
 }
 
 /// The receive queue of a capture.

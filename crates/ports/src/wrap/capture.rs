@@ -2,10 +2,12 @@
 //!
 //! If the capture cannot be written, the run ends with an error.
 
+use crate::field::CAPTURE;
 use crate::generate::require_cpu_memory;
 use crate::pcap::reader::Resolution;
 use crate::pcap::writer::CaptureWriter;
-use crate::pcap::{QueueWriter, TimestampSource, file_of, same_file};
+use crate::pcap::{QueueWriter, TimestampSource, same_file};
+use crate::spec::PortSpec;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Result, Tx};
 use std::path::Path;
@@ -25,10 +27,10 @@ impl Capture {
     ///
     /// # Errors
     /// If the file cannot be created, or if one of `ports` reads or writes it.
-    pub fn open(path: &Path, timestamps: TimestampSource, ports: &[String]) -> Result<Self> {
-        let name = format!("--capture {}", path.display());
-        if let Some(port) = ports.iter().find(|port| file_of(port).is_some_and(|file| same_file(file, path)))
-        {
+    pub fn open(path: &Path, timestamps: TimestampSource, ports: &[PortSpec]) -> Result<Self> {
+        let name = CAPTURE.with(path.display()).to_string();
+        let uses = |port: &&PortSpec| port.file().is_some_and(|file| same_file(file, path));
+        if let Some(port) = ports.iter().find(uses) {
             return Err(Error::invalid(&name, format!("port {port} uses the same file; name another one")));
         }
         let text = path.to_str().ok_or_else(|| Error::invalid(&name, "its name is not UTF-8; rename it"))?;

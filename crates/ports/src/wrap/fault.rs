@@ -1,6 +1,7 @@
 //! Injects faults: drops, duplicates, reorders, corrupts and delays packets with given probabilities, and
 //! counts them. The same seed causes the same faults.
 
+use crate::field::FAULTS;
 use crate::generate::require_cpu_memory;
 use crate::generate::traffic::mix;
 use inlane_core::clock::Clock;
@@ -55,7 +56,7 @@ impl Faults {
         let mut faults = Self { seed: 1, reorder_by: 3, delay_ns: 100_000, ..Self::default() };
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let wrong = |why: &str| Error::Invalid {
-                what: format!("--faults {part}"),
+                what: FAULTS.with(part).into(),
                 why: format!(
                     "{why}; give for example drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.1%,delay=5%:50us,seed=7"
                 ),
@@ -75,7 +76,7 @@ impl Faults {
             }
             if key == "delay" && more.is_none() && parse_time(share).is_ok() && share != "0" {
                 let why = format!("the probability is missing; give delay=5%:{share}");
-                return Err(Error::invalid(format!("--faults {part}"), why));
+                return Err(Error::invalid(FAULTS.with(part), why));
             }
             match key {
                 "drop" => {

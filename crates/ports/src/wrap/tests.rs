@@ -4,6 +4,7 @@ use super::pace::PacedRx;
 use crate::check::{Checker, captures, reference};
 use crate::generate::Generator;
 use crate::pcap::{CaptureSink, CaptureSource, Playback, TimestampSource};
+use crate::spec::PortSpec;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::result::Verification;
@@ -223,7 +224,8 @@ fn a_capture_over_a_file_of_the_run_is_refused() {
     std::fs::write(at("in"), "precious").unwrap();
     std::fs::hard_link(at("in"), at("hard")).unwrap();
     std::os::unix::fs::symlink(at("in"), at("soft")).unwrap();
-    let ports = [format!("pcap:{}", at("in").display()), "null".into()];
+    let ports = [format!("pcap:{}", at("in").display()), "null".into()]
+        .map(|text: String| PortSpec::parse(&text).unwrap());
     for name in ["in", "hard", "soft"] {
         let error = Capture::open(&at(name), TimestampSource::Metadata, &ports).err().unwrap();
         assert!(error.to_string().contains("uses the same file"), "{error}");

@@ -1,11 +1,12 @@
 use super::*;
 use crate::config::Executor;
+use crate::config::Route;
 use crate::gpu;
 use crate::result::PacketTotals;
 use inlane_core::result::Ceiling;
 
 fn config(rx: &str) -> Config {
-    Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] })
+    Config::new(Route::one_way(rx, ["null"]).unwrap())
 }
 
 fn with_method(rx: &str, method: Method) -> Config {
@@ -129,13 +130,15 @@ fn the_offered_rate_is_a_limit_only_if_it_arrived() {
     assert_limit(&paced, &outcome(&paced, &[0.5]), &["workers: ", "only 1.00 Mpps of 2.00 Mpps arrived"]);
 }
 
+#[cfg(feature = "dpdk")]
 #[test]
 fn a_full_link_is_the_limit_in_each_direction() {
     let xdp = config("af_xdp:eth0");
     let mut full = outcome(&xdp, &[0.95]);
     full.link_bits_per_second = Some(8.3e9);
     assert_limit(&xdp, &full, &["link: ", "99 % of 8.30 Gb/s"]);
-    let between = Config::new(Route::Between("af_xdp:a".into(), "af_xdp:b".into()));
+    let port = |text| inlane_ports::spec::PortSpec::parse(text).unwrap();
+    let between = Config::new(Route::Between(port("af_xdp:a"), port("af_xdp:b")));
     let mut half = outcome(&between, &[0.95, 0.95]);
     half.link_bits_per_second = Some(8.3e9);
     assert_limit(&between, &half, &["thread: "]);

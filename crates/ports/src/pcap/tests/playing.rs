@@ -33,7 +33,7 @@ fn unusable_files_and_buffers_are_refused() {
     );
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
     let pools = std::slice::from_ref(&pool);
-    assert!(source.configure(pools, 0).unwrap_err().to_string().contains("--room 3000"));
+    assert!(source.configure(pools, 0).unwrap_err().to_string().contains("room=3000"));
     assert!(source.configure(pools, 1).is_err() && source.configure(&[], 0).is_err());
     assert!(
         CaptureSink::open(&text, Some(&source)).err().unwrap().to_string().contains("reads the same file")

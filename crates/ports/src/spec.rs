@@ -1,0 +1,589 @@
+//! Port specifications: which port a run opens, and what it can do. [`PortSpec`] is parsed once, from text such as
+//! `gen:64,flows=8`. [`Kind::properties`] is the table of all kinds: whatever depends on the kind of a port asks it.
+
+use crate::check::CheckSpec;
+use crate::generate::GeneratorSpec;
+use crate::null::NullSpec;
+use crate::oran::RadioSpec;
+use crate::pcap::{CaptureSpec, Pace, Playback};
+use inlane_core::clock::Clock;
+use inlane_core::port::spec::SpecText;
+use inlane_core::{Error, Port, Result};
+#[cfg(feature = "dpdk")]
+use inlane_dpdk::spec::{EthSpec, PortKind};
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The kinds of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `null`: makes packets without touching their bytes, and discards packets.
+    Null,
+    /// `gen:SIZE|imix`: a generator of known flows.
+    Generator,
+    /// `gen:oran`: a generator of an O-RAN radio's packets.
+    Radio,
+    /// `check`: a checker of a generator's packets.
+    Checker,
+    /// `pcap`: a capture that is read or written.
+    Capture,
+    /// `net_null`: DPDK's null driver.
+    NetNull,
+    /// `ring`: a ring in this process that returns the packets that are sent to it.
+    Ring,
+    /// `af_xdp`: a network interface by AF_XDP sockets.
+    AfXdp,
+    /// `af_packet`: a network interface by packet sockets.
+    AfPacket,
+    /// `tap`: a network interface that the port creates.
+    Tap,
+    /// `memif`: shared memory with another process.
+    Memif,
+    /// `pci`: a network card bound to vfio-pci.
+    Pci,
+    /// A port of the library's user.
+    Own,
+}
+
+/// What a run can use a port for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Only to receive from it.
+    Receive,
+    /// Only to send to it.
+    Send,
+    /// To receive from it or to send to it, but not both with one open port.
+    Either,
+    /// To receive from it and to send to it with one open port.
+    Both,
+}
+
+/// Where a port's packets come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The port makes them. If it is opened again, it makes packets of the same kind.
+    Made,
+    /// They are read from a file or a pipe.
+    File,
+    /// They come from outside: from a network, another process, or the sender of this process.
+    Outside,
+    /// The port receives no packets.
+    None,
+}
+
+/// The packet buffers that a port accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    /// Buffers of any pool.
+    Any,
+    /// DPDK's mbufs.
+    Mbufs,
+}
+
+/// What a run has to know of a kind of port before it opens the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// The text before the first colon or comma of a specification.
+    pub name: &'static str,
+    /// What a run can use the port for.
+    pub role: Role,
+    /// Where received packets come from.
+    pub source: Source,
+    /// True if the port itself keeps a rate that is set. Other ports need a wrapper that receives late.
+    pub paces_itself: bool,
+    /// True if the size of received packets is the specification's argument.
+    pub is_sized: bool,
+    /// True if a network stack can use the port: it carries frames of a network, or is a driver's stand-in for one.
+    pub is_network: bool,
+    /// True if only a privileged user can open the port.
+    pub needs_privileges: bool,
+    /// The packet buffers that the port accepts.
+    pub pool: PoolKind,
+}
+
+impl Kind {
+    /// All kinds that a specification can name, in the order in which messages list them.
+    pub const NAMED: [Kind; 12] = [
+        Kind::Null,
+        Kind::Generator,
+        Kind::Radio,
+        Kind::Checker,
+        Kind::Capture,
+        Kind::NetNull,
+        Kind::Ring,
+        Kind::AfXdp,
+        Kind::AfPacket,
+        Kind::Tap,
+        Kind::Memif,
+        Kind::Pci,
+    ];
+
+    /// Returns the kind's row of the table.
+    pub const fn properties(self) -> &'static Properties {
+        /// A port that neither makes packets nor connects to anything. Other rows state how they differ.
+        const PLAIN: Properties = Properties {
+            name: "",
+            role: Role::Either,
+            source: Source::None,
+            paces_itself: false,
+            is_sized: false,
+            is_network: false,
+            needs_privileges: false,
+            pool: PoolKind::Any,
+        };
+        /// A port of DPDK that connects to a network.
+        const NETWORK: Properties = Properties {
+            role: Role::Both,
+            source: Source::Outside,
+            is_network: true,
+            pool: PoolKind::Mbufs,
+            ..PLAIN
+        };
+        const PRIVILEGED: Properties = Properties { needs_privileges: true, ..NETWORK };
+        match self {
+            Kind::Null => &Properties {
+                name: "null",
+                role: Role::Both,
+                source: Source::Made,
+                paces_itself: true,
+                is_sized: true,
+                ..PLAIN
+            },
+            Kind::Generator => &Properties {
+                name: "gen",
+                role: Role::Receive,
+                source: Source::Made,
+                paces_itself: true,
+                is_sized: true,
+                ..PLAIN
+            },
+            Kind::Radio => &Properties {
+                name: "gen",
+                role: Role::Receive,
+                source: Source::Made,
+                paces_itself: true,
+                ..PLAIN
+            },
+            Kind::Checker => &Properties { name: "check", role: Role::Send, ..PLAIN },
+            Kind::Capture => &Properties { name: "pcap", source: Source::File, ..PLAIN },
+            Kind::NetNull => {
+                &Properties { name: "net_null", source: Source::Made, is_sized: true, ..NETWORK }
+            }
+            Kind::Ring => &Properties { name: "ring", ..NETWORK },
+            Kind::AfXdp => &Properties { name: "af_xdp", ..PRIVILEGED },
+            Kind::AfPacket => &Properties { name: "af_packet", ..PRIVILEGED },
+            Kind::Tap => &Properties { name: "tap", ..PRIVILEGED },
+            Kind::Memif => &Properties { name: "memif", ..NETWORK },
+            Kind::Pci => &Properties { name: "pci", ..PRIVILEGED },
+            Kind::Own => &PLAIN,
+        }
+    }
+
+    /// Returns the names of all kinds, each once.
+    pub fn names() -> Vec<&'static str> {
+        let mut names: Vec<_> = Self::NAMED.iter().map(|kind| kind.properties().name).collect();
+        names.dedup();
+        names
+    }
+
+    /// Returns the kind that the specification `text` names. Does not check the rest of `text`. `None` if there is
+    /// no such kind.
+    pub fn of(text: &str) -> Option<Self> {
+        let name = SpecText::kind_of(text);
+        let kind = Self::NAMED.into_iter().find(|kind| kind.properties().name == name)?;
+        let argument = text[name.len()..].strip_prefix(':').and_then(|rest| rest.split(',').next());
+        Some(match (kind, argument) {
+            (Kind::Generator, Some("oran")) => Kind::Radio,
+            _ => kind,
+        })
+    }
+}
+
+/// The specification of a port. Parse it from text with [`PortSpec::parse`], or create a variant.
+#[derive(Clone, PartialEq)]
+pub enum PortSpec {
+    /// A null port.
+    Null(NullSpec),
+    /// A generator.
+    Generator(GeneratorSpec),
+    /// A generator of a radio's packets.
+    Radio(RadioSpec),
+    /// A checker.
+    Checker(CheckSpec),
+    /// A capture.
+    Capture(CaptureSpec),
+    /// A port of DPDK.
+    #[cfg(feature = "dpdk")]
+    Dpdk(EthSpec),
+    /// A port of the library's user.
+    Own(OwnPort),
+}
+
+/// A port of the library's user: a name, the port's properties, and a function that opens it.
+#[derive(Clone)]
+pub struct OwnPort {
+    /// The name that results show.
+    pub name: String,
+    /// What a run has to know before it opens the port. The name in it has no effect.
+    pub properties: Properties,
+    /// Opens the port. A run calls it once. The experiments around a run call it again if `properties.source` is
+    /// [`Source::Made`].
+    pub open: Arc<dyn Fn(&Clock) -> Result<Box<dyn Port>> + Send + Sync>,
+}
+
+impl PartialEq for OwnPort {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && Arc::ptr_eq(&self.open, &other.open)
+    }
+}
+
+impl PortSpec {
+    /// Parses a specification: `KIND[:ARGUMENT][,OPTION]...`.
+    ///
+    /// # Errors
+    /// - The kind does not exist. The message suggests similar kinds.
+    /// - The argument or an option is wrong.
+    /// - The kind needs DPDK, and the program was built without it.
+    pub fn parse(text: &str) -> crate::Result<Self> {
+        let Some(kind) = Kind::of(text) else { return Err(unknown(text).into()) };
+        Ok(match kind {
+            Kind::Null => Self::Null(NullSpec::parse(text)?),
+            Kind::Generator => Self::Generator(GeneratorSpec::parse(text)?),
+            Kind::Radio => Self::Radio(RadioSpec::parse(text)?),
+            Kind::Checker => Self::Checker(CheckSpec::parse(text)?),
+            Kind::Capture => Self::Capture(CaptureSpec::parse(text)?),
+            Kind::NetNull
+            | Kind::Ring
+            | Kind::AfXdp
+            | Kind::AfPacket
+            | Kind::Tap
+            | Kind::Memif
+            | Kind::Pci => Self::parse_dpdk(text)?,
+            Kind::Own => unreachable!("no specification names it"),
+        })
+    }
+
+    #[cfg(feature = "dpdk")]
+    fn parse_dpdk(text: &str) -> crate::Result<Self> {
+        Ok(Self::Dpdk(EthSpec::parse(text)?))
+    }
+
+    #[cfg(not(feature = "dpdk"))]
+    fn parse_dpdk(text: &str) -> crate::Result<Self> {
+        let why = "this program was built without the cargo feature dpdk; build it with that feature";
+        Err(Error::port_environment(text, why).into())
+    }
+
+    /// Returns the kind of port.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Null(_) => Kind::Null,
+            Self::Generator(_) => Kind::Generator,
+            Self::Radio(_) => Kind::Radio,
+            Self::Checker(_) => Kind::Checker,
+            Self::Capture(_) => Kind::Capture,
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(spec) => match spec.kind {
+                PortKind::Null { .. } => Kind::NetNull,
+                PortKind::Ring { .. } => Kind::Ring,
+                PortKind::AfXdp { .. } => Kind::AfXdp,
+                PortKind::AfPacket { .. } => Kind::AfPacket,
+                PortKind::Tap { .. } => Kind::Tap,
+                PortKind::Memif { .. } => Kind::Memif,
+                PortKind::Pci { .. } => Kind::Pci,
+            },
+            Self::Own(_) => Kind::Own,
+        }
+    }
+
+    /// Returns what a run has to know of the port before it opens the port.
+    pub fn properties(&self) -> &Properties {
+        match self {
+            Self::Own(own) => &own.properties,
+            _ => self.kind().properties(),
+        }
+    }
+
+    /// Returns the specification's text as the user wrote it, with `***` in place of a secret.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Null(NullSpec { text, .. })
+            | Self::Generator(GeneratorSpec { text, .. })
+            | Self::Radio(RadioSpec { text, .. })
+            | Self::Checker(CheckSpec { text, .. })
+            | Self::Capture(CaptureSpec { text, .. }) => text,
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(spec) => &spec.text,
+            Self::Own(own) => &own.name,
+        }
+    }
+
+    /// Returns the specification's text without its options: the kind and the argument.
+    pub fn without_options(&self) -> &str {
+        match self {
+            // The name of a capture may contain commas.
+            Self::Capture(spec) => &spec.text,
+            _ => self.text().split(',').next().unwrap_or_default(),
+        }
+    }
+
+    /// Returns true if one open port can both receive and send in a run.
+    pub fn is_shared(&self) -> bool {
+        self.properties().role == Role::Both
+    }
+
+    /// Returns the file of a capture. Returns `None` for other kinds of ports, and for standard input and output.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Capture(spec) => spec.file(),
+            _ => None,
+        }
+    }
+
+    /// Returns true for a capture on standard input or output.
+    pub fn is_standard_stream(&self) -> bool {
+        matches!(self, Self::Capture(spec) if spec.is_standard())
+    }
+
+    /// Returns the kernel's network interface that the port uses. `None` if it uses none or creates it.
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(EthSpec {
+                kind: PortKind::AfXdp { interface, .. } | PortKind::AfPacket { interface, .. },
+                ..
+            }) => Some(interface),
+            _ => None,
+        }
+    }
+
+    /// Returns true for a ring that holds packets when it is opened.
+    pub fn starts_with_packets(&self) -> bool {
+        match self {
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(EthSpec { kind: PortKind::Ring { prime, .. }, .. }) => *prime > 0,
+            _ => false,
+        }
+    }
+
+    /// Returns true if the port gives packets of the same kind when it is opened again. A pipe does not.
+    pub fn can_reopen(&self) -> bool {
+        match (self, self.properties().source) {
+            (Self::Capture(spec), _) => spec.is_regular_file(),
+            (_, source) => source == Source::Made,
+        }
+    }
+
+    /// Returns true if the port never runs out of packets: a run needs another reason to end.
+    pub fn is_endless(&self, playback: Playback) -> bool {
+        match self {
+            Self::Generator(spec) => spec.load.packets.is_none(),
+            Self::Radio(spec) => spec.load.positions.is_none(),
+            Self::Capture(_) => playback.repeat,
+            _ => self.properties().source == Source::Made,
+        }
+    }
+
+    /// Returns true if the next packet is ready whenever the run receives, until the port has run out of packets. A
+    /// port with a rate of its own, a network and a pipe have pauses.
+    pub fn is_always_ready(&self, playback: Playback) -> bool {
+        match self {
+            Self::Generator(spec) => spec.load.rate.is_none(),
+            Self::Radio(spec) => spec.load.rate.is_none() && !spec.load.realtime,
+            Self::Capture(spec) => spec.is_regular_file() && playback.pace == Pace::Full,
+            _ => self.properties().source == Source::Made,
+        }
+    }
+
+    /// Returns this specification with packets of `size` bytes. `None` if the port cannot make packets of a chosen
+    /// size.
+    ///
+    /// # Errors
+    /// If the size is out of the port's range.
+    pub fn with_size(&self, size: u64) -> Option<crate::Result<Self>> {
+        let Properties { name, is_sized, .. } = *self.properties();
+        let options = &self.text()[self.without_options().len()..];
+        is_sized.then(|| Self::parse(&format!("{name}:{size}{options}")))
+    }
+}
+
+impl From<NullSpec> for PortSpec {
+    fn from(spec: NullSpec) -> Self {
+        Self::Null(spec)
+    }
+}
+
+impl FromStr for PortSpec {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> crate::Result<Self> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// Shows the text alone, because a parsed specification can hold a secret and large tables.
+impl fmt::Debug for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PortSpec({})", self.text())
+    }
+}
+
+/// Returns the error for a specification whose kind does not exist.
+fn unknown(text: &str) -> Error {
+    let kind = SpecText::kind_of(text);
+    let kinds = Kind::names().join(", ");
+    let meant = meant(text).map(|meant| format!("did you mean {meant}? ")).unwrap_or_default();
+    Error::port_usage(text, format!("'{kind}' is not a kind of port; {meant}choose one of {kinds}"))
+}
+
+/// Suggests port specifications to replace `text`, whose kind of port is unknown. `text` may be a network interface,
+/// a PCI address or a misspelt kind. Returns `None` for other texts.
+fn meant(text: &str) -> Option<String> {
+    let (port, options) = text.split_at(text.find(',').unwrap_or(text.len()));
+    let name_of = |kind: Kind| kind.properties().name;
+    let is_hex =
+        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_slot = |text: &str| {
+        text.split_once('.').is_some_and(|(device, function)| is_hex(device, 2) && is_hex(function, 1))
+    };
+    let card = name_of(Kind::Pci);
+    match port.split(':').collect::<Vec<_>>()[..] {
+        [domain, bus, slot] if is_hex(domain, 4) && is_hex(bus, 2) && is_slot(slot) => {
+            Some(format!("{card}:{port}{options}"))
+        }
+        [bus, slot] if is_hex(bus, 2) && is_slot(slot) => Some(format!("{card}:0000:{port}{options}")),
+        [interface] if looks_like_interface(interface) => {
+            let (xdp, packet) = (name_of(Kind::AfXdp), name_of(Kind::AfPacket));
+            Some(format!("{xdp}:{interface}{options} or {packet}:{interface}{options}"))
+        }
+        [kind, ..] => {
+            let is_near = |known: &&str| strsim::osa_distance(kind, known) <= (known.len() / 3).max(1);
+            let near = Kind::names().into_iter().filter(is_near);
+            near.min_by_key(|known| strsim::osa_distance(kind, known))
+                .map(|known| format!("{known}{}", &text[kind.len()..]))
+        }
+        [] => None,
+    }
+}
+
+/// Returns true if this machine has a network interface with this name. Also returns true if the name looks
+/// like that of a Linux interface.
+fn looks_like_interface(name: &str) -> bool {
+    let prefixes = ["eth", "en", "veth", "br", "bond", "wl", "ib", "virbr", "docker", "vlan", "dummy"];
+    let numbered = name.ends_with(|last: char| last.is_ascii_digit());
+    let is_name =
+        name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/') && (1..16).contains(&name.len());
+    is_name
+        && (numbered && prefixes.iter().any(|prefix| name.starts_with(prefix))
+            || Path::new("/sys/class/net").join(name).is_dir() && ![".", ".."].contains(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> PortSpec {
+        PortSpec::parse(text).unwrap()
+    }
+
+    #[cfg(feature = "dpdk")]
+    #[test]
+    fn every_kind_of_dpdk_is_named() {
+        let mbufs = |kind: &Kind| kind.properties().pool == PoolKind::Mbufs;
+        let of_dpdk: Vec<_> =
+            Kind::NAMED.into_iter().filter(mbufs).map(|kind| kind.properties().name).collect();
+        assert_eq!(of_dpdk, EthSpec::KINDS);
+    }
+
+    #[test]
+    fn every_named_kind_is_parsed_as_itself() {
+        for (text, kind) in [
+            ("null:64", Kind::Null),
+            ("gen:64,flows=2", Kind::Generator),
+            ("gen:oran", Kind::Radio),
+            ("gen:oran,prbs=3", Kind::Radio),
+            ("check", Kind::Checker),
+            ("check:64,flows=2", Kind::Checker),
+            ("pcap:a,b", Kind::Capture),
+            ("net_null", Kind::NetNull),
+            ("ring:a,prime=3", Kind::Ring),
+            ("af_xdp:v0", Kind::AfXdp),
+            ("af_packet:v0", Kind::AfPacket),
+            ("tap:t", Kind::Tap),
+            ("memif:/a", Kind::Memif),
+            ("pci:b5:00.0", Kind::Pci),
+        ] {
+            assert_eq!(Kind::of(text), Some(kind), "{text}");
+            if cfg!(feature = "dpdk") || kind.properties().pool == PoolKind::Any {
+                assert_eq!(spec(text).kind(), kind, "{text}");
+                assert_eq!(spec(text).text(), text);
+            }
+        }
+        assert_eq!(Kind::of("gen:64,oran"), Some(Kind::Generator));
+        assert_eq!(Kind::of("nul"), None);
+    }
+
+    #[test]
+    fn options_decide_whether_a_source_ends_and_pauses() {
+        let once = Playback::default();
+        for (text, endless, ready) in [
+            ("null", true, true),
+            ("gen:64", true, true),
+            ("gen:64,packets=9", false, true),
+            ("gen:64,rate=1Mpps", true, false),
+            ("gen:oran", true, true),
+            ("gen:oran,slots=3", false, true),
+            ("gen:oran,realtime", true, false),
+            ("pcap:-", false, false),
+        ] {
+            let spec = spec(text);
+            assert_eq!((spec.is_endless(once), spec.is_always_ready(once)), (endless, ready), "{text}");
+        }
+        assert!(spec("pcap:x").is_endless(Playback { repeat: true, ..once }));
+    }
+
+    #[test]
+    fn pipes_are_not_read_twice() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+        let (file, pipe) = (path("file"), path("pipe"));
+        std::fs::write(&file, []).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(spec(&format!("pcap:{file}")).can_reopen() && spec("gen:64").can_reopen());
+        for text in [format!("pcap:{pipe}"), "pcap:-".into(), "check".into()] {
+            assert!(!spec(&text).can_reopen(), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_are_refused_with_a_suggestion() {
+        for (text, expected) in [
+            ("nul", "'nul' is not a kind of port; did you mean null? choose one of null, gen, check, pcap"),
+            ("eth9", "did you mean af_xdp:eth9 or af_packet:eth9?"),
+            ("lo,queue=1", "did you mean af_xdp:lo,queue=1 or af_packet:lo,queue=1?"),
+            ("0000:3b:00.0", "did you mean pci:0000:3b:00.0?"),
+            ("3b:00.0", "did you mean pci:0000:3b:00.0?"),
+            ("nulll", "'nulll' is not a kind of port; did you mean null?"),
+            ("null,foo=bar", "unknown option 'foo'"),
+            ("check,foo=1", "check,foo=1"),
+        ] {
+            let error = PortSpec::parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[cfg(feature = "dpdk")]
+    #[test]
+    fn no_text_shows_a_secret() {
+        let spec = spec("memif:/a,secret=hidden");
+        assert_eq!(format!("{spec} {spec:?}").matches("hidden").count(), 0);
+    }
+}
