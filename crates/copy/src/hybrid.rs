@@ -71,7 +71,11 @@ impl Hybrid {
 
 impl Mover for Hybrid {
     fn name(&self) -> String {
-        format!("{} -> {} -> {}", self.out.name(), self.cpu.name(), self.into.name())
+        self.hops().join(" -> ")
+    }
+
+    fn hops(&self) -> Vec<String> {
+        [self.out.hops(), self.cpu.hops(), self.into.hops()].concat()
     }
 
     fn is_twin(&self) -> bool {

@@ -25,7 +25,7 @@ pub fn list_paths(
         .map(|path| {
             let opened = match candidates.contains(&path) {
                 true => open_path(path, from, to, options)
-                    .map(|mover| mover.name())
+                    .map(|mover| mover.hops())
                     .map_err(|error| error.to_string()),
                 false => Err(path.why_not(from.endpoint(), to.endpoint()).into()),
             };
@@ -34,7 +34,7 @@ pub fn list_paths(
                 to: to.endpoint().to_string(),
                 path: path.to_string(),
                 available: opened.is_ok(),
-                hops: opened.iter().flat_map(|name| name.split(" -> ")).map(String::from).collect(),
+                hops: opened.iter().flatten().cloned().collect(),
                 calibrated_1_mib_ns: costs.and_then(|costs| costs.time(path, 1 << 20)),
                 why_not: opened.err(),
             };

@@ -5,9 +5,8 @@ use crate::device::Device;
 use crate::open_path::{SEE_PATHS, no_path_error, open_path};
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
-use crate::result::SLOWER;
 use inlane_core::mover::{Mover, Ticket, TicketCounter};
-use inlane_core::result::{NotTaken, PathExplanation};
+use inlane_core::result::{NotTaken, PathExplanation, Reason};
 use inlane_core::{CompletionMode, Region, Result, units};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -150,7 +149,7 @@ impl PathSelector {
         let mut not_taken: Vec<NotTaken> = self
             .refused
             .iter()
-            .map(|(path, why)| NotTaken { path: path.to_string(), why: why.clone() })
+            .map(|(path, why)| NotTaken { path: path.to_string(), why: Reason::unavailable(why) })
             .collect();
         let size = units::bytes(bytes);
         let time = |path: Path| self.costs.as_ref().and_then(|costs| costs.time(path, bytes));
@@ -159,11 +158,8 @@ impl PathSelector {
             (None, Some(time)) if !self.requested => {
                 let others = self.costs.iter().flat_map(|costs| &costs.paths);
                 for (other, curve) in others.filter(|(other, _)| *other != path) {
-                    let other_time = units::nanoseconds(curve.time(bytes).unwrap_or(f64::NAN));
-                    let why = format!(
-                        "{SLOWER}{other_time} calibrated for {size}, against {}",
-                        units::nanoseconds(time)
-                    );
+                    let calibrated_ns = curve.time(bytes).unwrap_or(f64::NAN);
+                    let why = Reason::Slower { size_bytes: bytes, calibrated_ns, chosen_ns: time };
                     not_taken.push(NotTaken { path: other.to_string(), why });
                 }
                 let load = if self.both_ways { ", both directions at once" } else { "" };
@@ -171,8 +167,7 @@ impl PathSelector {
             }
             _ => format!("{path}: requested"),
         };
-        let hops = vec![mover.name().split(" -> ").map(String::from).collect()];
-        PathExplanation { name: path.to_string(), hops, reason, not_taken }
+        PathExplanation { name: path.to_string(), hops: vec![mover.hops()], reason, not_taken }
     }
 
     /// Copies `source` to `destination` and blocks until all bytes have arrived. Waits adaptively: sleeps
@@ -208,6 +203,10 @@ impl PathSelector {
 impl Mover for PathSelector {
     fn name(&self) -> String {
         self.movers[self.current].1.name()
+    }
+
+    fn hops(&self) -> Vec<String> {
+        self.movers[self.current].1.hops()
     }
 
     fn is_twin(&self) -> bool {

@@ -24,8 +24,8 @@ pub struct PublishedLine {
     pub to: Endpoint,
     /// The path.
     pub path: Path,
-    /// The name of the mover or chain of movers that was measured.
-    pub name: String,
+    /// The movers that were measured, and the memory between them.
+    pub hops: Vec<String>,
     /// The length of each transfer, in bytes.
     pub size: usize,
     /// The rate that the publication gives, in MiB (2^20 bytes) per second. `None` if it gives none.
@@ -72,7 +72,7 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(PublishedLine)) -> Re
             from: from.endpoint().clone(),
             to: to.endpoint().clone(),
             path,
-            name: mover.name(),
+            hops: mover.hops(),
             size,
             published_mib,
             predicted: predict(path, from, to, size, &options, &mut costs)?,

@@ -2,7 +2,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::measure::Measurement;
-use inlane_core::result::{ByteVerification, Ceiling, Cell, NotTaken, PathExplanation, Row};
+use inlane_core::result::{ByteVerification, Ceiling, Cell, PathExplanation, Reason, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{CompletionMode, units};
 use schemars::JsonSchema;
@@ -85,10 +85,6 @@ pub struct PublishedRates {
     /// The rate of the best repeat on inlane's models of the accelerators.
     pub model_bytes_per_second: Option<f64>,
 }
-
-/// How the reason for not taking a path begins if the path was available but slower. The text output leaves
-/// out such reasons.
-pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
     /// Creates a row for a path, size and completion mode. Its measured values are still empty.
@@ -195,12 +191,7 @@ impl Row for TransferResult {
     /// that are only slower appear only in the JSON, because their reasons contain values that differ for
     /// each size.
     fn context(&self) -> Vec<Cell> {
-        let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
-        let path = PathExplanation {
-            not_taken: self.path.not_taken.iter().filter(refused).cloned().collect(),
-            ..self.path.clone()
-        };
-        let mut cells = path.cells();
+        let mut cells = self.path.cells_with(|why| !matches!(why, Reason::Slower { .. }));
         // Rename the cell that lists the path's movers, because the table has another column `path`, with the
         // path's name.
         cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());

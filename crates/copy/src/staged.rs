@@ -109,13 +109,13 @@ impl Staged {
 
 impl Mover for Staged {
     fn name(&self) -> String {
-        format!(
-            "{} -> {} host chunks of {} -> {}",
-            self.out.name(),
-            self.ring.len(),
-            inlane_core::units::bytes(self.ring[0].len() as u64),
-            self.into.name()
-        )
+        self.hops().join(" -> ")
+    }
+
+    fn hops(&self) -> Vec<String> {
+        let chunk = inlane_core::units::bytes(self.ring[0].len() as u64);
+        let ring = format!("{} host chunks of {chunk}", self.ring.len());
+        [self.out.hops(), vec![ring], self.into.hops()].concat()
     }
 
     fn is_twin(&self) -> bool {

@@ -49,6 +49,10 @@ impl Mover for Interruptible {
         self.mover.name()
     }
 
+    fn hops(&self) -> Vec<String> {
+        self.mover.hops()
+    }
+
     fn is_twin(&self) -> bool {
         self.mover.is_twin()
     }

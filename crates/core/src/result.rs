@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
-pub use explanation::{Baseline, Ceiling, NotTaken, PathExplanation};
+pub use explanation::{Baseline, Ceiling, NotTaken, PathExplanation, Reason};
 pub use row::{Cell, Row};
 pub use verification::{ByteVerification, Verification};
 

@@ -185,7 +185,7 @@ fn published_experiment(plan: &Plan, report: &mut TransferReport, failures: &mut
     let ended = published::run(16 << 20, plan, |line| {
         let path = PathExplanation {
             name: line.path.to_string(),
-            hops: vec![line.name.split(" -> ").map(String::from).collect()],
+            hops: vec![line.hops],
             reason: "the published experiment, on models with the published rates of single stages".into(),
             not_taken: Vec::new(),
         };

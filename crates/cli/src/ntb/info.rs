@@ -9,7 +9,7 @@ use super::info_ucx::UcxInfo;
 use crate::output::Output;
 use crate::values::count;
 use clap::Args;
-use inlane_core::result::{Cell, Document, NotTaken, PathExplanation, Row};
+use inlane_core::result::{Cell, Document, NotTaken, PathExplanation, Reason, Row};
 use inlane_core::units;
 use inlane_ntb::device::{Capabilities, Ntb, Ordering};
 use inlane_ntb::discover::{Bridge, BridgeKind, bridges, why_twin};
@@ -118,10 +118,11 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
             BridgeKind::Ivshmem if ivshmem.is_none() => "not requested; give --ivshmem with its address",
             _ => return None,
         };
-        Some(NotTaken { path: bridge.address.clone(), why: why.into() })
+        Some(NotTaken { path: bridge.address.clone(), why: Reason::unavailable(why) })
     });
     let ucx = "not requested; PEs on several machines need it: --transport ucx";
-    let not_taken = not_taken.chain([NotTaken { path: "ucx".into(), why: ucx.into() }]).collect();
+    let not_taken =
+        not_taken.chain([NotTaken { path: "ucx".into(), why: Reason::unavailable(ucx) }]).collect();
     PathExplanation {
         name: name.into(),
         hops: vec![vec!["PE 0".into(), hop.into(), "PE 1".into()]],
@@ -138,7 +139,7 @@ pub fn ucx_path(carrier: &str, reason: &str) -> PathExplanation {
         name: "ucx".into(),
         hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
         reason: format!("over UCX, because {reason}"),
-        not_taken: vec![NotTaken { path: "windows".into(), why: why.into() }],
+        not_taken: vec![NotTaken { path: "windows".into(), why: Reason::unavailable(why) }],
     }
 }
 

@@ -128,14 +128,16 @@ impl EngineStaged {
 
 impl Mover for EngineStaged {
     fn name(&self) -> String {
-        format!(
-            "gpu:{} copy engine -> {} pinned chunks of up to {} -> gpu:{} copy engine, {} streams each",
-            self.from,
-            self.ring.len(),
-            inlane_core::units::bytes(self.largest as u64),
-            self.to,
-            self.out.len()
-        )
+        self.hops().join(" -> ")
+    }
+
+    fn hops(&self) -> Vec<String> {
+        let chunk = inlane_core::units::bytes(self.largest as u64);
+        vec![
+            format!("gpu:{} copy engine", self.from),
+            format!("{} pinned chunks of up to {chunk}", self.ring.len()),
+            format!("gpu:{} copy engine, {} streams each", self.to, self.out.len()),
+        ]
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {

@@ -310,15 +310,18 @@ fn check_alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
 
 impl Mover for SmStaged {
     fn name(&self) -> String {
+        self.hops().join(" -> ")
+    }
+
+    fn hops(&self) -> Vec<String> {
         let SmTuning { channels, threads, chunk, slots, .. } = self.layout.tuning;
-        format!(
-            "gpu:{} SMs -> {channels} rings of {slots} pinned chunks of up to {} -> gpu:{} SMs ({channels} blocks of \
-             {threads} threads each, {})",
-            self.from.index(),
-            inlane_core::units::bytes(chunk as u64),
-            self.to.index(),
-            if self.resident { "resident" } else { "launched for each transfer" },
-        )
+        let (from, to, chunk) = (self.from.index(), self.to.index(), inlane_core::units::bytes(chunk as u64));
+        let kernels = if self.resident { "resident" } else { "launched for each transfer" };
+        vec![
+            format!("gpu:{from} SMs"),
+            format!("{channels} rings of {slots} pinned chunks of up to {chunk}"),
+            format!("gpu:{to} SMs ({channels} blocks of {threads} threads each, {kernels})"),
+        ]
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {

@@ -385,7 +385,7 @@ fn calibration_both_ways_measures_paths_under_load() {
     let without = PathOptions { without: vec![Path::Bar, Path::Hybrid], ..options };
     let selector = PathSelector::open(&from, &to, PathChoice::Auto, &without, None).unwrap();
     assert_eq!(selector.path_for(64), Path::Staged);
-    assert!(selector.explain(64).not_taken.iter().any(|other| other.why.contains("excluded")));
+    assert!(selector.explain(64).not_taken.iter().any(|other| other.why.to_string().contains("excluded")));
 }
 
 /// A mover that copies by the CPU but drops some transfers. `drops` gets the number of a transfer, counted

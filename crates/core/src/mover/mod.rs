@@ -53,6 +53,11 @@ pub trait Mover: Send {
     /// Returns the name in results: `cpu 64-byte non-temporal stores`, `gpu:0 copy engine`.
     fn name(&self) -> String;
 
+    /// Returns the hops from source to destination, each named as in results. A single mover is one hop.
+    fn hops(&self) -> Vec<String> {
+        vec![self.name()]
+    }
+
     /// Returns true if the mover is a twin, a software stand-in for a device. Measurements are then those of
     /// a model.
     fn is_twin(&self) -> bool {
