@@ -79,6 +79,15 @@ pub enum Error {
         /// Why the memory could not be allocated, and what to do.
         why: String,
     },
+    /// An error of another crate, for interfaces of `core` that the crate implements. Its message is shown
+    /// unchanged.
+    #[error("{error}")]
+    Other {
+        /// The other crate's error. Programs may downcast it.
+        error: Box<dyn std::error::Error + Send + Sync>,
+        /// The class of the error.
+        class: Class,
+    },
     /// The operating system refused an operation.
     #[error("{what}: {source}")]
     Os {
@@ -97,7 +106,7 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Quantity { .. } | Error::Invalid { .. } => Class::Usage,
-            Error::Port { class, .. } | Error::Device { class, .. } => *class,
+            Error::Port { class, .. } | Error::Device { class, .. } | Error::Other { class, .. } => *class,
             Error::Memory { .. } => Class::Environment,
             Error::Altered { .. } | Error::Os { .. } => Class::Failed,
         }
@@ -106,6 +115,11 @@ impl Error {
     /// Creates an [`Error::Invalid`].
     pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
+    }
+
+    /// Creates an [`Error::Other`].
+    pub fn other(error: impl std::error::Error + Send + Sync + 'static, class: Class) -> Self {
+        Error::Other { error: Box::new(error), class }
     }
 
     /// Creates an [`Error::Device`] of class [`Class::Environment`]: the machine is not ready.

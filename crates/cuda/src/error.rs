@@ -128,18 +128,8 @@ fn is_environment(code: u32) -> bool {
 
 impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
-        // The text begins with the failed object and ": ". Cut the object off by its length if its name comes
-        // from outside, because the name may itself contain ": ".
-        let text = error.to_string();
-        let object = match &error {
-            Error::Call { device, .. } => device.as_str(),
-            Error::Invalid { what, .. } => what,
-            Error::DoesNotCompile { name, .. } => name,
-            _ => text.split(": ").next().unwrap_or(&text),
-        };
-        let (device, why) =
-            (object.to_string(), text[object.len()..].strip_prefix(": ").unwrap_or_default().to_string());
-        inlane_core::Error::Device { class: error.class(), why, device }
+        let class = error.class();
+        inlane_core::Error::other(error, class)
     }
 }
 

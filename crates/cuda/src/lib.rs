@@ -46,6 +46,16 @@ pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{PendingCopies, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 
+/// The settings that messages of this crate name. The caller of this crate has them.
+pub mod field {
+    use inlane_core::setting::Field;
+
+    /// Measure the traffic on the GPU's PCIe link.
+    pub const MEASURE_PCIE: Field = Field::new("measure-pcie");
+    /// All fields of this module.
+    pub const ALL: &[Field] = &[MEASURE_PCIE];
+}
+
 /// The name and the text of a header for device code. The header declares the words that GPUs and the CPU
 /// share, and loads that bypass the L1 cache.
 pub const SYSTEM_HEADER: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

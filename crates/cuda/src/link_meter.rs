@@ -3,6 +3,7 @@
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
+use crate::field::MEASURE_PCIE;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::PcieUtilCounter;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ impl LinkMeter {
     /// If NVML is missing or does not report the traffic.
     pub fn start(gpu: &Gpu) -> Result<Self> {
         let failed = |error: nvml_wrapper::error::NvmlError| {
-            let why = format!("NVML does not report its traffic: {error}; run without --measure-pcie");
+            let why = format!("NVML does not report its traffic: {error}; run without {MEASURE_PCIE}");
             Error::invalid(format!("the PCIe link of {gpu}"), why)
         };
         let nvml = Nvml::init().map_err(failed)?;
