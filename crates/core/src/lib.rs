@@ -12,12 +12,14 @@
 //! | [`result`], [`stats`] | the fields that all result documents share; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
 //! | [`setting`] | the names of settings in messages |
+//! | [`cgroup`] | limits of control groups |
 //! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
 //! This crate contains no device code.
 
 pub mod access;
 mod cache;
+pub mod cgroup;
 pub mod clock;
 pub mod code_cache;
 pub mod completion;

@@ -2,6 +2,7 @@
 
 use crate::field;
 use inlane_core::error::Class;
+use inlane_core::result::Verification;
 use inlane_core::setting::{FieldValue, Subject};
 
 /// An error of a run, or of an experiment.
@@ -40,8 +41,18 @@ pub enum Error {
         message: String,
     },
     /// Packets were lost, duplicated, reordered or altered, or none arrived.
-    #[error("verification failed: {0}")]
-    Verification(String),
+    #[error("verification failed: {}", describe(.0))]
+    Verification(Box<Verification>),
+    /// The search for the highest rate without loss found none.
+    #[error(
+        "verification failed: no rate passed: {why}; give a longer {}, a larger {} or fewer other programs",
+        field::DURATION,
+        field::BURST
+    )]
+    NoRate {
+        /// Why the last rate failed.
+        why: String,
+    },
     /// An error of the packet function: its name, settings or compilation.
     #[error(transparent)]
     Function(#[from] inlane_function::Error),
@@ -81,6 +92,39 @@ pub enum Error {
     },
 }
 
+/// Returns what a check found, and what to do.
+fn describe(verification: &Verification) -> String {
+    if verification.received_nothing() && !verification.failed() {
+        return format!(
+            "no packet was received ({}); see whether the sender runs, is connected, and sends before the run ends",
+            verification.method
+        );
+    }
+    let Verification { checked, lost, duplicated, reordered, altered, method, .. } = verification;
+    let counts = [(altered, "altered"), (lost, "lost"), (duplicated, "duplicated"), (reordered, "reordered")];
+    let counts = counts.iter().filter(|(count, _)| **count > 0);
+    let counts: Vec<String> = counts.map(|(count, what)| format!("{count} {what}")).collect();
+    let example = verification.altered_example.as_ref().map(|example| format!(": for example, {example}"));
+    let remedy = match (*altered, *lost, verification.expected) {
+        (1.., _, None) => {
+            "give check the options of the other run's gen, and check the packet function".to_string()
+        }
+        (1.., ..) => {
+            let capture = field::CAPTURE.with("FILE");
+            format!("check the packet function, and look at the packets with {capture}")
+        }
+        (_, lost, _) if lost > duplicated + reordered => {
+            format!("offer fewer packets with {}, or find the cause in the result's counters", field::RATE)
+        }
+        _ => "check the connection between the ports".into(),
+    };
+    format!(
+        "{}, with {checked} packets checked ({method}){}; {remedy}",
+        counts.join(", "),
+        example.unwrap_or_default()
+    )
+}
+
 /// Returns the text that a message about a missing GPU appends to suggest an alternative.
 #[cfg(feature = "cuda")]
 fn alternative(error: &inlane_cuda::Error) -> String {
@@ -113,7 +157,7 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Config { .. } => Class::Usage,
             Error::TooSlow { .. } | Error::Panicked { .. } => Class::Failed,
-            Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
+            Error::Verification(_) | Error::NoRate { .. } | Error::Leaked { .. } => Class::Failed,
             Error::Stuck { .. } | Error::Competitor(_) | Error::Interrupted(_) => Class::Failed,
             Error::Function(error) => error.class(),
             #[cfg(feature = "dpdk")]

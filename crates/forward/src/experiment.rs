@@ -2,11 +2,12 @@
 //!
 //! | item | answers |
 //! | --- | --- |
+//! | [`measure()`] | the whole explained run in one call |
 //! | [`choose`] | which method, burst size and flush time suit a goal best |
 //! | [`baseline`] | how fast the same source and method are without the packet function |
 //! | [`Ceilings`] | the most that the path's resources allow |
 //! | [`limit`] | what limited a run |
-//! | [`against_load`] | the highest rate without loss, and the latency at shares of it |
+//! | [`MeasureOptions::loads`] | the highest rate without loss, and the latency at shares of it |
 //! | `CompetingJob` | how much the packets and another job on the same cores or GPU slow each other |
 
 mod auto;
@@ -15,10 +16,12 @@ mod ceiling;
 mod competing;
 mod limit;
 mod load;
+mod measure;
 
 pub use auto::{Goal, choose};
 pub use baseline::baseline;
 pub use ceiling::Ceilings;
 pub(crate) use competing::CompetingJob;
-pub use limit::{limit, missed_rate};
-pub use load::{OFFERED, against_load};
+pub use limit::limit;
+pub use load::OFFERED;
+pub use measure::{MeasureOptions, Measurement, Session, Watch, measure, sends_to_stdout};

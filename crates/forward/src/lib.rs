@@ -6,7 +6,7 @@
 //! port.rx -> item of the burst ring -> packet function -> port.tx    all other methods
 //! ```
 //!
-//! [`config::Config`] describes a run, [`run::run`] executes it, and [`experiment`] explains the result.
+//! [`config::Config`] describes a run, and [`measure`] executes and explains it. [`run::run`] only executes it.
 
 pub mod config;
 pub mod control;
@@ -20,4 +20,5 @@ pub mod run;
 pub mod verify;
 
 pub use error::{Error, Result};
+pub use experiment::{MeasureOptions, Measurement, Session, measure};
 pub use inlane_function::builtins as functions;

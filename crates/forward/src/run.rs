@@ -25,6 +25,7 @@ use crate::field;
 use crate::gpu::{self, Gpu, LinkMeter, LinkSamples};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
 use crate::result::Competitor;
+use inlane_core::cgroup::CpuQuota;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
@@ -100,6 +101,8 @@ pub struct Joined<'a> {
     progress: Vec<Progress>,
     competitor: Option<Result<Competitor>>,
     link: Option<Result<LinkSamples>>,
+    /// The quota of processor time, with the periods of the run.
+    quota: Option<CpuQuota>,
     faults: Vec<Arc<fault::FaultCounts>>,
     run: Run<'a>,
 }
@@ -191,6 +194,7 @@ impl<'a> StartedRun<'a> {
             }
             _ => None,
         };
+        let quota_before = CpuQuota::of_this_process();
         let started = Instant::now();
         let flow = || run_threads(&run, control, pipelines, &progress, &cores, watch, started);
         let (tallies, competitor) = match &competing {
@@ -201,11 +205,12 @@ impl<'a> StartedRun<'a> {
             None => (flow(), None),
         };
         let link = meter.map(|meter| meter.map(LinkMeter::stop));
+        let quota = CpuQuota::of_this_process().zip(quota_before).map(|(after, before)| after.since(before));
         let flowed: Option<Vec<_>> = tallies.iter().map(|(tally, _)| tally.flowed).collect();
         let flowed = flowed.unwrap_or_default();
         let begun = flowed.iter().map(|(begun, _)| *begun).min().unwrap_or(started);
         let ended = flowed.iter().map(|(_, ended)| *ended).max().unwrap_or_else(Instant::now);
-        Joined { tallies, elapsed: ended - begun, progress, competitor, link, faults, run }
+        Joined { tallies, elapsed: ended - begun, progress, competitor, link, quota, faults, run }
     }
 }
 

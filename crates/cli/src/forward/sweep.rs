@@ -13,9 +13,10 @@ use axis::{combinations, name, parse};
 use inlane_core::result::Document;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
+use inlane_forward::Session;
 use inlane_forward::config::Device;
 use inlane_forward::control::Control;
-use inlane_forward::experiment::{Ceilings, OFFERED};
+use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Repeats};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -120,7 +121,7 @@ impl Sweep {
         let mut runs: Vec<Vec<Document<PacketResult>>> = self.points.iter().map(|_| Vec::new()).collect();
         let mut failed: Vec<Option<String>> = self.points.iter().map(|_| None).collect();
         let mut first: Option<anyhow::Error> = None;
-        let mut ceilings = Ceilings::default();
+        let mut session = Session::default();
         // Keep the GPU's context alive between points, because creating one takes long.
         let mut kept_gpus = Vec::new();
         let total = self.points.len() * self.repeats as usize;
@@ -132,8 +133,8 @@ impl Sweep {
                 {
                     kept_gpus.extend(crate::devices::hold_gpu(gpu));
                 }
-                let own = Arc::new(Control::child_of(control));
-                let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
+                session.control = Arc::new(Control::child_of(control));
+                let outcome = point.forward.measure(&mut session);
                 if control.stopping() {
                     // A signal interrupted this run. Discard the run's result and end the sweep.
                     break 'all;

@@ -1,4 +1,4 @@
-//! Names what limited a run, with the numbers that show it.
+//! Finds what limited a run, with the numbers that show it.
 //!
 //! The processor time of polling threads is no evidence, because they always run. So the dispatching thread
 //! measures how long it had work ([`crate::control::Idle`]). If it had work nearly all the time, it is the
@@ -10,6 +10,8 @@
 //! | link | frames fill the link |
 //! | PCIe, GPU memory | the rate of a bare kernel that moves the same bytes |
 //! | sending port | the port took nothing for most of the time, or refused packets |
+//! | source | the threads mostly found no packets, and nothing was lost |
+//! | CPU quota | the control group was throttled, and the threads did not run |
 //! | processors | threads waited for a processor |
 //! | system calls | threads slept |
 //! | thread | the dispatching thread was busy |
@@ -22,10 +24,11 @@ use crate::control::TimeShares;
 use crate::field;
 use crate::gpu::Memory;
 use crate::pipeline::Overload;
-use crate::result::PacketResult;
+use crate::pipeline::WorkShares;
+use crate::result::{Evidence, Limit, LimitKind, PacketResult, Resource, Task};
 use crate::run::RunOutcome;
-use inlane_core::stats::Summary;
-use inlane_core::units::{self, Rate};
+use inlane_core::cgroup::CpuQuota;
+use inlane_core::units::Rate;
 use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run counts as busy all the time.
@@ -35,13 +38,17 @@ const BUSY: f64 = 0.9;
 const ALL: f64 = 0.99;
 /// If at least this share of the offered packets arrived and the threads were not busy, the offered rate was
 /// the limit: the threads could have handled more packets. If a smaller share arrived, the run has missed its
-/// `--rate`, even if the threads were busy.
+/// rate, even if the threads were busy.
 const NEARLY_ALL: f64 = 0.95;
 /// A ceiling limits a run if the run's rate is at least this share of the ceiling.
 const CEILING: f64 = 0.9;
 /// If threads wait for a processor or sleep in system calls for at least this share of the run, this waiting
 /// is the limit of the run.
 const NOT_RUNNING: f64 = 0.2;
+/// If a quota throttled the process in at least this share of its periods, the quota is the limit.
+const THROTTLED: f64 = 0.5;
+/// Dispatching threads that had work for less than this share of the time mostly waited for packets.
+const MOSTLY: f64 = 0.5;
 /// A port is the limit of a run if it accepts nothing for at least this share of the run.
 const BLOCKED: f64 = 0.5;
 /// If a port refuses at least this share of the packets, the port is the limit.
@@ -50,10 +57,9 @@ const REFUSED: f64 = 0.05;
 /// rates.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Names what limited the run of `config`: a word or two, a colon, and the evidence. Set the ceiling in
-/// `outcome.result` before the call. Without it, PCIe and GPU memory are never named. Returns `None` for a
-/// run without packets or shorter than 10 ms.
-pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
+/// Finds what limited the run of `config`. Set the ceiling in `outcome.result` before the call. Without it, PCIe and GPU
+/// memory are never found. Returns `None` for a run without packets or shorter than 10 ms.
+pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
     let result = &outcome.result;
     if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {
         return None;
@@ -63,6 +69,7 @@ pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
             .or_else(|| link(config, outcome))
             .or_else(|| bare_kernel(config, result))
             .or_else(|| sending_port(config, outcome))
+            .or_else(|| idle_source(config, outcome))
             .or_else(|| not_running(config, outcome))
             .unwrap_or_else(|| threads(config, outcome)),
     )
@@ -73,57 +80,76 @@ fn lost(result: &PacketResult) -> u64 {
     result.rx.missed + result.dropped_overload
 }
 
-/// Returns a text that names the offered rate as the limit. Returns `None` if less than `share` of the
-/// offered rate arrived, or if packets were lost.
-fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
-    let (arrived, said) = arrived(config, result)?;
-    (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
+/// Finds the offered rate as the limit. Returns `None` if less than `share` of the offered rate arrived, or if packets
+/// were lost.
+fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<Limit> {
+    let (arrived, evidence) = arrived(config, result)?;
+    (arrived >= share && lost(result) == 0).then(|| Limit {
+        kind: LimitKind::Offered,
+        resource: Resource::OfferedRate,
+        evidence: vec![evidence, Evidence::NothingLost],
+    })
 }
 
-/// Returns a note if the run received less than 95 % of `--rate`. `None` without `--rate` and for a run
-/// shorter than 10 ms.
+/// Returns a note if the run received less than 95 % of the rate that the settings demand. `None` without such a rate
+/// and for a run shorter than 10 ms.
 pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
-    let (share, text) = arrived(config, result)?;
+    let (share, evidence) = arrived(config, result)?;
     let long_enough = Duration::from_nanos(result.duration_ns) >= SHORTEST;
+    let text = evidence.arrived()?;
     (share < NEARLY_ALL && long_enough).then(|| format!("{} was not reached: {text}", field::RATE))
 }
 
-/// Returns which share of the offered rate arrived, and a text with both rates. Returns `None` if no rate was
-/// set.
-fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
-    let (arrived, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
-        Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
-        Rate::Bits(asked) => (result.rx.bits_per_second, asked, units::bits_per_second),
-        Rate::Line(asked) => (result.rx.line_bits_per_second(), asked, units::bits_per_second),
+/// Returns which share of the offered rate arrived, and both rates. Returns `None` if no rate was set.
+fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, Evidence)> {
+    let bits = |arrived, offered| Evidence::ArrivedBits {
+        arrived_bits_per_second: arrived,
+        offered_bits_per_second: offered,
     };
-    Some((arrived / asked, format!("{} of {} arrived", text(arrived), text(asked))))
+    let (arrived, offered, evidence) = match config.rate? {
+        Rate::Packets(offered) => {
+            let arrived = result.rx.packets_per_second;
+            let evidence = Evidence::ArrivedPackets {
+                arrived_packets_per_second: arrived,
+                offered_packets_per_second: offered,
+            };
+            (arrived, offered, evidence)
+        }
+        Rate::Bits(offered) => {
+            let arrived = result.rx.bits_per_second;
+            (arrived, offered, bits(arrived, offered))
+        }
+        Rate::Line(offered) => {
+            let arrived = result.rx.line_bits_per_second();
+            (arrived, offered, bits(arrived, offered))
+        }
+    };
+    Some((arrived / offered, evidence))
 }
 
-/// Names the slowest link as the limit, if frames fill it.
-fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
+/// Finds the slowest link as the limit, if frames fill it.
+fn link(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
     let bits = outcome.link_bits_per_second?;
     let [rx, tx] = [outcome.result.rx, outcome.result.tx].map(|flow| flow.line_bits_per_second());
     let share = rx.max(tx) / bits / config.route.directions() as f64;
-    let link = units::bits_per_second(bits);
-    (share >= CEILING)
-        .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
+    let evidence = vec![Evidence::LinkUsed { share, link_bits_per_second: bits }];
+    (share >= CEILING).then_some(Limit { kind: LimitKind::Saturated, resource: Resource::Link, evidence })
 }
 
-/// Names PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster than
+/// Finds PCIe or GPU memory as the limit, if a bare kernel that moves the same bytes is hardly faster than
 /// the run. The limit is GPU memory if packets are there from the start, else PCIe.
-fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
+fn bare_kernel(config: &Config, result: &PacketResult) -> Option<Limit> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
-    let counted =
-        result.pcie.as_ref().and_then(|pcie| pcie.measured.as_ref()).map_or(String::new(), |found| {
-            let rate = |summary: &Summary| units::bytes_per_second(summary.median);
-            let (into, out) = (rate(&found.in_bytes_per_second), rate(&found.out_bytes_per_second));
-            format!("; the GPU counted {into} in and {out} out")
+    let mut evidence = vec![Evidence::BareKernel { share }];
+    if let Some(found) = result.pcie.as_ref().and_then(|pcie| pcie.measured.as_ref()) {
+        evidence.push(Evidence::GpuCounted {
+            in_bytes_per_second: found.in_bytes_per_second.median,
+            out_bytes_per_second: found.out_bytes_per_second.median,
         });
-    let what = if config.executor.gpu_memory() == Some(Memory::Pool) { "GPU memory" } else { "PCIe" };
-    Some(format!(
-        "{what}: {} of the rate of a bare kernel that moves the same bytes{counted}",
-        percent(share)
-    ))
+    }
+    let in_place = config.executor.gpu_memory() == Some(Memory::Pool);
+    let resource = if in_place { Resource::GpuMemory } else { Resource::Pcie };
+    Some(Limit { kind: LimitKind::Saturated, resource, evidence })
 }
 
 /// Returns the packet rate of a GPU run as a share of the rate of a bare kernel. Returns `None` on the CPU.
@@ -132,21 +158,40 @@ fn share_of_bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
     (config.executor.device() != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
 }
 
-/// Names the sending port as the limit if it made the pipeline wait, or if it refused packets.
-fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
+/// Finds the sending port as the limit if it made the pipeline wait, or if it refused packets.
+fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
+    let waited = |evidence| {
+        Some(Limit { kind: LimitKind::Waited, resource: Resource::SendingPort, evidence: vec![evidence] })
+    };
     let blocked = outcome.time_shares.iter().map(|shares| shares.refused).fold(0.0, f64::max);
     if blocked >= BLOCKED {
-        return Some(format!("sending port: it took nothing for {} of the time", percent(blocked)));
+        return waited(Evidence::PortTookNothing { share: blocked });
     }
-    let refused = outcome.refused_packets as f64 / outcome.result.rx.packets as f64;
+    let share = outcome.refused_packets as f64 / outcome.result.rx.packets as f64;
     let drops = config.per_pipeline.overload == Overload::Drop;
-    (drops && refused >= REFUSED).then(|| {
-        format!("sending port: it was full for {} of the packets, which were dropped", percent(refused))
+    if drops && share >= REFUSED { waited(Evidence::PortFull { share }) } else { None }
+}
+
+/// Finds the source or the offered rate as the limit, if the dispatching threads mostly found nothing to do and nothing
+/// was lost. It does not matter then that other threads or a quota kept the threads from polling.
+fn idle_source(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
+    let result = &outcome.result;
+    let (evidence, most) = busy(outcome, |shares| shares.busy, Task::ReceiveAndSend);
+    if outcome.time_shares.is_empty() || most >= MOSTLY || lost(result) > 0 {
+        return None;
+    }
+    if config.rate.is_some() {
+        return offered(config, result, NEARLY_ALL);
+    }
+    (!always_ready(config)).then(|| Limit {
+        kind: LimitKind::Waited,
+        resource: Resource::Source,
+        evidence: vec![Evidence::NothingLost, evidence],
     })
 }
 
-/// Names processors or system calls as the limit, if threads waited for processors or slept in system calls.
-fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
+/// Finds a quota, processors or system calls as the limit, if threads waited for processors or slept in system calls.
+fn not_running(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
@@ -154,97 +199,92 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     // Limit the waiting time to the time in which the threads were not on a processor. The kernel's count of
     // time in run queues can be larger, because it includes time before the measurement.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
-    let (thread, noun, they) = match threads {
-        1 => ("the thread", "the thread was", "it"),
-        _ => ("the threads", "the threads were", "they"),
-    };
-    if queued >= NOT_RUNNING {
-        let queued = percent(queued);
-        return Some(format!(
-            "processors: {thread} waited {queued} of the time for cores that other threads used"
-        ));
-    }
     let slept = 1.0 - running - queued;
-    if slept < NOT_RUNNING {
-        return None;
+    let waited =
+        |resource, evidence| Some(Limit { kind: LimitKind::Waited, resource, evidence: vec![evidence] });
+    // The kernel counts throttled time as waiting for a processor, so look at the quota first.
+    if let Some(CpuQuota { cores, periods, throttled_periods }) = outcome.quota
+        && 1.0 - running >= NOT_RUNNING
+        && throttled_periods as f64 >= periods as f64 * THROTTLED
+        && throttled_periods > 0
+    {
+        return waited(Resource::CpuQuota, Evidence::Throttled { cores, periods, throttled_periods });
     }
-    let slept = percent(slept);
-    Some(match outcome.queued_ns {
+    match (queued >= NOT_RUNNING, slept >= NOT_RUNNING) {
+        (true, _) => waited(Resource::Processors, Evidence::WaitedForCores { share: queued, threads }),
+        (false, false) => None,
         // This kernel does not report how long threads waited for a core. So the cause may be busy processors
         // or system calls.
-        0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
-        _ => {
-            format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")
+        (false, true) if outcome.queued_ns == 0 => {
+            waited(Resource::ProcessorsOrSystemCalls, Evidence::NotRunning { share: slept, threads })
         }
-    })
+        (false, true) => waited(Resource::SystemCalls, Evidence::BlockedInCalls { share: slept, threads }),
+    }
 }
 
-/// Names the limit that follows from how long the dispatching threads and feeders had work.
-fn threads(config: &Config, outcome: &RunOutcome) -> String {
+/// Finds the limit that follows from how long the dispatching threads and feeders had work.
+fn threads(config: &Config, outcome: &RunOutcome) -> Limit {
     let result = &outcome.result;
     let (device, method) = (config.executor.device(), config.executor.method());
-    let (busy, most) = how_busy(outcome, |shares| shares.busy, ["receives and sends", "receive and send"]);
+    let (dispatching, most) = busy(outcome, |shares| shares.busy, Task::ReceiveAndSend);
     if most >= BUSY {
+        let mut evidence = vec![dispatching];
+        evidence.extend(outcome.work.map(|WorkShares { receive, function, send }| Evidence::Work {
+            receive_share: receive,
+            function_share: function,
+            send_share: send,
+        }));
         let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
-        let function = match (device, method, ceiling) {
-            (Device::Cpu, Method::Single, Some(ceiling)) => {
-                let share = percent(result.rx.packets_per_second / ceiling);
-                format!("; the packet function alone takes {share}, with packets in cache")
-            }
-            _ => String::new(),
-        };
-        return format!("thread: {busy}{function}");
+        if let (Device::Cpu, Method::Single, Some(ceiling)) = (device, method, ceiling) {
+            evidence.push(Evidence::FunctionAlone { share: result.rx.packets_per_second / ceiling });
+        }
+        return Limit { kind: LimitKind::Busy, resource: Resource::Thread, evidence };
     }
-    if let Some(said) = offered(config, result, NEARLY_ALL) {
-        return said;
+    if let Some(limit) = offered(config, result, NEARLY_ALL) {
+        return limit;
     }
     let more = match (lost(result), arrived(config, result), always_ready(config)) {
-        (lost @ 1.., ..) => format!("{lost} packets were lost"),
-        (0, Some((_, said)), _) => format!("only {said}"),
-        (0, None, true) => "there was always more to receive".into(),
-        (0, None, false) => return format!("source: nothing was lost; {busy}"),
-    };
-    let share = share_of_bare_kernel(config, result)
-        .map_or(String::new(), |share| format!("; the rate is {} of a bare kernel's", percent(share)));
-    let by_feeder = |limit, does| {
-        let (said, most) = how_busy(outcome, |shares| shares.feeding, does);
-        (if most >= BUSY { limit } else { "GPU" }, said + "; ")
-    };
-    let (what, feeding) = match (device, method) {
-        (Device::Cpu, Method::Single) => ("ports", String::new()),
-        (Device::Cpu, _) => ("workers", String::new()),
-        (Device::Gpu(_), Method::Single) => ("round trip to the GPU, one item at a time", String::new()),
-        (Device::Gpu(_), Method::Persistent) => ("GPU", String::new()),
-        (Device::Gpu(_), Method::Split) => by_feeder("launches", ["launches kernels", "launch kernels"]),
-        (Device::Gpu(_), Method::Stream | Method::Graph) => {
-            by_feeder("posting", ["posts kernels", "post kernels"])
+        (packets @ 1.., ..) => Evidence::Lost { packets },
+        (0, Some((_, arrived)), _) => arrived,
+        (0, None, true) => Evidence::AlwaysReady,
+        (0, None, false) => {
+            let evidence = vec![Evidence::NothingLost, dispatching];
+            return Limit { kind: LimitKind::Waited, resource: Resource::Source, evidence };
         }
     };
-    format!("{what}: {feeding}{busy}; {more}{share}")
+    let by_feeder = |resource, task| {
+        let (feeding, most) = busy(outcome, |shares| shares.feeding, task);
+        match most >= BUSY {
+            true => (LimitKind::Busy, resource, Some(feeding)),
+            false => (LimitKind::Excluded, Resource::Gpu, Some(feeding)),
+        }
+    };
+    let (kind, resource, feeding) = match (device, method) {
+        (Device::Cpu, Method::Single) => (LimitKind::Excluded, Resource::Ports, None),
+        (Device::Cpu, _) => (LimitKind::Excluded, Resource::Workers, None),
+        (Device::Gpu(_), Method::Single) => (LimitKind::Excluded, Resource::RoundTrip, None),
+        (Device::Gpu(_), Method::Persistent) => (LimitKind::Excluded, Resource::Gpu, None),
+        (Device::Gpu(_), Method::Split) => by_feeder(Resource::Launches, Task::LaunchKernels),
+        (Device::Gpu(_), Method::Stream | Method::Graph) => by_feeder(Resource::Posting, Task::PostKernels),
+    };
+    let mut evidence: Vec<Evidence> = feeding.into_iter().collect();
+    evidence.extend([dispatching, more]);
+    evidence.extend(share_of_bare_kernel(config, result).map(|share| Evidence::BareKernel { share }));
+    Limit { kind, resource, evidence }
 }
 
-/// Describes how busy the threads of one kind were. `share` returns the share of time in which a thread had
-/// work. `one` and `several` name their task: they complete the phrases "the thread that ..." and "the
-/// threads that ...". Returns the description and the largest share.
-fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
+/// Returns how busy the threads of one kind were, as evidence, and the largest share. `share` returns the share of time
+/// in which a thread had work.
+fn busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, task: Task) -> (Evidence, f64) {
     let shares = || outcome.time_shares.iter().map(share);
-    let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
-    let (from, to) = (percent(least), percent(most));
-    let said = match outcome.time_shares.len() {
-        1 => format!("the thread that {one} was busy {to} of the time"),
-        _ if from == to => format!("the threads that {several} were busy {to} of the time"),
-        _ => format!("the threads that {several} were busy {from} to {to} of the time"),
-    };
-    (said, most)
+    let (least_share, most_share) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
+    let threads = outcome.time_shares.len();
+    (Evidence::Busy { task, least_share, most_share, threads }, most_share)
 }
 
 /// Returns true if the source always had more packets.
 fn always_ready(config: &Config) -> bool {
     config.route.source().is_some_and(|rx| rx.is_always_ready(config.playback))
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
 }
 
 #[cfg(test)]

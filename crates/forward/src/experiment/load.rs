@@ -2,13 +2,13 @@
 
 use super::ceiling::Ceilings;
 use super::limit::limit;
+use super::measure::Measurement;
 use crate::config::Config;
 use crate::control::{Control, ProgressSnapshot};
 use crate::error::{Error, Result};
 use crate::field;
 use crate::result::{PacketResult, Quantity};
 use crate::run::{RunOutcome, run};
-use inlane_core::result::Document;
 use inlane_core::units::{self, Rate};
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,20 +90,20 @@ impl Search {
 }
 
 /// Searches for the highest rate without loss by bisection, to 0.5 % (RFC 2544, section 26.1). Then measures
-/// the latency at each of `loads`, in per cent of that rate. Returns the document of results. If no trial
-/// passed without loss, also returns an error.
+/// the latency at each of `loads`, in per cent of that rate. If no trial passed without loss, the measurement has no
+/// results and a failure.
 ///
 /// Each trial lasts `config.duration`. The RFC requires at least 60 s.
 ///
 /// # Errors
 /// The source cannot be paced, several runs are impossible, or a trial cannot start.
-pub fn against_load(
+pub(super) fn against_load(
     config: &Config,
     loads: &[f64],
     control: &Arc<Control>,
     ceilings: &mut Ceilings,
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
-) -> Result<(Document<PacketResult>, Option<Error>)> {
+) -> Result<Measurement> {
     if !config.route.source().is_some_and(|rx| rx.properties().paces_itself) {
         let why = format!("needs a source that can be paced: {} or null:SIZE", field::RX.with("gen:SIZE"));
         return Err(Error::config(field::ZERO_LOSS, why));
@@ -127,9 +127,8 @@ pub fn against_load(
         outcome.result.limit = limit(&paced, &outcome);
         outcome.result
     };
-    let mut document = Document::new("forward");
-    document.twin = unpaced.twin;
-    document.devices = unpaced.devices.clone();
+    let mut found =
+        Measurement { twin: unpaced.twin, devices: unpaced.devices.clone(), ..Measurement::default() };
     let processed = unpaced.result.tx.packets + unpaced.result.dropped_verdict;
     let mut search = Search::new(processed as f64 * 1e9 / unpaced.result.duration_ns.max(1) as f64);
     let (mut best, mut last_failure): (Option<PacketResult>, Option<String>) = (None, None);
@@ -147,28 +146,22 @@ pub fn against_load(
     let Some(best) = best else {
         if control.stopping() {
             let note = "the search was stopped before a rate passed: this is the run without a set rate";
-            document.notes.push(note.into());
-            document.results.push(explained((config.clone(), unpaced)));
-            return Ok((document, None));
+            found.notes.push(note.into());
+            found.results.push(explained((config.clone(), unpaced)));
+        } else {
+            let why = last_failure.unwrap_or_else(|| "no packet was processed".into());
+            found.failure = Some(Error::NoRate { why });
         }
-        let why = last_failure.unwrap_or_else(|| "no packet was processed".into());
-        return Ok((
-            document,
-            Some(Error::Verification(format!(
-                "no rate passed: {why}; give a longer {}, a larger {} or fewer other programs",
-                field::DURATION,
-                field::BURST
-            ))),
-        ));
+        return Ok(found);
     };
-    document.notes.push(format!(
+    found.notes.push(format!(
         "highest rate without loss: {}; without a set rate: {}",
         units::packets_per_second(search.passed),
         units::packets_per_second(search.fastest),
     ));
-    document.notes.extend(last_failure.map(|why| format!("the next higher rate failed: {why}")));
+    found.notes.extend(last_failure.map(|why| format!("the next higher rate failed: {why}")));
     let seconds = units::nanoseconds(duration.as_nanos() as f64);
-    document.notes.push(match duration >= RFC_2544_TRIAL {
+    found.notes.push(match duration >= RFC_2544_TRIAL {
         true => format!("method: RFC 2544, section 26.1, with trials of {seconds}"),
         false => {
             let longer = field::DURATION.with("60s");
@@ -176,7 +169,7 @@ pub fn against_load(
         }
     });
     if loads.is_empty() {
-        document.results.push(best);
+        found.results.push(best);
     }
     for load in loads {
         if control.stopping() {
@@ -184,9 +177,9 @@ pub fn against_load(
         }
         let mut result = explained(trial(Some(search.passed * load / 100.0))?);
         result.parameters.set("load", Quantity::Percent(*load));
-        document.results.push(result);
+        found.results.push(result);
     }
-    Ok((document, None))
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -258,10 +251,9 @@ mod tests {
         // Extra work lowers the rate, so the generator keeps up even on a busy machine.
         config.per_pipeline.work = Duration::from_micros(20);
         let mut ceilings = Ceilings::default();
-        let (document, error) =
-            against_load(&config, &[], &Arc::default(), &mut ceilings, &mut |_, _| ()).unwrap();
-        assert!(error.is_none(), "{error:?}");
-        assert!(document.results[0].dropped_verdict > 0);
-        assert!(document.notes.iter().any(|note| note.contains("duration=60s")), "{:?}", document.notes);
+        let found = against_load(&config, &[], &Arc::default(), &mut ceilings, &mut |_, _| ()).unwrap();
+        assert!(found.failure.is_none(), "{:?}", found.failure);
+        assert!(found.results[0].dropped_verdict > 0);
+        assert!(found.notes.iter().any(|note| note.contains("duration=60s")), "{:?}", found.notes);
     }
 }

@@ -144,6 +144,8 @@ pub struct Tally {
     pub time: ThreadTime,
     /// The time that packets spent in each stage.
     pub stages: StageHistograms,
+    /// The sampled work of the dispatching thread.
+    pub work: WorkTicks,
     /// The packet function's instances, whose state the function's report is read from.
     pub functions: Vec<Instance>,
     /// The errors of the pipeline's threads, in the order in which they occurred.
@@ -175,8 +177,56 @@ impl Tally {
         self.dropped_unsent += other.dropped_unsent;
         self.time += other.time;
         self.stages.add(&other.stages);
+        self.work.add(&other.work);
         self.functions.extend(other.functions);
         self.errors.extend(other.errors);
+    }
+}
+
+/// How long a sample of bursts took to receive, process and send, in ticks of the raw clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkTicks {
+    receive: u64,
+    function: u64,
+    send: u64,
+}
+
+/// The shares of a dispatching thread's work, which add up to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkShares {
+    /// The share of receiving packets.
+    pub receive: f64,
+    /// The share of the packet function and of added work.
+    pub function: f64,
+    /// The share of sending packets.
+    pub send: f64,
+}
+
+impl WorkTicks {
+    /// Adds a burst. The array holds the raw clock readings before it was received, when it was received, when it
+    /// was processed, and when it was sent.
+    #[inline]
+    fn record(&mut self, [begun, received, processed, sent]: [u64; 4]) {
+        self.receive += received.saturating_sub(begun);
+        self.function += processed.saturating_sub(received);
+        self.send += sent.saturating_sub(processed);
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.receive += other.receive;
+        self.function += other.function;
+        self.send += other.send;
+    }
+
+    /// Returns the shares. `None` if no burst was recorded.
+    pub fn shares(&self) -> Option<WorkShares> {
+        let all = (self.receive + self.function + self.send) as f64;
+        let share = |ticks: u64| ticks as f64 / all;
+        (all > 0.0).then(|| WorkShares {
+            receive: share(self.receive),
+            function: share(self.function),
+            send: share(self.send),
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The rows of `inlane forward`'s result document: the rates, latencies and losses of one run.
 
+mod limit;
 mod parameters;
 mod text;
 
@@ -10,6 +11,7 @@ use inlane_core::units::Rate;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use limit::{Evidence, Limit, LimitKind, Resource, Task};
 pub use parameters::{Parameters, Quantity};
 
 /// The packets of one direction of a run: received or transmitted.
@@ -105,8 +107,8 @@ pub struct PacketResult {
     pub competitor: Option<Competitor>,
     /// Median and range over the repeats. The row's other figures are those of the run with the median rate.
     pub repeats: Option<Repeats>,
-    /// What limited the rate of this run, a colon, and the evidence. Null for a run shorter than 10 ms.
-    pub limit: Option<String>,
+    /// What limited the rate of this run. Null for a run shorter than 10 ms.
+    pub limit: Option<Limit>,
     /// The counters and tables that the packet function reports. Null if it reports none.
     pub function: Option<serde_json::Value>,
 }

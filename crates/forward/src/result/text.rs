@@ -38,8 +38,7 @@ impl Row for PacketResult {
                 self.competitor.as_ref().map(|other| format!("{:.1}%", other.kept * 100.0)),
             ),
             Cell::optional("verified", self.verification.as_ref().map(|found| found.verdict())),
-            // The table shows only the name of the limit. The evidence after the colon is in the document.
-            Cell::optional("limit", self.limit.as_ref().and_then(|limit| limit.split(':').next())),
+            Cell::optional("limit", self.limit.as_ref().map(|limit| limit.resource.to_string())),
         ]
     }
 
@@ -74,7 +73,7 @@ impl Row for PacketResult {
             self.verification.as_ref().map(|verification| Cell::new("verified", verification.text())),
         );
         lines.extend(self.repeats.as_ref().map(|of| Cell::new("repeats", repeats(of))));
-        lines.extend(self.limit.as_ref().map(|limit| Cell::new("limit", limit)));
+        lines.extend(self.limit.as_ref().map(|limit| Cell::new("limit", limit.to_string())));
         lines
             .extend(self.competitor.as_ref().map(|other| Cell::new("competing job", competitor_text(other))));
         if self.tx.bytes > 0 {

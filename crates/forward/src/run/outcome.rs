@@ -8,9 +8,10 @@ use crate::control::TimeShares;
 use crate::error::Error;
 use crate::field;
 use crate::gpu::{self, LinkSamples};
-use crate::pipeline::{StageHistograms, Tally};
+use crate::pipeline::{StageHistograms, Tally, WorkShares};
 use crate::result::{PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages};
 use inlane_core::Port;
+use inlane_core::cgroup::CpuQuota;
 use inlane_core::port::Counters;
 use inlane_core::result::PathExplanation;
 use inlane_core::stats::{LatencyHistogram, Summary};
@@ -32,6 +33,10 @@ pub struct RunOutcome {
     /// The time in which threads of the pipelines were ready to run while other threads used the processors,
     /// in nanoseconds.
     pub queued_ns: u64,
+    /// The quota of processor time, with the periods of this run. `None` if the process has no quota.
+    pub quota: Option<CpuQuota>,
+    /// How the dispatching threads' work divides. `None` if no bursts were sampled.
+    pub work: Option<WorkShares>,
     /// The number of packets that `--overload drop` dropped because a port refused them.
     /// `result.dropped_overload` includes this number.
     pub refused_packets: u64,
@@ -52,6 +57,8 @@ impl RunOutcome {
             link_bits_per_second: None,
             time_shares: Vec::new(),
             queued_ns: 0,
+            quota: None,
+            work: None,
             refused_packets: 0,
             notes: Vec::new(),
             errors: Vec::new(),
@@ -63,7 +70,7 @@ impl RunOutcome {
     /// Adds up the results of a run's pipelines. `device` counts lost and refused packets that are in no
     /// queue's counters.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
-        let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
+        let Joined { tallies, elapsed, progress, competitor, link, quota, faults, run } = joined;
         let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;
         let received: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
         let mut sum = Tally::default();
@@ -152,6 +159,8 @@ impl RunOutcome {
             link_bits_per_second: links.min_by(f64::total_cmp),
             time_shares: progress.iter().map(|each| each.time_shares(clock, nanoseconds)).collect(),
             queued_ns: sum.time.queued_ns,
+            quota,
+            work: sum.work.shares(),
             refused_packets: sum.refused_packets,
             notes,
             errors,

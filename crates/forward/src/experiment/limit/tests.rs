@@ -45,7 +45,7 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
 
 /// Asserts that the text about the run's limit begins with `words[0]` and contains the other words.
 fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
-    let said = limit(config, outcome).unwrap();
+    let said = limit(config, outcome).unwrap().to_string();
     assert!(said.starts_with(words[0]), "{said}");
     for word in words {
         assert!(said.contains(word), "{said}");
@@ -115,6 +115,47 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
     crowded.result.duration_ns = 1_000_000;
     assert_eq!(limit(&split, &crowded), None, "too short");
+}
+
+#[test]
+fn a_used_up_quota_is_the_limit_and_not_the_processors() {
+    let split = config("null");
+    let mut throttled = outcome(&split, &[0.95]);
+    (throttled.result.cpu_ns, throttled.queued_ns) = (200_000_000, 800_000_000);
+    throttled.quota = Some(CpuQuota { cores: 0.2, periods: 32, throttled_periods: 32 });
+    assert_limit(&split, &throttled, &["CPU quota: ", "0.20 cores", "throttled in 32 of 32 periods"]);
+    throttled.quota = Some(CpuQuota { cores: 2.0, periods: 32, throttled_periods: 0 });
+    assert_limit(&split, &throttled, &["processors: "]);
+}
+
+#[test]
+fn a_slow_source_is_the_limit_although_polling_threads_wait_for_cores() {
+    for rx in ["gen:64,rate=1kpps", "pcap:-"] {
+        let slow = config(rx);
+        let mut waiting = outcome(&slow, &[0.01]);
+        (waiting.result.cpu_ns, waiting.queued_ns) = (200_000_000, 800_000_000);
+        assert_limit(&slow, &waiting, &["source: ", "nothing was lost", "busy 1 % of the time"]);
+        // A thread that had work all the time did not wait for packets.
+        waiting.time_shares[0].busy = 0.95;
+        assert_limit(&slow, &waiting, &["processors: "]);
+    }
+    let mut paced = config("gen:64");
+    paced.rate = Some(Rate::Packets(1.02e6));
+    let mut waiting = outcome(&paced, &[0.3]);
+    (waiting.result.cpu_ns, waiting.queued_ns) = (200_000_000, 800_000_000);
+    assert_limit(&paced, &waiting, &["offered rate: "]);
+}
+
+#[test]
+fn the_work_of_a_busy_thread_is_divided() {
+    let checked = config("gen:64");
+    let mut busy = outcome(&checked, &[0.97]);
+    busy.work = Some(WorkShares { receive: 0.4, function: 0.01, send: 0.59 });
+    let limit = limit(&checked, &busy).unwrap();
+    assert_eq!((limit.kind, limit.resource), (LimitKind::Busy, Resource::Thread));
+    assert_limit(&checked, &busy, &["thread: ", "receiving took 40 %, the function 1 %, sending 59 %"]);
+    let json = serde_json::to_value(&limit).unwrap();
+    assert_eq!((&json["resource"], &json["evidence"][1]["send_share"]), (&"thread".into(), &0.59.into()));
 }
 
 #[test]
@@ -190,7 +231,7 @@ fn a_real_run_names_its_limit() {
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
     // The workers are the limit on an idle machine. Also accept the processors as the limit, because other
     // jobs may use this machine.
-    let said = limit(&slow, &outcome).unwrap();
+    let said = limit(&slow, &outcome).unwrap().to_string();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }
 
