@@ -6,7 +6,8 @@ use std::collections::HashMap;
 
 /// The fields whose flag has another name in some subcommands: the subcommand as a table of the settings file, the
 /// field, and the flag.
-const RENAMED: [(&str, &str, &str); 0] = [];
+const RENAMED: [(&str, &str, &str); 2] =
+    [("forward", "queues", "pipelines"), ("offload.serve", "queues", "threads")];
 
 /// Makes all messages show fields as flags of `subcommand`, a table of the settings file such as `ntb.bench`. A
 /// field without a flag there is shown by its name.
@@ -59,8 +60,12 @@ mod tests {
 
     #[test]
     fn fields_of_the_libraries_are_flags() {
-        let lists: [(&[&str], &[Field]); 2] =
-            [(&["forward"], inlane_forward::field::ALL), (&["forward"], inlane_ports::field::ALL)];
+        let lists: [(&[&str], &[Field]); 4] = [
+            (&["forward"], inlane_forward::field::ALL),
+            (&["forward"], inlane_ports::field::ALL),
+            (&["forward"], inlane_dpdk::field::ALL),
+            (&["offload.serve", "nvme.target"], &[inlane_core::privileges::USER]),
+        ];
         for (subcommands, fields) in lists {
             for (subcommand, field) in
                 subcommands.iter().flat_map(|name| fields.iter().map(move |field| (name, field)))

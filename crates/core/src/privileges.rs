@@ -14,6 +14,7 @@
 mod capability;
 
 use crate::error::{Error, Result};
+use crate::setting::Field;
 pub use capability::Capability;
 use std::io;
 use std::path::Path;
@@ -27,6 +28,9 @@ pub struct Dropped {
     /// The group id of the process.
     pub group: u32,
 }
+
+/// The setting that names the user of the process.
+pub const USER: Field = Field::new("user");
 
 /// The capabilities that ports on network interfaces need, in the notation of `setcap`.
 const OF_PORTS: &str = "cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep";
@@ -61,7 +65,7 @@ impl Successor {
     /// [`Error::Invalid`] if there is no such user.
     pub fn named(name: &str) -> Result<Self> {
         let unknown = || {
-            let what = format!("--user {name}");
+            let what = USER.with(name);
             Error::invalid(
                 what,
                 "there is no such user on this machine; choose one that 'getent passwd' lists",

@@ -19,7 +19,7 @@ pub use row::{Cell, Row};
 pub use verification::{ByteVerification, Verification};
 
 /// The version of the JSON schema of result documents.
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 
 /// The frame of a result document. `T` is the type of the rows.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -23,6 +23,7 @@ mod dmadev;
 pub mod eal;
 mod endpoint;
 mod error;
+pub mod field;
 mod gate;
 mod interface;
 mod kernel_counters;

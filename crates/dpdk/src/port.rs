@@ -9,6 +9,7 @@ use crate::device::{self, Device};
 use crate::dma;
 use crate::endpoint::{BurstFunctions, EthRx, EthTx, PortContext};
 use crate::error::{Error, Result};
+use crate::field;
 use crate::refused_frames::RefusedFrames;
 use crate::spec::{EthSpec, PortKind};
 use crate::xdp_queues::XdpQueues;
@@ -252,8 +253,10 @@ impl EthPort {
             sent
         };
         if sent < count as usize {
-            let why =
-                format!("prime={count}: only {sent} packets fit; give fewer, or a larger pool (--buffers)");
+            let why = format!(
+                "prime={count}: only {sent} packets fit; give fewer, or a larger pool ({})",
+                field::BUFFERS
+            );
             return Err(self.usage(why));
         }
         Ok(())
@@ -415,9 +418,10 @@ impl Port for EthPort {
         let most = device::memif_buffer(&self.spec) as usize;
         if matches!(self.spec.kind, PortKind::Memif { .. }) && mbufs.room() > most {
             let why = format!(
-                "frames may have up to {} bytes, and memif's buffers hold {most}; give mtu={} at both ends, or --room {most}",
+                "frames may have up to {} bytes, and memif's buffers hold {most}; give mtu={} at both ends, or {}",
                 mbufs.room(),
-                mbufs.room() - device::LINK_HEADERS as usize
+                mbufs.room() - device::LINK_HEADERS as usize,
+                field::ROOM.with(most)
             );
             return Err(self.usage(why).into());
         }

@@ -143,7 +143,8 @@ impl EthSpec {
             return Ok(());
         }
         let why = format!(
-            "flows are spread over {existing} queues, and this run reads {read}; give --pipelines {existing} ('offload serve': --threads {existing}), or {remedy}"
+            "flows are spread over {existing} queues, and this run reads {read}; give {}, or {remedy}",
+            crate::field::QUEUES.with(existing)
         );
         Err(Error::Usage { port: self.text.clone(), why })
     }

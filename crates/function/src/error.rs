@@ -1,7 +1,11 @@
 //! The errors of packet functions.
 
 use inlane_core::error::Class;
+use inlane_core::setting::Field;
 use std::path::PathBuf;
+
+/// The setting that names a packet function.
+pub const FUNCTION: Field = Field::new("function");
 
 /// An error of a packet function. It names the function or the file, and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -9,7 +13,8 @@ use std::path::PathBuf;
 pub enum Error {
     /// No built-in function has the requested name.
     #[error(
-        "--function {name}: there is no such packet function; choose one of {known}, or name your own as FILE.cu:NAME"
+        "{}: there is no such packet function; choose one of {known}, or name your own as FILE.cu:NAME",
+        FUNCTION.with(name)
     )]
     Unknown {
         /// The name that was requested.

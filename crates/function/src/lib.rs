@@ -22,7 +22,7 @@ mod user;
 
 pub use abi::{CallKind, FunctionInfo};
 pub use builtins::{Builtin, DeliveryReason, Flow, OranSlot, builtins, flows, oran_slot};
-pub use error::{Error, Result};
+pub use error::{Error, FUNCTION, Result};
 pub use headers::HEADERS;
 pub use instance::Instance;
 pub use packet_function::PacketFunction;

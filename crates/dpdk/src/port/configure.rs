@@ -2,6 +2,7 @@
 
 use super::EthPort;
 use crate::error::Result;
+use crate::field;
 use crate::spec::PortKind;
 use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
@@ -91,8 +92,9 @@ impl EthPort {
             && room < required as usize
         {
             return Err(self.usage(format!(
-                "its slots need buffers of {required} bytes, and the pool's have {room}; give --room {required}, lower the \
-                 interface's MTU, or give frame=BYTES"
+                "its slots need buffers of {required} bytes, and the pool's have {room}; give {}, lower the \
+                 interface's MTU, or give frame=BYTES",
+                field::ROOM.with(required)
             )));
         }
         if let PortKind::AfXdp { interface, .. } = &self.spec.kind {
@@ -131,8 +133,8 @@ impl EthPort {
             };
             let Some(longest) = pool.longest_xdp_frame(room) else {
                 return Err(self.usage(format!(
-                    "AF_XDP's buffers have {least} to {most} bytes, and the pool's have {room}; give --room {}",
-                    room.clamp(*least, *most)
+                    "AF_XDP's buffers have {least} to {most} bytes, and the pool's have {room}; give {}",
+                    field::ROOM.with(room.clamp(*least, *most))
                 )));
             };
             let Some((mtu, frame)) = mtu.map(|mtu| (mtu, mtu + device::LINK_HEADERS)) else { continue };
@@ -142,7 +144,8 @@ impl EthPort {
             let remedy = match fitting.iter().find(|(_, longest)| frame <= *longest) {
                 Some((room, _)) => {
                     let accepted = longest - device::LINK_HEADERS;
-                    format!("give --room {room}, or lower the MTU: ip link set {name} mtu {accepted}")
+                    let room = field::ROOM.with(room);
+                    format!("give {room}, or lower the MTU: ip link set {name} mtu {accepted}")
                 }
                 None => {
                     let accepted = most_frame - device::LINK_HEADERS;

@@ -60,8 +60,9 @@ impl EthPort {
             port: self.spec.text.clone(),
             seconds,
             remedy: format!(
-                "start one with role={other} and the same socket, id, secret and number of queues (--pipelines of \
-                 'inlane forward'), or give wait=SECONDS"
+                "start one with role={other} and the same socket, id, secret and number of queues ({}), \
+                 or give wait=SECONDS",
+                crate::field::QUEUES
             ),
         }
     }

@@ -4,11 +4,14 @@ use crate::error::{Error, Result};
 use crate::field;
 use crate::gpu::{self, Memory};
 use inlane_core::setting::Subject;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
 /// How control flows between a pipeline's threads and the device that runs the packet function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Method {
     /// One thread receives, runs the packet function, and sends. On a GPU the thread launches a kernel for
     /// each burst and waits for the kernel.

@@ -19,6 +19,7 @@ use crate::config::{Config, Method};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::field;
+use crate::result::{MethodChoice, MethodTrial};
 use crate::run::{RunOutcome, run};
 use inlane_core::units::{self, Rate};
 use inlane_ports::spec::{PortSpec, Source};
@@ -60,6 +61,19 @@ struct Trial {
     carried: bool,
 }
 
+impl Trial {
+    fn report(&self) -> MethodTrial {
+        MethodTrial {
+            method: self.method,
+            burst: self.burst,
+            flush_ns: self.flush.map(nanoseconds),
+            packets_per_second: self.packets_per_second,
+            p99_ns: self.p99.map(nanoseconds),
+            carried: self.carried,
+        }
+    }
+}
+
 /// The trials of one search. The search chooses the best of them.
 #[derive(Default)]
 struct Trials {
@@ -69,13 +83,13 @@ struct Trials {
     took: Duration,
 }
 
-/// Chooses method, burst size and flush time for `goal`. Returns the settings and the reason in one sentence.
+/// Chooses method, burst size and flush time for `goal`. Returns the settings and the outcome of the trials.
 ///
 /// # Errors
 /// - The source cannot be run repeatedly.
 /// - Every method fails, or no candidate stays within the latency limit.
 /// - `control` is stopped.
-pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, String)> {
+pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, MethodChoice)> {
     let makes_packets = |rx: &PortSpec| rx.properties().source == Source::Made;
     if !config.route.source().is_some_and(makes_packets) {
         let why = format!(
@@ -133,7 +147,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     taken.executor = config.executor.with_method(chosen.method).unwrap_or(taken.executor);
     taken.per_pipeline.burst = chosen.burst;
     taken.per_pipeline.flush = chosen.flush.unwrap_or(taken.per_pipeline.flush);
-    Ok((taken, reason(chosen, &trials, goal)))
+    Ok((taken, outcome(chosen, &trials, goal)))
 }
 
 impl Trials {
@@ -202,41 +216,34 @@ fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
     Some(trials.iter().filter(meets).filter(equal).filter(not_resident).max_by(better).unwrap_or(best))
 }
 
-/// Returns the reason: the choice, the number of trials, and the best result of each other method.
-fn reason(chosen: &Trial, trials: &Trials, goal: Goal) -> String {
-    let figures = |trial: &Trial| {
-        let rate = units::packets_per_second(trial.packets_per_second);
-        let flush = trial.flush.map_or(String::new(), |flush| format!(", flush {}", time(flush)));
-        let latency = trial.p99.map_or(String::new(), |p99| format!(", p99 {}", time(p99)));
-        let short = if trial.carried { "" } else { " (below the offered rate)" };
-        format!("{} at burst {}{flush}: {rate}{latency}{short}", trial.method, trial.burst)
-    };
-    let mut others: Vec<String> = Vec::new();
+/// Returns the outcome of the search: the choice, the number of trials, and the best result of each other method.
+fn outcome(chosen: &Trial, trials: &Trials, goal: Goal) -> MethodChoice {
+    let mut others = Vec::new();
     for method in Method::ALL.into_iter().filter(|&method| method != chosen.method) {
         let of_method: Vec<Trial> =
             trials.done.iter().filter(|trial| trial.method == method).cloned().collect();
         let best = pick(&of_method, goal).or_else(|| of_method.iter().min_by_key(|trial| trial.p99));
-        others.extend(best.map(figures));
+        others.extend(best.map(Trial::report));
     }
-    let aim = match goal {
-        Goal::Throughput => "the highest rate".to_string(),
-        Goal::Latency(limit) => format!("the highest rate with a p99 within {}", time(limit)),
-    };
-    let others = if others.is_empty() { "no other method ran".into() } else { others.join("; ") };
-    let left_out = match trials.left_out {
-        0 => String::new(),
-        left_out => format!("; {left_out} candidates were not tried because time ran out"),
-    };
-    format!(
-        "auto: {aim} of {} short trials in {}, {}; best of the other methods: {others}{left_out}",
-        trials.runs,
-        time(trials.took),
-        figures(chosen)
-    )
+    MethodChoice {
+        latency_limit_ns: match goal {
+            Goal::Throughput => None,
+            Goal::Latency(limit) => Some(nanoseconds(limit)),
+        },
+        trials: trials.runs,
+        duration_ns: nanoseconds(trials.took),
+        chosen: chosen.report(),
+        others,
+        left_out: trials.left_out,
+    }
+}
+
+fn nanoseconds(span: Duration) -> f64 {
+    span.as_nanos() as f64
 }
 
 fn time(span: Duration) -> String {
-    units::nanoseconds(span.as_nanos() as f64)
+    units::nanoseconds(nanoseconds(span))
 }
 
 #[cfg(test)]
@@ -268,7 +275,7 @@ mod tests {
         assert_eq!(within(&trials, 20).map(|trial| trial.method), Some(Method::Persistent));
         assert!(within(&trials, 8).is_none());
         let all = Trials { done: trials.to_vec(), runs: 9, left_out: 2, took: Duration::from_secs(3) };
-        let why = reason(&trials[0], &all, Goal::Throughput);
+        let why = outcome(&trials[0], &all, Goal::Throughput).to_string();
         assert!(why.contains("graph at burst 16") && why.contains("9 short trials in 3.00 s"), "{why}");
         assert!(why.contains("2 candidates were not tried"), "{why}");
     }
@@ -303,6 +310,7 @@ mod tests {
         let mut config = null_to_null();
         config.cores = Some(Vec::new());
         let (taken, why) = choose(&config, Goal::Throughput, &Control::default()).unwrap();
+        let why = why.to_string();
         assert!(taken.executor.method().is_cpu() && why.starts_with("auto: "), "{why}");
         // A busy machine may not try all 10 candidates in time. So also accept a search that ran out of time.
         let tried = why.contains("of 10 short trials") || why.contains("were not tried");

@@ -11,7 +11,7 @@ use super::load::against_load;
 use crate::config::{Config, Route};
 use crate::control::{Control, ProgressSnapshot};
 use crate::error::{Error, Result};
-use crate::result::{PacketResult, Quantity};
+use crate::result::{MethodReason, PacketResult, Quantity};
 use crate::run::run;
 use crate::verify;
 use inlane_core::result::Verification;
@@ -108,7 +108,7 @@ impl Session<'_> {
         let mut outcome = run(config, control, &mut *self.watch)?;
         let baseline = before.or_else(|| needs_privileges.then(baseline).flatten());
         if let Some(why) = reason {
-            outcome.result.path.reason = why;
+            outcome.result.path.reason = MethodReason::Chosen(why);
             if outcome.result.parameters.get("flush").is_none() {
                 outcome.result.parameters.set("flush", Quantity::Time(0.0));
             }

@@ -6,6 +6,7 @@ use super::settings::{Memory, Settings};
 use crate::config::Method;
 use crate::error::{Error, Result};
 use crate::pipeline::PipelineSettings;
+use crate::result::LaunchShape;
 use inlane_core::ring::{Dispatcher, Ring, layout};
 use inlane_core::{Location, Pool, Region};
 use inlane_cuda::LaunchConfig;
@@ -350,16 +351,17 @@ impl Lane {
                 info.reads
             ),
         };
-        let threads = self.shape.threads;
+        let threads_per_block = self.shape.threads;
+        let streams = self.settings.streams_for();
         let shape = match self.settings.method {
-            Method::Persistent => format!("{} blocks of {threads} threads", self.shape.blocks),
-            Method::Graph => format!(
-                "graphs of {} items in {} chains, {}, a block of {threads} threads per item",
-                self.settings.graph_items_for(),
-                self.settings.graph_branches_for(),
-                streams(self.settings.streams_for())
-            ),
-            _ => format!("{}, a block of {threads} threads per item", streams(self.settings.streams_for())),
+            Method::Persistent => LaunchShape::Resident { blocks: self.shape.blocks, threads_per_block },
+            Method::Graph => LaunchShape::Graphs {
+                items: self.settings.graph_items_for(),
+                chains: self.settings.graph_branches_for(),
+                streams,
+                threads_per_block,
+            },
+            _ => LaunchShape::Streams { streams, threads_per_block },
         };
         Ok(LaneReport {
             flags: "in pinned host memory: the words by which the CPU and the GPU hand over items".into(),
@@ -369,11 +371,6 @@ impl Lane {
             state: self.loaded.gpu.read(&self.state)?,
         })
     }
-}
-
-/// Returns the text for a number of CUDA streams.
-fn streams(count: usize) -> String {
-    if count == 1 { "1 stream".into() } else { format!("{count} streams") }
 }
 
 impl Drop for Lane {

@@ -1,5 +1,7 @@
 //! The report of a lane at the end of its pipeline.
 
+use crate::result::LaunchShape;
+
 /// The text in results that says how [`LaneReport::pcie_bytes`] is computed.
 pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per packet: its descriptor of 16 B, what is read of it in sectors of \
      32 B, what is written back; without PCIe packet headers, polling, and chunks around unaligned starts";
@@ -12,8 +14,8 @@ pub struct LaneReport {
     pub flags: String,
     /// Text for the result: the memory of the packets, and the part of each packet that crosses PCIe.
     pub memory: String,
-    /// The number of blocks, threads and streams of the lane's kernels, as text for the result.
-    pub shape: String,
+    /// The number of blocks, threads and streams of the lane's kernels.
+    pub shape: LaunchShape,
     /// The number of bytes that crossed PCIe, for both directions together. It is not measured but computed
     /// by the formula in [`PCIE_MODEL`].
     pub pcie_bytes: u64,

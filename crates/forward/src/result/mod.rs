@@ -1,9 +1,11 @@
 //! The rows of `inlane forward`'s result document: the rates, latencies and losses of one run.
 
+mod explanation;
 mod limit;
 mod parameters;
 mod text;
 
+use crate::config::Method;
 use inlane_core::port::Counters;
 use inlane_core::result::{Baseline, Ceiling, PathExplanation, Verification};
 use inlane_core::stats::{Percentiles, Summary};
@@ -11,6 +13,7 @@ use inlane_core::units::Rate;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use explanation::{LaunchShape, MethodChoice, MethodReason, MethodTrial};
 pub use limit::{Evidence, Limit, LimitKind, Resource, Task};
 pub use parameters::{Parameters, Quantity};
 
@@ -66,9 +69,9 @@ pub struct PacketResult {
     /// The ports as the user named them: the receive port, then the transmit ports.
     pub ports: Vec<String>,
     /// The path that packets took, one hop description per direction.
-    pub path: PathExplanation,
+    pub path: PathExplanation<Method, MethodReason>,
     /// The numbers of blocks, threads and streams of the kernels on a GPU. Null on the CPU.
-    pub shape: Option<String>,
+    pub shape: Option<LaunchShape>,
     /// The highest rate that the resources of the path allow.
     pub ceiling: Option<Ceiling>,
     /// The baseline: the rate of a short run without the packet function. Null if that run was skipped.

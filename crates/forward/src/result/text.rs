@@ -22,7 +22,7 @@ impl Row for PacketResult {
             format!("{into:.2} + {out:.2}")
         });
         vec![
-            Cell::optional("shape", self.shape.clone()),
+            Cell::optional("shape", self.shape.as_ref().map(ToString::to_string)),
             Cell::new("Mpps", format!("{:.3}", self.rate() / 1e6)),
             Cell::optional("spread", repeats.map(|rate| format!("{:.0}%", rate.spread() * 100.0))),
             Cell::new("Gb/s", format!("{gigabits:.3}")),

@@ -6,10 +6,11 @@ use super::{Joined, Run};
 use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
-use crate::field;
 use crate::gpu::{self, LinkSamples};
 use crate::pipeline::{StageHistograms, Tally, WorkShares};
-use crate::result::{PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages};
+use crate::result::{
+    LaunchShape, MethodReason, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages,
+};
 use inlane_core::Port;
 use inlane_core::cgroup::CpuQuota;
 use inlane_core::port::Counters;
@@ -93,7 +94,7 @@ impl RunOutcome {
             all
         });
         let shape = lane.as_ref().map(|report| report.shape.clone());
-        let hops = hops(config, ports, directions, shape.as_deref());
+        let hops = hops(config, ports, directions, shape.as_ref());
         let method = config.executor.method();
         let mut notes = Vec::new();
         if config.pipelines > 1 {
@@ -112,9 +113,9 @@ impl RunOutcome {
             error: None,
             ports: run.specs.iter().map(|spec| spec.text().to_string()).collect(),
             path: PathExplanation {
-                name: method.to_string(),
+                name: method,
                 hops,
-                reason: format!("{} is {method}, and no other method was tried", field::METHOD),
+                reason: MethodReason::Set { method },
                 not_taken: Vec::new(),
             },
             shape,
@@ -173,7 +174,7 @@ fn hops(
     config: &Config,
     ports: &[Box<dyn Port>],
     directions: &[Direction],
-    shape: Option<&str>,
+    shape: Option<&LaunchShape>,
 ) -> Vec<Vec<String>> {
     let path = |index: usize| ports[index].info().path.clone();
     let (device, method) = (config.executor.device(), config.executor.method());
