@@ -26,10 +26,12 @@ mod transfer;
 pub use address::Address;
 pub use buffer::Buffer;
 pub use connection::{Connection, Done, Request};
-pub use controller::{ConnectOptions, Controller, NamespaceInfo};
+pub use controller::{ConnectOptions, Controller, NamespaceIdentity, NamespaceInfo};
 pub use discover::{Discovered, discover, resolve_subsystem};
 pub use host::HostIdentity;
 pub use queue::{Queue, QueueOptions};
 pub use queues::Queues;
+#[cfg(test)]
+pub(crate) use session::tests as session_tests;
 pub use session::{Session, SessionOptions};
 pub use transfer::{Sink, Source, check_range, flush, read_range, read_to, write_from, write_range};

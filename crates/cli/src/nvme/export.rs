@@ -4,7 +4,6 @@ use super::connect::{Connect, stop_on_signal};
 use crate::output::Output;
 use clap::{Args, Subcommand};
 use inlane_core::result::Document;
-use inlane_nvme::initiator::Session;
 use inlane_nvme::nbd::{ExportResult, ListenAddress, Server};
 
 /// The most commands that the session of each NBD client keeps in flight.
@@ -62,12 +61,8 @@ impl Nbd {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let stop = stop_on_signal()?;
         let options = self.connect.session(DEPTH)?;
-        // Open a session and close it again. If the namespace cannot be accessed, this reports the error
-        // before any client connects. Each client gets its own session.
-        let session = Session::open(&options)?;
-        let namespace = *session.namespace();
-        session.close();
         let server = Server::bind(&self.listen, &options)?;
+        let namespace = server.namespace();
         crate::print_to_stderr(format_args!(
             "inlane: namespace {} of {} ({} bytes) is exported at {}",
             namespace.nsid,
@@ -77,7 +72,7 @@ impl Nbd {
         ));
         server.run(&stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")))?;
         let mut document = Document::<ExportResult>::new("nvme export nbd");
-        document.results = vec![server.result(&namespace)?];
+        document.results = vec![server.result()?];
         output.write(
             &mut document,
             |out, document| out.write_all(inlane_report::text(document).as_bytes()),

@@ -5,7 +5,7 @@ mod connect_queue;
 mod events;
 mod namespaces;
 
-pub use namespaces::NamespaceInfo;
+pub use namespaces::{NamespaceIdentity, NamespaceInfo};
 
 use super::connection::{Done, Request};
 use super::host::check_nqn;

@@ -337,4 +337,4 @@ fn again(done: Done) -> Request {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

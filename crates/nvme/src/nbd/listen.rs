@@ -156,16 +156,24 @@ impl Drop for Listener {
 pub struct Server {
     listener: Listener,
     options: SessionOptions,
+    /// The namespace as it was when the server started. All clients must get this one.
+    namespace: NamespaceInfo,
     counters: Counters,
 }
 
 impl Server {
-    /// Starts to listen. [`Server::run`] serves the clients. Removes a Unix socket that a former server left
-    /// behind.
+    /// Opens the namespace and starts to listen. [`Server::run`] serves the clients. Removes a Unix socket that a
+    /// former server left behind.
     ///
     /// # Errors
-    /// If the address is in use or cannot be used.
+    /// If the namespace cannot be accessed, or the address is in use or cannot be used.
     pub fn bind(address: &ListenAddress, options: &SessionOptions) -> Result<Self> {
+        // Open a session and close it again, because each client gets its own. This reports a namespace that cannot
+        // be accessed before any client connects.
+        let session = Session::open(options)?;
+        let namespace = *session.namespace();
+        session.close();
+        let options = SessionOptions { nsid: Some(namespace.nsid), ..options.clone() };
         let failed = |source: io::Error| {
             let remedy = match (source.kind(), address) {
                 (io::ErrorKind::AddrInUse, ListenAddress::Tcp(_)) => {
@@ -203,7 +211,7 @@ impl Server {
                 Listener::Unix(listener, path.clone())
             }
         };
-        Ok(Self { listener, options: options.clone(), counters: Counters::default() })
+        Ok(Self { listener, options, namespace, counters: Counters::default() })
     }
 
     /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen port.
@@ -218,13 +226,18 @@ impl Server {
         })
     }
 
-    /// Returns the server's counters and address. `namespace` is the exported namespace.
+    /// Returns the exported namespace, as it was when the server started.
+    pub fn namespace(&self) -> &NamespaceInfo {
+        &self.namespace
+    }
+
+    /// Returns the server's counters and address.
     ///
     /// # Errors
     /// If the socket has no address.
-    pub fn result(&self, namespace: &NamespaceInfo) -> Result<ExportResult> {
+    pub fn result(&self) -> Result<ExportResult> {
         let address = self.address()?.to_string();
-        Ok(self.counters.result(address, &self.options.connect.subsystem, namespace))
+        Ok(self.counters.result(address, &self.options.connect.subsystem, &self.namespace))
     }
 
     /// Serves clients until `stop` is set. Calls `log` when a client ends with an error.
@@ -267,6 +280,7 @@ impl Server {
                 if let Err(error) =
                     std::thread::Builder::new().name("inlane-nbd".into()).spawn_scoped(scope, serve)
                 {
+                    clients.fetch_sub(1, Ordering::Relaxed);
                     log(&format!("an NBD client was refused: cannot start a thread: {error}"));
                 }
             }
@@ -279,6 +293,11 @@ impl Server {
         stream.set_nonblocking(false).map_err(failed)?;
         stream.set_timeouts(Some(NEGOTIATION)).map_err(failed)?;
         let session = Session::open(&self.options)?;
+        // A client that reconnects goes on where it was. The target may have restarted with another drive meanwhile.
+        self.namespace.check_is_same(session.namespace()).map_err(|why| {
+            let peer = session.path().to_string();
+            Error::Disconnected { peer, why: format!("{why}. Start the export again to serve it") }
+        })?;
         let export = super::negotiation::Export {
             namespace: session.namespace(),
             name: &self.options.connect.subsystem,

@@ -1,11 +1,15 @@
 use super::negotiation::{Export, negotiate};
 use super::protocol::Features;
-use crate::initiator::NamespaceInfo;
+use super::{ListenAddress, Server};
+use crate::initiator::session_tests::{options, target};
+use crate::initiator::{NamespaceIdentity, NamespaceInfo};
 use proptest::prelude::*;
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAMESPACE: NamespaceInfo = NamespaceInfo {
-    identity: None,
+    identity: NamespaceIdentity { uuid: None, nguid: None, eui64: None },
     nsid: 1,
     blocks: 2048,
     block_bytes: 4096,
@@ -135,6 +139,51 @@ fn clients_that_violate_the_protocol_are_disconnected() {
         run(&[option(7, &[0, 0, 0, 9]), option(6, &[]), option(3, b"x"), option(2, &[])]);
     assert!(result.unwrap().is_none());
     assert_eq!(answers(&received), [invalid, invalid, invalid, 1]);
+}
+
+/// The greeting of a client, or an empty one if the server closes the connection instead.
+fn greeting(server: &Server) -> Vec<u8> {
+    let ListenAddress::Tcp(address) = server.address().unwrap() else { unreachable!("a TCP address") };
+    let mut greeting = Vec::new();
+    TcpStream::connect(address).unwrap().take(18).read_to_end(&mut greeting).unwrap();
+    greeting
+}
+
+/// QEMU reconnects by itself and goes on writing. It must not write to the drive that took the place of the first.
+#[test]
+fn clients_never_get_another_namespace_than_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: u64| {
+        let path = folder.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        format!("file:{}", path.display())
+    };
+    let first = target("127.0.77.10:0", &file("first", 1 << 20));
+    let address = first.subsystem().listeners()[0];
+    let server = Server::bind(&"127.0.0.1:0".parse().unwrap(), &options(address)).unwrap();
+    let (stop, log) = (AtomicBool::new(false), std::sync::Mutex::new(String::new()));
+    std::thread::scope(|scope| {
+        let server = &server;
+        let (stop, log) = (&stop, &log);
+        scope.spawn(move || server.run(stop, &|line| log.lock().unwrap().push_str(line)).unwrap());
+        assert_eq!(greeting(server).len(), 18);
+        first.stop().unwrap();
+        for (name, bytes, why) in [("second", 1 << 20, "another one"), ("first", 1 << 19, "smaller")] {
+            let next = target(&address.to_string(), &file(name, bytes));
+            assert!(greeting(server).is_empty(), "{name} is served");
+            next.stop().unwrap();
+            // The server logs the reason after it has closed the connection.
+            let start = std::time::Instant::now();
+            while !log.lock().unwrap().contains(why) {
+                assert!(start.elapsed().as_secs() < 60, "{log:?}");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        let next = target(&address.to_string(), &file("first", 2 << 20));
+        assert_eq!(greeting(server).len(), 18);
+        stop.store(true, Ordering::Relaxed);
+        next.stop().unwrap();
+    });
 }
 
 proptest! {

@@ -28,15 +28,50 @@ pub struct NamespaceInfo {
     pub max_transfer: u32,
     /// The most bytes of one Write Zeroes command. A multiple of the block size.
     pub max_write_zeroes: u64,
-    /// The UUID, else the NGUID, else the EUI64 followed by zeros. `None` if the namespace has none of them.
-    /// Two namespaces with different identities have different contents.
-    pub identity: Option<[u8; 16]>,
+    /// The identifiers by which the namespace is recognized after a reconnect.
+    pub identity: NamespaceIdentity,
+}
+
+/// The identifiers of a namespace. Two namespaces with different identifiers have different contents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceIdentity {
+    /// The UUID.
+    pub uuid: Option<[u8; 16]>,
+    /// The NGUID.
+    pub nguid: Option<[u8; 16]>,
+    /// The EUI-64.
+    pub eui64: Option<[u8; 8]>,
 }
 
 impl NamespaceInfo {
     /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
+    }
+
+    /// Checks that `now`, which was found later under the same number, is the same namespace. It may have grown.
+    /// Writing to another namespace would destroy the data of that one.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check_is_same(&self, now: &NamespaceInfo) -> Result<(), String> {
+        let id = now.nsid;
+        if now.identity != self.identity {
+            Err(format!(
+                "namespace {id} is another one than before: its UUID, NGUID or EUI-64 has changed. A target with a \
+                 namespace in memory loses its data when it restarts"
+            ))
+        } else if now.identity == NamespaceIdentity::default() {
+            Err(format!(
+                "namespace {id} has no UUID, NGUID or EUI-64, so it cannot be told from another one; connect again"
+            ))
+        } else if now.block_bytes != self.block_bytes {
+            Err(format!("namespace {id} has another block size than before"))
+        } else if now.blocks < self.blocks {
+            Err(format!("namespace {id} is smaller than before"))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -133,20 +168,26 @@ impl Controller {
         }
     }
 
-    /// Returns what [`NamespaceInfo::identity`] describes.
-    fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<Option<[u8; 16]>> {
+    fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<NamespaceIdentity> {
         let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
             Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
             // Controllers of NVMe 1.2 and older do not have the list of namespace descriptors.
             Err(Error::Status { .. }) => Vec::new(),
             Err(error) => return Err(error),
         };
-        let uuid = descriptors.iter().find_map(|descriptor| match descriptor {
-            NamespaceDescriptor::Uuid(id) => Some(*id),
-            _ => None,
-        });
-        let mut eui64 = [0; 16];
-        eui64[..8].copy_from_slice(&namespace.eui64);
-        Ok([uuid, Some(namespace.nguid), Some(eui64)].into_iter().flatten().find(|id| *id != [0; 16]))
+        let mut identity = NamespaceIdentity {
+            uuid: None,
+            nguid: Some(namespace.nguid).filter(|id| *id != [0; 16]),
+            eui64: Some(namespace.eui64).filter(|id| *id != [0; 8]),
+        };
+        for descriptor in descriptors {
+            match descriptor {
+                NamespaceDescriptor::Uuid(id) if id != [0; 16] => identity.uuid = Some(id),
+                NamespaceDescriptor::Nguid(id) if id != [0; 16] => identity.nguid = Some(id),
+                NamespaceDescriptor::Eui64(id) if id != [0; 8] => identity.eui64 = Some(id),
+                _ => {}
+            }
+        }
+        Ok(identity)
     }
 }

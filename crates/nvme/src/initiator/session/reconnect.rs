@@ -252,16 +252,5 @@ pub(super) fn no_access(status: Status) -> String {
 
 /// Returns an error if the target at `path` has another namespace now (`now`) than before (`before`).
 pub(super) fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
-    let id = now.nsid;
-    let why = if now.identity != before.identity {
-        format!(
-            "namespace {id} is another one than before: its UUID has changed. A target with a namespace in memory \
-             loses its data when it restarts"
-        )
-    } else if now.block_bytes != before.block_bytes {
-        format!("namespace {id} has another block size than before")
-    } else {
-        return Ok(());
-    };
-    Err(Error::Disconnected { peer: path.to_string(), why })
+    before.check_is_same(now).map_err(|why| Error::Disconnected { peer: path.to_string(), why })
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const NQN: &str = "nqn.2026-11.inlane:session-test";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn target(listen: &str, namespace: &str) -> Target {
+pub(crate) fn target(listen: &str, namespace: &str) -> Target {
     target_with(listen, namespace, 1, Limits::default())
 }
 
@@ -33,7 +33,7 @@ fn target_with(listen: &str, namespace: &str, threads: usize, limits: Limits) ->
     Target::start(config).unwrap()
 }
 
-fn options(address: SocketAddr) -> SessionOptions {
+pub(crate) fn options(address: SocketAddr) -> SessionOptions {
     SessionOptions {
         paths: vec![address.to_string().parse().unwrap()],
         connect: ConnectOptions {
@@ -179,6 +179,26 @@ fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
     };
     assert!(error.to_string().contains("is another one than before"), "{error}");
     second.stop().unwrap();
+}
+
+#[test]
+fn a_namespace_is_the_same_only_with_the_same_identity_and_size() {
+    let target = target("127.0.0.1:0", "memory:1M");
+    let session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    let found = *session.namespace();
+    session.close();
+    target.stop().unwrap();
+    assert!(found.identity.uuid.is_some() && found.identity.nguid.is_some());
+    assert_eq!(found.check_is_same(&found), Ok(()));
+    assert_eq!(found.check_is_same(&NamespaceInfo { blocks: found.blocks + 1, ..found }), Ok(()));
+    let refused = |before: NamespaceInfo, now| before.check_is_same(&now).unwrap_err();
+    assert!(refused(found, NamespaceInfo { blocks: found.blocks - 1, ..found }).contains("smaller"));
+    assert!(refused(found, NamespaceInfo { block_bytes: 4096, ..found }).contains("block size"));
+    let mut other = found;
+    other.identity.nguid = None;
+    assert!(refused(found, other).contains("another one"));
+    other.identity.uuid = None;
+    assert!(refused(other, other).contains("cannot be told"));
 }
 
 /// Waits for `count` completions, and returns their tokens in ascending order.

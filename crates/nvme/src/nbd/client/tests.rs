@@ -1,42 +1,12 @@
 use super::receive::Reading;
 use super::*;
-use crate::initiator::{ConnectOptions, HostIdentity, QueueOptions, SessionOptions};
-use crate::target::subsystem::Limits;
-use crate::target::{Config, Hosts, Target};
+use crate::initiator::session_tests::{options, target};
+use crate::target::Target;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-const NQN: &str = "nqn.2026-11.inlane:nbd-test";
-
-fn target() -> Target {
-    Target::start(Config {
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        namespaces: vec!["memory:1M".parse().unwrap()],
-        nqn: Some(NQN.into()),
-        hosts: Hosts::Any,
-        cores: Vec::new(),
-        threads: 1,
-        spin: Duration::ZERO,
-        limits: Limits::default(),
-    })
-    .unwrap()
-}
-
 fn session(target: &Target) -> Session {
-    let timeout = Duration::from_secs(60);
-    let options = SessionOptions {
-        paths: vec![target.subsystem().listeners()[0].to_string().parse().unwrap()],
-        connect: ConnectOptions {
-            subsystem: NQN.into(),
-            host: HostIdentity::this_machine(),
-            queue: QueueOptions { timeout, ..QueueOptions::default() },
-            keep_alive: Duration::ZERO,
-        },
-        nsid: None,
-        io_queues: 1,
-        reconnect: timeout,
-    };
-    Session::open(&options).unwrap()
+    Session::open(&options(target.subsystem().listeners()[0])).unwrap()
 }
 
 /// Returns a request of `length` bytes at offset 0.
@@ -58,7 +28,7 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     const READ: u16 = 0;
     // No request has this type, so the server replies with an error.
     const UNKNOWN: u16 = 77;
-    let target = target();
+    let target = target("127.0.0.1:0", "memory:1M");
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
@@ -114,7 +84,7 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
 /// because every wait would return at once.
 #[test]
 fn the_server_does_not_wait_for_a_client_that_has_ended() {
-    let target = target();
+    let target = target("127.0.0.1:0", "memory:1M");
     let (program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
