@@ -73,8 +73,12 @@ impl FileStorage {
             _ => {}
         }
         lock(&file, path, writable)?;
-        let identity =
-            path.canonicalize().unwrap_or_else(|_| path.clone()).into_os_string().into_encoded_bytes();
+        let identity = match block_device {
+            true => device_identity(path, metadata.rdev(), Path::new("/")),
+            false => {
+                path.canonicalize().unwrap_or_else(|_| path.clone()).into_os_string().into_encoded_bytes()
+            }
+        };
         let alignment = match (block_device, direct) {
             (true, _) => logical_block(&file, path)?,
             (false, true) => direct_alignment(&file),
@@ -119,7 +123,8 @@ impl FileStorage {
         self.direct
     }
 
-    /// Returns the bytes that identify the storage across restarts: its absolute path.
+    /// Returns the bytes that identify the storage across restarts: the absolute path of a file, or the identity of a
+    /// device.
     pub fn identity(&self) -> &[u8] {
         &self.identity
     }
@@ -194,6 +199,47 @@ fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
     Err(os(path, "cannot lock", source))
 }
 
+/// Returns the bytes that identify a block device. `root` is the root directory.
+///
+/// The name of a device, such as `/dev/sdb`, may belong to another disk after the next boot. A host that continues
+/// would then write to the wrong disk. So the identity is the first of:
+///
+/// * the identifier that the drive or its driver reports in sysfs, with the number of the partition;
+/// * the path in `/dev/disk` that the user gave, because udev derives these names from the disk's contents or place;
+/// * the name, valid for this boot and for as long as the device stays attached.
+fn device_identity(path: &Path, device: libc::dev_t, root: &Path) -> Vec<u8> {
+    let sysfs = root.join(format!("sys/dev/block/{}:{}", libc::major(device), libc::minor(device)));
+    let read = |file: PathBuf| std::fs::read(file).ok().filter(|text| !text.trim_ascii().is_empty());
+    let partition = read(sysfs.join("partition"));
+    // The link of a partition leads to a directory within that of the whole disk.
+    let disk = match &partition {
+        Some(_) => sysfs.canonicalize().ok().and_then(|path| path.parent().map(PathBuf::from)),
+        None => Some(sysfs),
+    };
+    let disk = disk.unwrap_or_default();
+    let reported = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "md/uuid"]
+        .into_iter()
+        .find_map(|name| Some([name.as_bytes(), b"=", read(disk.join(name))?.trim_ascii()].concat()));
+    let identity = match reported {
+        Some(reported) => reported,
+        None if path.starts_with("/dev/disk") => return path.as_os_str().as_encoded_bytes().to_vec(),
+        None => {
+            tracing::warn!(
+                "{}: the device has no identifier, so hosts that stay connected report errors after a reboot; name it \
+                 by a path in /dev/disk to let them continue",
+                path.display()
+            );
+            // The sequence number tells a device from one that was attached under the same name before.
+            let boot = read(root.join("proc/sys/kernel/random/boot_id"));
+            let sequence = read(disk.join("diskseq"));
+            let name = path.canonicalize().unwrap_or_else(|_| path.into());
+            let parts = [boot.unwrap_or_default(), sequence.unwrap_or_default()];
+            [parts.concat(), name.into_os_string().into_encoded_bytes()].concat()
+        }
+    };
+    [identity, partition.unwrap_or_default()].concat()
+}
+
 /// Returns the size of a block device's logical block.
 fn logical_block(file: &File, path: &Path) -> Result<u32> {
     let mut bytes = 0_i32;
@@ -213,4 +259,48 @@ fn direct_alignment(file: &File) -> u32 {
     // SAFETY: the call writes at most the block's 512 bytes.
     let read = unsafe { libc::pread(file.as_raw_fd(), block.0.as_mut_ptr().cast(), 512, 0) };
     if read < 0 { 4096 } else { 512 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Builds the parts of `/sys` that describe disk 8:16 with partition 8:17.
+    fn root(wwid: Option<&str>, boot: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("sys/devices/sdb/sdb1/partition", "1\n");
+        write("proc/sys/kernel/random/boot_id", boot);
+        if let Some(wwid) = wwid {
+            write("sys/devices/sdb/device/wwid", wwid);
+        }
+        std::fs::create_dir_all(root.path().join("sys/dev/block")).unwrap();
+        for (number, target) in [("8:16", "../../devices/sdb"), ("8:17", "../../devices/sdb/sdb1")] {
+            std::os::unix::fs::symlink(target, root.path().join("sys/dev/block").join(number)).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn the_identity_of_a_device_does_not_follow_its_name() {
+        let (disk, partition) = (libc::makedev(8, 16), libc::makedev(8, 17));
+        let identity = |wwid, boot, path: &str, device| {
+            device_identity(Path::new(path), device, root(wwid, boot).path())
+        };
+        let first = identity(Some("naa.5000c500\n"), "boot 1", "/dev/sdb", disk);
+        assert_eq!(first, b"device/wwid=naa.5000c500");
+        assert_eq!(first, identity(Some("naa.5000c500\n"), "boot 2", "/dev/sdc", disk));
+        assert_ne!(first, identity(Some("naa.5000c501\n"), "boot 2", "/dev/sdb", disk));
+        assert_ne!(first, identity(Some("naa.5000c500\n"), "boot 1", "/dev/sdb1", partition));
+        let named = |path| identity(None, "boot 1", path, disk);
+        assert_eq!(named("/dev/sdb"), named("/dev/sdb"));
+        assert_ne!(named("/dev/sdb"), identity(None, "boot 2", "/dev/sdb", disk));
+        assert_ne!(named("/dev/sdb"), identity(None, "boot 1", "/dev/sdb1", partition));
+        let by_id = "/dev/disk/by-id/usb-disk";
+        assert_eq!(named(by_id), identity(None, "boot 2", by_id, disk));
+    }
 }
