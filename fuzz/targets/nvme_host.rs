@@ -32,7 +32,7 @@ impl Host {
     fn new(subsystem: &Arc<Subsystem>, pool: &Pool, inbox: &Arc<Inbox>, digests: Digests) -> Self {
         let setup = Setup {
             subsystem: subsystem.clone(),
-            share: pool.share(subsystem.limits.connection_bytes),
+            share: pool.share([127, 0, 0, 1].into(), subsystem.limits.connection_bytes),
             reach: Reach { inbox: inbox.clone(), connection: ConnectionId(1) },
             peer: "127.0.0.1:1".parse().expect("an address"),
             local: "127.0.0.1:4420".parse().expect("an address"),

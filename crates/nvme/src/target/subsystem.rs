@@ -33,12 +33,13 @@ pub struct Limits {
     /// MDTS: the most data of one command. A command can have 4096 * 2^n bytes of data, where n is this
     /// number.
     pub transfer_shift: u8,
-    /// The most data within a command capsule, in bytes. A multiple of 16.
+    /// The most data within a command capsule, in bytes. A multiple of 16, at most 32 KiB.
     pub capsule_data_bytes: u32,
-    /// The most memory for data buffers in one thread, in bytes. All connections of the thread share it.
+    /// The most memory for data buffers in one thread, in bytes. All connections of the thread share it. A host that
+    /// is alone can use almost half of it, which must be at least `connection_bytes`.
     pub buffer_bytes: usize,
-    /// The most memory for the data buffers of one connection, in bytes. The data of the largest command must
-    /// fit into it.
+    /// The most memory for the data buffers of one connection, in bytes. Twice the data of the largest command must
+    /// fit into it, because a Compare on a file needs that.
     pub connection_bytes: usize,
     /// The most connections, of all threads together.
     pub connections: usize,
@@ -46,8 +47,11 @@ pub struct Limits {
     /// after authentication if the host must prove its identity. Also the most time for a repeated
     /// authentication.
     pub handshake_timeout: Duration,
-    /// How long a host may take to read responses or to send requested data. Then its connection is closed.
+    /// How long a host may send requested data, or read responses, more slowly than `least_rate`. Then its connection
+    /// is closed.
     pub stall_timeout: Duration,
+    /// The least rate of requested data and of responses while the target waits for them, in bytes per second.
+    pub least_rate: u64,
 }
 
 impl Default for Limits {
@@ -63,6 +67,7 @@ impl Default for Limits {
             connections: 4096,
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
+            least_rate: 64 << 10,
         }
     }
 }

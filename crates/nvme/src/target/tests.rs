@@ -7,7 +7,7 @@ mod flood;
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
 use crate::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
-use crate::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
+use crate::pdu::{CapsuleCmd, Data, Digests, IcReq, Kind, MAX_HEADER, data_flags, encode};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -207,6 +207,27 @@ fn a_host_that_stops_reading_is_closed_and_others_are_served() {
     // The target must still serve the other host. It does not treat this host as stalled, because the 64 KiB
     // of data fit into the socket's buffers.
     assert_eq!(read(&mut other, 128).len(), 64 << 10);
+}
+
+/// A host that sends requested data one byte at a time must not hold its buffer for hours.
+#[test]
+fn a_host_that_drips_requested_data_is_closed() {
+    let limits = Limits { stall_timeout: Duration::from_millis(500), ..Limits::default() };
+    let target = start("memory:2M", limits);
+    let (_admin, mut slow) = attach(&target, 0);
+    send(&mut slow, Command::blocks(io::WRITE, 1, 0, 2048, Sgl::transport(1 << 20)), &[]);
+    let mut r2t = [0; 24];
+    slow.read_exact(&mut r2t).unwrap();
+    let mut bytes = vec![0; MAX_HEADER];
+    let header =
+        Data::new(Kind::H2cData, data_flags::LAST, 0, u16::from_le_bytes([r2t[10], r2t[11]]), 0, 1 << 20);
+    let length = encode(&header, 1 << 20, Digests::default(), 4, &mut bytes);
+    slow.write_all(&bytes[..length]).unwrap();
+    let start = Instant::now();
+    while slow.write_all(&[1]).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "the slow host is not closed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -1,11 +1,24 @@
 //! Tests of the buffers' budget, and of huge pages.
 
+use super::memory::HUGE_PAGE;
 use super::*;
+
+/// Buffers without limits for hosts.
+struct All(Rc<Part>);
+
+impl All {
+    fn new(budget_bytes: usize) -> Self {
+        Self(Part::new(budget_bytes))
+    }
+
+    fn allocate(&self, bytes: usize) -> Option<Buffer> {
+        self.0.allocate(bytes, &self.0.budget)
+    }
+}
 
 #[test]
 fn the_budget_bounds_all_sizes_together() {
-    let all = Pool::new(64 << 10);
-    let pool = all.share(usize::MAX);
+    let pool = All::new(64 << 10);
     let large = pool.allocate(32 << 10).unwrap();
     let small: Vec<_> = (0..8).map(|_| pool.allocate(100).unwrap()).collect();
     assert!(pool.allocate(1).is_none());
@@ -17,13 +30,12 @@ fn the_budget_bounds_all_sizes_together() {
     assert!(pool.allocate(1).is_none());
     drop((large, other));
     assert!(pool.allocate(64 << 10).is_some());
-    assert_eq!(all.returned(), 11);
+    assert_eq!(pool.0.memory.borrow().returned, 11);
 }
 
 #[test]
 fn unused_huge_pages_make_room_for_other_sizes() {
-    let all = Pool::new(2 * HUGE_PAGE);
-    let pool = all.share(usize::MAX);
+    let pool = All::new(2 * HUGE_PAGE);
     let page_of = |buffer: &Buffer| (buffer.memory.page.is_some(), buffer.address() as usize / HUGE_PAGE);
     let first = pool.allocate(128 << 10).unwrap();
     let second = pool.allocate(128 << 10).unwrap();
@@ -46,8 +58,7 @@ fn unused_huge_pages_make_room_for_other_sizes() {
 
 #[test]
 fn huge_pages_of_one_size_are_divided_anew_for_another() {
-    let all = Pool::new(8 * HUGE_PAGE);
-    let pool = all.share(usize::MAX);
+    let pool = All::new(8 * HUGE_PAGE);
     let in_pages = |buffers: &[Buffer]| buffers.iter().filter(|it| it.memory.page.is_some()).count();
     let fill = |count: usize, bytes: usize| -> Vec<Buffer> {
         (0..count).map(|_| pool.allocate(bytes).unwrap()).collect()
@@ -65,13 +76,13 @@ fn huge_pages_of_one_size_are_divided_anew_for_another() {
     let large = fill(12, 1 << 20);
     assert_eq!(in_pages(&large), 8);
     assert!(pool.allocate(1).is_some());
-    let shared = all.0.borrow();
+    let shared = pool.0.memory.borrow();
     assert_eq!((shared.huge_bytes, shared.idle_pages), (4 * HUGE_PAGE, 0));
 }
 
 #[test]
 fn large_buffers_do_not_count_as_huge_pages() {
-    let pool = Pool::new(8 * HUGE_PAGE).share(usize::MAX);
+    let pool = All::new(8 * HUGE_PAGE);
     let large = pool.allocate(4 * HUGE_PAGE).unwrap();
     let small: Vec<_> = (0..64).map(|_| pool.allocate(128 << 10).unwrap()).collect();
     assert!(small.iter().all(|buffer| buffer.memory.page.is_some()));
@@ -81,19 +92,17 @@ fn large_buffers_do_not_count_as_huge_pages() {
 
 #[test]
 fn a_failed_allocation_frees_nothing() {
-    let all = Pool::new(64 << 10);
-    let pool = all.share(usize::MAX);
+    let pool = All::new(64 << 10);
     let (held, free) = (pool.allocate(32 << 10).unwrap(), pool.allocate(16 << 10).unwrap());
     drop(free);
     assert!(pool.allocate(64 << 10).is_none());
-    assert_eq!(all.0.borrow().allocated_bytes, 48 << 10);
+    assert_eq!(pool.0.memory.borrow().allocated_bytes, 48 << 10);
     drop(held);
 }
 
 #[test]
 fn the_counts_of_unused_memory_are_exact_after_any_sequence() {
-    let all = Pool::new(6 * HUGE_PAGE);
-    let pool = all.share(usize::MAX);
+    let pool = All::new(6 * HUGE_PAGE);
     let (mut buffers, mut random) = (Vec::new(), 1_u64);
     for _ in 0..4000 {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -103,7 +112,7 @@ fn the_counts_of_unused_memory_are_exact_after_any_sequence() {
         } else if !buffers.is_empty() {
             buffers.swap_remove(number % buffers.len());
         }
-        let shared = all.0.borrow();
+        let shared = pool.0.memory.borrow();
         let pages: Vec<_> = shared.huge_pages.iter().flatten().collect();
         let alone = shared.free_alone.iter().enumerate();
         let alone: usize = alone.map(|(class, free)| free.len() * layout(class).size()).sum();
@@ -117,18 +126,26 @@ fn the_counts_of_unused_memory_are_exact_after_any_sequence() {
 }
 
 #[test]
-fn a_share_cannot_exceed_its_quota() {
+fn one_kind_of_data_cannot_take_the_buffers_of_another() {
     let pool = Pool::new(1 << 20);
-    let (greedy, other) = (pool.share(8192), pool.share(8192));
-    let held = greedy.allocate(8192).unwrap();
-    assert!(greedy.allocate(1).is_none() && other.allocate(1).is_some());
-    drop(held);
-    assert!(greedy.allocate(8192).is_some());
+    let mut share = pool.share([127, 0, 0, 1].into(), 64 << 10);
+    share.join(1);
+    let fill = |allocate: &dyn Fn() -> Option<Buffer>| std::iter::from_fn(allocate).collect::<Vec<_>>();
+    let data = fill(&|| share.allocate(4096));
+    assert_eq!(data.len(), 16);
+    let capsules = fill(&|| share.allocate_for_capsule(8192));
+    assert!((8..16).contains(&capsules.len()), "{}", capsules.len());
+    let admin: Vec<_> = (0..100).map(|_| share.allocate_always(8192)).collect();
+    let mut other = pool.share([127, 0, 0, 1].into(), 64 << 10);
+    other.join(2);
+    assert!(other.allocate(4096).is_some() && other.allocate_for_capsule(4096).is_some());
+    drop((data, capsules, admin));
+    assert_eq!(share.allocate(64 << 10).unwrap().capacity(), 64 << 10);
 }
 
 #[test]
 fn buffers_are_aligned_for_direct_io() {
-    let pool = Pool::new(1 << 20).share(1 << 20);
+    let pool = All::new(1 << 20);
     for bytes in [1, 4096, 5000, 100_000] {
         let buffer = pool.allocate(bytes).unwrap();
         assert!(buffer.len() >= bytes && (buffer.address() as usize).is_multiple_of(4096));

@@ -5,17 +5,24 @@ use super::authenticate::is_authentication;
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
 use super::{Connection, LARGE_BYTES, Queue, Setup};
+use crate::command::io as io_opcode;
 use crate::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::namespace::Storage;
-use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, encode};
+use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, digest, encode};
 use crate::target::admin::{self, Reply};
+use crate::target::buffer::Buffer;
 use crate::target::fabrics as fabrics_commands;
 use crate::target::io::{self, Operation, Request};
 use crate::target::storage::OngoingOperation;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The most data that an admin or Fabrics command receives.
 const MAX_ADMIN_DATA: u32 = 8192;
+
+/// A validated command: the I/O request if it is an I/O command, and the length of the host's data. Or the status with
+/// which the command is refused.
+type Plan = Result<(Option<Request>, u32), Status>;
 
 impl Connection {
     /// Accepts a received command: moves the head of the queue and restarts the keep-alive timer. Returns a
@@ -45,58 +52,96 @@ impl Connection {
         Ok(())
     }
 
-    /// Processes a command whose header was received.
+    /// Processes a command whose whole capsule was received. Returns false, and leaves the capsule in the input, if
+    /// its data needs a buffer and none is available.
     #[inline]
-    pub(super) fn receive_command(&mut self, command: Command, layout: &Layout) {
-        let data_bytes = layout.data_bytes;
-        let discard = data_bytes as usize + if layout.data_digest { 4 } else { 0 };
-        let cid = command.cid.get();
-        if !self.remember_identifier(cid) {
-            self.respond(cid, Status::COMMAND_ID_CONFLICT.dnr(), 0);
-            self.receiving =
-                if discard > 0 { Receiving::Discard { left: discard } } else { Receiving::Header };
-            return;
+    pub(super) fn receive_command(&mut self, command: Command, layout: &Layout) -> Result<bool, Fault> {
+        let (at, length) = (layout.data_at(), layout.data_bytes as usize);
+        let plan = self.plan(&command, layout.data_bytes);
+        let in_place = matches!(plan, Ok((Some(request), _)) if self.is_in_memory(request.namespace));
+        let mut buffer = None;
+        if length > 0 && !in_place && plan.is_ok() {
+            let Some(filled) = self.buffer_for_capsule(&command, at, length) else {
+                self.receiving = Receiving::Starved;
+                return Ok(false);
+            };
+            buffer = Some(filled);
         }
-        let plan = self.plan(&command, data_bytes);
-        if let Ok((Some(request), _)) = plan
-            && self.read_at_once(cid, request)
-        {
-            return;
+        self.receiving = Receiving::Header;
+        self.take_command(layout)?;
+        let data = &self.input.bytes()[at..];
+        let corrupted = layout.data_digest && digest(&data[..length]) != data[length..length + 4];
+        if corrupted {
+            self.report_digest_error();
         }
-        let slot = self.slots.insert(command);
-        let (request, expected) = match plan {
-            Ok(plan) => plan,
-            Err(status) => {
-                self.finish(slot, status, 0);
-                self.receiving =
-                    if discard > 0 { Receiving::Discard { left: discard } } else { Receiving::Header };
-                return;
+        let plan = if corrupted { plan.and(Err(Status::TRANSIENT_TRANSPORT_ERROR)) } else { plan };
+        let fresh = self.remember_identifier(command.cid.get());
+        let done = fresh && self.execute_at_once(&command, &plan, at..at + length);
+        self.input.consume(layout.total_bytes());
+        if !fresh {
+            self.respond(command.cid.get(), Status::COMMAND_ID_CONFLICT.dnr(), 0);
+        } else if !done {
+            let slot = self.slots.insert(command);
+            match plan {
+                Ok((request, expected)) => {
+                    let entry = self.slots.get_mut(slot);
+                    (entry.request, entry.expected, entry.received) = (request, expected, layout.data_bytes);
+                    entry.buffer = buffer;
+                    self.execute(slot);
+                }
+                Err(status) => self.finish(slot, status, 0),
             }
-        };
-        let entry = self.slots.get_mut(slot);
-        entry.request = request;
-        entry.expected = expected;
-        if data_bytes > 0 {
-            entry.stage = Stage::Receiving;
-            self.receive_in_capsule(slot, data_bytes as usize, layout.data_digest);
-        } else {
-            self.execute(slot);
         }
+        Ok(true)
     }
 
-    /// If `request` is a read from a namespace in memory, completes it at once, so the command needs no slot.
-    /// Returns false and does nothing for other requests, and for a read that must wait.
+    /// Returns a buffer with the data of a capsule: `length` bytes from byte `at` of the input on. Returns `None` if
+    /// no buffer is available.
+    fn buffer_for_capsule(&self, command: &Command, at: usize, length: usize) -> Option<Buffer> {
+        let share = &self.setup.share;
+        let mut buffer = match &self.queue {
+            Some(queue) if queue.id != 0 => {
+                share.allocate_for_capsule(if command.opcode == io_opcode::COMPARE {
+                    2 * length
+                } else {
+                    length
+                })?
+            }
+            // One command at a time executes on an admin queue, so these buffers need no limit.
+            _ => share.allocate_always(length),
+        };
+        buffer[..length].copy_from_slice(&self.input.bytes()[at..at + length]);
+        Some(buffer)
+    }
+
+    /// Completes an I/O command at once if it concerns a namespace in memory, and its data is at `data` in the input.
+    /// Such a command needs no slot. Returns false and does nothing for other commands, and for a read that must wait.
     #[inline]
-    fn read_at_once(&mut self, cid: u16, request: Request) -> bool {
-        let done = request.operation == Operation::Read
-            && self.starved.is_empty()
-            && self.is_in_memory(request.namespace)
-            && self.send_memory(cid, request);
-        if done {
+    fn execute_at_once(&mut self, command: &Command, plan: &Plan, data: Range<usize>) -> bool {
+        let Ok((Some(request), expected)) = *plan else { return false };
+        let subsystem = &self.setup.subsystem;
+        let Some(namespace) = subsystem.namespace(request.namespace) else { return false };
+        let Storage::Memory(memory) = &namespace.storage else { return false };
+        let cid = command.cid.get();
+        if request.operation == Operation::Read {
+            if !self.starved.is_empty() || !self.send_memory(cid, request) {
+                return false;
+            }
             self.tally.count(&request, Status::SUCCESS, &self.setup.subsystem);
             self.forget_identifier(cid);
+            return true;
         }
-        done
+        if data.len() < expected as usize {
+            return false;
+        }
+        let result = io::execute_on_memory(memory, namespace, command, &request, &self.input.bytes()[data]);
+        let status = result.err().unwrap_or(Status::SUCCESS);
+        self.tally.count(&request, status, &self.setup.subsystem);
+        if !status.is_success() {
+            self.log_error(command, status);
+        }
+        self.complete(cid, status, 0);
+        true
     }
 
     /// Returns true if the namespace with this identifier exists and lies in memory.
@@ -107,8 +152,7 @@ impl Connection {
     }
 
     /// Validates a command and its SGL. `capsule_bytes` is the length of the data in the command's capsule.
-    /// Returns the I/O request if the command is an I/O command, and the length of the host's data.
-    fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
+    fn plan(&self, command: &Command, capsule_bytes: u32) -> Plan {
         // PSDT (bits 7:6) must say that an SGL describes the data: 01b or 10b. FUSE (bits 1:0) must be 0.
         if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
             return Err(Status::INVALID_FIELD.dnr());
@@ -175,7 +219,6 @@ impl Connection {
         entry.received < entry.expected
             || match request.operation {
                 Operation::Read => !in_memory || self.rules.digests.data,
-                Operation::Compare => !in_memory,
                 _ => false,
             }
     }
@@ -185,10 +228,14 @@ impl Connection {
     pub(super) fn start(&mut self, slot: u16) -> bool {
         let entry = self.slots.get_mut(slot);
         if entry.received < entry.expected {
-            let Some(buffer) = self.setup.share.allocate(entry.expected as usize) else { return false };
+            // A Compare on a file also reads the blocks into the buffer.
+            let compares = entry.request.is_some_and(|request| request.operation == Operation::Compare);
+            let bytes = entry.expected as usize * if compares { 2 } else { 1 };
+            let Some(buffer) = self.setup.share.allocate(bytes) else { return false };
             entry.buffer = Some(buffer);
-            (entry.stage, entry.requested) = (Stage::Receiving, true);
-            self.awaited += u32::from(entry.expected >= LARGE_BYTES);
+            entry.stage = Stage::Receiving;
+            self.awaited += 1;
+            self.awaited_large += u32::from(entry.expected >= LARGE_BYTES);
             let r2t = R2t::new(entry.command.cid.get(), slot, 0, entry.expected);
             let digests = self.rules.digests;
             self.output.append(MAX_HEADER, |out| encode(&r2t, 0, digests, 4, out));
@@ -252,6 +299,7 @@ impl Connection {
                     if connected.authentication.is_some() {
                         result |= connect::AUTHENTICATION_REQUIRED;
                     }
+                    self.setup.share.join(connected.controller.id);
                     self.queue = Some(Queue::new(connected));
                     self.finish(slot, Status::SUCCESS, result.into());
                 }

@@ -12,14 +12,13 @@ impl Connection {
         let entry = self.slots.get_mut(slot);
         let mut ranges = Vec::new();
         let address = match request.operation {
-            Operation::Read | Operation::Compare => {
+            Operation::Read => {
                 let Some(buffer) = self.setup.share.allocate(request.length as usize) else { return false };
-                let address = buffer.address();
-                match request.operation {
-                    Operation::Read => entry.buffer = Some(buffer),
-                    _ => entry.compared = Some(buffer),
-                }
-                address
+                entry.buffer.insert(buffer).address()
+            }
+            Operation::Compare => {
+                let buffer = entry.buffer.as_mut().expect("the data was received");
+                buffer[request.length as usize..].as_mut_ptr()
             }
             Operation::Write { .. } => entry.buffer.as_ref().expect("the data was received").address(),
             Operation::Deallocate { ranges: count } => {
@@ -65,10 +64,8 @@ impl Connection {
             Operation::Read if status.is_success() => self.send_buffer(slot, request.length as usize),
             Operation::Compare if status.is_success() => {
                 let length = request.length as usize;
-                let (Some(data), Some(blocks)) = (&entry.buffer, &entry.compared) else {
-                    unreachable!("Compare has two buffers")
-                };
-                let equal = data[..length] == blocks[..length];
+                let (data, blocks) = entry.buffer.as_ref().expect("the data was received").split_at(length);
+                let equal = data == &blocks[..length];
                 self.finish(slot, if equal { status } else { Status::COMPARE_FAILURE.dnr() }, 0);
             }
             _ => self.finish(slot, status, 0),

@@ -54,7 +54,6 @@ use slot::{Slots, Stage};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -78,7 +77,7 @@ pub struct Setup {
     /// The subsystem.
     pub subsystem: Arc<Subsystem>,
     /// The connection's data buffers.
-    pub share: Rc<Share>,
+    pub share: Share,
     /// The inbox of the connection's thread, and the connection's number. Other threads use them to send
     /// messages to the connection.
     pub reach: Reach,
@@ -146,8 +145,12 @@ pub struct Connection {
     /// [`Connection::received`].
     lent: Lent,
     receiving: Receiving,
-    /// The number of commands of which an R2T has asked for at least `LARGE_BYTES`, and whose data is not complete.
+    /// The number of commands whose data an R2T has asked for, and whose data is not complete.
     awaited: u32,
+    /// How many of these have at least `LARGE_BYTES` of data.
+    awaited_large: u32,
+    /// The number of bytes that the host has sent because of R2Ts.
+    delivered: u64,
     queue: Option<Queue>,
     slots: Slots,
     output: Output,
@@ -195,6 +198,8 @@ impl Connection {
             lent: Lent::Nothing,
             receiving: Receiving::Header,
             awaited: 0,
+            awaited_large: 0,
+            delivered: 0,
             queue: None,
             slots: Slots::default(),
             output: Output::default(),
@@ -225,9 +230,9 @@ impl Connection {
         if self.end.is_some() || self.draining || self.output.pending_bytes() > MAX_BACKLOG {
             return None;
         }
-        let most = if self.awaited > 0 { HEADER_BYTES } else { usize::MAX };
+        let most = if self.awaited_large > 0 { HEADER_BYTES } else { usize::MAX };
         match &self.receiving {
-            Receiving::Starved { .. } => None,
+            Receiving::Starved => None,
             Receiving::Data { slot, at, left, .. }
                 if *left >= DIRECT_BYTES && self.input.bytes().is_empty() =>
             {
@@ -257,6 +262,7 @@ impl Connection {
                 }
                 *at += count;
                 *left -= count;
+                self.delivered += count as u64;
             }
             (Lent::BufferAndInput | Lent::Nothing, _) => {
                 panic!("bytes that were received without space for them")
@@ -323,9 +329,14 @@ impl Connection {
         self.queue.as_ref().is_some_and(|queue| queue.id == 0)
     }
 
-    /// Returns true if the target waits for the host to send requested data or to read its responses.
-    pub fn waits_for_host(&self) -> bool {
-        self.output.pending_bytes() > 0 || self.slots.any(|slot| slot.stage == Stage::Receiving)
+    /// Returns true if the target waits for data that it has asked the host for.
+    pub fn awaits_data(&self) -> bool {
+        self.awaited > 0 && !matches!(self.receiving, Receiving::Starved)
+    }
+
+    /// Returns how many bytes of the data that the target asked for have arrived.
+    pub fn delivered(&self) -> u64 {
+        self.delivered
     }
 
     /// Returns true if commands are in progress. Commands that wait for events do not count.
@@ -391,7 +402,7 @@ impl Connection {
 
     /// Returns true if commands wait for buffers, or if received data waits for a buffer.
     pub fn is_starved(&self) -> bool {
-        !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved { .. })
+        !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved)
     }
 
     /// Continues with commands and input that had to wait. Call this after output was sent. If

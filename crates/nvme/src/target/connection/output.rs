@@ -200,9 +200,8 @@ mod tests {
     use super::*;
     use crate::target::buffer::{Pool, Share};
     use proptest::prelude::*;
-    use std::rc::Rc;
 
-    fn put(output: &mut Output, pool: &Rc<Share>, expected: &mut Vec<u8>, length: usize, byte: u8) {
+    fn put(output: &mut Output, pool: &Share, expected: &mut Vec<u8>, length: usize, byte: u8) {
         expected.extend(std::iter::repeat_n(byte, length));
         if length < 50 {
             output.append(64, |space| {
@@ -221,7 +220,7 @@ mod tests {
         fn bytes_leave_in_order_whatever_the_kernel_takes(
             steps in prop::collection::vec((1_usize..100, any::<u8>(), 0_usize..150), 1..60)
         ) {
-            let pool = Pool::new(16 << 20).share(16 << 20);
+            let pool = Pool::new(64 << 20).share([127, 0, 0, 1].into(), 16 << 20);
             let (mut output, mut expected, mut found) = (Output::default(), Vec::new(), Vec::new());
             let mut vectors = Vec::new();
             for (length, byte, sent) in steps {

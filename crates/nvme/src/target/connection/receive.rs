@@ -13,17 +13,10 @@ use std::sync::atomic::Ordering::Relaxed;
 pub enum Receiving {
     /// A header.
     Header,
-    /// Data in a command's capsule for which no buffer is available. The connection stops receiving before
-    /// this data until it gets a buffer.
-    Starved {
-        /// The index of the command's slot.
-        slot: u16,
-        /// The length of the command's data in bytes.
-        length: usize,
-        /// True if a digest follows the data.
-        digest: bool,
-    },
-    /// Data of a command.
+    /// A command's capsule, for whose data no buffer is available. The connection receives nothing until it gets a
+    /// buffer.
+    Starved,
+    /// Data that an R2T asked for.
     Data {
         /// The slot of the command that the data belongs to.
         slot: u16,
@@ -33,11 +26,6 @@ pub enum Receiving {
         left: usize,
         /// The digest of the bytes that have arrived, if a digest follows the data.
         digest: Option<RunningDigest>,
-    },
-    /// Bytes to receive and ignore: the data of a refused command, or the data of a termination request.
-    Discard {
-        /// The number of ignored bytes that have not arrived yet.
-        left: usize,
     },
 }
 
@@ -53,18 +41,8 @@ impl Connection {
     /// Processes the next part of the input. Returns false if more input is needed.
     pub(super) fn step(&mut self) -> Result<bool, Fault> {
         match self.receiving {
-            Receiving::Header => self.receive_header(),
-            Receiving::Starved { slot, length, digest } => Ok(self.receive_in_capsule(slot, length, digest)),
+            Receiving::Header | Receiving::Starved => self.receive_header(),
             Receiving::Data { slot, at, left, digest } => Ok(self.receive_data(slot, at, left, digest)),
-            Receiving::Discard { left } => {
-                let count = left.min(self.input.bytes().len());
-                self.input.consume(count);
-                self.receiving = match left - count {
-                    0 => Receiving::Header,
-                    left => Receiving::Discard { left },
-                };
-                Ok(count > 0)
-            }
         }
     }
 
@@ -102,11 +80,9 @@ impl Connection {
                 self.input.consume(layout.data_at());
                 self.initialize(digests, alignment);
             }
-            Received::Command(command) => {
-                self.take_command(&layout)?;
-                self.input.consume(layout.data_at());
-                self.receive_command(command, &layout);
-            }
+            // Data in a capsule gets a buffer only when it is complete, so a slow host holds none.
+            Received::Command(_) if bytes.len() < layout.total_bytes() => return Ok(false),
+            Received::Command(command) => return self.receive_command(command, &layout),
             Received::Data(data) => {
                 let slot = self.check_data(&layout, &data)?;
                 self.input.consume(layout.data_at());
@@ -138,8 +114,7 @@ impl Connection {
             Err(Fault { status, kind: layout.kind as u8, field, offset, found, why })
         };
         let tag = data.ttag.get();
-        let Some(slot) = self.slots.find(tag).filter(|slot| slot.requested && slot.stage == Stage::Receiving)
-        else {
+        let Some(slot) = self.slots.find(tag).filter(|slot| slot.stage == Stage::Receiving) else {
             let why = "no R2T with this tag is outstanding";
             return fault(FatalStatus::InvalidHeaderField, "TTAG", 10, tag.into(), why);
         };
@@ -164,18 +139,6 @@ impl Connection {
         Ok(tag)
     }
 
-    /// Starts to receive data within a capsule. Returns false if no buffer is available.
-    pub(super) fn receive_in_capsule(&mut self, slot: u16, length: usize, digest: bool) -> bool {
-        let Some(buffer) = self.setup.share.allocate(length) else {
-            self.receiving = Receiving::Starved { slot, length, digest };
-            return false;
-        };
-        self.slots.get_mut(slot).buffer = Some(buffer);
-        let digest = digest.then(RunningDigest::default);
-        self.receiving = Receiving::Data { slot, at: 0, left: length, digest };
-        true
-    }
-
     /// Copies received data to the buffer of the command in `slot`. Checks the data digest, if there is one,
     /// once all data has arrived. Returns false if more input is needed.
     fn receive_data(&mut self, slot: u16, at: usize, left: usize, mut digest: Option<RunningDigest>) -> bool {
@@ -187,6 +150,7 @@ impl Connection {
         if let Some(digest) = &mut digest {
             digest.update(&buffer[at..at + count]);
         }
+        self.delivered += count as u64;
         let rest = &bytes[count..];
         let (at, left) = (at + count, left - count);
         let expected = rest.first_chunk::<4>();
@@ -195,28 +159,30 @@ impl Connection {
             self.receiving = Receiving::Data { slot, at, left, digest };
             return false;
         }
-        if digest.is_some_and(|digest| expected != Some(&digest.bytes())) {
-            entry.corrupted = true;
-            self.setup.subsystem.counters.digest_errors.fetch_add(1, Relaxed);
-            tracing::warn!("{}: a data digest is wrong; the command fails", self.setup.peer);
-        }
+        let corrupted = digest.is_some_and(|digest| expected != Some(&digest.bytes()));
+        entry.corrupted |= corrupted;
         entry.received = at as u32;
         let complete = entry.received == entry.expected;
-        if complete && entry.requested && entry.expected >= LARGE_BYTES {
+        if complete {
             self.awaited -= 1;
+            self.awaited_large -= u32::from(entry.expected >= LARGE_BYTES);
         }
         self.input.consume(count + if digest.is_some() { 4 } else { 0 });
         self.receiving = Receiving::Header;
+        if corrupted {
+            self.report_digest_error();
+        }
         if complete {
-            entry_complete(self, slot);
+            self.execute(slot);
         }
         true
     }
-}
 
-fn entry_complete(connection: &mut Connection, slot: u16) {
-    connection.slots.get_mut(slot).stage = Stage::Executing;
-    connection.execute(slot);
+    #[cold]
+    pub(super) fn report_digest_error(&self) {
+        self.setup.subsystem.counters.digest_errors.fetch_add(1, Relaxed);
+        tracing::warn!("{}: a data digest is wrong; the command fails", self.setup.peer);
+    }
 }
 
 /// Creates the fault for a PDU that is not allowed in the connection's current state.

@@ -1,7 +1,7 @@
 //! Sends responses to the host: the data of reads, and completions.
 
 use super::{Connection, Queue};
-use crate::command::{Completion, Status, io};
+use crate::command::{Command, Completion, Status, io};
 use crate::namespace::{Memory, Storage};
 use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 use crate::target::fabrics::Connected;
@@ -65,7 +65,8 @@ impl Connection {
     #[inline]
     pub(super) fn finish(&mut self, slot: u16, status: Status, result: u64) {
         if !status.is_success() {
-            self.log_error(slot, status);
+            let command = self.slots.get(slot).command;
+            self.log_error(&command, status);
         }
         let cid = self.release(slot, status);
         self.respond(cid, status, result);
@@ -73,14 +74,13 @@ impl Connection {
 
     /// Adds a command that fails to the controller's error log.
     #[cold]
-    fn log_error(&self, slot: u16, status: Status) {
+    pub(super) fn log_error(&self, command: &Command, status: Status) {
         // A host that is not authenticated must not fill the log of another host.
         let Some(queue) = self.queue.as_ref().filter(|queue| queue.usable) else { return };
-        let entry = self.slots.get(slot);
-        let has_range = queue.id != 0
-            && matches!(entry.command.opcode, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);
-        let lba = if has_range { entry.command.lba() } else { 0 };
-        queue.controller.errors().add(queue.id, &entry.command, status, lba);
+        let has_range =
+            queue.id != 0 && matches!(command.opcode, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);
+        let lba = if has_range { command.lba() } else { 0 };
+        queue.controller.errors().add(queue.id, command, status, lba);
     }
 
     /// Counts a command and frees its slot. Returns the command's identifier.

@@ -12,7 +12,7 @@ pub enum Stage {
     Free,
     /// The command waits for a buffer.
     Starved,
-    /// Data from the host is being received.
+    /// An R2T has asked the host for the command's data.
     Receiving,
     /// The command is being carried out.
     Executing,
@@ -28,16 +28,12 @@ pub struct Slot {
     /// The validated I/O command. `None` for admin and Fabrics commands.
     pub request: Option<Request>,
     /// The buffer for data that the command receives from the host or sends to it. `None` if the command has
-    /// no buffer now.
+    /// no buffer now. For a Compare on a file, the blocks that are read follow the host's data.
     pub buffer: Option<Buffer>,
-    /// For Compare: the blocks that were read from the namespace.
-    pub compared: Option<Buffer>,
     /// The number of data bytes that the host sends for this command.
     pub expected: u32,
     /// The number of the expected bytes that have arrived.
     pub received: u32,
-    /// True if the host was asked for data by an R2T.
-    pub requested: bool,
     /// True if a data digest was wrong.
     pub corrupted: bool,
     /// The progress of the command's file operation. `None` if the command has none.
@@ -71,10 +67,8 @@ impl Slots {
             stage: Stage::Executing,
             request: None,
             buffer: None,
-            compared: None,
             expected: 0,
             received: 0,
-            requested: false,
             corrupted: false,
             progress: None,
             internal: false,
@@ -92,7 +86,7 @@ impl Slots {
         let slot = &mut self.slots[usize::from(number)];
         assert!(slot.stage != Stage::Free, "a slot in use");
         slot.stage = Stage::Free;
-        (slot.buffer, slot.compared, slot.progress) = (None, None, None);
+        (slot.buffer, slot.progress) = (None, None);
         self.free.push(number);
     }
 

@@ -77,7 +77,7 @@ impl Host {
         let inbox = Arc::new(Inbox::new().unwrap());
         let setup = Setup {
             subsystem: subsystem.clone(),
-            share: pool.share(subsystem.limits.connection_bytes),
+            share: pool.share([127, 0, 0, 1].into(), subsystem.limits.connection_bytes),
             reach: Reach { inbox: inbox.clone(), connection: ConnectionId(7) },
             peer: "127.0.0.1:1".parse().unwrap(),
             local: "127.0.0.1:4420".parse().unwrap(),

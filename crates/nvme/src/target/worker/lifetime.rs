@@ -1,10 +1,12 @@
 //! Accepts connections and ends them: when the host disconnects, after protocol violations, and at timeouts.
 
+use super::link::Wait;
 use super::{Closing, Link, Worker};
 use crate::target::connection::{Connection, End, Setup};
 use crate::target::controller::Reach;
 use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
+use crate::target::network::network;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -31,7 +33,7 @@ impl Worker {
         let reach = Reach { inbox: self.inbox.clone(), connection: id };
         let setup = Setup {
             subsystem: self.subsystem.clone(),
-            share: self.pool.share(self.subsystem.limits.connection_bytes),
+            share: self.pool.share(network(peer.ip()), self.subsystem.limits.connection_bytes),
             reach: reach.clone(),
             peer,
             local,
@@ -53,8 +55,8 @@ impl Worker {
             // SAFETY: a message header of zeros is valid.
             receive_message: unsafe { std::mem::zeroed() },
             accepted_ms: self.now_ms,
-            progress_ms: self.now_ms,
-            waiting_ms: None,
+            data_wait: Wait::default(),
+            response_wait: Wait::default(),
             admin: false,
             half_open: Some(ticket),
             due: false,
@@ -163,11 +165,8 @@ impl Worker {
         let drained_by = self.draining_since.map(|since| since + DRAIN_MS);
         for index in 0..self.links.len() {
             let Some(link) = self.links[index].as_mut() else { continue };
-            let waits = link.connection.waits_for_host();
-            link.waiting_ms = waits.then(|| link.waiting_ms.unwrap_or(now));
-            // The timeout counts from when the target began to wait for the host, or from the last progress
-            // if that was later. Idle time before does not count.
-            let stalled_since = link.waiting_ms.map(|since| since.max(link.progress_ms));
+            link.data_wait.update(link.connection.awaits_data(), now);
+            link.response_wait.update(link.connection.output().pending_bytes() > 0, now);
             let authenticating = link.connection.authenticating_since_ms();
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {
@@ -181,8 +180,11 @@ impl Worker {
                 Closing::No if authenticating.is_some_and(|since| late(since, handshake_ms)) => {
                     "the host did not complete an authentication in time"
                 }
-                Closing::No if stalled_since.is_some_and(|since| late(since, stall_ms)) => {
-                    "the host neither reads responses nor sends data"
+                Closing::No if link.data_wait.is_late(stall_ms, now) => {
+                    "the host sends requested data too slowly"
+                }
+                Closing::No if link.response_wait.is_late(stall_ms, now) => {
+                    "the host reads responses too slowly"
                 }
                 Closing::No => continue,
             };

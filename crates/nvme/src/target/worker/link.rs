@@ -19,6 +19,35 @@ pub(super) enum Closing {
     Yes,
 }
 
+/// The target's wait for a host. It ends the connection if the host is slower than a least rate for too long.
+/// Restarting a timer at each byte would not suffice: a host that sends one byte a second would hold its buffers for
+/// hours.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wait {
+    /// How long the host may take: it is late when the time in milliseconds exceeds this value by the timeout. `None`
+    /// while the target does not wait.
+    since_ms: Option<u64>,
+}
+
+impl Wait {
+    /// Records whether the target waits now.
+    pub(super) fn update(&mut self, waits: bool, now_ms: u64) {
+        self.since_ms = waits.then(|| self.since_ms.unwrap_or(now_ms));
+    }
+
+    /// Extends the time by that which `bytes` bytes take at the least rate.
+    pub(super) fn progress(&mut self, bytes: u64, least_rate: u64, now_ms: u64) {
+        if let Some(since) = &mut self.since_ms {
+            *since = (*since + bytes.saturating_mul(1000) / least_rate.max(1)).min(now_ms);
+        }
+    }
+
+    /// Returns true if the host is late.
+    pub(super) fn is_late(&self, timeout_ms: u64, now_ms: u64) -> bool {
+        self.since_ms.is_some_and(|since| now_ms.saturating_sub(since) > timeout_ms)
+    }
+}
+
 /// A connection with its socket and its requests in flight.
 pub(super) struct Link {
     pub(super) id: ConnectionId,
@@ -38,11 +67,10 @@ pub(super) struct Link {
     pub(super) receive_vectors: [libc::iovec; 2],
     pub(super) receive_message: libc::msghdr,
     pub(super) accepted_ms: u64,
-    /// When bytes were last received or sent, in milliseconds since the target started.
-    pub(super) progress_ms: u64,
-    /// The time in milliseconds of the first timeout check which found that the target waits for the host.
-    /// `None` if the last check found that the target does not wait.
-    pub(super) waiting_ms: Option<u64>,
+    /// The wait for data that the target has asked for.
+    pub(super) data_wait: Wait,
+    /// The wait for the host to read its responses.
+    pub(super) response_wait: Wait,
     /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it
     /// carries an I/O queue or no queue yet.
     pub(super) admin: bool,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Worker {
     pub(super) fn received(&mut self, index: usize, item: Completed) {
-        let now = self.now_ms;
+        let (now, least_rate) = (self.now_ms, self.subsystem.limits.least_rate);
         let link = self.link(index);
         link.receiving = false;
         link.more_to_receive = item.more_to_receive();
@@ -17,8 +17,11 @@ impl Worker {
             result if result <= 0 && !is_transient(result) => return self.close(index),
             result if result <= 0 || link.closing != Closing::No => {}
             result => {
-                link.progress_ms = now;
+                let before = link.connection.delivered();
                 link.connection.received(result as usize, now);
+                link.data_wait.progress(link.connection.delivered() - before, least_rate, now);
+                // Data for the next command has its own time.
+                link.data_wait.update(link.connection.awaits_data(), now);
                 if !link.admin && link.connection.is_admin() {
                     link.admin = true;
                     self.load.admin_queues.fetch_add(1, Relaxed);
@@ -29,12 +32,13 @@ impl Worker {
     }
 
     pub(super) fn sent(&mut self, index: usize, result: i32) {
-        let now = self.now_ms;
+        let (now, least_rate) = (self.now_ms, self.subsystem.limits.least_rate);
         let link = self.link(index);
         link.sending = false;
         if result > 0 {
-            link.progress_ms = now;
+            link.response_wait.progress(result as u64, least_rate, now);
             link.connection.output().advance(result as usize);
+            link.response_wait.update(link.connection.output().pending_bytes() > 0, now);
             link.connection.resume(now);
         } else if !is_transient(result) {
             return self.close(index);
