@@ -60,9 +60,16 @@ mod tests {
 
     #[test]
     fn fields_of_the_libraries_are_flags() {
-        let lists: [(&[&str], &[Field]); 4] = [
+        use inlane_nvme::field::{OF_BENCHES, OF_EXPORTS, OF_INITIATORS, OF_TARGETS, OF_TRANSFERS};
+        let initiators = ["nvme.read", "nvme.write", "nvme.bench", "nvme.export.nbd"];
+        let lists: &[(&[&str], &[Field])] = &[
             (&["forward"], inlane_forward::field::ALL),
             (&["forward"], inlane_ports::field::ALL),
+            (&["nvme.target"], OF_TARGETS),
+            (&initiators, OF_INITIATORS),
+            (&["nvme.read", "nvme.write"], OF_TRANSFERS),
+            (&["nvme.bench"], OF_BENCHES),
+            (&["nvme.export.nbd"], OF_EXPORTS),
             (&["forward"], inlane_dpdk::field::ALL),
             (&["offload.serve", "nvme.target"], &[inlane_core::privileges::USER]),
         ];

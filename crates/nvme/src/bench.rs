@@ -125,6 +125,6 @@ fn path(options: &SessionOptions, outcomes: &[JobResult]) -> PathExplanation {
 }
 
 /// Returns an error for an invalid setting.
-fn invalid(what: impl Into<String>, why: impl Into<String>) -> Error {
-    Error::Invalid { what: what.into(), why: why.into() }
+fn invalid(what: impl std::fmt::Display, why: impl Into<String>) -> Error {
+    Error::Invalid { what: what.to_string(), why: why.into() }
 }

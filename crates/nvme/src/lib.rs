@@ -20,6 +20,7 @@ pub mod authentication;
 pub mod bench;
 pub mod command;
 pub mod error;
+pub mod field;
 pub mod identify;
 pub mod initiator;
 pub mod namespace;

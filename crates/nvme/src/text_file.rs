@@ -1,6 +1,7 @@
 //! Reads the text files that name hosts and secrets.
 
 use crate::{Error, Result};
+use inlane_core::setting::Field;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -10,18 +11,18 @@ use zeroize::Zeroizing;
 /// The largest accepted file, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Reads a whole text file. `flag` is the flag that names the file. `check` examines the open file before the
+/// Reads a whole text file. `field` is the setting that names the file. `check` examines the open file before the
 /// read. Returns at once for a FIFO without a writer. Dropping the returned text erases it from memory.
 ///
 /// # Errors
 /// If the file cannot be read, is not a regular file, is larger than 16 MiB, or is not UTF-8 text. Also if
 /// `check` returns a reason to refuse the file.
 pub(crate) fn read(
-    flag: &str,
+    field: Field,
     path: &Path,
     check: impl FnOnce(&File) -> std::io::Result<Result<(), String>>,
 ) -> Result<Zeroizing<String>> {
-    let name = format!("{flag} {}", path.display());
+    let name = field.with(path.display()).to_string();
     let invalid = |why: String| Error::Invalid { what: name.clone(), why };
     let os = |source| {
         let what = format!("{name}: it cannot be read");
@@ -59,11 +60,12 @@ pub(crate) fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::field::{HOSTS_FILE, SECRETS_FILE};
     use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
 
     fn refusal(path: &Path) -> String {
-        let error = read("--secrets-file", path, |_| Ok(Ok(()))).unwrap_err();
+        let error = read(SECRETS_FILE, path, |_| Ok(Ok(()))).unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
         error.to_string()
     }
@@ -91,11 +93,11 @@ mod tests {
         std::fs::write(file.path(), [b'a', 0xFF]).unwrap();
         assert!(refusal(file.path()).contains("not UTF-8 text; write"));
         std::fs::write(file.path(), "ä\n").unwrap();
-        assert_eq!(*read("--hosts-file", file.path(), |_| Ok(Ok(()))).unwrap(), "ä\n");
+        assert_eq!(*read(HOSTS_FILE, file.path(), |_| Ok(Ok(()))).unwrap(), "ä\n");
         file.as_file().set_len(0).unwrap();
         file.as_file().set_len(MAX_BYTES + 1).unwrap();
         assert!(refusal(file.path()).contains("larger than 16 MiB"));
         file.as_file().set_len(MAX_BYTES).unwrap();
-        assert_eq!(read("--hosts-file", file.path(), |_| Ok(Ok(()))).unwrap().len() as u64, MAX_BYTES);
+        assert_eq!(read(HOSTS_FILE, file.path(), |_| Ok(Ok(()))).unwrap().len() as u64, MAX_BYTES);
     }
 }

@@ -1,15 +1,13 @@
 //! The file of secrets: one line for each host.
 
 use super::{Credentials, Secret};
+use crate::field::SECRETS_FILE;
 use crate::target::subsystem::check_nqn;
 use crate::{Error, Result, text_file};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The flag that names the file.
-const FLAG: &str = "--secrets-file";
 
 /// The contents of a secrets file. Targets and hosts use the same format. Each line has a host's NQN, the
 /// host's secret and, optionally, the target's secret for this host. `#` starts a comment.
@@ -26,7 +24,7 @@ impl SecretsFile {
     /// If the file cannot be read, is not a regular file of UTF-8 text, other users can access it, or a line
     /// is invalid. Messages contain no secrets.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = text_file::read(FLAG, path, |file| {
+        let text = text_file::read(SECRETS_FILE, path, |file| {
             let mode = file.metadata()?.permissions().mode();
             if mode & 0o077 == 0 {
                 return Ok(Ok(()));
@@ -35,7 +33,7 @@ impl SecretsFile {
             Ok(Err(format!("other users may access it (mode {mode:o}); protect it: chmod 600 {path}")))
         })?;
         Self::parse(&text).map_err(|(line, why)| Error::Invalid {
-            what: format!("{FLAG} {}, line {line}", path.display()),
+            what: format!("{}, line {line}", SECRETS_FILE.with(path.display())),
             why,
         })
     }

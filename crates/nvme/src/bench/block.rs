@@ -5,6 +5,7 @@
 //!   | magic  | offset | sequence | CRC-32C  | zero  | pseudo-random bytes |
 //! ```
 
+use crate::field::{RW, VERIFY};
 use crate::pdu::RunningDigest;
 use std::fmt;
 
@@ -31,7 +32,9 @@ impl fmt::Display for Wrong {
         match self {
             Wrong::Foreign => write!(
                 f,
-                "it was not written with --verify; write the range first, by --rw write --verify crc32c"
+                "it was not written with {VERIFY}; write the range first, by {} {}",
+                RW.with("write"),
+                VERIFY.with("crc32c")
             ),
             Wrong::Misplaced(offset) => write!(f, "it contains the block of offset {offset}"),
             Wrong::Altered => write!(f, "its checksum is wrong"),

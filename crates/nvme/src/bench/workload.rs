@@ -2,7 +2,9 @@
 
 use super::invalid;
 use crate::Result;
+use crate::field::{BS, IODEPTH, NUMJOBS, OFFSET, RW, SIZE, VERIFY};
 use crate::initiator::{NamespaceInfo, connection::MAX_ENTRIES};
+use inlane_core::setting::Field;
 use inlane_core::units;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -116,62 +118,63 @@ impl Workload {
     pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
         let unit = u64::from(namespace.block_bytes);
         let shown = units::bytes;
-        let multiple = |flag: &str, value: u64| match value.is_multiple_of(unit) {
+        let multiple = |field: Field, value: u64| match value.is_multiple_of(unit) {
             true => Ok(()),
             false => {
                 let near = value.div_ceil(unit).saturating_mul(unit);
                 let why = format!("give a multiple of {unit}, the namespace's block size, such as {near}");
-                Err(invalid(format!("{flag} {value}"), why))
+                Err(invalid(field.with(value), why))
             }
         };
-        multiple("--bs", self.block_bytes)?;
-        multiple("--offset", self.offset)?;
+        multiple(BS, self.block_bytes)?;
+        multiple(OFFSET, self.offset)?;
         let most = u64::from(namespace.max_transfer);
         if self.block_bytes == 0 || self.block_bytes > most {
             let why = format!(
                 "give {unit} to {} bytes, which the target transfers with a command",
                 most / unit * unit
             );
-            return Err(invalid(format!("--bs {}", self.block_bytes), why));
+            return Err(invalid(BS.with(self.block_bytes), why));
         }
         if self.depth == 0 || self.depth >= MAX_ENTRIES {
-            return Err(invalid("--iodepth", format!("give 1 to {}", MAX_ENTRIES - 1)));
+            return Err(invalid(IODEPTH, format!("give 1 to {}", MAX_ENTRIES - 1)));
         }
         let rest = namespace.bytes().saturating_sub(self.offset);
         if rest == 0 {
             let why = format!("the namespace of {} ends there; give less", shown(namespace.bytes()));
-            return Err(invalid(format!("--offset {}", shown(self.offset)), why));
+            return Err(invalid(OFFSET.with(shown(self.offset)), why));
         }
         let size = self.size.unwrap_or(rest);
         if size > rest {
             let why = format!(
-                "the namespace has only {} from --offset {}; give less",
+                "the namespace has only {} from {}; give less",
                 shown(rest),
-                shown(self.offset)
+                OFFSET.with(shown(self.offset))
             );
-            return Err(invalid(format!("--size {}", shown(size)), why));
+            return Err(invalid(SIZE.with(shown(size)), why));
         }
         let part = size / u64::from(self.jobs) / self.block_bytes * self.block_bytes;
         if part == 0 {
             let needed = u64::from(self.jobs).saturating_mul(self.block_bytes);
-            let what = format!("--numjobs {} with --bs {}", self.jobs, shown(self.block_bytes));
+            let what = format!("{} with {}", NUMJOBS.with(self.jobs), BS.with(shown(self.block_bytes)));
             let why = format!(
-                "they need {}, and the range has {}; give fewer jobs, a smaller --bs or a larger --size",
+                "they need {}, and the range has {}; give fewer jobs, a smaller {BS} or a larger {SIZE}",
                 shown(needed),
                 shown(size)
             );
             return Err(invalid(&what, why));
         }
         if self.verify && self.pattern.writes() && part / self.block_bytes > 1 << 28 {
-            let why =
-                "at most 2^28 blocks of each job are remembered; give a smaller --size or a larger --bs";
-            return Err(invalid("--verify", why));
+            let why = format!(
+                "at most 2^28 blocks of each job are remembered; give a smaller {SIZE} or a larger {BS}"
+            );
+            return Err(invalid(VERIFY, why));
         }
         if self.pattern.writes() && namespace.read_only {
-            return Err(invalid("--rw", "the namespace is read-only; choose read or randread"));
+            return Err(invalid(RW, "the namespace is read-only; choose read or randread"));
         }
         if self.verify && self.block_bytes < super::block::HEADER as u64 {
-            return Err(invalid("--verify", "blocks need at least 32 bytes; give a larger --bs"));
+            return Err(invalid(VERIFY, format!("blocks need at least 32 bytes; give a larger {BS}")));
         }
         Ok((0..u64::from(self.jobs)).map(|n| self.offset + n * part..self.offset + (n + 1) * part).collect())
     }

@@ -3,6 +3,7 @@
 use super::controller::{ConnectOptions, Controller};
 use super::{Address, Buffer, HostIdentity, QueueOptions};
 use crate::command::{DISCOVERY_NQN, log};
+use crate::field::{HOST_NQN, SUBSYSTEM};
 use crate::identify::{DiscoveryEntry, DiscoveryHeader, subsystem_type, text};
 use crate::{Error, Result};
 use std::collections::BTreeSet;
@@ -125,14 +126,14 @@ pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOp
         (None, _) => Err(Error::Refused {
             peer: address.to_string(),
             why: format!(
-                "it offers this host no subsystem over TCP; let {} connect there (for inlane's target: --host, --hosts-file \
-                 or a line of --secrets-file), or give --host-nqn",
+                "it offers this host no subsystem over TCP; let {} connect there (for inlane's target: in its list of \
+                 hosts or its file of secrets), or give {HOST_NQN}",
                 host.nqn
             ),
         }),
         (Some(first), Some(second)) => {
             let all: Vec<_> = [first, second].into_iter().chain(names).collect();
-            let why = format!("it has several subsystems; choose one with --subsystem: {}", all.join(", "));
+            let why = format!("it has several subsystems; choose one with {SUBSYSTEM}: {}", all.join(", "));
             Err(Error::Invalid { what: address.to_string(), why })
         }
     }

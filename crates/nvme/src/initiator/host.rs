@@ -2,6 +2,7 @@
 //! files of this machine.
 
 use crate::authentication::{Credentials, SecretsFile};
+use crate::field::{HOST_NQN, SECRETS_FILE};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -57,9 +58,9 @@ impl HostIdentity {
     pub fn with_secrets_file(self, path: &Path) -> Result<Self> {
         let credentials = SecretsFile::read(path)?.hosts.get(&self.nqn).cloned();
         let credentials = credentials.ok_or_else(|| Error::Invalid {
-            what: format!("--secrets-file {}", path.display()),
+            what: SECRETS_FILE.with(path.display()).to_string(),
             why: format!(
-                "it has no line for this host, {}; add one, or choose a line with --host-nqn",
+                "it has no line for this host, {}; add one, or choose a line with {HOST_NQN}",
                 self.nqn
             ),
         })?;

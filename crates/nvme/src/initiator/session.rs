@@ -15,6 +15,7 @@ mod reconnect;
 use super::connection::{Done, Request};
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
 use crate::command::{Status, async_event};
+use crate::field::NAMESPACE;
 use crate::{Error, Result};
 use reconnect::{Reconnected, check_is_same, no_access};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -151,7 +152,7 @@ impl Session {
                     false => format!("choose one of {}", ids.join(", ")),
                 };
                 let why = format!("the subsystem does not have it; {remedy}");
-                return Err(Error::Invalid { what: format!("--namespace {nsid}"), why });
+                return Err(Error::Invalid { what: NAMESPACE.with(nsid).to_string(), why });
             }
             Err(error) => return Err(error),
         };

@@ -3,7 +3,9 @@
 use super::connection::{Done, Request};
 use super::{Buffer, Session};
 use crate::command::{Command, Sgl, io};
+use crate::field::{LENGTH, OFFSET};
 use crate::{Error, Result};
+use inlane_core::setting::Field;
 use inlane_core::units;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -135,14 +137,15 @@ fn outside(session: &Session, offset: u64, length: u64) -> Error {
     let room = bytes.saturating_sub(offset);
     if room == 0 {
         let why = format!("the namespace ends at {}; give less", exact(bytes));
-        return Error::Invalid { what: format!("--offset {}", exact(offset)), why };
+        return Error::Invalid { what: OFFSET.with(exact(offset)).to_string(), why };
     }
     let why = format!(
-        "the namespace has {} from --offset {}; give --length {room} or less",
+        "the namespace has {} from {}; give {} or less",
         exact(room),
-        exact(offset)
+        OFFSET.with(exact(offset)),
+        LENGTH.with(room)
     );
-    Error::Invalid { what: format!("--length {}", exact(length)), why }
+    Error::Invalid { what: LENGTH.with(exact(length)).to_string(), why }
 }
 
 fn status(done: &Done, what: &str) -> Result<()> {
@@ -252,15 +255,15 @@ pub fn write_from(
     stop: &AtomicBool,
 ) -> Result<u64> {
     let unit = u64::from(session.namespace().block_bytes);
-    let aligned = |flag: &str, value: u64| match value.is_multiple_of(unit) {
+    let aligned = |field: Field, value: u64| match value.is_multiple_of(unit) {
         true => Ok(()),
         false => Err(Error::Invalid {
-            what: format!("{flag} {value}"),
+            what: field.with(value).to_string(),
             why: format!("the blocks of the namespace have {unit} bytes; give a multiple of that"),
         }),
     };
-    aligned("--offset", offset)?;
-    aligned("--length", length.unwrap_or(0))?;
+    aligned(OFFSET, offset)?;
+    aligned(LENGTH, length.unwrap_or(0))?;
     let room = session.namespace().bytes().checked_sub(offset).filter(|room| length.unwrap_or(0) <= *room);
     let Some(room) = room else {
         return Err(outside(session, offset, length.unwrap_or(0)));
@@ -320,7 +323,7 @@ pub fn write_from(
         }
     }
     if problem.is_none() && length != u64::MAX && written < length {
-        problem = Some(format!("it ended before the {} of --length", exact(length)));
+        problem = Some(format!("it ended before the {} of {LENGTH}", exact(length)));
     }
     flush(session)?;
     match problem {

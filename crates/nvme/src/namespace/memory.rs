@@ -4,6 +4,7 @@
 //! bytes. The bytes are copied by inlane-core's assembly, by atomic words, or by the kernel when it sends
 //! them. If a block is written during a read, the read may return both old and new bytes.
 
+use crate::field::NAMESPACE;
 use crate::{Error, Result};
 use inlane_core::access::Access;
 use inlane_core::units;
@@ -53,7 +54,7 @@ impl Memory {
             let error = std::io::Error::last_os_error();
             let why = format!("the system cannot map this much memory ({error}); give less");
             return Err(Error::Environment {
-                what: format!("--namespace memory:{}", units::bytes(bytes)),
+                what: NAMESPACE.with(format_args!("memory:{}", units::bytes(bytes))).to_string(),
                 why,
             });
         }

@@ -2,6 +2,7 @@
 
 use super::client;
 use super::result::{Counters, ExportResult};
+use crate::field::LISTEN;
 use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
 use std::fmt;
@@ -201,7 +202,7 @@ impl Server {
                 let is_socket = found.as_ref().is_ok_and(|file| file.file_type().is_socket());
                 if found.is_ok() && !is_socket {
                     let why = "it exists and is not a socket; choose another path".into();
-                    return Err(Error::Invalid { what: format!("--listen {address}"), why });
+                    return Err(Error::Invalid { what: LISTEN.with(address).to_string(), why });
                 }
                 if is_socket && UnixStream::connect(path).is_err() {
                     let _ = std::fs::remove_file(path);

@@ -4,6 +4,7 @@ use super::ConnectOptions;
 use super::connect_queue::call;
 use crate::authentication::{HostSide, MAX_MESSAGE, Names, Refusal};
 use crate::command::{Command, DISCOVERY_NQN, Status, connect, fabrics};
+use crate::field::SECRETS_FILE;
 use crate::initiator::{Buffer, Queue};
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
@@ -28,7 +29,7 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     let credentials = match &host.credentials {
         None if required => {
             return Err(failed(format!(
-                "the target requires authentication (DH-HMAC-CHAP) of {}; give the secrets with --secrets-file",
+                "the target requires authentication (DH-HMAC-CHAP) of {}; give the secrets with {SECRETS_FILE}",
                 host.nqn
             )));
         }

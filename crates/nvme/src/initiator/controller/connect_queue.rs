@@ -3,6 +3,7 @@
 use super::authenticate::authenticate;
 use super::{ConnectOptions, TOKEN_COMMAND};
 use crate::command::{Command, ConnectData, Status};
+use crate::field::HOST_NQN;
 use crate::initiator::connection::{Done, Request};
 use crate::initiator::{Buffer, Queue};
 use crate::{Error, Result};
@@ -36,11 +37,13 @@ pub(super) fn connect_queue(
             return Err(Error::Invalid { what, why });
         }
         (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
-            "; the target does not allow this host: add its NQN there, or give another with --host-nqn"
+            format!(
+                "; the target does not allow this host: add its NQN there, or give another with {HOST_NQN}"
+            )
         }
-        _ => "",
+        _ => String::new(),
     };
-    match hint {
+    match hint.as_str() {
         "" => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
         _ => Err(Error::Disconnected {
             peer: peer.into(),

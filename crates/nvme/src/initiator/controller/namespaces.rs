@@ -2,6 +2,7 @@
 
 use super::{Controller, UNLIMITED_TRANSFER};
 use crate::command::{Command, admin};
+use crate::field::NAMESPACE;
 use crate::identify::{self, Namespace, NamespaceDescriptor, cns, oncs};
 use crate::initiator::Buffer;
 use crate::{Error, Result};
@@ -118,7 +119,7 @@ impl Controller {
         let what = || format!("namespace {nsid} of {}", self.admin.peer());
         let blocks = namespace.nsze.get();
         if blocks == 0 {
-            let why = "it does not exist or is inactive; choose another with --namespace".into();
+            let why = format!("it does not exist or is inactive; choose another with {NAMESPACE}");
             return Err(Error::Invalid { what: what(), why });
         }
         let block_bytes = namespace.block_bytes().filter(|bytes| {

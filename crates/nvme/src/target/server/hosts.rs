@@ -1,6 +1,7 @@
 //! The hosts that may connect.
 
 use crate::authentication::{Group, Hash, SecretsFile};
+use crate::field::{HOSTS_FILE, SECRETS_FILE};
 use crate::target::subsystem::{AllowedHosts, Authentication, check_nqn};
 use crate::{Error, Result, text_file};
 use std::collections::BTreeSet;
@@ -42,7 +43,7 @@ impl Hosts {
                 Ok(Some(hosts.map(|(nqn, secrets)| (nqn, Some(authentication(secrets)))).collect()))
             }
             Hosts::File(path, others) => {
-                let text = text_file::read("--hosts-file", path, |_| Ok(Ok(())))?;
+                let text = text_file::read(HOSTS_FILE, path, |_| Ok(Ok(())))?;
                 let mut named = others.clone();
                 for (line, number) in text.lines().zip(1..) {
                     let nqn = line.split('#').next().unwrap_or_default().trim();
@@ -50,7 +51,7 @@ impl Hosts {
                         continue;
                     }
                     check_nqn(nqn).map_err(|error| Error::Invalid {
-                        what: format!("--hosts-file {}, line {number}", path.display()),
+                        what: format!("{}, line {number}", HOSTS_FILE.with(path.display())),
                         why: error.to_string(),
                     })?;
                     named.insert(nqn.into());
@@ -64,15 +65,15 @@ impl Hosts {
 impl Hosts {
     /// Warns if `allowed`, which was read from a file, lets no host connect.
     pub(super) fn warn_if_none(&self, allowed: Option<&AllowedHosts>) {
-        let (flag, file, what) = match self {
-            Hosts::File(file, _) => ("--hosts-file", file, "the NQN of a host"),
-            Hosts::Secrets { file, .. } => ("--secrets-file", file, "a host and its secret"),
+        let (field, file, what) = match self {
+            Hosts::File(file, _) => (HOSTS_FILE, file, "the NQN of a host"),
+            Hosts::Secrets { file, .. } => (SECRETS_FILE, file, "a host and its secret"),
             Hosts::Any | Hosts::Listed(_) => return,
         };
         if allowed.is_some_and(AllowedHosts::is_empty) {
             tracing::warn!(
-                "{flag} {}: no host may connect, because the file names none; add a line with {what}",
-                file.display()
+                "{}: no host may connect, because the file names none; add a line with {what}",
+                field.with(file.display())
             );
         }
     }

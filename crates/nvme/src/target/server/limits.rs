@@ -1,5 +1,6 @@
 //! Binds threads to cores, and raises the limit of open files.
 
+use crate::field::CORES;
 use crate::{Error, Result};
 
 /// Binds the calling thread to a core.
@@ -24,7 +25,7 @@ pub(super) fn bind(core: Option<usize>) -> Result<()> {
         Some(list) => format!("this process may use only the cores {}; choose among them", list.trim()),
         None => "this process may not use it; choose another".into(),
     };
-    Err(Error::Invalid { what: format!("--cores: core {core}"), why })
+    Err(Error::Invalid { what: format!("{CORES}: core {core}"), why })
 }
 
 /// Raises the limit of open files as far as allowed. Returns the limit.

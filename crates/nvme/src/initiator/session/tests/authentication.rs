@@ -72,7 +72,7 @@ fn host_and_target_authenticate_each_other_on_every_queue() {
             session.close();
         }
         let wrong = |host: &Secret, target: Option<Secret>| Some(Credentials { host: host.clone(), target });
-        assert!(refusal(&target, None).contains("give the secrets with --secrets-file"));
+        assert!(refusal(&target, None).contains("give the secrets with secrets-file"));
         assert!(refusal(&target, wrong(&secret(), None)).contains("refused this host's secret"));
         assert!(refusal(&target, wrong(&host, Some(secret()))).contains("did not prove"));
         let result = target.stop().unwrap();
