@@ -183,6 +183,20 @@ impl Namespace {
         self.flush_failed.store(true, Relaxed);
     }
 
+    /// Makes all data durable. Blocks.
+    ///
+    /// # Errors
+    /// If this flush fails, or an earlier one has failed: the kernel reports lost data only once.
+    pub fn flush(&self) -> Result<()> {
+        let Storage::File(file) = &self.storage else { return Ok(()) };
+        file.flush()?;
+        if self.flush_failed() {
+            let why = "an earlier flush failed, so written data may be lost; check the drive".into();
+            return Err(Error::Incomplete { what: self.name.clone(), why });
+        }
+        Ok(())
+    }
+
     /// Returns true if a flush has failed since the target started.
     pub fn flush_failed(&self) -> bool {
         self.flush_failed.load(Relaxed)

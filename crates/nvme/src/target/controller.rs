@@ -67,7 +67,7 @@ pub struct Controller {
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
     /// True if the host has authenticated itself on the admin queue, or need not authenticate itself. For a
-    /// discovery controller without authentication, false if other controllers require authentication.
+    /// discovery controller, true only if its host may use the subsystem without authentication.
     trusted: AtomicBool,
     alive: AtomicBool,
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].

@@ -72,7 +72,11 @@ pub fn connect(
     }
     // Refuse hosts that are not allowed to connect. Let every host use the discovery service, because it
     // lists only the addresses that the host may use.
-    let admission = if discovery { Some(None) } else { subsystem.admission(host_nqn) };
+    let admission = subsystem.admission(host_nqn);
+    // A host that may use the subsystem only after an authentication, or not at all, is a stranger also at the
+    // discovery service.
+    let trusted = matches!(admission, Some(None));
+    let admission = if discovery { Some(None) } else { admission };
     let authentication = admission.ok_or((Status::CONNECT_INVALID_HOST.dnr(), 0))?;
     let authentication = authentication.map(|Authentication { credentials, hash, group }| {
         let names = Names { host: host_nqn.into(), subsystem: subsystem_nqn.into() };
@@ -85,7 +89,6 @@ pub fn connect(
             return Err(invalid(true, controller_offset));
         }
         let keep_alive_ms = command.cdw12.get().into();
-        let trusted = authentication.is_none() && !(discovery && subsystem.requires_authentication());
         let created = subsystem.create_controller(host, address, discovery, trusted, keep_alive_ms);
         created.ok_or((Status::CONNECT_CONTROLLER_BUSY, 0))?
     } else {

@@ -28,6 +28,9 @@ pub enum Message {
     Event(ConnectionId),
     /// Continue the authentication on this connection with the result of another thread.
     Authentication(ConnectionId, Box<ControllerSide>),
+    /// Panic, to test what follows.
+    #[cfg(test)]
+    Panic,
     /// Complete the commands in flight, then close all connections and end the thread.
     Drain,
 }

@@ -114,8 +114,8 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
     Ok(request)
 }
 
-/// Returns the byte ranges that a Dataset Management command deallocates. The list is empty if the command
-/// does not ask to deallocate.
+/// Returns the byte ranges that a Dataset Management command deallocates, in order and without overlaps, because a host
+/// may name the whole namespace 256 times. The list is empty if the command does not ask to deallocate.
 ///
 /// # Errors
 /// If a range lies beyond the namespace: the status for the command.
@@ -131,12 +131,21 @@ pub fn ranges(
     let bytes =
         data.get(..usize::from(count) * size_of::<dsm::Range>()).ok_or(Status::INVALID_SGL_LENGTH.dnr())?;
     let list = <[dsm::Range]>::ref_from_bytes(bytes).map_err(|_| Status::INTERNAL_ERROR)?;
-    list.iter()
-        .filter(|range| range.blocks.get() != 0)
+    let used = list.iter().filter(|range| range.blocks.get() != 0);
+    let mut ranges = used
         .map(|range| {
             namespace.range(range.lba.get(), range.blocks.get()).ok_or(Status::LBA_OUT_OF_RANGE.dnr())
         })
-        .collect()
+        .collect::<Result<Vec<_>, _>>()?;
+    ranges.sort_unstable();
+    ranges.dedup_by(|(offset, length), (before, total)| {
+        let overlaps = *offset <= *before + *total;
+        if overlaps {
+            *total = (*total).max(*offset + *length - *before);
+        }
+        overlaps
+    });
+    Ok(ranges)
 }
 
 /// Carries out an operation on a namespace in memory. `data` is the data that the host sent. Does nothing for

@@ -11,12 +11,13 @@ use super::inbox::{Inbox, Message};
 use super::subsystem::{Definition, Limits, Subsystem};
 use super::worker::{Jobs, Load, Worker, start_jobs};
 use crate::authentication::Group;
-use crate::namespace::{MAX_NAMESPACES, Namespace, Specification, Storage};
+use crate::namespace::{MAX_NAMESPACES, Namespace, Specification};
 use crate::{Error, Result};
 use acceptor::{Acceptor, listen};
 use hosts::HostsFile;
 use limits::{bind, raise_descriptor_limit};
 use std::net::{SocketAddr, TcpListener};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -140,10 +141,14 @@ impl Target {
                 Err(error) => return drop(result.send(Err(error))),
             };
             let _ = result.send(Ok(()));
-            if let Err(error) = worker.run() {
-                tracing::error!("a worker thread of the target failed: {error}");
-                failed.store(true, Relaxed);
+            // The worker gets lost in a panic, so no half-changed state remains in use.
+            let ended = std::panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
+            match ended {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => tracing::error!("a worker thread of the target failed: {error}"),
+                Err(_) => tracing::error!("a worker thread of the target panicked"),
             }
+            failed.store(true, Relaxed);
         });
         let thread = thread.map_err(os)?;
         self.workers.push(WorkerHandle { inbox, load, thread: Some(thread) });
@@ -159,6 +164,7 @@ impl Target {
             subsystem: self.subsystem.clone(),
             workers: self.workers.iter().map(|worker| (worker.inbox.clone(), worker.load.clone())).collect(),
             stop: self.stop.clone(),
+            failed: self.failed.clone(),
             displaced: 0,
         };
         let thread = std::thread::Builder::new().name("inlane-nvme-acc".into()).spawn(move || acceptor.run());
@@ -195,7 +201,13 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
     }
 
-    /// Returns true if a worker thread failed. The target should be ended then.
+    /// Lets all worker threads panic.
+    #[cfg(test)]
+    pub(crate) fn panic(&self) {
+        self.workers.iter().for_each(|worker| worker.inbox.send(Message::Panic));
+    }
+
+    /// Returns true if a worker thread failed. The target accepts no more connections then, and should be ended.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Relaxed)
     }
@@ -204,14 +216,17 @@ impl Target {
     /// all connections, and makes all data durable. Returns a summary of the target's run.
     ///
     /// # Errors
-    /// If the data of a namespace cannot be made durable. All other steps are still taken.
+    /// If the data of a namespace cannot be made durable, now or at an earlier flush, or if a worker thread failed. All
+    /// other steps are still taken.
     pub fn stop(mut self) -> Result<TargetResult> {
         self.end_threads();
         let mut outcome = Ok(());
         for namespace in self.subsystem.namespaces.iter().filter(|it| !it.read_only) {
-            if let Storage::File(file) = &namespace.storage {
-                outcome = outcome.and(file.flush());
-            }
+            outcome = outcome.and(namespace.flush());
+        }
+        if self.has_failed() {
+            let why = "a worker thread failed; its error was reported above".into();
+            outcome = outcome.and(Err(Error::Incomplete { what: "the target".into(), why }));
         }
         outcome.map(|()| TargetResult::of(&self))
     }

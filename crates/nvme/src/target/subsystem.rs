@@ -12,6 +12,7 @@ use crate::namespace::{Namespace, stable_uuid};
 use crate::{Error, Result};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -27,8 +28,8 @@ pub struct Limits {
     pub queue_entries: u16,
     /// The most I/O queues of a controller.
     pub io_queues: u16,
-    /// The most controllers, of all hosts together. If the target requires authentication, at most a quarter
-    /// of them are discovery controllers or controllers of hosts that are not yet authenticated.
+    /// The most controllers, of all hosts together. At most a quarter of them belong to strangers: hosts that are not
+    /// yet authenticated, and hosts that may use the discovery service only.
     pub controllers: usize,
     /// MDTS: the most data of one command. A command can have 4096 * 2^n bytes of data, where n is this
     /// number.
@@ -78,8 +79,7 @@ impl Limits {
         4096 << self.transfer_shift
     }
 
-    /// Returns the limit on untrusted controllers: a quarter of all controllers. An untrusted controller
-    /// belongs to a host that must authenticate itself and has not done so yet.
+    /// Returns the limit on untrusted controllers: a quarter of all controllers.
     fn untrusted_controllers(&self) -> usize {
         (self.controllers / 4).max(1)
     }
@@ -136,6 +136,10 @@ pub struct Counters {
     pub expired: AtomicU64,
 }
 
+/// How many warnings about hosts are logged each second. A hostile host could otherwise fill the log, and block the
+/// threads that write to it.
+const WARNINGS_PER_SECOND: u64 = 20;
+
 /// The namespaces, the hosts and the controllers of a target.
 #[derive(Debug)]
 pub struct Subsystem {
@@ -155,6 +159,8 @@ pub struct Subsystem {
     hosts: RwLock<Option<AllowedHosts>>,
     controllers: Mutex<Controllers>,
     generation: AtomicU64,
+    /// The number of warnings about hosts since the last call of [`Subsystem::end_of_second`].
+    warnings: AtomicU64,
     started: Instant,
 }
 
@@ -209,6 +215,7 @@ impl Subsystem {
             hosts: RwLock::new(hosts),
             controllers: Mutex::default(),
             generation: AtomicU64::new(1),
+            warnings: AtomicU64::new(0),
             started: Instant::now(),
         })
     }
@@ -220,6 +227,22 @@ impl Subsystem {
     /// Returns the milliseconds since the target started.
     pub fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
+    }
+
+    /// Logs a warning about a host, unless there were too many in this second.
+    #[cold]
+    pub fn warn(&self, text: fmt::Arguments<'_>) {
+        if self.warnings.fetch_add(1, Relaxed) < WARNINGS_PER_SECOND {
+            tracing::warn!("{text}");
+        }
+    }
+
+    /// Allows further warnings. Says how many were left out since the last call.
+    pub fn end_of_second(&self) {
+        let left_out = self.warnings.swap(0, Relaxed).saturating_sub(WARNINGS_PER_SECOND);
+        if left_out > 0 {
+            tracing::warn!("{left_out} more warnings about hosts were left out within a second");
+        }
     }
 
     /// Returns the namespace with this identifier.
@@ -241,12 +264,6 @@ impl Subsystem {
             None => Some(None),
             Some(hosts) => hosts.get(host_nqn).cloned(),
         }
-    }
-
-    /// Returns true if a host must authenticate itself.
-    pub fn requires_authentication(&self) -> bool {
-        let hosts = self.hosts.read().unwrap_or_else(PoisonError::into_inner);
-        hosts.iter().flat_map(AllowedHosts::values).any(Option::is_some)
     }
 
     /// Replaces the list of hosts that may connect. `None` allows all hosts. Returns true if the list

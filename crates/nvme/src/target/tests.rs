@@ -314,3 +314,18 @@ fn many_file_reads_in_flight_are_all_answered() {
         assert_eq!(response[24..24 + 4096], [cid as u8 + 1; 4096]);
     }
 }
+
+#[test]
+fn a_target_whose_worker_panics_accepts_no_more_connections() {
+    let target = start("memory:1M", Limits::default());
+    let (mut admin, _queue) = attach(&target, 0);
+    target.panic();
+    let start = Instant::now();
+    while !target.has_failed() || TcpStream::connect(target.subsystem().listeners()[0]).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "the target goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(is_closed(&mut admin));
+    let error = target.stop().unwrap_err().to_string();
+    assert!(error.contains("worker thread"), "{error}");
+}

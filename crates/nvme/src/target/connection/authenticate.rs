@@ -158,12 +158,10 @@ impl Connection {
         let added = queue.id == 0
             || controller.grants_queue(queue.id) && controller.add_queue(queue.id, self.setup.reach.clone());
         if !added {
-            tracing::warn!(
+            self.setup.subsystem.warn(format_args!(
                 "{}: {} already has queue {}, or its controller was reset; the connection is closed",
-                self.setup.peer,
-                controller.host.nqn,
-                queue.id
-            );
+                self.setup.peer, controller.host.nqn, queue.id
+            ));
             self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
             self.input.clear();
             self.end = Some(End::Unauthenticated);
@@ -182,11 +180,10 @@ impl Connection {
         let Some(queue) = &self.queue else { return };
         if !std::mem::replace(&mut self.failure_reported, true) {
             self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
-            tracing::warn!(
+            self.setup.subsystem.warn(format_args!(
                 "{}: the authentication of {} failed: {failure}; compare the secrets of both sides",
-                self.setup.peer,
-                queue.controller.host.nqn
-            );
+                self.setup.peer, queue.controller.host.nqn
+            ));
         }
     }
 

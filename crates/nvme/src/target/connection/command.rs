@@ -291,7 +291,9 @@ impl Connection {
             match result {
                 Err((status, dword)) => {
                     self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
-                    tracing::warn!("{}: Connect was refused: {status}", self.setup.peer);
+                    self.setup
+                        .subsystem
+                        .warn(format_args!("{}: Connect was refused: {status}", self.setup.peer));
                     self.finish(slot, status, dword.into());
                 }
                 Ok(connected) => {
@@ -354,8 +356,13 @@ impl Connection {
         self.report_events();
     }
 
-    /// Makes the data of all namespaces durable. Then reports to the host that the shutdown is complete.
-    fn flush_for_shutdown(&mut self) {
+    /// Makes the data of all namespaces durable. Then reports to the host that the shutdown is complete. If flushes of
+    /// an earlier shutdown are in progress, another round follows them: a host may begin any number of shutdowns.
+    pub(super) fn flush_for_shutdown(&mut self) {
+        self.flush_again = self.shutdown_flushes > 0;
+        if self.flush_again || self.queue.as_ref().is_some_and(|queue| queue.controller.discovery) {
+            return self.end_shutdown();
+        }
         let subsystem = self.setup.subsystem.clone();
         for namespace in subsystem.namespaces.iter().filter(|it| it.has_volatile_cache() && !it.read_only) {
             let request = Request {
@@ -372,6 +379,11 @@ impl Connection {
             self.shutdown_flushes += 1;
             self.ready.push_back(slot);
         }
+        self.end_shutdown();
+    }
+
+    /// Reports that the shutdown is complete if no flush is left.
+    pub(super) fn end_shutdown(&mut self) {
         if let (0, Some(queue)) = (self.shutdown_flushes, &self.queue) {
             queue.controller.shut_down();
         }

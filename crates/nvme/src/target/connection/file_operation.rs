@@ -54,10 +54,10 @@ impl Connection {
         if entry.internal {
             self.slots.remove(slot);
             self.shutdown_flushes -= 1;
-            if let (0, Some(queue)) = (self.shutdown_flushes, &self.queue) {
-                queue.controller.shut_down();
+            if self.shutdown_flushes == 0 && self.flush_again {
+                return self.flush_for_shutdown();
             }
-            return;
+            return self.end_shutdown();
         }
         let request = entry.request.expect("an I/O command");
         match request.operation {

@@ -162,6 +162,8 @@ pub struct Connection {
     identifiers: Vec<u64>,
     /// The number of flushes in progress for which a shutdown of the controller waits.
     shutdown_flushes: u32,
+    /// True if another shutdown has begun meanwhile, so the flushes must be repeated.
+    flush_again: bool,
     /// Counts of completed commands that are not yet added to the counters of their namespaces.
     tally: Tally,
     /// A computation of the authentication for another thread to run. `None` if nothing waits to be computed.
@@ -207,6 +209,7 @@ impl Connection {
             starved: VecDeque::new(),
             identifiers: Vec::new(),
             shutdown_flushes: 0,
+            flush_again: false,
             tally: Tally::default(),
             job: None,
             computing: None,
@@ -286,7 +289,7 @@ impl Connection {
     /// Ends the connection with a termination request.
     fn terminate(&mut self, fault: Fault) {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
-        tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
+        self.setup.subsystem.warn(format_args!("{}: {fault}; the connection is closed", self.setup.peer));
         let input = self.input.bytes();
         // Send back the header of the faulty PDU. If the common header of the PDU is invalid, the length of
         // the whole header is unknown. Then send back only the 8 bytes of the common header.

@@ -91,7 +91,9 @@ impl Connection {
                 self.receiving = Receiving::Data { slot, at, left, digest };
             }
             Received::Terminate(reason) => {
-                tracing::warn!("{}: the host ended the connection: {reason}", self.setup.peer);
+                self.setup
+                    .subsystem
+                    .warn(format_args!("{}: the host ended the connection: {reason}", self.setup.peer));
                 self.input.clear();
                 self.end = Some(End::Terminated(reason));
             }
@@ -181,7 +183,9 @@ impl Connection {
     #[cold]
     pub(super) fn report_digest_error(&self) {
         self.setup.subsystem.counters.digest_errors.fetch_add(1, Relaxed);
-        tracing::warn!("{}: a data digest is wrong; the command fails", self.setup.peer);
+        self.setup
+            .subsystem
+            .warn(format_args!("{}: a data digest is wrong; the command fails", self.setup.peer));
     }
 }
 

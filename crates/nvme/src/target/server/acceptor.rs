@@ -36,6 +36,8 @@ pub(super) struct Acceptor {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) workers: Vec<(Arc<Inbox>, Arc<Load>)>,
     pub(super) stop: Arc<AtomicBool>,
+    /// True if a worker has failed.
+    pub(super) failed: Arc<AtomicBool>,
     /// The number of displaced connections at the last report.
     pub(super) displaced: u64,
 }
@@ -49,7 +51,7 @@ impl Acceptor {
             .collect();
         let (mut timers_at, mut refresh_at) = (Instant::now(), Instant::now() + REFRESH);
         let mut last_failure = String::new();
-        while !self.stop.load(Relaxed) {
+        while !self.stop.load(Relaxed) && !self.failed.load(Relaxed) {
             // SAFETY: the pointer and the length describe the array `polled`.
             let ready =
                 unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, TIMER.as_millis() as i32) };
@@ -73,6 +75,7 @@ impl Acceptor {
             if now >= refresh_at {
                 refresh_at = now + REFRESH;
                 self.report_displaced();
+                self.subsystem.end_of_second();
                 let failure = self.refresh().err().map(|error| error.to_string()).unwrap_or_default();
                 // Report a failure only if it differs from the last reported one, because the check runs
                 // every second.

@@ -190,7 +190,7 @@ impl Worker {
             };
             if link.closing == Closing::No && drained_by.is_none() {
                 self.subsystem.counters.refused.fetch_add(1, Relaxed);
-                tracing::warn!("{}: connection closed: {why}", link.peer);
+                self.subsystem.warn(format_args!("{}: connection closed: {why}", link.peer));
             }
             self.close(index);
         }

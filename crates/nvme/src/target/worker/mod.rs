@@ -33,6 +33,7 @@ use crate::Result;
 use io_uring::types::Timespec;
 use link::{Closing, Link};
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -87,6 +88,20 @@ pub struct Worker {
     spin: Duration,
     /// Runs the slow parts of authentications. `None` if this thread runs them.
     jobs: Option<Arc<Jobs>>,
+}
+
+impl Drop for Worker {
+    /// After a panic or a failure of the ring, requests may still be in flight. The kernel then goes on using the memory
+    /// of their links, so this memory is never freed.
+    fn drop(&mut self) {
+        for link in self.links.iter_mut().filter_map(Option::take) {
+            // SAFETY: the descriptor is open.
+            unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
+            if link.receiving || link.sending || link.operations > 0 {
+                std::mem::forget(link);
+            }
+        }
+    }
 }
 
 impl Worker {
@@ -246,6 +261,8 @@ impl Worker {
                     self.mark(index);
                 }
             }
+            #[cfg(test)]
+            Message::Panic => panic!("a panic of a test"),
             Message::Drain => {
                 self.draining_since = Some(self.now_ms);
                 for index in 0..self.links.len() {

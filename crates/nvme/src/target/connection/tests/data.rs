@@ -206,3 +206,25 @@ fn zeroes_compare_and_deallocation_work_on_memory_and_files() {
         }
     }
 }
+
+/// A command can name the whole namespace 256 times. The worker must not deallocate it 256 times in a row.
+#[test]
+fn ranges_to_deallocate_are_merged() {
+    let subsystem = subsystem(&["memory:1M"], |_| {});
+    let namespace = &subsystem.namespaces[0];
+    let ranges = |list: &[(u64, u32)]| {
+        let entry = |(lba, blocks): &(u64, u32)| dsm::Range {
+            attributes: 0.into(),
+            blocks: (*blocks).into(),
+            lba: (*lba).into(),
+        };
+        let list: Vec<_> = list.iter().map(entry).collect();
+        let mut command = Command::new(io::DATASET_MANAGEMENT, 1);
+        command.cdw11 = dsm::DEALLOCATE.into();
+        crate::target::io::ranges(&command, list.len() as u16, list.as_bytes(), namespace).unwrap()
+    };
+    assert_eq!(ranges(&[(0, 2048); 256]), [(0, 1 << 20)]);
+    let blocks = |start: u64, end: u64| (start * 512, (end - start) * 512);
+    let found = ranges(&[(30, 5), (0, 10), (5, 2), (8, 4), (12, 1), (20, 5)]);
+    assert_eq!(found, [blocks(0, 13), blocks(20, 25), blocks(30, 35)]);
+}

@@ -219,4 +219,57 @@ fn after_a_failed_flush_writes_are_refused() {
     assert!(queue.answer().is_some());
     assert_eq!(write(&mut queue, 0, &[1; 512], 512, 1), Status::WRITE_FAULT.dnr());
     assert!(read(&mut queue, 1, 0, 1, 512).0.is_success());
+    // The kernel reports lost data only once, so the last flush succeeds. The end of the target must not.
+    assert!(subsystem.namespaces[0].flush().unwrap_err().to_string().contains("an earlier flush failed"));
+}
+
+/// A host can write SHN of CC any number of times. Each write of a shutdown used to add a flush of each namespace.
+#[test]
+fn repeated_shutdowns_do_not_pile_up_flushes() {
+    let directory = tempfile::tempdir().unwrap();
+    let subsystem = subsystem(&[&format!("file:{}/disk,size=1M", directory.path().display())], |_| {});
+    let mut host = Host::new(&subsystem);
+    host.initialize(Digests::default());
+    host.enable(NQN);
+    let mut operations = Vec::new();
+    for _ in 0..20 {
+        for shutdown in [cc::SHUTDOWN_NORMAL, 0] {
+            let bytes = host
+                .capsule(Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES | shutdown), &[]);
+            host.connection.space().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+            host.connection.received(bytes.len(), 1);
+            operations.extend(host.connection.next_operation());
+        }
+    }
+    assert_eq!(operations.len(), 1);
+    // The shutdown after the first one needs one more flush, because data may have been written meanwhile.
+    assert!(!host.connection.returned(operations[0], 0, 1));
+    let again = host.connection.next_operation().expect("a second round");
+    let controller = host.connection.queue.as_ref().unwrap().controller.clone();
+    assert_ne!(controller.status() & csts::SHUTDOWN_MASK, csts::SHUTDOWN_COMPLETE);
+    assert!(!host.connection.returned(again, 0, 1));
+    assert_eq!(controller.status() & csts::SHUTDOWN_MASK, csts::SHUTDOWN_COMPLETE);
+    assert_eq!(host.connection.next_operation(), None);
+}
+
+/// The target lists one host and requires no authentication. Strangers keep the discovery service busy for ever,
+/// because their keep-alive timers are off.
+#[test]
+fn discovery_controllers_of_strangers_leave_controllers_to_listed_hosts() {
+    let subsystem = subsystem(&["memory:1M"], |it| {
+        it.hosts = Some([(HOST.to_string(), None)].into());
+        it.limits.controllers = 8;
+    });
+    let strangers: Vec<_> = (0..20)
+        .map(|_| {
+            let mut host = Host::new(&subsystem);
+            host.initialize(Digests::default());
+            let data =
+                ConnectData::new([2; 16], connect::ANY_CONTROLLER, DISCOVERY_NQN, "nqn.2026-11.stranger:x");
+            assert!(host.call(Command::connect(0, 32, 0, 0), data.as_bytes()).0.status().is_success());
+            host
+        })
+        .collect();
+    let _hosts: Vec<_> = (0..6).map(|_| connected(&subsystem, Digests::default())).collect();
+    drop(strangers);
 }
