@@ -60,7 +60,7 @@ impl Host {
             self.connection.received(total, 1);
             while let Some(slot) = self.connection.next_operation() {
                 loop {
-                    let (descriptor, call) = self.connection.call(slot);
+                    let Some((descriptor, call)) = self.connection.call(slot) else { break };
                     if !self.connection.returned(slot, storage::make(call, descriptor), 1) {
                         break;
                     }

@@ -16,6 +16,9 @@ const BLKSSZGET: libc::c_ulong = 0x1268;
 #[derive(Debug)]
 pub struct FileStorage {
     file: File,
+    /// The same file, opened a second time, for durable writes that bypass the page cache. Linux reports lost data once
+    /// for each open file, so such a write cannot take the report away from a flush.
+    durable: Option<File>,
     path: PathBuf,
     identity: Vec<u8>,
     block_device: bool,
@@ -87,7 +90,12 @@ impl FileStorage {
         if !alignment.is_power_of_two() || !(512..=4096).contains(&alignment) {
             return invalid(&format!("its blocks have {alignment} bytes; 512 to 4096 are supported"));
         }
-        Ok(Self { file, path: path.clone(), identity, block_device, direct, alignment })
+        let durable = if direct && writable {
+            Some(reopen(&file).map_err(|it| os(path, "cannot reopen", it))?)
+        } else {
+            None
+        };
+        Ok(Self { file, durable, path: path.clone(), identity, block_device, direct, alignment })
     }
 
     /// Returns the size in bytes.
@@ -110,6 +118,11 @@ impl FileStorage {
     /// Returns the descriptor, for requests to an io_uring.
     pub fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
+    }
+
+    /// Returns the descriptor for writes with `RWF_DSYNC`.
+    pub fn durable_descriptor(&self) -> RawFd {
+        self.durable.as_ref().unwrap_or(&self.file).as_raw_fd()
     }
 
     /// Returns the alignment of requests in bytes. The offset and the length of a request must be multiples
@@ -136,6 +149,12 @@ impl FileStorage {
     pub fn flush(&self) -> Result<()> {
         self.file.sync_data().map_err(|source| os(&self.path, "cannot flush", source))
     }
+}
+
+/// Opens a file a second time, for reads and writes that bypass the page cache.
+fn reopen(file: &File) -> std::io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path)
 }
 
 fn os(path: &Path, what: &str, source: std::io::Error) -> Error {

@@ -175,12 +175,12 @@ impl Namespace {
         matches!(self.storage, Storage::File(_))
     }
 
-    /// Records that a flush failed. Later flushes and writes must fail, too.
+    /// Records that a flush failed. Later flushes and writes must fail, too. Returns true if it is the first one.
     ///
     /// The kernel reports a failed write-back only once and then drops the data. A later `fdatasync` would
     /// succeed although acknowledged writes are lost.
-    pub fn record_failed_flush(&self) {
-        self.flush_failed.store(true, Relaxed);
+    pub fn record_failed_flush(&self) -> bool {
+        !self.flush_failed.swap(true, Relaxed)
     }
 
     /// Makes all data durable. Blocks.

@@ -46,6 +46,21 @@ impl Reach {
     }
 }
 
+/// Counts an I/O queue of a controller as open. Drop it when no command of the queue is in progress any more.
+#[derive(Debug)]
+pub struct OpenQueue(pub Arc<Controller>);
+
+impl Drop for OpenQueue {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.open_queues -= 1;
+        // Without a reset, the controller stays ready.
+        if state.open_queues == 0 && !self.0.is_ready() {
+            self.0.settle(&mut state);
+        }
+    }
+}
+
 /// A kind of asynchronous event that this target reports to hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -87,6 +102,9 @@ struct State {
     /// For each queue identifier: the connection that carries the queue, and the inbox of the connection's
     /// thread.
     queues: BTreeMap<u16, Reach>,
+    /// The number of I/O queues whose connections may still have commands in progress. Includes those that a reset has
+    /// removed from `queues`.
+    open_queues: u32,
     granted_io_queues: u16,
     /// The value of the feature Asynchronous Event Configuration. With it the host selects the events to
     /// report.
@@ -194,6 +212,7 @@ impl Controller {
             return false;
         }
         state.queues.insert(id, reach);
+        state.open_queues += u32::from(id != 0);
         true
     }
 
@@ -289,31 +308,53 @@ impl Controller {
         let is_set = |bit: u32| configuration & bit != 0;
         let mut transition = Transition::default();
         if is_set(cc::ENABLE) && !was_set(cc::ENABLE) {
-            state.status = match Self::accepts(configuration, self.discovery) {
-                true => csts::READY,
-                false => csts::FATAL,
-            };
+            self.settle(&mut state);
         }
         if !is_set(cc::ENABLE) && was_set(cc::ENABLE) {
-            *state = State { configuration, queues: std::mem::take(&mut state.queues), ..State::default() };
+            let (queues, open_queues) = (std::mem::take(&mut state.queues), state.open_queues);
+            *state = State { configuration, queues, open_queues, status: csts::READY, ..State::default() };
             let io: Vec<u16> = state.queues.keys().copied().filter(|id| *id != 0).collect();
             for reach in io.iter().filter_map(|id| state.queues.remove(id)) {
                 reach.inbox.send(Message::Close(reach.connection));
             }
             transition.reset = true;
+            self.settle(&mut state);
         }
         if configuration & cc::SHUTDOWN_MASK != 0 && before & cc::SHUTDOWN_MASK == 0 {
             state.status = state.status & !csts::SHUTDOWN_MASK | SHUTDOWN_IN_PROGRESS;
             transition.shutdown = true;
         }
-        self.ready.store(state.status & csts::READY != 0, Relaxed);
         transition
     }
 
-    /// Reports that the shutdown is complete, unless a reset has ended the shutdown.
+    /// Sets RDY as EN of CC says, once no connection of an I/O queue is left that began before. Until then, writes of
+    /// these queues may be in progress. They must not land after the host has seen RDY = 0 and writes again.
+    fn settle(&self, state: &mut State) {
+        self.ready.store(false, Relaxed);
+        if state.open_queues > 0 {
+            // A host that enables the controller too early waits for RDY = 1.
+            if state.configuration & cc::ENABLE != 0 {
+                state.status = 0;
+            }
+            return;
+        }
+        state.status = match Self::accepts(state.configuration, self.discovery) {
+            _ if state.configuration & cc::ENABLE == 0 => state.status & csts::SHUTDOWN_MASK,
+            true => csts::READY,
+            false => csts::FATAL,
+        };
+        self.ready.store(state.status & csts::READY != 0, Relaxed);
+    }
+
+    /// Reports to the host that the controller has failed: data could not be made durable for a shutdown.
+    pub fn fail(&self) {
+        self.state().status |= csts::FATAL;
+    }
+
+    /// Reports that the shutdown is complete, unless a reset has ended the shutdown or the controller has failed.
     pub fn shut_down(&self) {
         let mut state = self.state();
-        if state.status & csts::SHUTDOWN_MASK == SHUTDOWN_IN_PROGRESS {
+        if state.status & (csts::SHUTDOWN_MASK | csts::FATAL) == SHUTDOWN_IN_PROGRESS {
             state.status = state.status & !csts::SHUTDOWN_MASK | csts::SHUTDOWN_COMPLETE;
         }
     }

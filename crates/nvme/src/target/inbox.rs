@@ -28,6 +28,16 @@ pub enum Message {
     Event(ConnectionId),
     /// Continue the authentication on this connection with the result of another thread.
     Authentication(ConnectionId, Box<ControllerSide>),
+    /// Continue a flush that has waited for another one, see [`super::flush`].
+    Flush {
+        /// The connection of the flush.
+        connection: ConnectionId,
+        /// The slot of the flush.
+        slot: u16,
+        /// The result of the `fdatasync` that has served the flush. `None` if it is the flush's turn to call
+        /// `fdatasync`.
+        result: Option<i32>,
+    },
     /// Panic, to test what follows.
     #[cfg(test)]
     Panic,

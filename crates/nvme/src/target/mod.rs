@@ -17,6 +17,7 @@ pub mod connection;
 pub mod controller;
 mod error_log;
 pub mod fabrics;
+mod flush;
 pub mod half_open;
 pub mod inbox;
 pub mod io;

@@ -92,20 +92,23 @@ pub struct OngoingOperation {
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
     zero: ZeroMethod,
+    /// True if the data of a durable write bypasses the page cache. The write itself then makes it durable.
+    direct: bool,
     syncing: bool,
 }
 
 impl OngoingOperation {
     /// Starts an operation. `address` is the destination of a read or compare, or the source of a write. A
-    /// deallocation frees `ranges`, each with an offset and a length in bytes.
-    pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>) -> Self {
+    /// deallocation frees `ranges`, each with an offset and a length in bytes. Set `direct` if requests bypass the page
+    /// cache.
+    pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>, direct: bool) -> Self {
         ranges.reverse();
         let zero = match request.operation {
             Operation::Zero { deallocate: true, .. } => ZeroMethod::PunchHole,
             _ => ZeroMethod::ZeroRange,
         };
         let syncing = request.operation == Operation::Flush;
-        Self { request, address, done: 0, ranges, zero, syncing }
+        Self { request, address, done: 0, ranges, zero, direct, syncing }
     }
 
     /// Returns true if the operation is a deallocation without ranges. Such an operation completes without a
@@ -124,7 +127,9 @@ impl OngoingOperation {
         let address = self.address.wrapping_add(self.done as usize);
         match operation {
             Operation::Read | Operation::Compare => Call::Read { address, length: left as u32, offset: at },
-            Operation::Write { durable } => Call::Write { address, length: left as u32, offset: at, durable },
+            Operation::Write { durable } => {
+                Call::Write { address, length: left as u32, offset: at, durable: durable && self.direct }
+            }
             Operation::Zero { .. } => match self.zero {
                 ZeroMethod::ZeroRange => Call::Allocate {
                     mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
@@ -161,7 +166,9 @@ impl OngoingOperation {
             return self.failed(-result, namespace);
         }
         if self.syncing {
-            return Next::Done(Status::SUCCESS);
+            // An earlier flush may have failed while this one waited. The kernel does not report its loss again.
+            let lost = namespace.flush_failed();
+            return Next::Done(if lost { Status::WRITE_FAULT.dnr() } else { Status::SUCCESS });
         }
         match operation {
             Operation::Read | Operation::Compare | Operation::Write { .. } => {
@@ -171,12 +178,8 @@ impl OngoingOperation {
                 }
                 self.done += result as u64;
             }
-            Operation::Zero { durable, .. } => {
+            Operation::Zero { .. } => {
                 self.done += if self.zero == ZeroMethod::Write { result as u64 } else { self.request.length };
-                if self.done >= self.request.length && durable {
-                    self.syncing = true;
-                    return Next::Call;
-                }
             }
             Operation::Deallocate { .. } => {
                 self.ranges.pop();
@@ -184,7 +187,22 @@ impl OngoingOperation {
             }
             Operation::Flush => {}
         }
-        if self.done >= self.request.length { Next::Done(Status::SUCCESS) } else { Next::Call }
+        self.syncing = self.done >= self.request.length && self.needs_sync();
+        if self.done >= self.request.length && !self.syncing {
+            Next::Done(Status::SUCCESS)
+        } else {
+            Next::Call
+        }
+    }
+
+    /// Returns true if `fdatasync` must follow the operation. A durable write through the page cache needs it: of
+    /// several such writes at a time, the kernel would report lost data to only one.
+    fn needs_sync(&self) -> bool {
+        match self.request.operation {
+            Operation::Write { durable } => durable && !self.direct,
+            Operation::Zero { durable, .. } => durable,
+            _ => false,
+        }
     }
 
     fn failed(&mut self, error: i32, namespace: &Namespace) -> Next {
@@ -192,13 +210,17 @@ impl OngoingOperation {
         if matches!(error, libc::EINTR | libc::EAGAIN) {
             return Next::Call;
         }
-        if self.syncing || operation == (Operation::Write { durable: true }) {
-            namespace.record_failed_flush();
-            tracing::error!(
-                "{}: cannot make data durable: {}; further writes are refused until the target restarts",
-                namespace.name,
-                std::io::Error::from_raw_os_error(error)
-            );
+        // A full disk refuses a durable write before it takes any data. Everything else that fails may have lost data.
+        let is_full = matches!(error, libc::ENOSPC | libc::EDQUOT | libc::EFBIG);
+        let direct = operation == (Operation::Write { durable: true }) && self.direct;
+        if self.syncing || direct && !is_full {
+            if namespace.record_failed_flush() {
+                tracing::error!(
+                    "{}: cannot make data durable: {}; further writes are refused until the target restarts",
+                    namespace.name,
+                    std::io::Error::from_raw_os_error(error)
+                );
+            }
             return Next::Done(Status::WRITE_FAULT.dnr());
         }
         if error == libc::EOPNOTSUPP {
@@ -217,7 +239,7 @@ impl OngoingOperation {
             }
         }
         Next::Done(match (error, operation) {
-            (libc::ENOSPC | libc::EDQUOT | libc::EFBIG, _) => Status::CAPACITY_EXCEEDED.dnr(),
+            _ if is_full => Status::CAPACITY_EXCEEDED.dnr(),
             (libc::EROFS | libc::EPERM | libc::EBADF, _) => Status::WRITE_PROTECTED.dnr(),
             (libc::ENODEV | libc::ENXIO, _) => Status::NAMESPACE_NOT_READY.dnr(),
             (libc::EIO, Operation::Read | Operation::Compare) => Status::UNRECOVERED_READ_ERROR,

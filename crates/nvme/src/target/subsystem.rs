@@ -4,6 +4,7 @@
 //! addresses. It tells hosts where to reach the subsystem.
 
 use super::controller::{Controller, Host};
+use super::flush::FlushGroup;
 use super::half_open::HalfOpen;
 use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
@@ -149,6 +150,8 @@ pub struct Subsystem {
     pub serial: String,
     /// The namespaces. The namespace with identifier n is at index n - 1.
     pub namespaces: Vec<Namespace>,
+    /// The flushes of each namespace.
+    pub flushes: Vec<FlushGroup>,
     /// The limits.
     pub limits: Limits,
     /// The counters.
@@ -207,6 +210,7 @@ impl Subsystem {
         Ok(Self {
             nqn,
             serial,
+            flushes: namespaces.iter().map(|_| FlushGroup::default()).collect(),
             namespaces,
             half_open: HalfOpen::new((limits.connections / 4).max(1)),
             limits,

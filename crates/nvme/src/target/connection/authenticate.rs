@@ -3,6 +3,7 @@
 use super::{Connection, End};
 use crate::authentication::{AuthenticationFailure, ControllerSide, MAX_MESSAGE, PROTOCOL, Progress};
 use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
+use crate::target::controller::OpenQueue;
 use crate::target::subsystem::{Authentication, Subsystem};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -172,6 +173,9 @@ impl Connection {
             controller.trust();
         }
         queue.usable = true;
+        if queue.id != 0 {
+            self.open_queue = Some(OpenQueue(queue.controller.clone()));
+        }
         tracing::info!("{}: {} is authenticated on queue {}", self.setup.peer, controller.host.nqn, queue.id);
     }
 

@@ -11,6 +11,7 @@ use crate::namespace::Storage;
 use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, digest, encode};
 use crate::target::admin::{self, Reply};
 use crate::target::buffer::Buffer;
+use crate::target::controller::OpenQueue;
 use crate::target::fabrics as fabrics_commands;
 use crate::target::io::{self, Operation, Request};
 use crate::target::storage::OngoingOperation;
@@ -302,7 +303,10 @@ impl Connection {
                         result |= connect::AUTHENTICATION_REQUIRED;
                     }
                     self.setup.share.join(connected.controller.id);
-                    self.queue = Some(Queue::new(connected));
+                    let queue = self.queue.insert(Queue::new(connected));
+                    if queue.usable && queue.id != 0 {
+                        self.open_queue = Some(OpenQueue(queue.controller.clone()));
+                    }
                     self.finish(slot, Status::SUCCESS, result.into());
                 }
             }
@@ -375,7 +379,7 @@ impl Connection {
             let slot = self.slots.insert(Command::new(crate::command::io::FLUSH, namespace.id));
             let entry = self.slots.get_mut(slot);
             (entry.request, entry.internal) = (Some(request), true);
-            entry.progress = Some(OngoingOperation::new(request, std::ptr::null_mut(), Vec::new()));
+            entry.progress = Some(OngoingOperation::new(request, std::ptr::null_mut(), Vec::new(), false));
             self.shutdown_flushes += 1;
             self.ready.push_back(slot);
         }

@@ -2,6 +2,7 @@
 
 use super::Connection;
 use crate::command::Status;
+use crate::namespace::Storage;
 use crate::target::io::{self, Operation, Request};
 use crate::target::storage::OngoingOperation;
 
@@ -38,7 +39,8 @@ impl Connection {
             self.finish(slot, Status::WRITE_FAULT.dnr(), 0);
             return true;
         }
-        let progress = OngoingOperation::new(request, address, ranges);
+        let Storage::File(file) = &namespace.storage else { unreachable!("memory needs no file operation") };
+        let progress = OngoingOperation::new(request, address, ranges, file.is_direct());
         if progress.is_empty() {
             self.finish(slot, Status::SUCCESS, 0);
             return true;
@@ -54,6 +56,9 @@ impl Connection {
         if entry.internal {
             self.slots.remove(slot);
             self.shutdown_flushes -= 1;
+            if let (false, Some(queue)) = (status.is_success(), &self.queue) {
+                queue.controller.fail();
+            }
             if self.shutdown_flushes == 0 && self.flush_again {
                 return self.flush_for_shutdown();
             }

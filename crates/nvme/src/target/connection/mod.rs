@@ -39,7 +39,7 @@ pub use authenticate::AuthenticationJob;
 pub use output::Output;
 
 use super::buffer::Share;
-use super::controller::{Controller, Reach};
+use super::controller::{Controller, OpenQueue, Reach};
 use super::half_open::Step;
 use super::io::Tally;
 use super::storage::{Call, Next};
@@ -50,7 +50,7 @@ use crate::namespace::Storage;
 use crate::pdu::{Digests, Fault, Layout, Rules, Sender, encode_termination};
 use input::Input;
 use receive::Receiving;
-use slot::{Slots, Stage};
+use slot::{Slots, Stage, Turn};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -175,6 +175,8 @@ pub struct Connection {
     failure_reported: bool,
     /// When the current authentication began.
     authenticating_since_ms: Option<u64>,
+    /// Counts this connection as an open queue of its controller, until nothing is in progress.
+    open_queue: Option<OpenQueue>,
     end: Option<End>,
     draining: bool,
     now_ms: u64,
@@ -215,6 +217,7 @@ impl Connection {
             computing: None,
             failure_reported: false,
             authenticating_since_ms: None,
+            open_queue: None,
             end: None,
             draining: false,
             now_ms: 0,
@@ -374,28 +377,48 @@ impl Connection {
         self.ready.pop_front()
     }
 
-    /// Returns the next system call of a command's file operation, and the file.
+    /// Returns the next system call of a command's file operation, and the file. Returns `None` if the command has to
+    /// wait for a flush of another one: [`Message::Flush`] says how to continue.
     ///
     /// # Panics
     /// If the command has no file operation.
-    pub fn call(&self, slot: u16) -> (RawFd, Call) {
-        let slot = self.slots.get(slot);
-        let progress = slot.progress.as_ref().expect("a command with a file operation");
-        let namespace = self.setup.subsystem.namespace(slot.namespace()).expect("a validated namespace");
+    pub fn call(&mut self, slot: u16) -> Option<(RawFd, Call)> {
+        let Setup { subsystem, reach, .. } = &self.setup;
+        let entry = self.slots.get_mut(slot);
+        let id = entry.namespace();
+        let progress = entry.progress.as_mut().expect("a command with a file operation");
+        let namespace = subsystem.namespace(id).expect("a validated namespace");
         let Storage::File(file) = &namespace.storage else { unreachable!("memory needs no calls") };
-        (file.descriptor(), progress.call())
+        let call = progress.call();
+        if call == Call::Sync && entry.turn == Turn::None {
+            if !subsystem.flushes[id as usize - 1].begin(|| (reach.clone(), slot)) {
+                entry.turn = Turn::Waits;
+                return None;
+            }
+        }
+        if call == Call::Sync {
+            // A flush that waits is called again when it is its turn.
+            entry.turn = Turn::Flushes;
+        }
+        let durable = matches!(call, Call::Write { durable: true, .. });
+        Some((if durable { file.durable_descriptor() } else { file.descriptor() }, call))
     }
 
     /// Processes the result of a system call. Returns true if [`Connection::call`] returns a further call.
     pub fn returned(&mut self, slot: u16, result: i32, now_ms: u64) -> bool {
         self.now_ms = now_ms;
+        let subsystem = &self.setup.subsystem;
         let entry = self.slots.get_mut(slot);
-        let namespace = self.setup.subsystem.namespace(entry.namespace()).expect("a validated namespace");
+        let id = entry.namespace();
+        let namespace = subsystem.namespace(id).expect("a validated namespace");
         let progress = entry.progress.as_mut().expect("a command with a file operation");
         match progress.returned(result, namespace) {
             Next::Call => true,
             Next::Done(status) => {
                 entry.progress = None;
+                if entry.turn == Turn::Flushes {
+                    subsystem.flushes[id as usize - 1].end(result);
+                }
                 self.operation_done(slot, status);
                 self.proceed();
                 false

@@ -18,6 +18,17 @@ pub enum Stage {
     Executing,
 }
 
+/// A flush's place in the [`FlushGroup`](crate::target::flush::FlushGroup) of its namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The command does not flush, or not yet.
+    None,
+    /// The flush waits for another one.
+    Waits,
+    /// The flush calls `fdatasync`, and must report the result to the group.
+    Flushes,
+}
+
 /// A command in progress.
 #[derive(Debug)]
 pub struct Slot {
@@ -38,6 +49,8 @@ pub struct Slot {
     pub corrupted: bool,
     /// The progress of the command's file operation. `None` if the command has none.
     pub progress: Option<OngoingOperation>,
+    /// The place of the command's flush among the other ones.
+    pub turn: Turn,
     /// True for a flush that the target executes because of a shutdown. No response is sent to it.
     pub internal: bool,
 }
@@ -71,6 +84,7 @@ impl Slots {
             received: 0,
             corrupted: false,
             progress: None,
+            turn: Turn::None,
             internal: false,
         };
         if let Some(number) = self.free.pop() {

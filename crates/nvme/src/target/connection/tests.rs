@@ -5,6 +5,7 @@ mod admin_commands;
 mod authentication;
 mod data;
 mod dissect;
+mod faults;
 mod flow;
 mod service;
 mod violation;
@@ -120,7 +121,7 @@ impl Host {
     fn run(&mut self) {
         while let Some(slot) = self.connection.next_operation() {
             loop {
-                let (descriptor, call) = self.connection.call(slot);
+                let Some((descriptor, call)) = self.connection.call(slot) else { break };
                 if !self.connection.returned(slot, storage::make(call, descriptor), self.now_ms) {
                     break;
                 }

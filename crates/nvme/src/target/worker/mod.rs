@@ -26,6 +26,7 @@ pub use jobs::{Jobs, start_jobs};
 pub use load::Load;
 
 use super::buffer::Pool;
+use super::flush::FlushGroup;
 use super::inbox::{ConnectionId, Inbox, Message};
 use super::ring::{Completed, Ring};
 use super::subsystem::Subsystem;
@@ -94,6 +95,9 @@ impl Drop for Worker {
     /// After a panic or a failure of the ring, requests may still be in flight. The kernel then goes on using the memory
     /// of their links, so this memory is never freed.
     fn drop(&mut self) {
+        if std::thread::panicking() || self.links.iter().any(Option::is_some) {
+            self.subsystem.flushes.iter().for_each(FlushGroup::abandon);
+        }
         for link in self.links.iter_mut().filter_map(Option::take) {
             // SAFETY: the descriptor is open.
             unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
@@ -261,6 +265,11 @@ impl Worker {
                     self.mark(index);
                 }
             }
+            Message::Flush { connection, slot, result } => match (self.find(connection), result) {
+                (Some(index), Some(result)) => self.file_returned(index, slot, result),
+                (Some(index), None) => self.submit_call(index, slot),
+                (None, _) => unreachable!("a connection stays while its flush waits"),
+            },
             #[cfg(test)]
             Message::Panic => panic!("a panic of a test"),
             Message::Drain => {

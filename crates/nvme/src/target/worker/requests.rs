@@ -57,9 +57,13 @@ impl Worker {
     }
 
     pub(super) fn start_call(&mut self, index: usize, slot: u16) {
-        let link = self.link(index);
-        link.operations += 1;
-        let (descriptor, call) = link.connection.call(slot);
+        self.link(index).operations += 1;
+        self.submit_call(index, slot);
+    }
+
+    /// Submits the system call of a file operation, unless the operation waits for a flush of another connection.
+    pub(super) fn submit_call(&mut self, index: usize, slot: u16) {
+        let Some((descriptor, call)) = self.link(index).connection.call(slot) else { return };
         // SAFETY: the memory belongs to a buffer of the command. The connection keeps the buffer until the
         // call has returned.
         unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };

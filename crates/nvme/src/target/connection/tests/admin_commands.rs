@@ -117,7 +117,7 @@ fn the_keep_alive_timeout_is_rounded_up_to_its_granularity() {
 #[test]
 fn a_reset_ends_waiting_event_requests() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
-    let (mut admin, _queue) = connected(&subsystem, Digests::default());
+    let (mut admin, queue) = connected(&subsystem, Digests::default());
     let wait = |host: &mut Host| {
         for cid in 100_u16..104 {
             let mut request = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
@@ -129,6 +129,7 @@ fn a_reset_ends_waiting_event_requests() {
     wait(&mut admin);
     let disable = Command::property_set(property::CC, cc::ENTRY_SIZES);
     assert!(status(&mut admin, disable).is_success());
+    drop(queue);
     let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
     assert!(status(&mut admin, enable).is_success());
     // The reset has ended the 4 waiting requests, so the host may send 4 new requests with the same
@@ -141,12 +142,13 @@ fn a_reset_ends_waiting_event_requests() {
 #[test]
 fn a_reset_with_a_shutdown_also_ends_waiting_event_requests() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
-    let (mut admin, _queue) = connected(&subsystem, Digests::default());
+    let (mut admin, queue) = connected(&subsystem, Digests::default());
     let mut request = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
     request.cid = 100.into();
     host_waits(&mut admin, request);
     let end = Command::property_set(property::CC, cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL);
     assert!(status(&mut admin, end).is_success());
+    drop(queue);
     let controller = admin.connection.queue.as_ref().unwrap().controller.clone();
     assert_eq!(controller.status(), csts::SHUTDOWN_COMPLETE);
     let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
@@ -163,10 +165,11 @@ fn host_waits(host: &mut Host, request: Command) {
 #[test]
 fn a_shutdown_that_a_reset_ends_is_not_reported_as_complete() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
-    let (admin, _queue) = connected(&subsystem, Digests::default());
+    let (admin, queue) = connected(&subsystem, Digests::default());
     let controller = admin.connection.queue.as_ref().unwrap().controller.clone();
     controller.configure(cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL);
     controller.configure(cc::ENTRY_SIZES);
+    drop(queue);
     controller.configure(cc::ENABLE | cc::ENTRY_SIZES);
     controller.shut_down();
     assert_eq!(controller.status(), csts::READY);
