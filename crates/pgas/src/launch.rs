@@ -190,6 +190,7 @@ impl Job {
             }
         };
         leftovers::end(&name);
+        crate::transport::ucx::files::sweep();
         outcome
     }
 

@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod check;
 pub mod error;
+pub mod field;
 pub mod launch;
 pub mod transport;
 pub mod world;

@@ -134,3 +134,96 @@ fn a_killed_pe_ends_the_job_whatever_the_others_do() {
         }
     }
 }
+
+/// Runs `program` as 2 PEs over UCX with `heap` bytes of symmetric heap. `prepare` is a line of shell that each PE
+/// runs first, in a mount namespace of its own. Returns the status and what the PEs wrote to standard error.
+/// Returns `None` if there are no mount namespaces.
+fn run_prepared(program: &Path, methods: &str, heap: u64, prepare: &str) -> Option<(i32, String)> {
+    let shell = |line: &str| ["-m", "sh", "-c", line].map(OsString::from);
+    let tried = std::process::Command::new("unshare").args(shell(prepare)).output();
+    if !tried.as_ref().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED limits of memory: 'unshare -m' and this line fail: {prepare}: {tried:?}");
+        return None;
+    }
+    let output = tempfile::NamedTempFile::new().unwrap();
+    let (program, messages) = (program.display(), output.path().display());
+    let line = format!("{prepare} && UCX_TLS={methods} exec {program} 2>>{messages}");
+    let job = Job { pes: 2, heap_bytes: heap, transport: TransportKind::Ucx, ..Job::default() };
+    let (status, _) = job.run(&"unshare".into(), &shell(&line)).unwrap();
+    Some((status, std::fs::read_to_string(output.path()).unwrap()))
+}
+
+/// Puts a file system of 16 MiB at /dev/shm.
+const SMALL_FILES: &str = "mount -t tmpfs -o size=16M shm /dev/shm";
+
+#[test]
+fn a_heap_larger_than_memory_is_refused() {
+    if !has_ucx("a_heap_larger_than_memory_is_refused") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "checked.c") else { return };
+    // The small file system keeps the machine's memory safe if the heap is not refused.
+    for (methods, heap, why) in [
+        ("shm,self", 1020 << 30, "this machine has"),
+        ("posix,self", 1020 << 30, "this machine has"),
+        ("posix,self", 64 << 20, "/dev/shm"),
+    ] {
+        let Some((status, output)) = run_prepared(&program, methods, heap, SMALL_FILES) else { return };
+        assert_eq!(status, 1, "{heap} bytes over {methods}: {output}");
+        assert!(output.contains(why) && output.contains("smaller"), "{heap} over {methods}: {output}");
+        assert!(!output.contains("UCX  ERROR"), "{heap} bytes over {methods}: {output}");
+    }
+    // System V's shared memory needs no file.
+    let Some(seen) = run_prepared(&program, "sysv,self", 64 << 20, SMALL_FILES) else { return };
+    assert_eq!(seen.0, 0, "{}", seen.1);
+}
+
+/// A control group that limits memory.
+struct MemoryGroup(std::path::PathBuf);
+
+impl MemoryGroup {
+    /// Makes a group below that of this process. Returns `None` if the system refuses.
+    fn new(bytes: u64) -> Option<Self> {
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let path = |controllers: &str| {
+            let lines = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+            lines.into_iter().find(|(found, _)| *found == controllers).map(|(_, path)| path.to_string())
+        };
+        let name = format!("inlane-test-{}", std::process::id());
+        let group = |root: &str, path: String, limit: &str| {
+            let group = Self(Path::new(root).join(path.trim_start_matches('/')).join(&name));
+            std::fs::create_dir(&group.0).ok()?;
+            std::fs::write(group.0.join(limit), bytes.to_string()).ok()?;
+            Some(group)
+        };
+        path("memory")
+            .and_then(|path| group("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes"))
+            .or_else(|| group("/sys/fs/cgroup", path("")?, "memory.max"))
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_heap_larger_than_the_limit_of_a_control_group_is_refused() {
+    let test = "a_heap_larger_than_the_limit_of_a_control_group_is_refused";
+    if !has_ucx(test) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "checked.c") else { return };
+    let Some(group) = MemoryGroup::new(256 << 20) else {
+        return eprintln!("SKIPPED {test}: no control group with a limit of memory can be made here");
+    };
+    let enter = format!("echo $$ >{}", group.0.join("cgroup.procs").display());
+    for (heap, refused) in [(1u64 << 30, true), (16 << 20, false)] {
+        let Some((status, output)) = run_prepared(&program, "all", heap, &enter) else { return };
+        assert_eq!(status, i32::from(refused), "{heap} bytes: {output}");
+        assert_eq!(output.contains("control group"), refused, "{heap} bytes: {output}");
+    }
+}

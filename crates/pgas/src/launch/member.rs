@@ -13,6 +13,7 @@ use super::manager::ProcessManager;
 use super::network::{self, Meetings};
 use super::processors;
 use crate::error::{Error, Result};
+use crate::transport::machine::machine;
 use crate::transport::rendezvous::{Client, Server};
 use inlane_ntb::twin::{Hub, PortEvent};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -81,22 +82,6 @@ pub struct Member {
 
 fn os(what: &str) -> impl Fn(rustix::io::Errno) -> Error + '_ {
     move |error| Error::os(what, error)
-}
-
-/// Returns a text that identifies this machine: the boot ID of the running kernel, or the machine's host name
-/// if there is no boot ID, as in some containers.
-pub(super) fn machine() -> String {
-    machine_by("/proc/sys/kernel/random/boot_id")
-}
-
-/// Returns the boot ID in the file `path`, or the machine's host name if the file cannot be read. The characters
-/// that separate the parts of a card are replaced.
-fn machine_by(path: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    match text.trim() {
-        "" => rustix::system::uname().nodename().to_string_lossy().replace([' ', '/'], "."),
-        text => text.replace([' ', '/'], "."),
-    }
 }
 
 /// A process's place in a job over windows that a process manager started.
@@ -318,19 +303,6 @@ mod tests {
         for bad in ["", "a", "a/b", "a/b/c", "a/b/1/2", "a//1", "a/b/-1"] {
             assert_eq!(Card::decode(bad), None, "{bad}");
         }
-    }
-
-    #[test]
-    fn a_machine_without_a_boot_id_is_identified_by_its_host_name() {
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
-        let name = name.trim().replace([' ', '/'], ".");
-        assert_eq!(machine_by("/proc/no-such-file"), name);
-        assert_eq!(machine_by("/dev/null"), name);
-        assert_eq!(machine(), machine());
-        let directory = tempfile::tempdir().unwrap();
-        let boot_id = directory.path().join("boot_id");
-        std::fs::write(&boot_id, "12-34\n").unwrap();
-        assert_eq!(machine_by(boot_id.to_str().unwrap()), "12-34");
     }
 
     proptest! {

@@ -1,8 +1,8 @@
 //! How the PEs of a job over UCX find each other if a process manager such as `mpirun` started them. PE 0
 //! publishes the TCP addresses of its server. Each other PE tries these addresses one after another.
 
-use super::member::machine;
 use crate::error::{Error, Result};
+use crate::transport::machine::machine;
 use crate::transport::rendezvous::{Client, Meeting};
 use std::fmt::{Display, Formatter};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,8 +1,8 @@
 //! Whether the PEs of this machine share processors. Each PE announces its machine and the processors that it
 //! may use, because a launcher may bind each PE to other ones.
 
-use super::member::machine;
 use super::{MOST_PROCESSORS, processors};
+use crate::transport::machine::machine;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 

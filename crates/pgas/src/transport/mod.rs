@@ -7,6 +7,7 @@
 
 pub mod bootstrap;
 pub mod layout;
+pub(crate) mod machine;
 mod poll_limit;
 mod record;
 pub mod rendezvous;

@@ -2,11 +2,13 @@
 //! is created when the PE first accesses that peer.
 
 use super::card::Card;
-use super::fork;
+use super::files::Folder;
 use super::library::{self, Library, OperationParameters, Status};
 use super::service::Activity;
+use super::{fork, room};
 use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
 use crate::error::{Error, Result};
+use crate::field::HEAP;
 use crate::transport::Statics;
 use crate::transport::bootstrap::Exchange;
 use crate::transport::poll_limit::PollLimit;
@@ -20,6 +22,7 @@ use std::sync::{Arc, Mutex, Weak};
 struct Unfinished {
     library: &'static Library,
     handles: Handles,
+    folder: Folder,
 }
 
 impl Unfinished {
@@ -38,9 +41,12 @@ impl Unfinished {
         };
         let (major, minor) = library::INTERFACE;
         let mut context = null_mut();
+        let folder = Folder::new();
         // SAFETY: the parameters are valid during the call. Null means UCX's configuration from the
         // environment.
-        let status = unsafe { (library.init_version)(major, minor, &parameters, null_mut(), &mut context) };
+        let status = folder.used_by(|| unsafe {
+            (library.init_version)(major, minor, &parameters, null_mut(), &mut context)
+        });
         library.check(status, "cannot start").map_err(|error| match error {
             Error::Ucx { what, why } => {
                 let advice = "check UCX_TLS and UCX_NET_DEVICES; `ucx_info -d` lists what UCX can use";
@@ -50,7 +56,7 @@ impl Unfinished {
         })?;
         let handles =
             Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
-        let mut unfinished = Self { library, handles };
+        let mut unfinished = Self { library, handles, folder };
         let parameters = library::WorkerParameters {
             fields: library::WORKER_FIELDS,
             thread_mode: library::SERIALIZED,
@@ -69,6 +75,21 @@ impl Unfinished {
         Ok(unfinished)
     }
 
+    /// Returns the names of UCX's memory domains, such as `sysv` and `tcp`.
+    fn domains(&self) -> Vec<String> {
+        let text = text_of(|stream| {
+            // SAFETY: the context was made, and the stream is open during the call.
+            unsafe { (self.library.context_print_info)(self.handles.context, stream) }
+        });
+        // UCX prints a line such as `#   md 2  :  component 2  sysv` for each domain.
+        let names = text.lines().filter_map(|line| {
+            let (number, name) = line.trim_start_matches(['#', ' ']).strip_prefix("md ")?.split_once(':')?;
+            number.trim().parse::<u32>().ok()?;
+            name.split_whitespace().last().map(String::from)
+        });
+        names.collect()
+    }
+
     /// Registers `length` bytes at `address` with UCX. If `address` is null, UCX allocates the memory.
     fn map(&self, address: *mut c_void, length: usize) -> Result<library::MemoryHandle> {
         let allocate = if address.is_null() { library::MAP_ALLOCATE } else { 0 };
@@ -83,7 +104,7 @@ impl Unfinished {
         let mut memory = null_mut();
         // SAFETY: the caller's span is mapped, or UCX allocates it.
         let status = unsafe { (self.library.mem_map)(self.handles.context, &parameters, &mut memory) };
-        let what = format!("{length} bytes of symmetric memory; give a smaller --heap");
+        let what = format!("{length} bytes of symmetric memory; give a smaller {HEAP}");
         self.library.check(status, &what)?;
         Ok(memory)
     }
@@ -157,7 +178,8 @@ impl Ucx {
     ///
     /// # Errors
     /// An error of class Environment if UCX cannot be loaded. [`Error::Ucx`] for errors of UCX.
-    /// [`Error::Invalid`] if the PEs' sizes differ. Also errors of the exchange.
+    /// [`Error::Invalid`] if the PEs' sizes differ, or if the machine has too little memory. Also errors of the
+    /// exchange.
     ///
     /// # Safety
     /// The memory of `statics` stays mapped and writable as long as the transport exists.
@@ -172,6 +194,7 @@ impl Ucx {
         let mut unfinished = Unfinished::new(library, pes)?;
         let private_bytes = (pes as usize * NOTIFICATION).next_multiple_of(4096);
         let length = bytes.saturating_add(private_bytes).saturating_add(ALIGNMENT);
+        room::check(&*exchange, length, &unfinished.domains(), unfinished.folder.path())?;
         unfinished.handles.memory = unfinished.map(null_mut(), length)?;
         let (allocated, allocated_bytes) = unfinished.span_of(unfinished.handles.memory)?;
         let padding = allocated.wrapping_add(private_bytes).align_offset(ALIGNMENT);
@@ -260,7 +283,7 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
     };
     if (card.symmetric_bytes, card.statics_bytes) != (ours.symmetric_bytes, ours.statics_bytes) {
         return Err(invalid(format!(
-            "it has {} bytes of symmetric memory and {} of static objects, but this PE has {} and {}; give all PEs the same program and --heap",
+            "it has {} bytes of symmetric memory and {} of static objects, but this PE has {} and {}; give all PEs the same program and {HEAP}",
             card.symmetric_bytes, card.statics_bytes, ours.symmetric_bytes, ours.statics_bytes
         )));
     }
@@ -406,20 +429,25 @@ impl Shared {
 
     /// Returns UCX's description of an endpoint, as text with a line for each lane.
     fn describe(&self, endpoint: &Endpoint) -> String {
-        let (mut text, mut length) = (null_mut(), 0);
-        // SAFETY: the caller holds the lock of the handles. The stream is closed before the text is read.
-        // The text is freed once.
-        unsafe {
-            let stream = libc::open_memstream(&mut text, &mut length);
-            if stream.is_null() {
-                return String::new();
-            }
-            (self.library.ep_print_info)(endpoint.handle, stream);
-            libc::fclose(stream);
-            let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
-            libc::free(text.cast());
-            copy
+        // SAFETY: the caller holds the lock of the handles. The stream is open during the call.
+        text_of(|stream| unsafe { (self.library.ep_print_info)(endpoint.handle, stream) })
+    }
+}
+
+/// Returns the text that `print` prints to a stream of C.
+fn text_of(print: impl FnOnce(*mut libc::FILE)) -> String {
+    let (mut text, mut length) = (null_mut(), 0);
+    // SAFETY: the stream is closed before the text is read. The text is freed once.
+    unsafe {
+        let stream = libc::open_memstream(&mut text, &mut length);
+        if stream.is_null() {
+            return String::new();
         }
+        print(stream);
+        libc::fclose(stream);
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        libc::free(text.cast());
+        copy
     }
 }
 

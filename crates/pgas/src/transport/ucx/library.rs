@@ -214,6 +214,7 @@ functions! {
     status_string = ucs_status_string(Status) -> *const c_char;
     init_version = ucp_init_version(c_uint, c_uint, *const ContextParameters, *const c_void, *mut ContextHandle) -> Status;
     cleanup = ucp_cleanup(ContextHandle);
+    context_print_info = ucp_context_print_info(ContextHandle, *mut libc::FILE);
     worker_create = ucp_worker_create(ContextHandle, *const WorkerParameters, *mut WorkerHandle) -> Status;
     worker_destroy = ucp_worker_destroy(WorkerHandle);
     worker_get_address = ucp_worker_get_address(WorkerHandle, *mut *mut c_void, *mut usize) -> Status;

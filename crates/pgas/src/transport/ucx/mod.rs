@@ -27,9 +27,11 @@
 mod buffered;
 pub mod card;
 mod connect;
+pub(crate) mod files;
 mod fork;
 mod library;
 mod operations;
+mod room;
 mod service;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,141 @@
+//! The folder in which UCX makes its files of shared memory. UCX removes each file as soon as it has mapped it. If
+//! the process is killed before, the file stays, with all its memory. Each process therefore has a folder of its
+//! own, and removes the folders of processes that have ended.
+//!
+//! A process holds a lock of its folder. The system releases the lock when the process ends, however it ends. This
+//! also works between containers, whose processes do not see each other.
+
+use crate::error::{Error, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The file system in memory.
+const PARENT: &str = "/dev/shm";
+/// The start of the names of the folders.
+const NAME: &str = "inlane-ucx-";
+/// UCX's setting of the folder.
+const VARIABLE: &str = "UCX_POSIX_DIR";
+
+/// A folder for UCX's files of one transport. Dropping the value removes the folder, unless UCX has left a file there
+/// that it still needs.
+pub(super) struct Folder {
+    path: PathBuf,
+    /// Locked as long as this process may need the folder. `None` if the folder is not this process's own.
+    lock: Option<OwnedFd>,
+}
+
+impl Folder {
+    /// Makes the folder. If the user has chosen one, or if none can be made, stands for the user's or UCX's usual one.
+    pub(super) fn new() -> Self {
+        if let Some(given) = std::env::var_os(VARIABLE) {
+            return Self { path: given.into(), lock: None };
+        }
+        sweep();
+        match make(Path::new(PARENT)) {
+            Ok((path, lock)) => Self { path, lock: Some(lock) },
+            Err(error) => {
+                tracing::debug!("UCX puts its files into {PARENT}: {error}");
+                Self { path: PARENT.into(), lock: None }
+            }
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Calls `start`, which starts UCX, and lets UCX read there that it must use this folder.
+    pub(super) fn used_by<T>(&self, start: impl FnOnce() -> T) -> T {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lock.is_none() {
+            return start();
+        }
+        // UCX can be told only by a variable. Remove it afterwards, because programs that this process starts must not
+        // use the folder. SAFETY: OpenSHMEM programs do not use the environment in other threads during shmem_init.
+        unsafe { std::env::set_var(VARIABLE, &self.path) };
+        let started = start();
+        // SAFETY: as above.
+        unsafe { std::env::remove_var(VARIABLE) };
+        started
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let Some(lock) = self.lock.take() else { return };
+        if std::fs::remove_dir(&self.path).is_err() {
+            // UCX keeps its files if it shares them by their names. Hold the lock until this process ends.
+            std::mem::forget(lock);
+        }
+    }
+}
+
+/// Removes the folders of ended processes, with UCX's files in them.
+pub(crate) fn sweep() {
+    sweep_in(Path::new(PARENT));
+}
+
+/// Makes a folder in `parent` and locks it.
+fn make(parent: &Path) -> Result<(PathBuf, OwnedFd)> {
+    let os = |error: std::io::Error| Error::os(format!("making a folder in {}", parent.display()), error);
+    let mut random = [0u8; 8];
+    // SAFETY: the call writes at most the array's bytes.
+    let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    if got != random.len() as isize {
+        return Err(os(std::io::Error::last_os_error()));
+    }
+    let name = format!("{NAME}{}-{:016x}", std::process::id(), u64::from_ne_bytes(random));
+    let path = parent.join(name);
+    let mut builder = std::fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(&path).map_err(os)?;
+    let lock = lock(&path).map_err(|error| os(error.into()))?;
+    // Another process may have removed the folder before it was locked. It cannot do so afterwards.
+    path.symlink_metadata().map_err(os)?;
+    Ok((path, lock))
+}
+
+/// Locks a folder. Fails if another process holds the lock.
+fn lock(folder: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let opened = open(folder, flags, Mode::empty())?;
+    flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(opened)
+}
+
+fn sweep_in(parent: &Path) {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NAME)) {
+        // A folder without a lock is that of an ended process, or its owner has just made it. That owner notices
+        // the removal.
+        let Ok(_lock) = lock(&entry.path()) else { continue };
+        let files = std::fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        files.for_each(|file| drop(std::fs::remove_file(file.path())));
+        let _ = std::fs::remove_dir(entry.path());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_of_ended_processes_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let (kept, _lock) = make(parent.path()).unwrap();
+        let (ended, lock) = make(parent.path()).unwrap();
+        for folder in [&kept, &ended] {
+            std::fs::write(folder.join("ucx_shm_posix_1"), "bytes").unwrap();
+        }
+        let other = parent.path().join("other");
+        std::fs::create_dir(&other).unwrap();
+        sweep_in(parent.path());
+        assert!(ended.exists(), "its process runs");
+        drop(lock);
+        sweep_in(parent.path());
+        assert!(!ended.exists() && kept.join("ucx_shm_posix_1").exists() && other.exists());
+    }
+}
