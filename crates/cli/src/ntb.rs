@@ -16,6 +16,7 @@ use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
 use inlane_pgas::launch::{HEAP, Job, MoverChoice, variables};
+use inlane_pgas::transport::rendezvous::MAX_PES;
 use inlane_pgas::transport::select::TransportKind;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -83,8 +84,8 @@ enum NtbCommand {
 #[derive(Args)]
 #[command(after_help = FAULTS)]
 struct Run {
-    /// Number of processing elements (PEs), 1 to 64
-    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = count::<u32>(1, 64))]
+    /// Number of processing elements (PEs), 1 to 1024
+    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = count::<u32>(1, MAX_PES.into()))]
     pes: u32,
     /// Size of each PE's symmetric heap, up to 1020G. Unused pages of the heap take no memory [default:
     /// SHMEM_SYMMETRIC_SIZE, else 1G]
@@ -105,7 +106,7 @@ struct Run {
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     faults: String,
     /// Inject the faults at this PE only, 0 to N-1 [default: at all PEs]
-    #[arg(long, value_name = "PE", value_parser = count::<u32>(0, 63))]
+    #[arg(long, value_name = "PE", value_parser = count::<u32>(0, u64::from(MAX_PES) - 1))]
     faulty: Option<u32>,
     /// Copy bulk data by a mover: twin (a software DMA engine, as fast as one core), or twin:RATE (the same with
     /// at most RATE bits per second, twin:30G) [default: no mover]

@@ -80,8 +80,8 @@ fn mistakes_are_answered_with_a_remedy() {
         ),
         ("forward --rx null --tx null --cores 0,0 --method split", 2, "core 0 is named twice"),
         ("forward --rx null --tx null --loop", 2, "--loop: it needs a capture"),
-        ("ntb run -n two true", 2, "--pes two: give a whole number from 1 to 64"),
-        ("ntb run -n -1 true", 2, "--pes -1: give 1 to 64"),
+        ("ntb run -n two true", 2, "--pes two: give a whole number from 1 to 1024"),
+        ("ntb run -n -1 true", 2, "--pes -1: give 1 to 1024"),
         ("nvme target --namespace memory:1M --cores 0,0", 2, "core 0 is named twice"),
         ("ntb bench --repeats 0", 2, "--repeats 0: give 1 to 1000"),
         (

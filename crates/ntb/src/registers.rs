@@ -1,8 +1,8 @@
 //! The registers of a bridge, for back-ends that keep them in memory shared by all ports.
 //!
 //! ```text
-//! 0      port 0   doorbell | mask | link | attachments | heartbeat | translations[64] | scratchpads[512]
-//! 4096   port 1   ...
+//! 0      port 0   doorbell | mask | link | attachments | heartbeat | translations[1024] | scratchpads[8192]
+//! 53248  port 1   ...
 //! ```
 //!
 //! Every port maps all registers writable, so a hostile port can write any value. Each value is loaded once
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const PAGE: u64 = 4096;
 
 /// The most ports of a bridge.
-pub const MAX_PORTS: u32 = 64;
+pub const MAX_PORTS: u32 = 1024;
 /// Number of scratchpads of a port: 8 for each port that may write to it.
 pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
 /// Number of doorbell vectors. Vector v covers the doorbell bits 32 v to 32 v + 31.
@@ -60,7 +60,7 @@ pub(crate) struct PortRegisters {
     pub scratchpads: [AtomicU32; SCRATCHPADS as usize],
 }
 
-const _: () = assert!(size_of::<PortRegisters>() == 4096);
+const _: () = assert!(size_of::<PortRegisters>() == 53248);
 
 /// Returns the doorbell bits of a vector.
 pub(crate) fn vector_bits(vector: u32) -> u64 {

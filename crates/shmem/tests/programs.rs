@@ -23,6 +23,11 @@ fn teams_contexts_and_collectives_of_teams() {
 }
 
 #[test]
+fn a_job_has_more_than_64_pes() {
+    run("checked.c", &[96]);
+}
+
+#[test]
 fn threads_call_collectives_of_different_teams() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "threads.c") else { return };

@@ -53,6 +53,16 @@ fn programs_work_over_shared_memory_and_tcp() {
 }
 
 #[test]
+fn a_job_has_more_than_64_pes() {
+    if !has_ucx("a_job_has_more_than_64_pes") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "checked.c") else { return };
+    assert_eq!(run(&program, "shm,self", 96, &[]), (0, None));
+}
+
+#[test]
 fn sparse_calls_do_not_delay_other_pes() {
     if !has_ucx("sparse_calls_do_not_delay_other_pes") {
         return;

@@ -1,13 +1,15 @@
 //! Divides the memory behind BAR 2 among the ports: each gets registers and inbound memory.
 
-use crate::registers::{MAX_PORTS, PortRegisters};
+use crate::registers::PortRegisters;
 use inlane_core::region::Region;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
 /// The first word of the partitioned memory: `ntbiv` and the version of the partition. The word in the memory
 /// also holds the number of ports in its top byte. That byte is 0 in this constant.
-const MAGIC: u64 = 0x0001_766962746e;
+const MAGIC: u64 = 0x0002_766962746e;
+/// The most ports. Their number fits into a byte of the first word.
+const MAX_PORTS: u32 = 64;
 
 /// The offsets of each port's registers and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,14 +74,14 @@ mod tests {
 
     #[test]
     fn shares_do_not_overlap() {
-        for (ports, bytes) in [(2, 1 << 20), (3, 1 << 20), (64, 64 << 20), (2, 20480)] {
+        for (ports, bytes) in [(2, 1 << 20), (3, 1 << 20), (64, 64 << 20), (2, 118784)] {
             let partition = Partition::new(ports, bytes).unwrap();
             let registers = partition.registers(ports - 1) + size_of::<PortRegisters>() as u64;
             assert!(registers <= partition.memory(0));
             assert!(partition.memory(ports - 1) + partition.window_bytes <= bytes);
             assert!(partition.memory(1).is_multiple_of(PAGE));
         }
-        for (ports, bytes) in [(0, 1 << 20), (1, 1 << 20), (65, 1 << 30), (2, 16384), (2, 0)] {
+        for (ports, bytes) in [(0, 1 << 20), (1, 1 << 20), (65, 1 << 30), (2, 110592), (2, 0)] {
             assert!(Partition::new(ports, bytes).is_err(), "{ports} {bytes}");
         }
     }

@@ -5,12 +5,13 @@ use crate::error::{Error, Result};
 use inlane_core::region::{Location, Region};
 use inlane_core::units;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,23 @@ use std::time::{Duration, Instant};
 const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The first number of descriptors that are moved away from the small numbers. The program itself may need these,
+/// because select(2) accepts only descriptors below 1024.
+const HIGH: i32 = 1024;
+/// Received descriptors are moved to large numbers if they are more than this. Fewer leave enough small numbers.
+const MOST_LOW: usize = 512;
+
+/// Lets this process open `count` more descriptors, as far as the system allows: raises its soft limit. If that is too
+/// little, opening a descriptor fails later.
+pub(crate) fn allow(count: usize) {
+    let mut limit = getrlimit(Resource::Nofile);
+    let wanted = (count + HIGH as usize) as u64;
+    if limit.current.is_some_and(|current| current < wanted) {
+        limit.current = Some(limit.maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
 
 /// Makes a sealed memfd of `bytes` bytes: shared memory of fixed size. If a peer could shrink the memory,
 /// accesses beyond its new end would raise SIGBUS.
@@ -189,7 +207,14 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -
 /// # Errors
 /// [`Error::Os`] if the socket fails, [`Error::Invalid`] if the batches are not as announced.
 pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Result<Vec<OwnedFd>> {
+    let os = |error| {
+        Error::os(
+            format!("receiving {count} descriptors of the fabric, which need a limit (ulimit -n) above that"),
+            error,
+        )
+    };
     let mut all = Vec::with_capacity(count);
+    allow(count);
     while all.len() < count {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -200,12 +225,21 @@ pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Resul
             &mut control,
             RecvFlags::CMSG_CLOEXEC,
         )
-        .map_err(|error| Error::os("receiving the fabric's descriptors", error))?;
+        .map_err(os)?;
         let before = all.len();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                all.extend(fds);
+                for fd in fds {
+                    all.push(if count <= MOST_LOW {
+                        fd
+                    } else {
+                        fcntl_dupfd_cloexec(fd, HIGH).map_err(os)?
+                    });
+                }
             }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(os(Errno::MFILE));
         }
         if got.bytes == 0 || all.len() == before || all.len() - before != byte[0] as usize {
             return Err(Error::invalid(

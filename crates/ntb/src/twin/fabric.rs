@@ -18,9 +18,11 @@ use std::sync::{Arc, Mutex};
 /// Length in bytes of the first message that the hub sends to a process after it attaches. The message holds
 /// the magic number, the port, the number of ports and the size of each port's inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
-pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
+pub(super) const MAGIC: u64 = 0x3230_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
 pub(super) const EVENTS: usize = VECTORS as usize + 1;
+/// Number of descriptors of a port: its memory and its eventfds.
+pub(super) const DESCRIPTORS: usize = 1 + EVENTS;
 
 /// The memories, registers and events of all ports.
 pub(super) struct Fabric {
@@ -96,11 +98,14 @@ impl Hub {
     /// pages. Untouched pages use no memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 64 ports with 1 byte to 1 TiB each. [`Error::Os`] if the
+    /// [`Error::Invalid`] unless there are 1 to [`MAX_PORTS`] ports with 1 byte to 1 TiB each. [`Error::Os`] if the
     /// system refuses memory or descriptors.
     pub fn new(ports: u32, window_bytes: u64) -> Result<Self> {
         if !(1..=MAX_PORTS).contains(&ports) {
-            return Err(Error::invalid(format!("a fabric of {ports} ports"), "give 1 to 64 ports"));
+            return Err(Error::invalid(
+                format!("a fabric of {ports} ports"),
+                format!("give 1 to {MAX_PORTS} ports"),
+            ));
         }
         if !(1..=1 << 40).contains(&window_bytes) {
             return Err(Error::invalid(
@@ -108,6 +113,8 @@ impl Hub {
                 "give between 1 byte and 1 TiB",
             ));
         }
+        // The hub also has a socket to each process, and its owner may have a descriptor of each process.
+        descriptors::allow((DESCRIPTORS + 4) * ports as usize);
         let window_bytes = window_bytes.next_multiple_of(4096);
         let register_bytes = ports as usize * size_of::<PortRegisters>();
         let registers_fd = descriptors::sealed_memory("inlane-ntb-registers", register_bytes as u64)?;

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::fault::{Faults, Random, Wire};
 use crate::registers::{PortRegisters, SCRATCHPADS, VECTORS, limits, vector_bits};
 use crate::window::Window;
-use fabric::{EVENTS, Fabric, HELLO_BYTES, MAGIC};
+use fabric::{DESCRIPTORS, EVENTS, Fabric, HELLO_BYTES, MAGIC};
 use fabric::{MESSAGE_ATTACHED, MESSAGE_EXIT, MESSAGE_FINISHED, MESSAGE_HELLO, MESSAGE_LOST};
 use inlane_core::region::{Location, Region};
 use rustix::io::Errno;
@@ -92,7 +92,7 @@ impl Twin {
         {
             return Err(foreign());
         }
-        let count = 1 + ports as usize * (1 + EVENTS);
+        let count = 1 + ports as usize * DESCRIPTORS;
         let mut fds = descriptors::receive_descriptors(socket.as_fd(), count)?.into_iter();
         let registers_fd = fds.next().ok_or_else(|| {
             Error::invalid(

@@ -15,7 +15,7 @@ use super::processors;
 use crate::error::{Error, Result};
 use crate::transport::machine::machine;
 use crate::transport::rendezvous::{Client, Server};
-use inlane_ntb::twin::{Hub, PortEvent};
+use inlane_ntb::twin::{Hub, MAX_PORTS, PortEvent};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -210,7 +210,7 @@ fn listen_anywhere() -> Result<(OwnedFd, String)> {
         .map_err(os("making a socket"))?;
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(os("the socket of PE 0"))?;
     bind(&listener, &address).map_err(os("the socket of PE 0"))?;
-    listen(&listener, 64).map_err(os("the socket of PE 0"))?;
+    listen(&listener, MAX_PORTS as i32).map_err(os("the socket of PE 0"))?;
     Ok((listener, name))
 }
 

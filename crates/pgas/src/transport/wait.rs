@@ -156,7 +156,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         if self.slept.is_none() {
             self.slept = self.poll_for.map(|polled| (polled, Instant::now()));
         }
-        self.context.sleep_announced(self.backstop, self.options.interest, &mut self.done);
+        self.context.sleep_announced(self.backstop, (self.options.interest, self.scope), &mut self.done);
         self.backstop = (self.backstop * 2).min(self.context.backstop.1);
         Ok(())
     }
@@ -205,9 +205,14 @@ impl PeContext {
         Ok(())
     }
 
-    /// Announces a sleep to all peers, then sleeps until a peer rings or `backstop` has passed.
-    /// [`super::wakeup`] explains the protocol.
-    fn sleep_announced(&self, backstop: Duration, interest: Interest, done: &mut impl FnMut() -> bool) {
+    /// Announces a sleep to the peers that can end the wait, then sleeps until a peer rings or `backstop` has
+    /// passed. [`super::wakeup`] explains the protocol.
+    fn sleep_announced(
+        &self,
+        backstop: Duration,
+        (interest, scope): (Interest, FailureScope),
+        done: &mut impl FnMut() -> bool,
+    ) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
         // Announce the sleep under the lock, so that peers see the counter of announcements grow in order.
@@ -215,7 +220,13 @@ impl PeContext {
             let mut waiter = lock(&self.waits.waiter);
             let announcement = waiter.announce(interest);
             self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
-            for peer in self.peers.iter().filter(|peer| peer.window.peer() != self.me) {
+            // Only one peer sends the awaited notification or answer. Each other peer has the announcements of
+            // the other sleeping threads that wait for it.
+            let peers = match (interest, scope) {
+                (Interest::Control, FailureScope::Peer(pe)) => &self.peers[pe as usize..][..1],
+                _ => &self.peers[..],
+            };
+            for peer in peers.iter().filter(|peer| peer.window.peer() != self.me) {
                 // This store cannot fail, because the layout lies inside the window. The window's size was
                 // checked when it was mapped.
                 let _ = peer.window.store_word(self.layout.announcement(self.me), announcement);

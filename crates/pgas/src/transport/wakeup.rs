@@ -9,8 +9,8 @@
 //! notifier:  data -> waiter            barrier     new announcement with this interest? ring
 //! ```
 //!
-//! An *announcement* is a word that the waiter writes into the memory of each peer. It holds the waiter's
-//! [`Interest`]: the stores that can end the wait. After such a store, the peer rings, once for each
+//! An *announcement* is a word that the waiter writes into the memory of each peer that can end the wait. It holds the
+//! waiter's [`Interest`]: the stores that can end the wait. After such a store, the peer rings, once for each
 //! announcement.
 //!
 //! Each side needs a full barrier between its store and its next load. Otherwise both sides may read the old

@@ -35,7 +35,7 @@ const MAGIC: u64 = 0x3130_5a56_4e4c_4e49;
 /// The largest payload of a PE's frame in bytes.
 const MAX_PAYLOAD: usize = 1 << 20;
 /// The largest number of PEs.
-pub const MAX_PES: u32 = 64;
+pub const MAX_PES: u32 = 1024;
 
 const HELLO: u8 = 1;
 const GATHER: u8 = 2;

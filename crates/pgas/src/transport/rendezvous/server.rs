@@ -4,6 +4,7 @@
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Result};
 use inlane_ntb::twin::PortEvent;
+use rustix::net::listen;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// How long a connection may take to send its HELLO.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 /// The most connections that have not sent a HELLO yet.
-const MAX_STRANGERS: usize = 256;
+const MAX_STRANGERS: usize = 2 * MAX_PES as usize;
 
 /// The launcher's server for one job. Each PE of the job connects to it. Dropping the server closes the
 /// connections.
@@ -39,7 +40,7 @@ struct State {
 #[derive(Default)]
 struct Member {
     /// If the PE has joined: the queue of frames to send to it, and its connection.
-    connection: Option<(Sender<Vec<u8>>, TcpStream)>,
+    connection: Option<(Sender<Arc<[u8]>>, TcpStream)>,
     joined: bool,
     finished: bool,
     gone: bool,
@@ -56,7 +57,7 @@ impl Server {
     /// Listens at `address` for the PEs of a job of `pes` PEs.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless `pes` is 1 to 64, [`Error::Os`] if the address cannot be used.
+    /// [`Error::Invalid`] unless `pes` is 1 to [`MAX_PES`], [`Error::Os`] if the address cannot be used.
     pub fn new(pes: u32, address: IpAddr) -> Result<Self> {
         if !(1..=MAX_PES).contains(&pes) {
             return Err(Error::invalid(format!("a job of {pes} PEs"), format!("give 1 to {MAX_PES}")));
@@ -72,6 +73,8 @@ impl Server {
             }
         };
         let listener = TcpListener::bind(SocketAddr::new(address, 0)).map_err(os)?;
+        // Many PEs may connect at once. The usual queue holds 128 connections.
+        listen(&listener, MAX_PES as i32).map_err(|error| os(error.into()))?;
         let mut token = [0u8; 16];
         // SAFETY: the call writes at most the array's bytes.
         if unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) } != token.len() as isize {
@@ -168,7 +171,7 @@ fn greet(stream: &mut TcpStream, shared: &Shared) -> Option<u32> {
 /// Serves one connection at the meeting point until it ends.
 fn serve(mut stream: TcpStream, shared: &Shared) {
     let greeted = greet(&mut stream, shared);
-    let (sender, frames) = channel::<Vec<u8>>();
+    let (sender, frames) = channel::<Arc<[u8]>>();
     {
         let mut state = shared.state();
         state.strangers -= 1;
@@ -178,7 +181,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
             return;
         }
         member.joined = true;
-        let _ = sender.send(Frame::Welcome(shared.pes).encode());
+        let _ = sender.send(Frame::Welcome(shared.pes).encode().into());
         member.connection = Some((sender, ours));
         // A PE that joins late has missed the `GONE` frames. Tell it which PEs have ended.
         let gone: Vec<u32> =
@@ -210,12 +213,15 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
 impl State {
     fn send(&self, pe: u32, frame: &Frame) {
         if let Some((sender, _)) = &self.members[pe as usize].connection {
-            let _ = sender.send(frame.encode());
+            let _ = sender.send(frame.encode().into());
         }
     }
 
     fn send_all(&self, frame: &Frame) {
-        (0..self.members.len() as u32).for_each(|pe| self.send(pe, frame));
+        let bytes: Arc<[u8]> = frame.encode().into();
+        for (sender, _) in self.members.iter().filter_map(|member| member.connection.as_ref()) {
+            let _ = sender.send(bytes.clone());
+        }
     }
 
     /// Acts on a frame of `pe`. Returns false if the PE may not send such a frame.

@@ -233,11 +233,16 @@ mod tests {
             folders("5:cpu:/x\n4:memory:/a/b\n0::/\n", old),
             ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory/"]
         );
-        assert_eq!(folders("0::/user.slice/s\n", new)[..2], ["/sys/fs/cgroup/user.slice/s", "/sys/fs/cgroup/user.slice"]);
+        assert_eq!(
+            folders("0::/user.slice/s\n", new)[..2],
+            ["/sys/fs/cgroup/user.slice/s", "/sys/fs/cgroup/user.slice"]
+        );
         let container = "35 30 0:31 /docker/1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
         assert_eq!(folders("4:memory:/docker/1\n", container), ["/sys/fs/cgroup/memory/"]);
         assert_eq!(folders("4:memory:/outside\n", container), ["/sys/fs/cgroup/memory/"]);
-        for (own, mounts) in [("", ""), ("4:memory", old), ("nonsense", "nonsense"), ("0::/", "1 2 3 - cgroup2")] {
+        for (own, mounts) in
+            [("", ""), ("4:memory", old), ("nonsense", "nonsense"), ("0::/", "1 2 3 - cgroup2")]
+        {
             assert!(folders(own, mounts).is_empty(), "{own} {mounts}");
         }
     }
@@ -252,8 +257,10 @@ mod tests {
             std::fs::write(folder.join("used"), "1024\n").unwrap();
             Group { folder, files: ("limit", "used") }
         };
-        let groups = vec![group("none", "max\n"), group("large", "9223372036854771712\n"), group("small", "4096\n")];
-        let memory = "MemTotal:  24 kB\nMemFree: 1 kB\nMemAvailable:   2 kB\nSwapTotal: 1 kB\nSwapFree: 0 kB\n";
+        let groups =
+            vec![group("none", "max\n"), group("large", "9223372036854771712\n"), group("small", "4096\n")];
+        let memory =
+            "MemTotal:  24 kB\nMemFree: 1 kB\nMemAvailable:   2 kB\nSwapTotal: 1 kB\nSwapFree: 0 kB\n";
         let mut system = System { memory: memory.into(), groups };
         assert_eq!(system.smallest_limit().bytes, 4096 + 1024);
         assert!(system.free().iter().any(|limit| limit.bytes == 2 << 10));
