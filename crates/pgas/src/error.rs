@@ -63,6 +63,14 @@ pub enum Error {
         /// How many bytes sent to the peer are known to be delivered, and how many requests have no answer.
         lost: Lost,
     },
+    /// A peer has left the job, but this PE has not: the PEs called different collectives.
+    #[error(
+        "PE {peer} has called shmem_finalize or has returned from main, but this PE still waits for others; call the same collectives at all PEs"
+    )]
+    Left {
+        /// The peer's PE number.
+        peer: u32,
+    },
     /// A peer did not answer in time, although its link is up.
     #[error("PE {peer} did not answer {what} within {:.1} s{lost}; check that its process is not stopped", waited.as_secs_f64())]
     Timeout {

@@ -19,20 +19,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-struct Process {
-    /// The ID of the process that called shmem_init. A forked child has another ID, so it does not act as a
-    /// PE.
-    id: u32,
-    world: World<AnyTransport>,
+/// This process's place in its job, from before the transport connects.
+struct Job {
+    pe: u32,
     control: Arc<dyn JobControl>,
     member: Option<Arc<Member>>,
-    /// The reason why this job uses its transport, as text for the user.
-    reason: &'static str,
-    _hub: Option<Hub>,
-    _server: Option<Server>,
 }
 
-impl Process {
+impl Job {
     /// Asks all PEs to end with `status`.
     fn end_all(&self, status: c_int) {
         self.control.request_exit_all(status);
@@ -40,10 +34,30 @@ impl Process {
             member.end_all(status);
         }
     }
+
+    /// Reports how this process has finished, and leaves the job.
+    fn finish(&self) {
+        self.control.report_finished();
+        if let Some(member) = &self.member {
+            member.finish();
+        }
+    }
+}
+
+struct Process {
+    /// The ID of the process that called shmem_init. A forked child has another ID, so it does not act as a
+    /// PE.
+    id: u32,
+    world: World<AnyTransport>,
+    /// The reason why this job uses its transport, as text for the user.
+    reason: &'static str,
+    _hub: Option<Hub>,
+    _server: Option<Server>,
 }
 
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
+static JOB: OnceLock<Job> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
 /// True once this process has called shmem_global_exit and therefore ends by `exit`. The thread that ends the
 /// process for the launcher then does nothing.
@@ -86,16 +100,16 @@ pub fn check<T>(result: Result<T>) -> T {
 /// Prints the error and ends the job.
 #[cold]
 pub fn fail(error: &Error) -> ! {
-    match PROCESS.get() {
-        Some(process) => {
-            print(&format!("PE {}: {error}", process.world.me()));
+    match JOB.get() {
+        Some(job) => {
+            print(&format!("PE {}: {error}", job.pe));
             match error {
                 // The lost PE ended first, so report its number to the launcher. The launcher's message then
                 // names that PE as the cause.
                 Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
-                    process.control.report_lost(*peer)
+                    job.control.report_lost(*peer)
                 }
-                _ => process.end_all(1),
+                _ => job.end_all(1),
             }
         }
         None => print(&error.to_string()),
@@ -126,42 +140,41 @@ fn connect() -> Result<Process> {
     }
     let Session { twin, settings, hub, member, .. } = session;
     let (twin, member) = (Arc::new(twin), member.map(Arc::new));
+    let job = join(Job { pe, control: twin.clone(), member });
     if hub.is_none() {
-        start_watching(pe, twin.clone(), member.clone())?;
+        start_watching(job)?;
     }
     let windows = AnyTransport::Windows(Windows::connect(twin.clone(), bytes, settings)?);
     let world = World::new(windows, address, length)?;
     let reason = "all PEs run on this machine";
-    Ok(Process { id: std::process::id(), world, control: twin, member, reason, _hub: hub, _server: None })
+    Ok(Process { id: std::process::id(), world, reason, _hub: hub, _server: None })
 }
 
 /// Joins a job over UCX, with `length` bytes of static objects at `address`.
 fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Result<Process> {
     let UcxSession { client, heap_bytes, settings, server, member, reason } = session;
     let (pe, pes, member) = (client.me(), client.pes(), member.map(Arc::new));
+    let job = join(Job { pe, control: client.clone(), member });
     if server.is_none() {
-        start_watching(pe, client.clone(), member.clone())?;
+        start_watching(job)?;
     }
     let offset = World::<AnyTransport>::statics_offset(pes);
     let statics = (length > 0).then_some(Statics { offset, address, bytes: length });
     let bytes = World::<AnyTransport>::symmetric_bytes(pes, length, heap_bytes);
     // SAFETY: the static objects exist as long as the process.
-    let ucx = unsafe { Ucx::connect(client.clone(), bytes, statics, settings)? };
+    let ucx = unsafe { Ucx::connect(client, bytes, statics, settings)? };
     let world = World::new(AnyTransport::Ucx(ucx), address, length)?;
-    Ok(Process {
-        id: std::process::id(),
-        world,
-        control: client,
-        member,
-        reason,
-        _hub: None,
-        _server: server,
-    })
+    Ok(Process { id: std::process::id(), world, reason, _hub: None, _server: server })
+}
+
+/// Records the job that this process has joined.
+fn join(job: Job) -> &'static Job {
+    JOB.get_or_init(|| job)
 }
 
 /// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
 /// process, unless it is already ending.
-fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
+fn watch(Job { pe, control, member }: &Job) {
     let status = match (control.wait_for_end(), member) {
         (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
         (Some(status), member) => {
@@ -202,16 +215,14 @@ fn watch(pe: u32, control: &dyn JobControl, member: Option<&Member>) {
 
 /// Starts the thread that runs [`watch`]. The thread blocks all signals, because the program expects them in
 /// its own threads.
-fn start_watching(pe: u32, control: Arc<dyn JobControl>, member: Option<Arc<Member>>) -> Result<()> {
+fn start_watching(job: &'static Job) -> Result<()> {
     // SAFETY: the sets are local variables, and the calls change only this thread's mask.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
             (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let thread = std::thread::Builder::new()
-            .name("shmem-watch".into())
-            .spawn(move || watch(pe, &*control, member.as_deref()));
+        let thread = std::thread::Builder::new().name("shmem-watch".into()).spawn(move || watch(job));
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         thread.map(drop).map_err(|source| Error::Os { what: "starting a thread".into(), source })
     }
@@ -291,19 +302,16 @@ pub fn finish() {
     let Some(process) = own_process() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
         check(process.world.leave());
-        process.control.report_finished();
-        if let Some(member) = &process.member {
-            member.finish();
-        }
+        JOB.get().into_iter().for_each(Job::finish);
     }
 }
 
 /// Ends all processes of the job with `status`.
 pub fn exit_all(status: c_int) {
     EXITING.store(true, Ordering::Release);
-    if let Some(process) = own_process() {
-        process.end_all(status);
-        if let Some(member) = &process.member {
+    if let Some(job) = JOB.get().filter(|_| own_process().is_some()) {
+        job.end_all(status);
+        if let Some(member) = &job.member {
             member.leave();
         }
     }

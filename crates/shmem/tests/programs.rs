@@ -147,6 +147,7 @@ fn an_early_end_ends_the_job() {
         ("abort", 128 + 6),
         ("return", 6),
         ("quick", 1),
+        ("early", 1),
         ("late", 0),
         ("twice", 0),
     ] {

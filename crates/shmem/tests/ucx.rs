@@ -119,7 +119,9 @@ fn an_early_end_ends_the_job() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "endings.c") else { return };
     for methods in ["shm,self", "tcp,self"] {
-        for (how, status) in [("global", 9), ("status", 5), ("return", 6), ("quick", 1), ("late", 0)] {
+        for (how, status) in
+            [("global", 9), ("status", 5), ("return", 6), ("quick", 1), ("early", 1), ("late", 0)]
+        {
             let (seen, why) = run(&program, methods, 3, &[how]);
             assert_eq!(seen, status, "{how} over {methods}: {why:?}");
         }

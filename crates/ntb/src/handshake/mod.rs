@@ -19,8 +19,13 @@ use std::time::{Duration, Instant};
 /// row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
-/// How long to wait for an answer before a row is written again.
-const REWRITE_AFTER: Duration = Duration::from_millis(20);
+/// How long to wait for an answer before a row is written again: first, and at most. Each repetition doubles the
+/// time, because many peers may start late.
+const REWRITE_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(640));
+/// The pause for each peer's row before the rows are read again, after a peer has connected.
+const FIRST_PAUSE: Duration = Duration::from_micros(2);
+/// The longest pause before the rows of up to 16 peers are read again.
+const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 
 /// One side's memory and settings for the handshake.
 pub struct Offer<'a> {
@@ -75,37 +80,102 @@ fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
 ///   only with garbage.
 /// * Errors of the bridge.
 pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> Result<ConnectionEpochs> {
-    let capabilities = ntb.capabilities();
-    if capabilities.scratchpads < ntb.ports() * ROW as u32 {
-        return Err(Error::Handshake {
-            peer,
-            why: format!(
-                "the bridge has {} scratchpads for {} ports but needs 8 for each port; bridges with message registers are not supported yet",
-                capabilities.scratchpads,
-                ntb.ports()
-            ),
-        });
-    }
-    let pages = |bytes: u64| u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
-    let mut side = Handshake::new(
-        offer.epoch,
-        pages(capabilities.window.size_max_bytes),
-        pages(offer.inbound.len() as u64),
-        false,
-    );
+    let mut connection = None;
+    connect_all(ntb, &[peer], offer, faults, |_, epochs| -> Result<()> {
+        connection = Some(epochs);
+        Ok(())
+    })?;
+    connection.ok_or_else(|| Error::Handshake { peer, why: "it has no connection".into() })
+}
+
+/// Connects to all `peers` at the same time, as [`connect`] does. Calls `connected` as soon as the connection to a
+/// peer exists, in any order of the peers.
+///
+/// # Errors
+/// The first error of a connection, or of `connected`.
+pub fn connect_all<E: From<Error>>(
+    ntb: &dyn Ntb,
+    peers: &[u32],
+    offer: &Offer<'_>,
+    faults: &Faults,
+    mut connected: impl FnMut(u32, ConnectionEpochs) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut open: Vec<_> =
+        peers.iter().map(|peer| Connecting::new(ntb, *peer, offer)).collect::<Result<_>>()?;
     faults.step("hello");
-    let start = Instant::now();
-    let mut written: Option<Instant> = None;
-    let mut pause = Duration::from_micros(2);
-    loop {
+    let (start, mut pause) = (Instant::now(), FIRST_PAUSE);
+    while !open.is_empty() {
+        let before = open.len();
         ntb.doorbell_clear(DOORBELL);
+        let mut index = 0;
+        while let Some(connecting) = open.get_mut(index) {
+            match connecting.step(ntb, offer, faults)? {
+                Some(epochs) => connected(open.swap_remove(index).peer, epochs)?,
+                None => index += 1,
+            }
+        }
+        match open.first() {
+            Some(first) if start.elapsed() > offer.timeout => {
+                let why = no_answer(ntb, first.peer, &first.side, offer);
+                return Err(Error::Handshake { peer: first.peer, why }.into());
+            }
+            // Sleep instead of polling, because the peers may need this core.
+            Some(_) => std::thread::sleep(pause),
+            None => {}
+        }
+        // Reading many rows takes long. Pause accordingly, because the peers may not have started yet.
+        let rows = open.len() as u32;
+        pause = if open.len() < before { FIRST_PAUSE * rows } else { pause * 2 };
+        pause = pause.min(LONGEST_PAUSE * (1 + rows / 16));
+    }
+    Ok(())
+}
+
+/// The handshake with one peer while it is in progress.
+struct Connecting {
+    peer: u32,
+    side: Handshake,
+    /// When this side's row was last written. `None` if it must be written now.
+    written: Option<Instant>,
+    /// How long to wait for an answer before the row is written again.
+    rewrite_after: Duration,
+}
+
+impl Connecting {
+    fn new(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>) -> Result<Self> {
+        let capabilities = ntb.capabilities();
+        if capabilities.scratchpads < ntb.ports() * ROW as u32 {
+            return Err(Error::Handshake {
+                peer,
+                why: format!(
+                    "the bridge has {} scratchpads for {} ports but needs 8 for each port; bridges with message registers are not supported yet",
+                    capabilities.scratchpads,
+                    ntb.ports()
+                ),
+            });
+        }
+        let pages = |bytes: u64| u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
+        let (limit, inbound) = (capabilities.window.size_max_bytes, offer.inbound.len() as u64);
+        let side = Handshake::new(offer.epoch, pages(limit), pages(inbound), false);
+        Ok(Self { peer, side, written: None, rewrite_after: REWRITE_AFTER.0 })
+    }
+
+    /// Reads the peer's row, and writes this side's row if it is new or has no answer. Returns the epochs once the
+    /// connection exists.
+    fn step(
+        &mut self,
+        ntb: &dyn Ntb,
+        offer: &Offer<'_>,
+        faults: &Faults,
+    ) -> Result<Option<ConnectionEpochs>> {
+        let (peer, side) = (self.peer, &mut self.side);
         let progress = side.read(&read_row(ntb, peer));
         if let Some(row) = side.peer().filter(|row| row.version == VERSION && row.seen == offer.epoch) {
             check_sizes(peer, &side.row(), &row)?;
             if !side.row().ready {
                 ntb.set_translation(peer, 0, offer.inbound)?;
                 side.set_ready();
-                written = None;
+                self.written = None;
                 faults.step("ready");
             }
         }
@@ -115,25 +185,22 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
                 // row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
-                return Ok(connection);
+                return Ok(Some(connection));
             }
             NextStep::OtherVersion(theirs) => {
                 write_row(ntb, peer, &side.row().encode())?;
                 return Err(Error::Version { peer, ours: VERSION, theirs });
             }
-            NextStep::Write => written = None,
+            NextStep::Write => self.written = None,
             NextStep::Wait => {}
         }
-        if written.is_none_or(|at| at.elapsed() > REWRITE_AFTER) {
+        if self.written.is_none_or(|at| at.elapsed() > self.rewrite_after) {
             write_row(ntb, peer, &side.row().encode())?;
-            written = Some(Instant::now());
+            if self.written.replace(Instant::now()).is_some() {
+                self.rewrite_after = (self.rewrite_after * 2).min(REWRITE_AFTER.1);
+            }
         }
-        if start.elapsed() > offer.timeout {
-            return Err(Error::Handshake { peer, why: no_answer(ntb, peer, &side, offer) });
-        }
-        // Sleep instead of polling, because the peer may need this core.
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_micros(500));
+        Ok(None)
     }
 }
 

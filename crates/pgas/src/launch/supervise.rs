@@ -50,15 +50,15 @@ impl Running {
 }
 
 /// Records an event in `running`: a report of the hub ([`JobHub`]), or the end of a process. If a PE has
-/// asked to end all PEs, returns the exit status that it asked for.
-fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
+/// asked to end all PEs, returns its number and the exit status that it asked for.
+fn record(running: &mut [Running], events: JobEvent) -> Option<(u32, i32)> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
         JobEvent::Hub(pe, PortEvent::Attached) => running[pe as usize].attached = true,
         JobEvent::Hub(pe, PortEvent::Finished) => running[pe as usize].finished = true,
         JobEvent::Hub(pe, PortEvent::Gone) => running[pe as usize].gone = true,
         JobEvent::Hub(pe, PortEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
-        JobEvent::Hub(_, PortEvent::ExitAll(status)) => return Some(status),
+        JobEvent::Hub(pe, PortEvent::ExitAll(status)) => return Some((pe, status)),
     }
     None
 }
@@ -125,7 +125,7 @@ pub(super) fn supervise(
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {
             Ok(event) => {
-                if let Some(status) = record(running, event) {
+                if let Some((pe, status)) = record(running, event) {
                     // First ask the PEs to flush their output and to end. Later, kill those that have not
                     // ended.
                     hub.end_all(status);
@@ -133,8 +133,7 @@ pub(super) fn supervise(
                     end_all(events, running);
                     return (
                         status,
-                        (status != 0)
-                            .then(|| format!("a PE ended the job with status {status} (shmem_global_exit)")),
+                        (status != 0).then(|| format!("PE {pe} ended the job with status {status}")),
                     );
                 }
             }

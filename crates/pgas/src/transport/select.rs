@@ -175,6 +175,10 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.yield_if_idle());
     }
 
+    fn announce_leave(&self) {
+        either!(self, transport => transport.announce_leave())
+    }
+
     fn leave(&self) -> Result<()> {
         either!(self, transport => transport.leave())
     }

@@ -11,7 +11,7 @@ use super::threshold::calibrate;
 use super::wait::{FailureScope, WaitOptions, Waits};
 use super::wakeup::{BACKSTOP, Interest, Notifier, Stored, register_for_barriers};
 use crate::error::{Error, Lost, Result};
-use connection::connect_peer;
+use connection::connect_peers;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::region::{Location, Region};
@@ -233,10 +233,7 @@ impl Windows {
             unsafe { base.cast::<u64>().add(index).write_volatile(*word) };
         }
         ntb.link_enable(true);
-        let epoch = handshake::fresh_epoch();
-        let peers = (0..pes)
-            .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
-            .collect::<Result<Vec<_>>>()?;
+        let peers = connect_peers(&*ntb, &inbound, &layout, &settings, registered)?;
         // Use the smallest alignment of all PEs. All PEs read the same headers, so they all get the same
         // result.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);

@@ -15,12 +15,14 @@ use std::time::{Duration, Instant};
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often a thread that waits for the data of all PEs checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Value of [`Shared::lost`] while no PE is lost.
+/// Value of [`Shared::lost`] and [`Shared::left`] if there is no such PE.
 const NONE: u32 = u32::MAX;
 
 struct Shared {
     /// The number of a PE that ended before it sent `FINISHED`. [`NONE`] if there is no such PE.
     lost: AtomicU32,
+    /// The number of a PE that left before this PE has begun to leave. [`NONE`] if there is no such PE.
+    left: AtomicU32,
 }
 
 /// A PE's connection to the launcher.
@@ -61,7 +63,7 @@ impl Client {
             }
         };
         stream.set_read_timeout(None).map_err(unreachable)?;
-        let shared = Arc::new(Shared { lost: AtomicU32::new(NONE) });
+        let shared = Arc::new(Shared { lost: AtomicU32::new(NONE), left: AtomicU32::new(NONE) });
         let ((sender, gathered), (ending, end)) = (channel(), channel());
         let (mut reading, theirs) = (stream.try_clone().map_err(unreachable)?, shared.clone());
         let limit = (MAX_PAYLOAD + 4) * pes as usize;
@@ -70,6 +72,7 @@ impl Client {
                 match Frame::read(&mut reading, limit) {
                     Ok(Frame::Gathered(all)) if all.len() == pes as usize => drop(sender.send(all)),
                     Ok(Frame::Gone(pe)) if pe < pes => theirs.lost.store(pe, Ordering::Release),
+                    Ok(Frame::Left(pe)) if pe < pes => theirs.left.store(pe, Ordering::Release),
                     Ok(Frame::End(status)) => drop(ending.send(status)),
                     _ => break,
                 }
@@ -139,6 +142,14 @@ impl Exchange for Client {
 
     fn lost(&self) -> Option<u32> {
         Some(self.shared.lost.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
+    }
+
+    fn announce_leave(&self) {
+        let _ = self.send(&Frame::Leaving);
+    }
+
+    fn left(&self) -> Option<u32> {
+        Some(self.shared.left.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
     }
 }
 

@@ -261,6 +261,9 @@ impl Shared {
         if let Some(peer) = self.exchange.lost() {
             return Err(self.broken(self.lost(peer)));
         }
+        if let Some(peer) = self.exchange.left() {
+            return Err(self.broken(Error::Left { peer }));
+        }
         for (pe, peer) in (0..).zip(&self.peers) {
             let status = peer.failed.load(Ordering::Relaxed);
             if status != i32::from(OK) && (pe == self.me || self.is_in_flight()) {

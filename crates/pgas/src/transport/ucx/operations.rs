@@ -670,6 +670,10 @@ impl Transport for Ucx {
         }
     }
 
+    fn announce_leave(&self) {
+        self.shared.exchange.announce_leave();
+    }
+
     fn leave(&self) -> Result<()> {
         // Wait for all PEs before ending the service thread: it may still have to progress UCX for a peer's
         // operation.

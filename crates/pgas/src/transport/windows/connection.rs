@@ -3,6 +3,7 @@
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};
+use crate::field::HEAP;
 use crate::transport::layout::{HEADER_WORDS, Layout, MAGIC};
 use crate::transport::requests::Requests;
 use inlane_core::region::Region;
@@ -50,30 +51,44 @@ impl Windows {
     }
 }
 
-/// Connects this PE to `pe`, which may be this PE itself.
-pub(super) fn connect_peer(
+/// Connects this PE to all PEs, itself included. Returns the peers by their numbers.
+pub(super) fn connect_peers(
     ntb: &dyn Ntb,
-    pe: u32,
-    epoch: u32,
     inbound: &Region,
     layout: &Layout,
     settings: &Settings,
     registered: bool,
-) -> Result<Peer> {
-    let generation = ntb.link(pe).generation;
-    let (window, tag, theirs, generation, is_exceptional, alignment) = if pe == ntb.port() {
-        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation, true, usize::MAX)
-    } else {
-        let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
-        let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
+) -> Result<Vec<Peer>> {
+    let me = ntb.port();
+    let others: Vec<u32> = (0..ntb.ports()).filter(|pe| *pe != me).collect();
+    let epoch = handshake::fresh_epoch();
+    let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
+    let own = Window::new(me, inbound.clone(), Promise::Coherent, None);
+    let mut peers = vec![(me, peer(own, (1, 0), ntb.link(me).generation, true, usize::MAX))];
+    handshake::connect_all(ntb, &others, &offer, &settings.faults, |pe, connection| -> Result<()> {
+        // Read the link's generation only after the handshake, because the link may have come up during the
+        // handshake. If the generation changes from now on, the link was lost.
+        let generation = ntb.link(pe).generation;
         let window = ntb.peer_window(pe, 0)?;
         let (peer_registered, alignment) = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // Read the link's generation only after the handshake, because the link may have come up during the
-        // handshake. If the generation changes from now on, the link was lost.
-        (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier, alignment)
-    };
-    Ok(Peer {
+        let epochs = (connection.tag(), connection.theirs);
+        peers.push((pe, peer(window, epochs, generation, needs_barrier, alignment)));
+        Ok(())
+    })?;
+    peers.sort_unstable_by_key(|(pe, _)| *pe);
+    Ok(peers.into_iter().map(|(_, peer)| peer).collect())
+}
+
+/// Returns a peer at the start of a connection, with the connection's tag and the peer's epoch.
+fn peer(
+    window: Window,
+    (tag, theirs): (u32, u32),
+    generation: u64,
+    is_exceptional: bool,
+    alignment: usize,
+) -> Peer {
+    Peer {
         window,
         tag: AtomicU32::new(tag),
         theirs: AtomicU32::new(theirs),
@@ -91,7 +106,7 @@ pub(super) fn connect_peer(
         loads: AtomicU32::new(0),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
-    })
+    }
 }
 
 /// Checks that `window` begins with a valid header and has the sizes of `layout`, because offsets would
@@ -105,7 +120,7 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usiz
         return Err(inlane_ntb::error::Error::Window {
             peer: pe,
             why: format!(
-                "it has {} bytes with {} of symmetric memory, but this side has {} with {}; give all PEs the same program and --heap",
+                "it has {} bytes with {} of symmetric memory, but this side has {} with {}; give all PEs the same program and {HEAP}",
                 window.len(),
                 header[2],
                 layout.bytes(),
