@@ -39,8 +39,7 @@ const NUM_CONTEXTS: i64 = 1;
 pub struct TeamState {
     set: Set,
     config: TeamConfig,
-    /// The channel for the collectives of the team. `None` for the team of all PEs. Also `None` if a PE had
-    /// no free place in its workspace for a channel.
+    /// The channel for the collectives of the team. `None` for the team of all PEs.
     channel: Option<Arc<Channel>>,
 }
 
@@ -60,7 +59,7 @@ fn shared() -> TeamState {
         true => world().all(),
         false => Set { start: world().me(), stride: 1, size: 1 },
     };
-    let channel = Some(Arc::new(world().fixed_channel(set)));
+    let channel = Some(Arc::new(check(world().fixed_channel(set))));
     TeamState { set, config: TeamConfig::default(), channel }
 }
 
@@ -151,7 +150,7 @@ fn subset(parent: Set, start: c_int, stride: c_int, size: c_int) -> Option<Set> 
 }
 
 /// Makes a team of some PEs of `parent`. Stores the team's handle in `team`. On PEs outside the new team,
-/// stores [`Team::INVALID`]. Returns 0, or -1 if an argument is invalid.
+/// stores [`Team::INVALID`]. Returns 0, or -1 if an argument is invalid or if a PE has no room for another team.
 pub unsafe fn split_strided(
     parent: Team,
     (start, stride, size): (c_int, c_int, c_int),
@@ -166,8 +165,10 @@ pub unsafe fn split_strided(
         let Some(parent) = state(parent) else { return -1 };
         let Some(set) = subset(parent.set, start, stride, size) else { return -1 };
         if set.index(world().me()).is_some() {
-            let channel = check(world().open_channel(parent.group(), set)).map(Arc::new);
-            team.write(make(TeamState { set, config, channel }));
+            // Without a channel, two teams could not be used by two threads. Their collectives could then wait for
+            // each other forever.
+            let Some(channel) = check(world().open_channel(parent.group(), set)) else { return -1 };
+            team.write(make(TeamState { set, config, channel: Some(Arc::new(channel)) }));
         }
     }
     0
@@ -178,7 +179,7 @@ pub unsafe fn split_strided(
 type Axis = (*const TeamConfig, i64, *mut Team);
 
 /// Puts each PE of `parent` into two new teams: its row of `xrange` PEs, and its column. Returns 0, or -1 if
-/// an argument is invalid.
+/// an argument is invalid or if a PE has no room for another team.
 pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
     // SAFETY: the caller's pointers are valid, as the specification demands.
     unsafe {
@@ -194,14 +195,17 @@ pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
     let columns = (column, xrange, (size - column + xrange - 1) / xrange);
     // SAFETY: the caller's pointers are valid, as the specification demands.
     unsafe {
-        match split_strided(parent, rows, x.0, x.1, x.2) {
-            0 if split_strided(parent, columns, y.0, y.1, y.2) == 0 => 0,
-            _ => {
-                destroy(x.2.read());
-                x.2.write(Team::INVALID);
-                -1
-            }
+        // Make both teams in any case. If the PE's row has no room, the other PEs of its column still wait for it.
+        let made =
+            [(rows, x), (columns, y)].map(|(set, axis)| split_strided(parent, set, axis.0, axis.1, axis.2));
+        if made == [0, 0] {
+            return 0;
         }
+        for team in [x.2, y.2] {
+            destroy(team.read());
+            team.write(Team::INVALID);
+        }
+        -1
     }
 }
 

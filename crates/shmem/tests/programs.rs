@@ -31,9 +31,11 @@ fn a_job_has_more_than_64_pes() {
 fn threads_call_collectives_of_different_teams() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "threads.c") else { return };
-    for (pes, faults) in [(1, ""), (2, ""), (5, ""), (3, "delay=10us,reorder,torn,lose=0.2,duplicate=0.2")] {
+    let faulty = "delay=10us,reorder,torn,lose=0.2,duplicate=0.2";
+    for (pes, teams, faults) in [(1, "many", ""), (2, "many", ""), (5, "few", ""), (3, "few", faulty)] {
         let job = Job { pes, heap_bytes: 64 << 20, faults: faults.into(), ..Job::default() };
-        assert_eq!(job.run(&program.clone().into(), &[]).unwrap(), (0, None), "{pes} PEs, faults '{faults}'");
+        let outcome = job.run(&program.clone().into(), &[teams.into()]).unwrap();
+        assert_eq!(outcome, (0, None), "{pes} PEs, {teams} teams, faults '{faults}'");
     }
 }
 

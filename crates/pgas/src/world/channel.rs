@@ -4,25 +4,24 @@
 //! ```text
 //! a PE's workspace, at the start of its symmetric memory
 //! basic part   a word for each PE, then a chunk for each PE. Collectives without a channel use it.
-//! place 0..31  each place serves one channel. It has 128 bytes for each PE: at +0 how many notifications the
-//!              PE has sent, at +64 a number that it sends. Then come chunks, one for each level of a
-//!              binomial tree.
+//! fixed place  the place of one channel, at the same offset on all PEs
+//! arena        the places of all other channels
+//!
+//! a place      128 bytes for each PE of the channel: at +0 how many notifications the PE has sent, at +64 a
+//!              number that it sends. Then come chunks, one for each level of a binomial tree.
 //! ```
 //!
-//! Each PE chooses a free place in its own workspace for a new channel, and sends the place's number to the
-//! other members of the team. If one of them has no free place, the team uses the basic part.
+//! Each PE allocates a place in its own arena for a new channel, and sends the place's offset to the other members of
+//! the team. If one of them has no room for a place, there is no channel.
 
-use super::{CHUNK, Set, WORD, World};
+use super::{CHUNK, Heap, Set, WORD, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The number of places in a PE's workspace. A place is the memory of one channel. A team runs its
-/// collectives over a channel.
-pub(super) const PLACES: usize = 32;
-/// The place of [`World::fixed_channel`].
-const FIXED: usize = 0;
+/// Size in bytes of the arena. It has room for 39 channels of 1,024 PEs, or for 993 channels of two PEs.
+const ARENA: usize = 8 << 20;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
 /// In a place of the workspace, each PE has 128 bytes. This is the offset in these bytes of the number that
@@ -31,41 +30,56 @@ const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
 pub(super) fn workspace_bytes(pes: u32) -> usize {
-    place_offset(pes, PLACES)
+    arena_offset(pes) + ARENA
 }
 
-fn place_offset(pes: u32, place: usize) -> usize {
-    let levels = pes.next_power_of_two().trailing_zeros() as usize;
-    pes as usize * (WORD + CHUNK) + place * (pes as usize * WORD + levels * PLACE_CHUNK)
+/// Returns the offset of the fixed place.
+fn fixed_offset(pes: u32) -> usize {
+    pes as usize * (WORD + CHUNK)
 }
 
-/// The free places in this PE's workspace: bit n is set if place n is free.
-pub(super) struct Places(Arc<Mutex<u32>>);
+fn arena_offset(pes: u32) -> usize {
+    fixed_offset(pes) + place_bytes(pes)
+}
+
+/// Returns the size in bytes of the place of a channel of `size` PEs.
+fn place_bytes(size: u32) -> usize {
+    let levels = size.next_power_of_two().trailing_zeros() as usize;
+    size as usize * WORD + levels * PLACE_CHUNK
+}
+
+/// The places in this PE's workspace.
+pub(super) struct Places(Arc<Mutex<Heap>>);
 
 impl Places {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(!(1 << FIXED))))
+        Self(Arc::new(Mutex::new(Heap::new(ARENA, 0))))
     }
 
-    fn take(&self) -> Option<Place> {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = free.trailing_zeros();
-        *free &= !1u32.checked_shl(number)?;
-        Some(Place { number: number as usize, free: self.0.clone() })
+    /// Allocates a place for a channel of `size` PEs. Returns `None` if there is no room.
+    fn take(&self, size: u32) -> Option<Place> {
+        let offset = lock(&self.0).allocate(place_bytes(size), WORD).ok()?;
+        Some(Place { offset, arena: Some(self.0.clone()) })
     }
 }
 
-/// One of the places in the workspace, used by one channel. Dropping this value frees the place, unless the
-/// place is reserved for [`World::fixed_channel`].
+fn lock(arena: &Mutex<Heap>) -> MutexGuard<'_, Heap> {
+    arena.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One of the places in the workspace, used by one channel. Dropping this value frees the place, unless it is the
+/// fixed place.
 struct Place {
-    number: usize,
-    free: Arc<Mutex<u32>>,
+    /// The offset in the arena.
+    offset: usize,
+    /// The arena. `None` for the fixed place.
+    arena: Option<Arc<Mutex<Heap>>>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.number != FIXED {
-            *self.free.lock().unwrap_or_else(PoisonError::into_inner) |= 1 << self.number;
+        if let Some(arena) = &self.arena {
+            lock(arena).release(self.offset);
         }
     }
 }
@@ -74,31 +88,45 @@ impl Drop for Place {
 /// collectives of other teams. Dropping the channel frees its place in the workspace.
 pub struct Channel {
     set: Set,
-    place: Place,
+    /// The offset of this PE's place in the workspace.
+    own: usize,
+    /// This PE's position in the set.
+    index: u32,
     collective: Mutex<()>,
     /// The links to the PEs of the set, in the set's order.
     links: Vec<Link>,
+    _place: Place,
 }
 
 /// The notifications between this PE and another member of the team, in both directions. To notify the
 /// member, this PE writes to one place in the member's workspace.
 struct Link {
-    /// The number of the place that this channel uses in the other member's workspace. The other member has
-    /// chosen this number.
+    /// The offset of the place that this channel uses in the other member's workspace. The other member has
+    /// allocated it.
     place: usize,
     sent: AtomicU64,
     taken: AtomicU64,
 }
 
 impl Channel {
-    fn new(set: Set, place: Place, places: impl Iterator<Item = usize>) -> Self {
-        let link = |place| Link { place, sent: AtomicU64::new(0), taken: AtomicU64::new(0) };
-        Self { set, place, collective: Mutex::new(()), links: places.map(link).collect() }
+    fn link(&self, pe: u32) -> Result<&Link> {
+        Ok(&self.links[self.index(pe)? as usize])
     }
 
-    fn link(&self, pe: u32) -> Result<&Link> {
-        let link = self.set.index(pe).and_then(|index| self.links.get(index as usize));
-        link.ok_or_else(|| Error::invalid(format!("PE {pe}"), "it is not in the team"))
+    /// Returns the position of `pe` in the set.
+    fn index(&self, pe: u32) -> Result<u32> {
+        let outside = || Error::invalid(format!("PE {pe}"), "it is not in the team");
+        self.set.index(pe).ok_or_else(outside)
+    }
+
+    /// Returns the offset in `pe`'s workspace of the 128 bytes that this PE writes.
+    fn theirs(&self, pe: u32) -> Result<usize> {
+        Ok(self.link(pe)?.place + self.index as usize * WORD)
+    }
+
+    /// Returns the offset in this PE's workspace of the 128 bytes that `pe` writes.
+    fn ours(&self, pe: u32) -> Result<usize> {
+        Ok(self.own + self.index(pe)? as usize * WORD)
     }
 }
 
@@ -149,8 +177,7 @@ impl<T: Transport> World<T> {
     }
 
     /// Opens a channel for `set`, a subset of `parent`. All PEs of `set` must call this function. If any of
-    /// them has no free place for the channel in its workspace, returns `None` at every PE. In that case,
-    /// pass `set` itself to collectives.
+    /// them has no room for the channel in its workspace, returns `None` at every PE.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -158,29 +185,55 @@ impl<T: Transport> World<T> {
         let parent = self.enter(parent)?;
         let index = set.index_of(self.me(), self.pes())?;
         let within = Entered { set, index, ..parent };
-        let place = self.places.take();
+        let arena = arena_offset(self.pes());
+        let place = self.places.take(set.size);
         if let Some(place) = &place {
-            // Clear the counts of the channel that used this place of the workspace before. All notifications
+            // Clear the counts, because another channel may have used this memory before. All notifications
             // of that channel were received, so none can arrive later.
-            (0..set.size)
-                .for_each(|other| self.count(place.number, set.pe(other)).store(0, Ordering::Release));
+            let words = (0..set.size as usize).map(|other| self.word(arena + place.offset + other * WORD));
+            words.for_each(|count| count.store(0, Ordering::Release));
         }
-        // If a place of the workspace was chosen, send its number plus 1. Send 0 if no place is free.
-        let own = place.as_ref().map_or(0, |place| place.number as u64 + 1);
+        // Send the offset of the place plus 1, or 0 if there is no room.
+        let own = place.as_ref().map_or(0, |place| place.offset as u64 + 1);
         let numbers = self.tell_all(&within, own)?;
         let Some(place) = place.filter(|_| !numbers.contains(&0)) else { return Ok(None) };
-        if let Some(index) = numbers.iter().position(|number| *number > PLACES as u64) {
-            let what = format!("the place that PE {} chose for a team's collectives", set.pe(index as u32));
-            return Err(Error::invalid(what, format!("it is above {PLACES}")));
+        let most = (ARENA - place_bytes(set.size)) as u64 + 1;
+        if let Some(wrong) = numbers.iter().position(|number| *number > most || number % 8 != 1) {
+            let what = format!("the place that PE {} chose for a team's collectives", set.pe(wrong as u32));
+            return Err(Error::invalid(what, "it lies outside the workspace"));
         }
-        Ok(Some(Channel::new(set, place, numbers.iter().map(|number| *number as usize - 1))))
+        let places = numbers.iter().map(|number| arena + *number as usize - 1);
+        Ok(Some(self.channel(set, index, arena + place.offset, places, place)))
     }
 
-    /// Creates the channel for the fixed place in the workspace. This place has the same number on all PEs,
-    /// so the PEs need not exchange the number. Call this at most once on each PE.
-    pub fn fixed_channel(&self, set: Set) -> Channel {
-        let place = Place { number: FIXED, free: self.places.0.clone() };
-        Channel::new(set, place, (0..set.size).map(|_| FIXED))
+    /// Creates the channel for the fixed place in the workspace. This place has the same offset on all PEs,
+    /// so the PEs need not exchange it. Call this at most once on each PE.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if this PE is not in the set.
+    pub fn fixed_channel(&self, set: Set) -> Result<Channel> {
+        let (index, fixed) = (set.index_of(self.me(), self.pes())?, fixed_offset(self.pes()));
+        let places = (0..set.size).map(|_| fixed);
+        Ok(self.channel(set, index, fixed, places, Place { offset: 0, arena: None }))
+    }
+
+    fn channel(
+        &self,
+        set: Set,
+        index: u32,
+        own: usize,
+        places: impl Iterator<Item = usize>,
+        place: Place,
+    ) -> Channel {
+        let link = |place| Link { place, sent: AtomicU64::new(0), taken: AtomicU64::new(0) };
+        Channel {
+            set,
+            own,
+            index,
+            collective: Mutex::new(()),
+            links: places.map(link).collect(),
+            _place: place,
+        }
     }
 
     /// Sends `own` to every PE of the set. Returns the numbers that all PEs sent, in the set's order.
@@ -188,7 +241,7 @@ impl<T: Transport> World<T> {
         self.send_length(entered, own)?;
         self.exchange(entered)?;
         let numbers = (0..entered.set.size).map(|other| self.length(entered, entered.set.pe(other)));
-        let numbers = numbers.collect();
+        let numbers = numbers.collect::<Result<_>>()?;
         // Wait until all PEs have read the numbers, because the next collective may overwrite them.
         self.disseminate(entered)?;
         Ok(numbers)
@@ -200,7 +253,7 @@ impl<T: Transport> World<T> {
         (0..entered.set.size).map(|other| entered.set.pe(other)).try_for_each(|pe| {
             let to = match entered.channel {
                 None => self.me() as usize * WORD,
-                Some(channel) => self.line(channel.link(pe)?.place, self.me()) + LENGTH,
+                Some(channel) => channel.theirs(pe)? + LENGTH,
             };
             // SAFETY: the source is a local variable, and the destination is a word of the workspace.
             unsafe { self.transport.put(pe, to, (&raw const length).cast(), 8) }
@@ -209,12 +262,15 @@ impl<T: Transport> World<T> {
 
     /// Returns the number that PE `pe` sent by `send_length`. Call it after a notification from
     /// `pe`.
-    pub(super) fn length(&self, entered: &Entered<'_>, pe: u32) -> u64 {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the PE is not in the set.
+    pub(super) fn length(&self, entered: &Entered<'_>, pe: u32) -> Result<u64> {
         let at = match entered.channel {
             None => pe as usize * WORD,
-            Some(channel) => self.line(channel.place.number, pe) + LENGTH,
+            Some(channel) => channel.ours(pe)? + LENGTH,
         };
-        self.word(at).load(Ordering::Acquire)
+        Ok(self.word(at).load(Ordering::Acquire))
     }
 
     /// Returns the size of a chunk in bytes. A reduction combines at most one chunk in one step.
@@ -231,14 +287,13 @@ impl<T: Transport> World<T> {
         child: u32,
         distance: u32,
     ) -> Result<usize> {
-        let pes = self.pes();
         Ok(match entered.channel {
             // All sets without a channel use the same chunks. A child has different levels in different sets,
             // so chunks by level could collide between two sets. One chunk for each child avoids this.
-            None => pes as usize * WORD + child as usize * CHUNK,
+            None => self.pes() as usize * WORD + child as usize * CHUNK,
             Some(channel) => {
                 let level = distance.trailing_zeros() as usize;
-                self.line(channel.link(parent)?.place, pes) + level * PLACE_CHUNK
+                channel.link(parent)?.place + channel.set.size as usize * WORD + level * PLACE_CHUNK
             }
         })
     }
@@ -250,28 +305,16 @@ impl<T: Transport> World<T> {
         let count = link.sent.fetch_add(1, Ordering::Relaxed) + 1;
         self.transport.order()?;
         // SAFETY: the source is a local variable, and the destination is a word of the workspace.
-        unsafe { self.transport.put(pe, self.line(link.place, self.me()), (&raw const count).cast(), 8) }
+        unsafe { self.transport.put(pe, channel.theirs(pe)?, (&raw const count).cast(), 8) }
     }
 
     /// Blocks until a notification from `pe` has arrived, and consumes it.
     pub(super) fn take_notification(&self, entered: &Entered<'_>, pe: u32) -> Result<()> {
         let Some(channel) = entered.channel else { return self.transport.take_notification(pe) };
         let expected = channel.link(pe)?.taken.fetch_add(1, Ordering::Relaxed) + 1;
-        let count = self.count(channel.place.number, pe);
-        let word = (self.line(channel.place.number, pe), 8);
-        self.transport.wait(Some(word), &mut || count.load(Ordering::Acquire) >= expected)
-    }
-
-    /// Returns the offset of the 128 bytes of PE `pe` in place `place` of the workspace. The chunks of the
-    /// place follow the last PE, so the number of PEs as `pe` gives the offset of the chunks.
-    fn line(&self, place: usize, pe: u32) -> usize {
-        place_offset(self.pes(), place) + pe as usize * WORD
-    }
-
-    /// Returns a counter: the notifications that `pe` has sent to this PE over the channel in place `place`
-    /// of the workspace.
-    fn count(&self, place: usize, pe: u32) -> &AtomicU64 {
-        self.word(self.line(place, pe))
+        let at = channel.ours(pe)?;
+        let count = self.word(at);
+        self.transport.wait(Some((at, 8)), &mut || count.load(Ordering::Acquire) >= expected)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {

@@ -267,8 +267,10 @@ impl<T: Transport> World<T> {
         let (set, index) = (entered.set, entered.index);
         self.send_length(&entered, bytes as u64)?;
         self.exchange(&entered)?;
-        let before = (0..index).map(|other| self.length(&entered, set.pe(other)) as usize);
-        let at = before.fold(0usize, usize::saturating_add);
+        let mut at = 0usize;
+        for other in 0..index {
+            at = at.saturating_add(self.length(&entered, set.pe(other))? as usize);
+        }
         let offset = self.offset_of(destination.saturating_add(at), bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_to_all(&entered, offset, source, bytes) }

@@ -4,9 +4,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { THREADS = 4, ROUNDS = 20, LARGE = 20000, MANY = 40 };
+enum { THREADS = 4, ROUNDS = 20, LARGE = 20000, MANY = 40, TOO_MANY = 20000 };
 
-static shmem_team_t teams[THREADS], many[MANY];
+static shmem_team_t teams[THREADS], many[TOO_MANY], first, second;
 static long from[THREADS][LARGE], to[THREADS][LARGE], all_from, all_to;
 
 /* Calls collectives of one team, with values that no other team and no other round uses. */
@@ -35,29 +35,31 @@ static void *collectives(void *argument) {
     return NULL;
 }
 
-/* Waits for the other PEs in team 0. They come only after their threads have passed team 1. */
+/* Waits for the other PEs in the first team. They come only after their threads have passed the second team. */
 static void *sync_first_team(void *argument) {
     (void)argument;
-    shmem_team_sync(teams[0]);
+    shmem_team_sync(first);
     return NULL;
 }
 
-static void opposite_orders(void) {
+static void opposite_orders(shmem_team_t one, shmem_team_t two) {
+    first = one;
+    second = two;
     for (int round = 0; round < ROUNDS; round++) {
         if (shmem_my_pe() % 2 == 0) {
             pthread_t thread;
             pthread_create(&thread, NULL, sync_first_team, NULL);
             usleep(1000); /* most likely, the thread waits by now; the test passes in any case */
-            shmem_team_sync(teams[1]);
+            shmem_team_sync(second);
             pthread_join(thread, NULL);
         } else {
-            shmem_team_sync(teams[1]);
-            shmem_team_sync(teams[0]);
+            shmem_team_sync(second);
+            shmem_team_sync(first);
         }
     }
 }
 
-/* Makes more teams than have resources of their own, uses and ends them. */
+/* Makes many teams, uses and ends them. */
 static void many_teams(void) {
     int me = shmem_my_pe(), n = shmem_n_pes();
     for (int i = 0; i < MANY; i++) {
@@ -66,10 +68,23 @@ static void many_teams(void) {
         CHECK(shmem_long_max_reduce(many[i], &all_to, &all_from, 1) == 0 && all_to == n - 1 + i);
         shmem_team_sync(many[i]);
     }
+    opposite_orders(many[MANY - 1], many[MANY - 2]);
     for (int i = 0; i < MANY; i++) shmem_team_destroy(many[(i * 7 + me) % MANY]);
 }
 
-int main(void) {
+/* Makes teams until there is no room for another one. All PEs notice that at the same team. */
+static void too_many_teams(void) {
+    int made = 0, n = shmem_n_pes();
+    while (made < TOO_MANY && shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, n, NULL, 0, &many[made]) == 0) made++;
+    CHECK(made > 300 && (n == 1 || (made < TOO_MANY && many[made] == SHMEM_TEAM_INVALID)));
+    all_from = made;
+    CHECK(shmem_long_max_reduce(SHMEM_TEAM_WORLD, &all_to, &all_from, 1) == 0 && all_to == made);
+    CHECK(shmem_long_sum_reduce(many[made - 1], &all_to, &all_from, 1) == 0 && all_to == (long)made * n);
+    shmem_barrier_all();
+    while (made > 0) shmem_team_destroy(many[--made]);
+}
+
+int main(int argc, char **argv) {
     int provided, numbers[THREADS];
     pthread_t threads[THREADS];
     alarm(120); /* ends the job if a collective blocks forever */
@@ -79,7 +94,7 @@ int main(void) {
     shmem_team_split_strided(SHMEM_TEAM_WORLD, n - 1, -1, n, NULL, 0, &teams[1]);
     shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 2, (n + 1) / 2, NULL, 0, &teams[2]);
     teams[3] = SHMEM_TEAM_SHARED;
-    opposite_orders();
+    opposite_orders(teams[0], teams[1]);
     for (int t = 0; t < THREADS; t++) {
         numbers[t] = t;
         pthread_create(&threads[t], NULL, collectives, &numbers[t]);
@@ -93,6 +108,7 @@ int main(void) {
     }
     for (int t = 0; t < THREADS; t++) pthread_join(threads[t], NULL);
     many_teams();
+    if (argc > 1 && !strcmp(argv[1], "many")) too_many_teams();
     many_teams();
     shmem_finalize();
     return wrong;
