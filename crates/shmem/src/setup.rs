@@ -56,9 +56,10 @@ pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }
 
-/// Returns true if loads and stores reach the memory of every PE.
-pub fn all_reachable() -> bool {
-    (0..world().pes()).all(|pe| pe == world().me() || world().transport().direct(pe, 0).is_some())
+/// Returns the PEs whose memory loads and stores of this PE reach, this PE included.
+pub fn reachable() -> Vec<u32> {
+    let is_reached = |pe: &u32| *pe == world().me() || world().transport().direct(*pe, 0).is_some();
+    (0..world().pes()).filter(is_reached).collect()
 }
 
 /// Stores the version of the specification.

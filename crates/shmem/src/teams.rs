@@ -21,7 +21,7 @@ impl Team {
     pub const INVALID: Team = Team(0);
     /// All PEs.
     pub const WORLD: Team = Team(1);
-    /// The team of all PEs whose memory this PE can access by loads and stores.
+    /// The team of the PEs that can access each other's memory by loads and stores.
     pub const SHARED: Team = Team(2);
 }
 
@@ -55,10 +55,8 @@ impl TeamState {
 static SHARED: OnceLock<TeamState> = OnceLock::new();
 
 fn shared() -> TeamState {
-    let set = match setup::all_reachable() {
-        true => world().all(),
-        false => Set { start: world().me(), stride: 1, size: 1 },
-    };
+    // PEs of one machine reach the same PEs. A team is a regular set, so irregular PEs form several teams.
+    let set = Set::regular_part(&setup::reachable(), world().me());
     let channel = Some(Arc::new(check(world().fixed_channel(set))));
     TeamState { set, config: TeamConfig::default(), channel }
 }

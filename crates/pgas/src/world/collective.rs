@@ -48,6 +48,23 @@ impl Set {
         (0..self.size as i64).contains(&index).then_some(index as u32)
     }
 
+    /// Divides the ascending numbers `pes` into regular sets, and returns the set with `pe`. Returns the same sets for
+    /// the same numbers, whatever `pe` is. Returns a set of `pe` alone if the numbers do not contain it.
+    pub fn regular_part(pes: &[u32], pe: u32) -> Self {
+        let mut rest = pes;
+        while let [start, after @ ..] = rest {
+            let stride = after.first().map_or(1, |next| next - start);
+            let follows = |(pair, next): (&u32, &u32)| next - pair == stride;
+            let size = 1 + rest.iter().zip(after).take_while(|(one, next)| follows((one, next))).count();
+            let part = Self { start: *start, stride: stride as i32, size: size as u32 };
+            if part.index(pe).is_some() {
+                return part;
+            }
+            rest = &rest[size..];
+        }
+        Self { start: pe, stride: 1, size: 1 }
+    }
+
     /// Returns true if the set is not empty, its PEs differ, and all lie within 0 to `pes - 1`.
     pub fn is_within(&self, pes: u32) -> bool {
         let last = (self.size as i64 - 1) * self.stride as i64 + self.start as i64;

@@ -376,3 +376,21 @@ fn atomics_of_all_pes_on_one_word_are_atomic() {
         });
     }
 }
+
+#[test]
+fn irregular_numbers_are_divided_into_regular_sets() {
+    for (pes, parts) in [
+        (&[0u32, 1, 2, 3][..], &[(0u32, 1, 4u32)][..]),
+        (&[1, 4, 7], &[(1, 3, 3)]),
+        (&[0, 1, 5, 6, 7], &[(0, 1, 2), (5, 1, 3)]),
+        (&[0, 2, 3, 4, 9], &[(0, 2, 2), (3, 1, 2), (9, 1, 1)]),
+        (&[5], &[(5, 1, 1)]),
+    ] {
+        let sets: Vec<_> = parts.iter().map(|&(start, stride, size)| Set { start, stride, size }).collect();
+        for pe in pes {
+            let part = Set::regular_part(pes, *pe);
+            assert!(part.index(*pe).is_some() && sets.contains(&part), "{pes:?}: {part:?}");
+        }
+    }
+    assert_eq!(Set::regular_part(&[1, 2], 7), Set { start: 7, stride: 1, size: 1 });
+}
