@@ -16,6 +16,7 @@ mod direct;
 mod hostile;
 mod interface;
 mod musl;
+mod restart;
 mod threads;
 
 use std::io::{Read, Write};

@@ -32,6 +32,9 @@ pub enum Operation {
     /// written by [`write_options`]. The reply carries the program's end of the socket pair, and the local
     /// address. The reply's `name` is how long a thread polls for events of the socket before it sleeps, in
     /// microseconds.
+    ///
+    /// If the socket replaces a listener of an engine that has ended, the request carries the program's end of that
+    /// listener, or its [`crate::name::StandIn`]. Sockets of one user that replace the same listener share its port.
     Bind = 1,
     /// Connects a socket to [`Message::remote`]. The request carries the program's end of a socket pair. If
     /// it carries no end, the engine creates a socket, and the reply carries the program's end. The program's

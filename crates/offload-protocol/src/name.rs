@@ -8,6 +8,10 @@
 //! program's end:  0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | remote address (20)
 //! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20)
 //!                 | options (5 each)
+//! of a listener:  0 "inlane" 2 'L'  | engine (8) | socket (8) | backlog (4) | local address (20)
+//!                 | options (5 each)
+//! stand-in:       0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | backlog (4)
+//!                 | tag (4) | options (5 each)
 //! ```
 //!
 //! If the library has created the pair, the library itself names the program's end before the engine has
@@ -17,6 +21,10 @@
 //! The engine binds its end when the connection ends: once the remote end has finished sending (errno 0), or
 //! the connection has failed. If a program reads the end of the stream while the engine's end has no name,
 //! the engine has died.
+//!
+//! The engine binds its end of a listener's pair when the socket begins to listen. After the engine has died, the
+//! library replaces the program's end by a [`StandIn`], and creates the listener again from these facts once another
+//! engine runs.
 
 use crate::address;
 use crate::message::NumberOption;
@@ -35,6 +43,10 @@ const END_LEN: usize = 9 + 16 + 4 + address::LEN;
 /// The length of one option in the name of an engine's end, in bytes. An option is its index in
 /// [`KEPT_OPTIONS`] and its value.
 const OPTION_LEN: usize = 5;
+/// The kind byte in the name of the engine's end of a listener's socket pair.
+const LISTENER: u8 = b'L';
+/// The length of the name of a stand-in, in bytes, without options.
+const STAND_IN_LEN: usize = 9 + 16 + address::LEN + 4 + 4;
 
 /// Options as level and name. If a connection fails, the name of the engine's end of its socket pair holds
 /// these options. The library sets them again if the program connects the socket again.
@@ -71,12 +83,16 @@ pub enum SocketKind {
     DatagramV4 = b'd',
     /// Like [`SocketKind::DatagramV4`], of family AF_INET6.
     DatagramV6 = b'D',
+    /// A TCP listener of family AF_INET whose engine has ended. See [`StandIn`].
+    StandInV4 = b'w',
+    /// Like [`SocketKind::StandInV4`], of family AF_INET6.
+    StandInV6 = b'W',
 }
 
 impl SocketKind {
     /// Returns true if the family is AF_INET6.
     pub fn is_v6(self) -> bool {
-        matches!(self, Self::BoundV6 | Self::StreamV6 | Self::DatagramV6)
+        matches!(self, Self::BoundV6 | Self::StreamV6 | Self::DatagramV6 | Self::StandInV6)
     }
 
     /// Returns true for a UDP socket.
@@ -87,7 +103,12 @@ impl SocketKind {
     /// Returns true for a TCP socket that was bound before it was connected or began to listen. The name of
     /// such a socket was made at the bind, so it has no remote address.
     pub fn is_bound(self) -> bool {
-        matches!(self, Self::BoundV4 | Self::BoundV6)
+        matches!(self, Self::BoundV4 | Self::BoundV6) || self.is_stand_in()
+    }
+
+    /// Returns true for a listener whose engine has ended.
+    pub fn is_stand_in(self) -> bool {
+        matches!(self, Self::StandInV4 | Self::StandInV6)
     }
 }
 
@@ -160,6 +181,26 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(array)
 }
 
+/// Appends the kept ones among `options` to `name`, which has `len` bytes. Returns the new length.
+fn add_options(name: &mut [u8], mut len: usize, options: &[NumberOption]) -> usize {
+    for (index, &(level, option)) in KEPT_OPTIONS.iter().enumerate() {
+        if let Some(&(.., value)) = options.iter().find(|kept| (kept.0, kept.1) == (level, option)) {
+            name[len] = index as u8;
+            name[len + 1..len + OPTION_LEN].copy_from_slice(&value.to_le_bytes());
+            len += OPTION_LEN;
+        }
+    }
+    len
+}
+
+/// Returns the options that [`add_options`] has appended.
+fn options_of(bytes: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
+    bytes.chunks_exact(OPTION_LEN).filter_map(|bytes| {
+        let &(level, name) = KEPT_OPTIONS.get(usize::from(bytes[0]))?;
+        Some((level, name, i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])))
+    })
+}
+
 /// The functions that ask the kernel for the names of a socket and of its peer. The preloaded library passes
 /// the C library's functions. If it called them by name, it would call its own replacements.
 #[derive(Clone, Copy)]
@@ -186,6 +227,15 @@ impl SocketName {
     /// Parses the name of a program's end. Returns `None` for any other name.
     pub fn from_address(address: &UnixAddress) -> Option<Self> {
         let name = address.name();
+        if name.len() >= STAND_IN_LEN && name[..8] == PREFIX && matches!(name[8], b'w' | b'W') {
+            return Some(Self {
+                engine: number(&name[9..]),
+                socket: number(&name[17..]),
+                kind: if name[8] == b'w' { SocketKind::StandInV4 } else { SocketKind::StandInV6 },
+                local: address::decode(&name[25..])?,
+                remote: None,
+            });
+        }
         if name.len() != SOCKET_LEN || name[..8] != PREFIX {
             return None;
         }
@@ -216,6 +266,41 @@ impl SocketName {
     /// `None` for other descriptors.
     pub fn of_peer(fd: i32, asking: Asking) -> Option<Self> {
         Self::from_address(&UnixAddress::ask(fd, asking.peer)?)
+    }
+}
+
+/// A UNIX socket that listens in place of a TCP listener whose engine has ended. Nobody connects to it, so it reports
+/// no events. Its name has what the library needs to create the listener again on another engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandIn {
+    /// The name of the listener's program's end.
+    pub listener: SocketName,
+    /// The backlog.
+    pub backlog: i32,
+    /// A number that makes the name unique, because processes may share a listener, and each has its own stand-in.
+    pub tag: u32,
+}
+
+impl StandIn {
+    /// Returns the address to bind the stand-in to. The name holds only the `options` that [`KEPT_OPTIONS`] lists.
+    pub fn to_address(&self, options: &[NumberOption]) -> UnixAddress {
+        let mut name = [0; STAND_IN_LEN + KEPT_OPTIONS.len() * OPTION_LEN];
+        name[..8].copy_from_slice(&PREFIX);
+        name[8] =
+            if self.listener.kind.is_v6() { SocketKind::StandInV6 } else { SocketKind::StandInV4 } as u8;
+        name[9..17].copy_from_slice(&self.listener.engine.to_le_bytes());
+        name[17..25].copy_from_slice(&self.listener.socket.to_le_bytes());
+        name[25..45].copy_from_slice(&address::encode(Some(self.listener.local)));
+        name[45..49].copy_from_slice(&self.backlog.to_le_bytes());
+        name[49..STAND_IN_LEN].copy_from_slice(&self.tag.to_le_bytes());
+        let len = add_options(&mut name, STAND_IN_LEN, options);
+        UnixAddress::of(&name[..len])
+    }
+
+    /// Returns the bytes of `address` if it is the name of a stand-in.
+    fn bytes(address: &UnixAddress) -> Option<&[u8]> {
+        let stand_in = SocketName::from_address(address)?.kind.is_stand_in();
+        stand_in.then(|| address.name())
     }
 }
 
@@ -264,6 +349,8 @@ pub enum End {
     /// connection is still open. If the program reads end-of-file without having shut down reading, the
     /// engine has died.
     Unnamed,
+    /// The socket listens with this backlog, or has listened until its engine died.
+    Listening(i32),
 }
 
 impl End {
@@ -278,23 +365,17 @@ impl End {
     ) -> UnixAddress {
         let mut name = [0; END_LEN + KEPT_OPTIONS.len() * OPTION_LEN];
         name[..8].copy_from_slice(&PREFIX);
-        name[8] = END;
+        name[8] = if matches!(self, Self::Listening(_)) { LISTENER } else { END };
         name[9..17].copy_from_slice(&engine.to_le_bytes());
         name[17..25].copy_from_slice(&socket.to_le_bytes());
-        let errno = match self {
+        let number = match self {
             Self::Finished | Self::Unnamed => 0,
             Self::Failed(errno) => errno,
+            Self::Listening(backlog) => backlog,
         };
-        name[25..29].copy_from_slice(&errno.to_le_bytes());
+        name[25..29].copy_from_slice(&number.to_le_bytes());
         name[29..END_LEN].copy_from_slice(&address::encode(local));
-        let mut len = END_LEN;
-        for (index, &(level, option)) in KEPT_OPTIONS.iter().enumerate() {
-            if let Some(&(.., value)) = options.iter().find(|kept| (kept.0, kept.1) == (level, option)) {
-                name[len] = index as u8;
-                name[len + 1..len + OPTION_LEN].copy_from_slice(&value.to_le_bytes());
-                len += OPTION_LEN;
-            }
-        }
+        let len = add_options(&mut name, END_LEN, options);
         UnixAddress::of(&name[..len])
     }
 
@@ -302,21 +383,28 @@ impl End {
     /// for other addresses.
     fn bytes(address: &UnixAddress) -> Option<&[u8]> {
         let name = address.name();
-        (name.len() >= END_LEN && name[..8] == PREFIX && name[8] == END).then_some(name)
+        (name.len() >= END_LEN && name[..8] == PREFIX && matches!(name[8], END | LISTENER)).then_some(name)
     }
 
     fn from_address(address: &UnixAddress) -> Self {
         let Some(name) = Self::bytes(address) else { return Self::Unnamed };
         match i32::from_le_bytes([name[25], name[26], name[27], name[28]]) {
+            backlog if name[8] == LISTENER => Self::Listening(backlog),
             0 => Self::Finished,
             errno => Self::Failed(errno),
         }
     }
 
     /// Reads how a connection ended, from the name of the engine's end of the socket pair. `fd` is the
-    /// program's end. `asking.peer` asks the kernel for the name of the other end.
+    /// program's end, or a [`StandIn`]. `asking` asks the kernel for the names.
     pub fn of(fd: i32, asking: Asking) -> Self {
-        UnixAddress::ask(fd, asking.peer).map_or(Self::Unnamed, |address| Self::from_address(&address))
+        if let Some(address) = UnixAddress::ask(fd, asking.peer) {
+            return Self::from_address(&address);
+        }
+        let own = UnixAddress::ask(fd, asking.own);
+        own.as_ref().and_then(StandIn::bytes).map_or(Self::Unnamed, |name| {
+            Self::Listening(i32::from_le_bytes([name[45], name[46], name[47], name[48]]))
+        })
     }
 
     /// Returns the local address of a connection that has ended. The engine no longer has this address, so it
@@ -327,15 +415,15 @@ impl End {
     }
 
     /// Calls `keep` with each option in the name of the engine's end. `fd` is the program's end of the socket
-    /// pair.
+    /// pair, or a [`StandIn`].
     pub fn for_options(fd: i32, asking: Asking, keep: impl FnMut(NumberOption)) {
-        let Some(address) = UnixAddress::ask(fd, asking.peer) else { return };
-        let options = Self::bytes(&address).map_or(&[][..], |name| &name[END_LEN..]);
-        let option = |bytes: &[u8]| {
-            let &(level, name) = KEPT_OPTIONS.get(usize::from(bytes[0]))?;
-            Some((level, name, i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])))
-        };
-        options.chunks_exact(OPTION_LEN).filter_map(option).for_each(keep);
+        if let Some(address) = UnixAddress::ask(fd, asking.peer) {
+            let options = Self::bytes(&address).map_or(&[][..], |name| &name[END_LEN..]);
+            return options_of(options).for_each(keep);
+        }
+        if let Some(name) = UnixAddress::ask(fd, asking.own).as_ref().and_then(StandIn::bytes) {
+            options_of(&name[STAND_IN_LEN..]).for_each(keep);
+        }
     }
 }
 
@@ -386,6 +474,44 @@ mod tests {
             End::for_options(duplicate.as_raw_fd(), ASKING, |option| kept.push(option));
             assert_eq!(kept, if local.is_some() { &options[..] } else { &[] });
         }
+    }
+
+    #[test]
+    fn listeners_keep_their_backlog_and_options_in_names() {
+        let engine = std::process::id() as u64;
+        let options = [(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1), (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)];
+        let (program, other) = UnixStream::pair().unwrap();
+        let listener = SocketName {
+            engine,
+            socket: 11,
+            kind: SocketKind::BoundV6,
+            local: "[fd00::1]:80".parse().unwrap(),
+            remote: None,
+        };
+        bind(program.as_raw_fd(), &listener.to_address());
+        let end = End::Listening(-5).to_address(engine, 11, Some(listener.local), &options);
+        bind(other.as_raw_fd(), &end);
+        drop(other);
+        let all: Vec<_> = KEPT_OPTIONS.iter().map(|&(level, name)| (level, name, -7)).collect();
+        let name = StandIn { listener, backlog: 128, tag: u32::MAX };
+        assert_eq!(StandIn::bytes(&name.to_address(&all)).unwrap().len(), 108);
+        assert_eq!(options_of(&name.to_address(&all).name()[STAND_IN_LEN..]).collect::<Vec<_>>(), all);
+        // SAFETY: has no preconditions. The descriptor is new.
+        let stand_in = unsafe {
+            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+            <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd)
+        };
+        bind(stand_in.as_raw_fd(), &name.to_address(&options));
+        for (fd, backlog) in [(program.as_raw_fd(), -5), (stand_in.as_raw_fd(), 128)] {
+            assert_eq!(End::of(fd, ASKING), End::Listening(backlog));
+            let mut kept = Vec::new();
+            End::for_options(fd, ASKING, |option| kept.push(option));
+            kept.sort_unstable();
+            assert_eq!(kept, options);
+        }
+        let found = SocketName::of(stand_in.as_raw_fd(), ASKING).unwrap();
+        assert!(found.kind.is_stand_in() && found.kind.is_bound() && found.kind.is_v6());
+        assert_eq!(SocketName { kind: SocketKind::BoundV6, ..found }, listener);
     }
 
     #[test]

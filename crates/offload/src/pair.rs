@@ -79,6 +79,13 @@ pub fn is_opened(program_end: &OwnedFd) -> bool {
         && End::of(fd, ASKING) == End::Unnamed
 }
 
+/// Returns the name of the listener if a descriptor that a program sent is the program's end of a listener, or its stand-in.
+pub fn lost_listener(program_end: &OwnedFd) -> Option<SocketName> {
+    // Ask for the domain first, because getsockname of a TCP socket waits for a send of the program, which may block.
+    let name = is_unix(program_end).then(|| SocketName::of(program_end.as_raw_fd(), ASKING))?;
+    name.filter(|name| name.kind.is_bound())
+}
+
 /// The program's end of a socket pair. It is kept full, so that it is not writable during the handshake.
 #[derive(Debug)]
 pub struct Filled {

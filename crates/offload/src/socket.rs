@@ -262,6 +262,20 @@ pub struct SocketOptions {
     /// TCP_KEEPIDLE and TCP_KEEPINTVL in seconds, and TCP_KEEPCNT; `None` for an option that the program has
     /// not set.
     pub keepalive_times: [Option<u32>; 3],
+    /// The listener of an earlier engine that the socket replaces. Sockets that replace the same listener share its port,
+    /// because processes may have shared that listener.
+    pub predecessor: Option<Predecessor>,
+}
+
+/// A listener of an engine that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predecessor {
+    /// The random number of its engine.
+    pub engine: u64,
+    /// Its number in that engine.
+    pub socket: u64,
+    /// The user of the socket that replaces it. Users do not share a port, because each could forge the other's names.
+    pub user: u32,
 }
 
 impl SocketOptions {

@@ -240,7 +240,7 @@ pub fn request_within(
 
 /// Calls `exchange`, and defers a pthread_cancel of this thread until `exchange` has returned. If the thread
 /// ended within `exchange`, the connection to the engine would stay in use forever.
-fn without_cancellation<T>(exchange: impl FnOnce() -> T) -> T {
+pub fn without_cancellation<T>(exchange: impl FnOnce() -> T) -> T {
     unsafe extern "C" {
         fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
     }

@@ -4,8 +4,8 @@ mod options;
 mod refusal;
 mod replace;
 
-pub use options::{copy_timeouts, set_option, usual_option};
-pub use replace::{leave_engine, renew};
+pub use options::{add_listener_options, copy_timeouts, set_option, usual_option};
+pub use replace::{leave_engine, renew, replace_listener};
 
 use crate::control::Unanswered;
 use crate::{control, datagram, errno, open, real, set_errno, settings, socket, wait};

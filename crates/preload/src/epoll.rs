@@ -158,6 +158,17 @@ impl Registration {
         exists.then_some(registration)
     }
 
+    /// Removes the epoll registration of `fd`, and returns it. Returns `None` if `fd` has none. Call this before the
+    /// descriptor gets another socket. The kernel would keep the registration of the old socket if another process has
+    /// it, too.
+    pub fn take(fd: c_int) -> Option<Self> {
+        let entry = table::entry(fd)?;
+        deferred::flush();
+        let (instance, event) = entry.requested(fd)?;
+        let mut registration = Self { instance, fd, event };
+        registration.control(libc::EPOLL_CTL_DEL).then_some(registration)
+    }
+
     fn control(&mut self, operation: c_int) -> bool {
         // SAFETY: the event outlives the call. A descriptor that is no epoll instance is refused.
         unsafe { real::epoll_ctl(self.instance, operation, self.fd, &mut self.event) == 0 }

@@ -36,6 +36,7 @@ mod memory;
 mod open;
 mod real;
 mod receive;
+mod relisten;
 mod send;
 mod settings;
 mod signals;

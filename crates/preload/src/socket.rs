@@ -9,7 +9,8 @@ mod options;
 pub use accept::{accept, listen, note_option};
 pub use connect::{
     connect, forget_given_up_at_fork, may_connect_again, may_have_given_up, note_closing, note_closing_range,
-    note_connecting, note_replacing, reason_of_fast_refusal, reason_of_refusal, send_limit, wait_connected,
+    note_connecting, note_replacing, reason_of_fast_refusal, reason_of_refusal, receive_limit, send_limit,
+    wait_connected,
 };
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{ask_internet, getsockopt, has_level, put_option, reset_on_close, setsockopt};
@@ -34,11 +35,13 @@ impl Flags {
     /// Flag: the connection is being established. The engine sets and clears this flag.
     pub const CONNECTING: c_int = filler::CONNECTING;
 
-    fn of(fd: RawFd) -> Self {
+    /// Returns the facts about the offloaded socket `fd`.
+    pub fn of(fd: RawFd) -> Self {
         Self(real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0))
     }
 
-    fn has(self, flag: c_int) -> bool {
+    /// Returns true if `flag` is set.
+    pub fn has(self, flag: c_int) -> bool {
         self.0 & flag != 0
     }
 
@@ -86,7 +89,7 @@ pub fn take_error(fd: RawFd) -> c_int {
             error
         }
         End::Failed(_) | End::Finished => 0,
-        End::Unnamed => {
+        End::Unnamed | End::Listening(_) => {
             // The engine has died. Mark the error as read. A program that has read the error of a kernel
             // socket gets the end of the stream from its next receive; offloaded sockets do the same.
             if native != 0 {
@@ -108,7 +111,7 @@ fn is_over(fd: RawFd) -> bool {
     match End::of(fd, real::ASKING) {
         End::Failed(_) => true,
         End::Finished => poll(fd, 0, 0).is_ok_and(|events| events & libc::POLLHUP != 0),
-        End::Unnamed => false,
+        End::Unnamed | End::Listening(_) => false,
     }
 }
 
@@ -151,8 +154,12 @@ pub fn reason_of_end(fd: RawFd) -> c_int {
             Flags::set(fd, Flags::ERROR_READ);
             error
         }
-        End::Unnamed if Flags::of(fd).has(Flags::READ_SHUT) || Flags::of(fd).has(Flags::ERROR_READ) => 0,
-        End::Unnamed => {
+        End::Unnamed | End::Listening(_)
+            if Flags::of(fd).has(Flags::READ_SHUT) || Flags::of(fd).has(Flags::ERROR_READ) =>
+        {
+            0
+        }
+        End::Unnamed | End::Listening(_) => {
             Flags::set(fd, Flags::ERROR_READ);
             libc::ECONNRESET
         }
@@ -170,7 +177,7 @@ pub fn reason_of_broken_pipe(fd: RawFd) -> c_int {
         // The send failed because the program has shut down writing, or because the engine is gone. The
         // socket pair has hung up only if the engine is gone.
         End::Unnamed if poll(fd, 0, 0).is_ok() && !Flags::of(fd).has(Flags::READ_SHUT) => libc::ECONNRESET,
-        End::Finished | End::Unnamed => 0,
+        End::Finished | End::Unnamed | End::Listening(_) => 0,
     };
     if error == 0 || Flags::of(fd).has(Flags::ERROR_READ) {
         return 0;

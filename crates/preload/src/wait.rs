@@ -11,7 +11,7 @@ mod select;
 
 pub use epoll::epoll;
 pub use poll::{poll, ppoll};
-pub use select::{pselect, select};
+pub use select::{Sets, pselect, select};
 
 use crate::direct::now_ns;
 use crate::signals::BlockedSignals;
@@ -168,7 +168,7 @@ fn poll_then_sleep(
 }
 
 /// Returns the nanoseconds of a timeout in milliseconds. A negative timeout has no limit.
-fn of_milliseconds(timeout: c_int) -> u64 {
+pub fn of_milliseconds(timeout: c_int) -> u64 {
     u64::try_from(timeout).map_or(u64::MAX, |timeout| timeout * 1_000_000)
 }
 
@@ -180,7 +180,10 @@ fn of_parts(seconds: i64, nanoseconds: i64) -> Option<u64> {
 
 /// Converts a timeout to nanoseconds. Returns `u64::MAX` for a null pointer, which means no limit. Returns
 /// `None` if the kernel would refuse the timeout.
-unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
+///
+/// # Safety
+/// `timeout` is the argument of a program's call.
+pub unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
     if timeout.is_null() {
         return Some(u64::MAX);
     }
@@ -192,6 +195,7 @@ unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
     of_parts(timeout.tv_sec, timeout.tv_nsec)
 }
 
-fn to_timespec(nanoseconds: u64) -> timespec {
+/// Returns the timeout of a number of nanoseconds.
+pub fn to_timespec(nanoseconds: u64) -> timespec {
     timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
 }

@@ -88,7 +88,8 @@ impl Engine {
     }
 
     /// Returns true if another socket holds the port for an overlapping address and does not share it.
-    /// Sockets share a port if all have SO_REUSEPORT, or if all have SO_REUSEADDR and none listens.
+    /// Sockets share a port if all have SO_REUSEPORT, if all have SO_REUSEADDR and none listens, or if they replace the same
+    /// listener of an earlier engine.
     fn conflicts(
         &self,
         wanted: SocketAddr,
@@ -102,6 +103,7 @@ impl Engine {
             let listens = matches!(other.role, Role::Listening(_));
             overlap(wanted.ip(), options.v6_only, other.local.ip(), theirs.v6_only)
                 && !(options.reuse_port && theirs.reuse_port)
+                && !(options.predecessor.is_some() && options.predecessor == theirs.predecessor)
                 && !(options.reuse_address && theirs.reuse_address && !listens)
         })
     }

@@ -211,7 +211,7 @@ impl Engine {
 
     /// Returns the thread that must process a request.
     pub(super) fn thread_of_request(&self, shared: &Shared, request: &Request) -> usize {
-        // Choose the thread of a bind by its port alone, because a bind ignores an attached descriptor.
+        // Choose the thread of a bind by its port alone, because the descriptor that comes with it belongs to an earlier engine.
         if request.message.operation == Operation::Bind {
             return match request.message.local {
                 Some(local) if local.port() != 0 => shared.thread_of_port(local.port()),

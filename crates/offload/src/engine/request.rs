@@ -7,11 +7,11 @@ use crate::arena::Key;
 use crate::closer::UserCloser;
 use crate::network::Route;
 use crate::pair::{self, Filled};
-use crate::socket::{Role, Socket, SocketOptions, Stream};
+use crate::socket::{Predecessor, Role, Socket, SocketOptions, Stream};
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options, write_options};
-use inlane_offload_protocol::name::{SocketKind, SocketName};
+use inlane_offload_protocol::name::{End, SocketKind, SocketName};
 use inlane_tcp::{Connection, Flow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -271,7 +271,17 @@ impl Engine {
     fn bind(&mut self, request: &Request) -> Reply {
         let message = &request.message;
         let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
-        let options = initial_options(message);
+        let mut options = initial_options(message);
+        options.predecessor = request
+            .attached
+            .as_ref()
+            .and_then(pair::lost_listener)
+            .filter(|listener| listener.engine != self.number)
+            .map(|listener| Predecessor {
+                engine: listener.engine,
+                socket: listener.socket,
+                user: request.user,
+            });
         let ip = wanted.ip();
         if ip.is_loopback() && !self.settings.loopback {
             return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
@@ -493,6 +503,10 @@ impl Engine {
                 // Set the size of the socket pair's send buffer according to the backlog. The buffer holds
                 // the connections that wait to be accepted, and each connection takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
+                // The library creates the listener again from this name if the engine ends.
+                let kept = socket.options.kept();
+                let state = End::Listening(request.message.number);
+                pair::set_end(end, state, self.number, socket.id, Some(socket.local), &kept);
             }
             socket.role = Role::Listening(Box::new(listening));
             return Ok((Message::new(Operation::Listen), None));

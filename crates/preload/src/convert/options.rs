@@ -123,17 +123,37 @@ pub(super) fn add_options(message: &mut Message, fd: RawFd) {
 /// Their values come from the engine. After a failed connection, they come from the name of the engine's end
 /// of the socket pair.
 pub(super) fn keep_options(fd: RawFd, new: RawFd) {
-    let set = |(level, name, value): NumberOption| {
-        // The kernel doubles the sizes of buffers, and the engine keeps the doubled sizes.
-        let doubled = level == libc::SOL_SOCKET && matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF);
-        real::set_option(new, level, name, if doubled { value / 2 } else { value });
-    };
+    let set = |option| set_kept(new, option);
     match socket::addresses(fd) {
         Some(reply) => read_options(reply.value()).for_each(set),
         // After a failed connection, the engine no longer has the socket. Read the options from the name of
         // the engine's end of the socket pair, which contains them.
         None => End::for_options(fd, real::ASKING, set),
     }
+}
+
+/// Sets an option of the kernel's socket `new` to the value that the engine keeps.
+fn set_kept(new: RawFd, (level, name, value): NumberOption) {
+    // The kernel doubles the sizes of buffers, and the engine keeps the doubled sizes.
+    let doubled = level == libc::SOL_SOCKET && matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF);
+    real::set_option(new, level, name, if doubled { value / 2 } else { value });
+}
+
+/// Adds the options of the listener `fd`, whose engine has ended, to a request. They come from the name of the engine's end, or
+/// from that of the listener's stand-in. Returns `None` if the process has no free descriptor.
+pub fn add_listener_options(message: &mut Message, fd: RawFd) -> Option<()> {
+    let family = if message.v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: has no preconditions.
+    let model = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if model < 0 {
+        return None;
+    }
+    End::for_options(fd, real::ASKING, |option| set_kept(model, option));
+    copy_options(fd, model);
+    add_options(message, model);
+    // SAFETY: the descriptor is this function's.
+    unsafe { libc::close(model) };
+    Some(())
 }
 
 /// Returns the value that an option has on a new TCP socket, or `None` if this module does not know the option.

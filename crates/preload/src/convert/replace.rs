@@ -46,7 +46,7 @@ pub(super) fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bo
 /// Makes the descriptor `fd` refer to the socket `new`, too. Keeps the descriptor's flag FD_CLOEXEC and its epoll
 /// registration. Returns false if that failed.
 fn substitute(fd: RawFd, new: RawFd) -> bool {
-    let registration = Registration::of(fd);
+    let registration = Registration::take(fd);
     direct::forget(fd);
     wait::note_offloaded(fd);
     // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
@@ -54,10 +54,16 @@ fn substitute(fd: RawFd, new: RawFd) -> bool {
         let close_on_exec = libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
         real::dup3(new, fd, if close_on_exec { libc::O_CLOEXEC } else { 0 }) == fd
     };
-    if replaced && let Some(registration) = registration {
+    if let Some(registration) = registration {
         registration.restore();
     }
     replaced
+}
+
+/// Makes the descriptor of a listener whose engine has ended refer to `new`: its stand-in, or the program's end of another
+/// listener. Closes the descriptor `new`. Returns false if that failed.
+pub fn replace_listener(fd: RawFd, new: RawFd) -> bool {
+    replace(fd, new, false, false)
 }
 
 /// Replaces an offloaded TCP socket by a new, unbound kernel socket under the same descriptor. The program

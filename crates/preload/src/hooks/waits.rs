@@ -1,7 +1,7 @@
 //! Functions that wait for events.
 
 use crate::epoll::{self, deferred};
-use crate::{real, wait};
+use crate::{real, relisten, wait};
 use libc::{
     c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval,
 };
@@ -28,42 +28,46 @@ hooks! {
     }
 
     fn epoll_wait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
-        wait::epoll(instance, events, room, timeout, null())
+        relisten::wait_milliseconds(timeout, |timeout| wait::epoll(instance, events, room, timeout, null()))
     }
 
     fn epoll_pwait(instance: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        wait::epoll(instance, events, room, timeout, mask)
+        relisten::wait_milliseconds(timeout, |timeout| wait::epoll(instance, events, room, timeout, mask))
     }
 
     fn epoll_pwait2(instance: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
         deferred::share(instance);
         // Older versions of the C libraries lack this function, so make the system call. The kernel's signal set has 8 bytes.
-        real::syscall(libc::SYS_epoll_pwait2, instance.into(), events as c_long, room.into(), timeout as c_long, mask as c_long, 8) as c_int
+        relisten::wait_timespec(timeout, |timeout| {
+            real::syscall(libc::SYS_epoll_pwait2, instance.into(), events as c_long, room.into(), timeout as c_long, mask as c_long, 8) as c_int
+        })
     }
 
     fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-        wait::poll(descriptors, count, timeout)
+        relisten::wait_milliseconds(timeout, |timeout| wait::poll(descriptors, count, timeout))
     }
 
     fn __poll_chk(descriptors: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
         check_room(count, room);
-        wait::poll(descriptors, count, timeout)
+        relisten::wait_milliseconds(timeout, |timeout| wait::poll(descriptors, count, timeout))
     }
 
     fn ppoll(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        wait::ppoll(descriptors, count, timeout, mask)
+        relisten::wait_timespec(timeout, |timeout| wait::ppoll(descriptors, count, timeout, mask))
     }
 
     fn __ppoll_chk(descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int {
         check_room(count, room);
-        wait::ppoll(descriptors, count, timeout, mask)
+        relisten::wait_timespec(timeout, |timeout| wait::ppoll(descriptors, count, timeout, mask))
     }
 
     fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int {
-        wait::select(count, [read, write, except], timeout)
+        let sets = [read, write, except];
+        relisten::wait_select(count, sets, timeout, |timeout| wait::select(count, sets, timeout))
     }
 
     fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        wait::pselect(count, [read, write, except], timeout, mask)
+        let sets = [read, write, except];
+        relisten::wait_selected(count, sets, timeout, |timeout| wait::pselect(count, sets, timeout, mask))
     }
 }

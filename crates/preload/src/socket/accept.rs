@@ -1,8 +1,11 @@
 //! Listens, accepts connections from the engine, and shuts down a listener.
 
 use super::addresses;
+use super::{Flags, name_of};
 use crate::convert::Conversion;
-use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
+use crate::{
+    control, convert, datagram, direct, errno, fail, memory, real, relisten, set_errno, unconnected, wait,
+};
 use inlane_offload_protocol::message::{self, Message, Operation};
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
@@ -14,6 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
     if datagram::name_of(fd).is_some() {
         return fail(libc::EOPNOTSUPP);
+    }
+    // The library looks for an engine already.
+    if name_of(fd).is_some_and(|name| name.kind.is_stand_in()) {
+        return 0;
     }
     let mut message = Message::new(Operation::Listen);
     message.number = backlog;
@@ -69,19 +76,31 @@ pub fn accept(
     }
     let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut record = [0; message::accept::LEN];
-    let (received, passed) = control::receive(fd, &mut record, close_on_exec);
-    let Some(connection) = passed else {
-        return match received {
-            // The engine has closed its end, in which the bytes wait that fill it.
-            -1 if errno() == libc::ECONNRESET => fail(libc::EINVAL),
-            // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
-            -1 => -1,
-            // The engine has closed its end: the listener was shut down, or the engine has ended.
-            0 => fail(libc::EINVAL),
+    let mut waits = name.kind.is_stand_in();
+    let connection = loop {
+        let (received, passed) = match std::mem::take(&mut waits) {
+            true => (0, None),
+            false => control::receive(fd, &mut record, close_on_exec),
+        };
+        if let Some(connection) = passed {
+            break connection;
+        }
+        match received {
+            // The engine has closed its end, in which the bytes wait that fill it: the listener was shut down, or the
+            // engine has ended.
+            -1 if errno() != libc::ECONNRESET => {
+                // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
+                return -1;
+            }
+            -1 | 0 => {
+                if let Err(error) = relisten::wait_for_engine(fd) {
+                    return fail(error);
+                }
+            }
             // The message came without its file descriptor. Another thread has taken the last free descriptor
             // number, so the kernel dropped the connection.
-            _ => fail(libc::ECONNABORTED),
-        };
+            _ => return fail(libc::ECONNABORTED),
+        }
     };
     direct::forget(connection);
     wait::note_offloaded(connection);
@@ -121,7 +140,9 @@ pub(super) fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_i
         // Give `fd` a new socket with the listener's options before the shutdown, because the engine forgets
         // the options when the socket pair is shut down.
         let renewed = old >= 0 && convert::renew(fd, v6);
-        // Shut the old socket down. Calls of accept that wait on it in other threads then return.
+        // Shut the old socket down. Calls of accept that wait on it in other threads then return. The flag tells other
+        // processes that the listener was not lost.
+        Flags::set(if renewed { old } else { fd }, Flags::READ_SHUT);
         real::shutdown(if renewed { old } else { fd }, libc::SHUT_RDWR);
         if old >= 0 {
             libc::close(old);

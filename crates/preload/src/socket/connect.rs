@@ -41,11 +41,20 @@ pub fn wait_connected(fd: RawFd) -> c_int {
 
 /// Returns the socket's send timeout (SO_SNDTIMEO) in milliseconds, or `None` without one.
 pub fn send_limit(fd: RawFd) -> Option<c_int> {
+    limit(fd, libc::SO_SNDTIMEO)
+}
+
+/// Returns the socket's receive timeout (SO_RCVTIMEO) in milliseconds, or `None` without one.
+pub fn receive_limit(fd: RawFd) -> Option<c_int> {
+    limit(fd, libc::SO_RCVTIMEO)
+}
+
+fn limit(fd: RawFd, name: c_int) -> Option<c_int> {
     // SAFETY: an all-zero timeval is valid, and the structures outlive the call.
     let limit = unsafe {
         let mut limit: libc::timeval = std::mem::zeroed();
         let mut len = size_of_val(&limit) as socklen_t;
-        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw mut limit).cast(), &mut len);
+        real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut limit).cast(), &mut len);
         limit
     };
     let milliseconds = limit.tv_sec.saturating_mul(1000).saturating_add(limit.tv_usec.div_euclid(1000));
