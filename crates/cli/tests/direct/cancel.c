@@ -39,14 +39,25 @@ static int cleaned, early;
         }                                                                                      \
     } while (0)
 
+/* Checks what a call returns. errno is that of the call only if it has returned -1. */
+#define CHECK_RETURNS(expected, call)                                                             \
+    do {                                                                                          \
+        long returned = (call);                                                                   \
+        if (returned != (long)(expected)) {                                                       \
+            fprintf(stderr, "%s: line %d: %s returned %ld (%s)\n", what, __LINE__, #call, returned, \
+                    returned == -1 ? strerror(errno) : "no error");                               \
+            _exit(1);                                                                             \
+        }                                                                                         \
+    } while (0)
+
 /* Exchanges short messages, so that the engine and this program use shared memory. */
 static void exchange(int messages)
 {
     char sent[50], received[50];
     for (int i = 0; i < messages; i++) {
         memset(sent, i + 1, sizeof sent);
-        CHECK(send(connection, sent, sizeof sent, 0) == sizeof sent);
-        CHECK(recv(connection, received, sizeof received, MSG_WAITALL) == sizeof received);
+        CHECK_RETURNS(sizeof sent, send(connection, sent, sizeof sent, 0));
+        CHECK_RETURNS(sizeof received, recv(connection, received, sizeof received, MSG_WAITALL));
         CHECK(memcmp(sent, received, sizeof sent) == 0);
     }
 }
@@ -207,7 +218,7 @@ static void cancel_busy(void)
         CHECK(setsockopt(fresh, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0);
         CHECK(dup2(fresh, connection) == connection && close(fresh) == 0);
         exchange(40);
-        CHECK(send(connection, "0123456789", 10, 0) == 10);
+        CHECK_RETURNS(10, send(connection, "0123456789", 10, 0));
         CHECK(pthread_create(&thread, NULL, reader, NULL) == 0);
         while (sem_wait(&ready) != 0)
             ;

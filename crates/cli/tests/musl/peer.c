@@ -405,6 +405,11 @@ static void *echo(void *argument)
     for (int form = 0; (got = receive_by(form % 5, fd, bytes, sizeof bytes)) > 0; form++)
         for (ssize_t sent = 0; sent < got;) {
             ssize_t more = send_by(form, fd, bytes + sent, got - sent);
+            /* A client that closes before it has read all bytes resets its connection. Only this thread ends. */
+            if (more == -1 && (errno == ECONNRESET || errno == EPIPE)) {
+                close(fd);
+                return NULL;
+            }
             CHECK(more > 0);
             sent += more;
         }
@@ -415,6 +420,7 @@ static void *echo(void *argument)
 static void serve(void)
 {
     what = "serve";
+    signal(SIGPIPE, SIG_IGN);
     int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0), udp = socket(AF_INET, SOCK_DGRAM, 0);
     CHECK(bind(listener, (struct sockaddr *)&server, sizeof server) == 0 && listen(listener, 100) == 0);
     CHECK(setsockopt(udp, IPPROTO_IP, IP_RECVTTL, &one, sizeof one) == 0);
