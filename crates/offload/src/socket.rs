@@ -420,7 +420,8 @@ impl SocketOptions {
         let usual = Config::default();
         Config {
             send_capacity: buffer as u32,
-            receive_capacity: buffer as u32,
+            // The window that the peer sees first must not be larger than the later ones.
+            receive_capacity: self.receive_share(buffer) as u32,
             mss,
             base_mss: usual.base_mss.min(mss),
             no_delay: self.no_delay,

@@ -26,6 +26,23 @@ fn compare(test: &str, spin: &str) {
     assert_eq!(engine.lines().count(), kernel.lines().count());
 }
 
+const BUFFERS: &str = include_str!("buffers.py");
+
+/// The kernel needs 0.3 s for all of them.
+#[test]
+fn connections_with_small_buffers_wait_for_no_timer() {
+    for spin in ["0s", "50us"] {
+        let Some(mut lab) = Lab::new("smallbuf", &[("python3", "python3")]) else { return };
+        lab.serve(&["--loopback", "--spin", spin]);
+        let said = must(lab.offloaded("python3").args(["-c", BUFFERS]));
+        for line in String::from_utf8(said).unwrap().lines() {
+            let seconds: f64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+            assert!(seconds < 2.0, "{line}");
+        }
+        assert!(lab.count("accepted") >= 7, "{}", lab.status());
+    }
+}
+
 #[test]
 fn calls_with_bad_arguments_and_without_connections_return_what_they_return_on_the_kernel() {
     compare("calls", "0s");

@@ -251,7 +251,7 @@ impl Engine {
             let mut sizes =
                 [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
             match role {
-                Role::Stream(stream) => stream.limit_receive(options, end.as_ref()),
+                Role::Stream(stream) => stream.limit_rings(options, end.as_ref()),
                 _ => sizes[0] = sizes[0].map(|bytes| bytes.max(LEAST_DATAGRAM_BUFFER)),
             }
             for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(sizes) {
@@ -434,7 +434,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        stream.limit_receive(&options, socket.end.as_ref());
+        stream.limit_rings(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
         self.fill(key, Arc::new(program.descriptor), Some(program.place))?;
@@ -534,8 +534,9 @@ impl Engine {
                     stream.more_end = None;
                     stream.connection.set_cork(options.cork);
                 }
-                (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_receive(options, socket.end.as_ref()),
+                (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_rings(options, socket.end.as_ref()),
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                    stream.limit_rings(options, socket.end.as_ref());
                     match (&mut stream.filled, options.send_buffer, &request.attached) {
                         (Some(filled), Some(bytes), _) => filled.set_capacity(bytes),
                         // Set the socket pair's send buffer here. The preloaded library does not set it while

@@ -283,9 +283,10 @@ impl Stream {
         self.program_finished && !self.resetting || pair::has_no_descriptors(end, true)
     }
 
-    /// If the program has set SO_RCVBUF, limits the connection's receive ring to that number of bytes. Sets
-    /// the same limit for the socket pair through `end`, the engine's end of the pair.
-    pub(super) fn limit_receive(&mut self, options: &SocketOptions, end: Option<&OwnedFd>) {
+    /// Limits the connection's rings to the bytes that the program has set by SO_SNDBUF and SO_RCVBUF. Sets the limit of
+    /// SO_RCVBUF for the socket pair, too, through `end`, the engine's end of the pair.
+    pub(super) fn limit_rings(&mut self, options: &SocketOptions, end: Option<&OwnedFd>) {
+        self.connection.set_send_share(options.send_share(self.send.capacity()) as u32);
         self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
             // The ring gets half of `bytes`, and the socket pair the other half. Pass a quarter of `bytes`,

@@ -19,6 +19,12 @@ impl Connection {
         Ok(())
     }
 
+    /// Sets the most bytes that the application keeps in the send ring. Segments have at most half of this size, so that two of
+    /// them can be in flight. Without a call, it is [`crate::Config::send_capacity`].
+    pub fn set_send_share(&mut self, bytes: u32) {
+        self.snd.share = bytes;
+    }
+
     /// Publishes that the application has consumed the receive ring up to `index`. Afterwards poll for
     /// transmission, because the announced window may grow.
     ///

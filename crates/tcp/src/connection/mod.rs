@@ -126,6 +126,7 @@ impl Connection {
                 wl1: 0,
                 wl2: 0,
                 max_window: 1,
+                share: config.send_capacity,
                 mss: DEFAULT_MSS.min(config.mss),
                 max_mss: config.mss,
                 scale: 0,
@@ -236,5 +237,18 @@ impl Connection {
     fn effective_mss(&self) -> u32 {
         let options = if self.flags.timestamps { crate::options::TIMESTAMPS_LEN as u32 } else { 0 };
         self.snd.mss as u32 - options
+    }
+
+    /// Returns the greatest payload of a segment now, in bytes. It is the effective MSS, or less if two such segments do
+    /// not fit into the peer's window or into this side's send buffer: the peer may delay the acknowledgment of the
+    /// first one.
+    #[inline]
+    fn payload_limit(&self) -> u32 {
+        // A window of at most the default MSS is filled by one segment, as Linux does.
+        let window = match self.snd.max_window {
+            most if most > DEFAULT_MSS as u32 => most / 2,
+            most => most,
+        };
+        self.effective_mss().min(window).min(self.snd.share / 2).max(1)
     }
 }

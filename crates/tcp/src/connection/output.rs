@@ -203,7 +203,7 @@ impl Connection {
     /// segments), the peer's window and the size of one transmission limit its length.
     fn retransmit(&mut self, now: u64) -> Option<Transmit> {
         let (start, lost) = self.scoreboard.next_lost()?;
-        let mss = self.effective_mss();
+        let mss = self.payload_limit();
         // Retransmit one byte or the FIN even if the peer's window is closed. The segment then acts as a
         // window probe.
         let edge = self.snd.edge().max(self.snd.una + 1).max(self.fin_edge());
@@ -253,7 +253,7 @@ impl Connection {
     fn transmit_loss_probe(&mut self, now: u64) -> Option<Transmit> {
         self.counters.loss_probes += 1;
         self.timers.rto_base = now;
-        let mss = self.effective_mss();
+        let mss = self.payload_limit();
         let new = (self.snd.end() - self.snd.next)
             .min(self.snd.edge().saturating_sub(self.snd.next))
             .min(mss as u64);
@@ -286,7 +286,7 @@ impl Connection {
         {
             return Some(transmit);
         }
-        let mss = self.effective_mss() as u64;
+        let mss = self.payload_limit() as u64;
         let pending = self.snd.end() - self.snd.next;
         let window = self.snd.edge().max(self.fin_edge()).saturating_sub(self.snd.next);
         let flight = self.in_flight();
@@ -382,7 +382,7 @@ impl Connection {
         self.counters.window_probes += 1;
         self.timers.window_probes = self.timers.window_probes.saturating_add(1);
         let small_end = self.snd.small_end;
-        let transmit = self.send_new(now, len, self.effective_mss());
+        let transmit = self.send_new(now, len, self.payload_limit());
         if self.snd.window == 0 {
             // Do not count the probe as a small segment. Nagle's algorithm would otherwise hold the remaining
             // data back when the window opens.

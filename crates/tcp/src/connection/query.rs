@@ -61,7 +61,7 @@ impl Connection {
         self.scoreboard.in_flight().saturating_sub(left)
     }
 
-    /// Returns the effective MSS: the most payload of a segment that this side sends now, in bytes.
+    /// Returns the effective MSS in bytes. Segments are smaller if the peer's window or the send buffer is small.
     pub fn segment_size(&self) -> u32 {
         self.effective_mss()
     }

@@ -25,7 +25,7 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.connection.on_segment(small.now, &raw(reply), &mut small.memory);
     small.sent();
     small.connection.set_written(5000).unwrap();
-    assert_eq!(small.ranges(), [(0, 1000)]);
+    assert_eq!(small.ranges(), [(0, 500), (500, 1000)], "half of the window, so that the peer acknowledges soon");
     // The largest window of this peer was 64 KiB. The window is now 1000 bytes, less than half of that, so
     // nothing is sent.
     script.receive(ack(0).window(1000));
@@ -34,6 +34,38 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     // Let the override timeout expire. The bytes that fit into the window must then be sent.
     script.next_timer();
     assert_eq!(script.ranges(), [(0, 1000)]);
+}
+
+/// A peer acknowledges every second segment at once. With one segment in flight, the sender would wait for the peer's timer.
+#[test]
+fn two_segments_fit_into_a_window_that_is_smaller_than_the_mss() {
+    let wide = Config { mss: 65_483, ..config() };
+    for (window, segments) in [(4096, [(0, 2048), (2048, 4096)]), (536, [(0, 536), (536, 1072)])] {
+        let mut script = Script::new(&wide);
+        script.one();
+        let options = Options { mss: Some(65_483), ..plain() };
+        let reply =
+            Header { sequence: IRS, acknowledgment: ISS + 1, window, flags: SYN | ACK, options };
+        script.connection.on_segment(script.now, &raw(reply), &mut script.memory);
+        script.sent();
+        script.connection.set_written(50_000).unwrap();
+        let first = script.ranges();
+        script.receive(ack(first.last().unwrap().1).window(window));
+        let all: Vec<_> = first.into_iter().chain(script.ranges()).take(2).collect();
+        assert_eq!(all, segments, "window {window}");
+    }
+}
+
+#[test]
+fn two_segments_fit_into_a_small_send_buffer() {
+    let mut script = Script::open(&config(), plain());
+    script.connection.set_send_share(2304);
+    script.connection.set_written(2304).unwrap();
+    assert_eq!(script.ranges(), [(0, 1152), (1152, 2304)]);
+    script.connection.set_send_share(1 << 20);
+    script.receive(ack(2304));
+    script.connection.set_written(2304 + 1460).unwrap();
+    assert_eq!(script.ranges(), [(2304, 2304 + 1460)]);
 }
 
 #[test]
