@@ -15,7 +15,7 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. In every version, it is the first byte of a message. A side that refuses a
 /// message can therefore name the message's version.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// The most requests of one client that the engine processes in one turn. A client sends [`Operation::Open`]
 /// only if it has sent fewer requests since the engine's last reply. So an engine with one thread processes
 /// all these requests before the first request of a client that connects later. This order matters because a
@@ -289,20 +289,20 @@ pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
 /// The record that the engine writes into a listener's socket pair for each new connection. The record
 /// carries the new connection's descriptor. The program's accept call reads one record.
 pub mod accept {
-    use super::address;
-    use std::net::SocketAddr;
+    use crate::name::{SOCKET_LEN, SocketName};
 
-    /// The length of a connection's record in bytes. The record holds only the connection's remote address.
-    pub const LEN: usize = address::LEN;
+    /// The length of a connection's record in bytes. The record holds only the name for the connection's program's end. The
+    /// program's library binds the end to this name. An end without a name was never accepted.
+    pub const LEN: usize = SOCKET_LEN;
 
-    /// Encodes the record of a connection from `remote`.
-    pub fn encode(remote: SocketAddr) -> [u8; LEN] {
-        address::encode(Some(remote))
+    /// Encodes the record of the connection with the name `name`.
+    pub fn encode(name: &SocketName) -> [u8; LEN] {
+        name.encode()
     }
 
-    /// Decodes a record into the connection's remote address.
-    pub fn decode(bytes: &[u8]) -> Option<SocketAddr> {
-        address::decode(bytes)
+    /// Decodes a record into the name of the connection.
+    pub fn decode(bytes: &[u8]) -> Option<SocketName> {
+        SocketName::decode(bytes)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The names of the UNIX sockets that stand for offloaded sockets.
 //!
-//! The engine binds both ends of a socket pair to abstract names. The kernel keeps the names with the
+//! The engine binds both ends of a socket pair to abstract names. Only the program's end of an accepted connection is bound
+//! by the library, when the program accepts the connection. The kernel keeps the names with the
 //! sockets. So the names survive dup, fork, exec and passing to another process. A program can ask for the
 //! name of its own end even after the engine has died.
 //!
@@ -36,7 +37,7 @@ const PREFIX: [u8; 8] = *b"\0inlane\x02";
 /// The kind byte in the name of the engine's end of a socket pair.
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
-const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
+pub const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length in bytes of the name of the engine's end of a socket pair, without options. The name consists
 /// of [`PREFIX`] and kind (9), the numbers of engine and socket (16), errno (4), and the local address.
 const END_LEN: usize = 9 + 16 + 4 + address::LEN;
@@ -214,6 +215,11 @@ pub struct Asking {
 impl SocketName {
     /// Returns the address to bind the program's end to.
     pub fn to_address(&self) -> UnixAddress {
+        UnixAddress::of(&self.encode())
+    }
+
+    /// Returns the bytes of the name.
+    pub fn encode(&self) -> [u8; SOCKET_LEN] {
         let mut name = [0; SOCKET_LEN];
         name[..8].copy_from_slice(&PREFIX);
         name[8] = self.kind as u8;
@@ -221,12 +227,16 @@ impl SocketName {
         name[17..25].copy_from_slice(&self.socket.to_le_bytes());
         name[25..45].copy_from_slice(&address::encode(Some(self.local)));
         name[45..].copy_from_slice(&address::encode(self.remote));
-        UnixAddress::of(&name)
+        name
     }
 
     /// Parses the name of a program's end. Returns `None` for any other name.
     pub fn from_address(address: &UnixAddress) -> Option<Self> {
-        let name = address.name();
+        Self::decode(address.name())
+    }
+
+    /// Parses the bytes of the name of a program's end. Returns `None` for other bytes.
+    pub fn decode(name: &[u8]) -> Option<Self> {
         if name.len() >= STAND_IN_LEN && name[..8] == PREFIX && matches!(name[8], b'w' | b'W') {
             return Some(Self {
                 engine: number(&name[9..]),

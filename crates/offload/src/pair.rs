@@ -4,7 +4,7 @@ use crate::closer::{Closer, UserCloser};
 use crate::engine::Place;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::NumberOption;
-use inlane_offload_protocol::name::{Asking, End, SocketName, UnixAddress};
+use inlane_offload_protocol::name::{Asking, End, SocketKind, SocketName, UnixAddress};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -17,13 +17,22 @@ const ASKING: Asking = Asking { own: libc::getsockname, peer: libc::getpeername 
 
 /// Creates a socket pair. Returns the engine's end first, then the program's end. The program's end is bound
 /// to `name`.
+#[cfg(test)]
+pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (engine, program) = create_unnamed(name.kind)?;
+    set_name(&program, name)?;
+    Ok((engine, program))
+}
+
+/// Creates the socket pair of a socket of the kind `kind`. Returns the engine's end first, then the program's end. The program's
+/// end has no name yet.
 ///
 /// # Errors
 /// Errors of the system: too many descriptors, too little memory.
-pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn create_unnamed(kind: SocketKind) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
     // SOCK_SEQPACKET keeps datagrams apart as SOCK_DGRAM does, and also reports a closed end.
-    let kind = if name.kind.is_datagram() { libc::SOCK_SEQPACKET } else { libc::SOCK_STREAM };
+    let kind = if kind.is_datagram() { libc::SOCK_SEQPACKET } else { libc::SOCK_STREAM };
     // SAFETY: the call writes the two descriptors, and no other code owns them.
     let (engine, program) = unsafe {
         if libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) != 0 {
@@ -34,7 +43,6 @@ pub fn create(name: &SocketName) -> io::Result<(OwnedFd, OwnedFd)> {
     // Receive urgent data like other data. Ignore an error, because old kernels have no urgent data on UNIX
     // sockets.
     let _ = set_option(&engine, libc::SO_OOBINLINE, 1);
-    bind(&program, &name.to_address())?;
     Ok((engine, program))
 }
 
@@ -58,6 +66,19 @@ pub fn set_end(
     options: &[NumberOption],
 ) {
     let _ = bind(engine_end, &end.to_address(engine, socket, local, options));
+}
+
+/// Binds the program's end of a pair to `name`.
+///
+/// # Errors
+/// Errors of the system.
+pub fn set_name(program_end: &OwnedFd, name: &SocketName) -> io::Result<()> {
+    bind(program_end, &name.to_address())
+}
+
+/// Returns true if the program's end of a pair has a name. `engine_end` is the other end.
+pub fn is_named(engine_end: RawFd) -> bool {
+    SocketName::of_peer(engine_end, ASKING).is_some()
 }
 
 /// Returns true if two descriptors from a program are the ends of a socket pair that the library has created

@@ -11,7 +11,7 @@ use crate::ring::ByteRing;
 use crate::status::DatagramCounters;
 use inlane_offload_protocol::datagram::Header;
 use inlane_offload_protocol::message::NumberOption;
-use inlane_offload_protocol::name::KEPT_OPTIONS;
+use inlane_offload_protocol::name::{KEPT_OPTIONS, SocketName};
 use inlane_tcp::{Config, Connection, Flow, Keepalive, Listener, SECOND};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -157,8 +157,8 @@ pub struct Pending {
     pub key: Key,
     /// The program's end.
     pub program: OwnedFd,
-    /// The remote address.
-    pub remote: SocketAddr,
+    /// The name for the program's end.
+    pub name: SocketName,
 }
 
 /// A connection.
@@ -211,6 +211,8 @@ pub struct Stream {
     /// Before this time, in nanoseconds, nothing is sent. Until then, the program may not have replaced its
     /// kernel socket by the program's end of the socket pair. `None` if there is no such limit.
     pub held_until: Option<u64>,
+    /// True if the program may not have accepted the connection yet. It has if the program's end has a name.
+    pub unaccepted: bool,
     /// The program's end of the socket pair while the connection is being established. Its send buffer is
     /// full, so the end is not writable.
     pub filled: Option<Filled>,

@@ -189,6 +189,63 @@ def roots():
     os.rmdir(folder)
 
 
+def unaccepted():
+    """A listener that closes resets the connections that nobody has accepted, and no other ones."""
+    for closes in ("close", "shutdown", "exit"):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(4)]
+        for client in clients:
+            client.settimeout(10)
+        if closes == "exit":
+            child = os.fork()
+            if child == 0:
+                kept = [listener.accept()[0] for _ in range(2)]
+                os._exit(0)
+            listener.close()
+            os.waitpid(child, 0)
+        else:
+            kept = [listener.accept()[0] for _ in range(2)]
+            listener.shutdown(socket.SHUT_RDWR) if closes == "shutdown" else listener.close()
+            show(f"{closes}: accepted", lambda: clients[0].send(b"x") + len(kept[0].recv(1)))
+            for sock in kept:
+                sock.close()
+        for index, client in enumerate(clients):
+            show(f"{closes}: connection {index}", lambda: client.recv(1))
+        listener.close()
+
+
+def rebinds():
+    """UDP sockets that disconnect and are bound again."""
+    for where in (None, ("127.0.0.1", 0), ("0.0.0.0", 0)):
+        receiver, sock = socket.socket(type=socket.SOCK_DGRAM), socket.socket(type=socket.SOCK_DGRAM)
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(10)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 9)
+        if where:
+            sock.bind(where)
+        sock.connect(receiver.getsockname())
+        port = sock.getsockname()[1]
+        show(f"bind of {where}: bind while connected", lambda: sock.bind(("127.0.0.1", port)))
+        # connect with an address of family AF_UNSPEC.
+        show(f"bind of {where}: disconnect", call("connect", sock.fileno(), bytes(16), 16))
+        show(f"bind of {where}: disconnected", sock.getsockname())
+        show(f"bind of {where}: bind again", lambda: sock.bind(("127.0.0.1", port)))
+        show(f"bind of {where}: bound", sock.getsockname() == ("127.0.0.1", port))
+        show(f"bind of {where}: TTL", sock.getsockopt(socket.IPPROTO_IP, socket.IP_TTL))
+        show(f"bind of {where}: bind a third time", lambda: sock.bind(("127.0.0.1", 0)))
+        sock.sendto(b"x", receiver.getsockname())
+        show(f"bind of {where}: datagram", lambda: receiver.recvfrom(8)[1] == ("127.0.0.1", port))
+    bound = socket.socket(type=socket.SOCK_DGRAM)
+    bound.bind(("127.0.0.1", port + 1 if port < 60000 else port - 1))
+    bound.connect(receiver.getsockname())
+    call("connect", bound.fileno(), bytes(16), 16)
+    show("bind after a disconnect with a chosen port", lambda: bound.bind(("127.0.0.1", 0)))
+
+
+unaccepted()
+rebinds()
 discards()
 fast_opens()
 ends()

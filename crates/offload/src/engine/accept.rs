@@ -86,10 +86,11 @@ impl Engine {
         // data.
         stream.readable = false;
         stream.checked_reads = CHECKED_READS;
+        stream.unaccepted = true;
         let owner = OwningProgram { process, program: &program, v6, closer: &closer };
         let role = Role::Stream(Box::new(stream));
-        let created = self.create(owner, flow.local, Some(flow.remote), options, role);
-        let Ok((key, program_end)) = created else {
+        let created = self.create_unnamed(owner, flow.local, Some(flow.remote), options, role);
+        let Ok((key, program_end, name)) = created else {
             // The program has too many sockets, or the engine has too few free descriptors. Reset the
             // connection, because the peer already considers it established.
             if let Some(header) = inlane_tcp::reset_for(segment) {
@@ -103,7 +104,7 @@ impl Engine {
             return;
         }
         if let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(listener) {
-            listening.queue(Pending { key, program: program_end, remote: flow.remote });
+            listening.queue(Pending { key, program: program_end, name });
         }
         self.totals.accepted += 1;
         self.touch(listener);
@@ -135,7 +136,7 @@ impl Engine {
         while !listening.full
             && let Some(pending) = listening.take()
         {
-            let record = accept::encode(pending.remote);
+            let record = accept::encode(&pending.name);
             match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
                 Ok(_) => listening.failures = 0,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {

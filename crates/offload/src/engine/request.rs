@@ -181,6 +181,24 @@ impl Engine {
         options: SocketOptions,
         role: Role,
     ) -> Result<(Key, OwnedFd), Refusal> {
+        let (key, program, name) = self.create_unnamed(owner, local, remote, options, role)?;
+        if let Err(error) = pair::set_name(&program, &name) {
+            self.remove(key);
+            return Err(error.into());
+        }
+        Ok((key, program))
+    }
+
+    /// Creates a socket like [`Self::create`], whose program's end has no name yet. Returns the socket's key, the program's end,
+    /// and the name for this end.
+    pub(super) fn create_unnamed(
+        &mut self,
+        owner: OwningProgram<'_>,
+        local: SocketAddr,
+        remote: Option<SocketAddr>,
+        options: SocketOptions,
+        role: Role,
+    ) -> Result<(Key, OwnedFd, SocketName), Refusal> {
         let id = self.next_id();
         let kind = match (&role, owner.v6) {
             (Role::Datagram(_), false) => SocketKind::DatagramV4,
@@ -191,11 +209,11 @@ impl Engine {
             (_, true) => SocketKind::BoundV6,
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
-        let (end, program) = pair::create(&name)?;
+        let (end, program) = pair::create_unnamed(kind)?;
         let inode = pair::inode(&program)?;
         let place = self.admit_socket(owner.process, owner.closer.user(), [&end, &program])?;
         let new = NewSocket { id, inode, end, local, options, role, place };
-        Ok((self.add(owner, new, &program)?, program))
+        Ok((self.add(owner, new, &program)?, program, name))
     }
 
     /// Counts a new socket of a process, whose pair has the ends `ends`.
@@ -479,6 +497,7 @@ impl Engine {
             resetting: false,
             end_passed: false,
             held_until: None,
+            unaccepted: false,
             filled: None,
             since: now,
             direct: None,

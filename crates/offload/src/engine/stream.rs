@@ -473,6 +473,7 @@ impl Stream {
             match pair::take(fd, first, second, closer) {
                 Ok((0, _)) => self.finish_sending(now, fd, options),
                 Ok((len, cut)) => {
+                    self.unaccepted = false;
                     moved += len as u64;
                     self.written += len as u64;
                     let outcome = self.connection.set_written(self.written);
@@ -510,10 +511,12 @@ impl Stream {
         Ok(false)
     }
 
-    /// Returns true if a close resets the connection: the program has set SO_LINGER to 0, or has left bytes unread
-    /// in shared memory.
-    fn resets(&self, options: &SocketOptions) -> bool {
-        options.linger == Some(0) || self.direct.as_ref().is_some_and(|direct| direct.has_unread())
+    /// Returns true if a close resets the connection: the program has set SO_LINGER to 0, has left bytes unread
+    /// in shared memory, or has closed the listener without accepting the connection. `fd` is the engine's end.
+    fn resets(&self, fd: RawFd, options: &SocketOptions) -> bool {
+        options.linger == Some(0)
+            || self.direct.as_ref().is_some_and(|direct| direct.has_unread())
+            || self.unaccepted && !pair::is_named(fd)
     }
 
     /// Ends the connection's sending direction, because the engine has read all data of the program. Closes or
@@ -529,7 +532,7 @@ impl Stream {
     /// Resets the connection if the program has closed its end of the socket pair and [`Stream::resets`]
     /// returns true. Otherwise, closes the connection.
     fn close_or_reset(&mut self, now: u64, fd: RawFd, options: &SocketOptions) {
-        if self.resetting || self.resets(options) && pair::is_closed(fd) {
+        if self.resetting || self.resets(fd, options) && pair::is_closed(fd) {
             self.resetting = true;
         } else {
             (self.discards, self.closing) = (true, true);

@@ -1,7 +1,7 @@
 //! Copies the options of a socket when another one replaces it.
 
-use crate::{errno, real, set_errno, socket};
-use inlane_offload_protocol::message::{Message, NumberOption, read_options, write_options};
+use crate::{control, errno, real, set_errno, socket};
+use inlane_offload_protocol::message::{Message, NumberOption, Operation, read_options, write_options};
 use inlane_offload_protocol::name::End;
 use libc::{c_int, c_void, socklen_t};
 use std::os::fd::RawFd;
@@ -154,6 +154,28 @@ pub fn add_listener_options(message: &mut Message, fd: RawFd) -> Option<()> {
     // SAFETY: the descriptor is this function's.
     unsafe { libc::close(model) };
     Some(())
+}
+
+/// Copies the options of the offloaded UDP socket `fd` to the kernel socket `new`.
+pub(super) fn keep_datagram_options(fd: RawFd, new: RawFd, v6: bool) {
+    for (level, name, usual) in DATAGRAM_OPTIONS {
+        if level == libc::IPPROTO_IPV6 && !v6 {
+            continue;
+        }
+        let mut message = Message::new(Operation::GetOption);
+        (message.level, message.name) = (level, name);
+        let reply = control::request(&mut message, fd).filter(|(reply, _)| reply.status == 0);
+        let value = reply.and_then(|(reply, _)| Some(c_int::from_ne_bytes(*reply.value().first_chunk()?)));
+        if let Some(value) = value.filter(|&value| value != usual) {
+            real::set_option(new, level, name, value);
+        }
+    }
+    let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
+    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
+        if let Some(bytes) = real::option(fd, libc::SOL_SOCKET, name).filter(|_| set & bit != 0) {
+            set_kept(new, (libc::SOL_SOCKET, name, bytes));
+        }
+    }
 }
 
 /// Returns the value that an option has on a new TCP socket, or `None` if this module does not know the option.

@@ -1,13 +1,13 @@
 //! Makes a descriptor refer to another socket.
 
 use super::Conversion;
-use super::options::{OPTIONS_SET, copy_options, keep_options};
+use super::options::{OPTIONS_SET, copy_options, keep_datagram_options, keep_options};
 use super::refusal::stays;
 use crate::epoll::Registration;
-use crate::{datagram, direct, duplicates, errno, real, set_errno, wait};
+use crate::{datagram, direct, duplicates, errno, real, set_errno, socket, wait};
 use inlane_offload_protocol::address::write_sockaddr;
 use inlane_offload_protocol::message::{Message, Operation};
-use inlane_offload_protocol::name::SocketName;
+use inlane_offload_protocol::name::{Local, SocketName};
 use libc::{c_int, socklen_t};
 use std::os::fd::RawFd;
 
@@ -81,6 +81,25 @@ pub fn renew(fd: RawFd, v6: bool) -> bool {
     let renewed = new >= 0 && replace(fd, new, false, false);
     set_errno(before);
     renewed
+}
+
+/// Replaces an offloaded UDP socket by a new kernel socket with its options, if a disconnect has freed its port. The program may
+/// then bind it again. Returns `None` for other sockets, and on failure.
+pub fn unbind(fd: RawFd, name: &SocketName) -> Option<Local> {
+    let v6 = name.kind.is_v6();
+    let unbound = name.kind.is_datagram()
+        && socket::addresses(fd).is_some_and(|reply| reply.local.is_some_and(|local| local.port() == 0));
+    if !unbound {
+        return None;
+    }
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: has no preconditions.
+    let new = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if new < 0 {
+        return None;
+    }
+    keep_datagram_options(fd, new, v6);
+    replace(fd, new, true, false).then_some(Local::Kernel { v6, port: 0 })
 }
 
 /// Makes the descriptor of a connection that the library has opened refer to a new socket of the kernel, and connects it,

@@ -11,9 +11,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 hooks! {
     fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if let Ok(Some(wanted)) = memory::read_address(address, len) {
-            let local = local_of(fd);
-            if let Local::Offloaded(_) = local {
-                return fail(libc::EINVAL);
+            let mut local = local_of(fd);
+            if let Local::Offloaded(name) = local {
+                local = match convert::unbind(fd, &name) {
+                    Some(local) => local,
+                    None => return fail(libc::EINVAL),
+                };
             }
             match convert::offer(fd, local, Use::Listen, wanted) {
                 Conversion::Kernel => {}

@@ -111,18 +111,27 @@ pub fn accept(
         // SAFETY: the descriptor was just received.
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
     }
-    if let Some(remote) = message::accept::decode(&record) {
-        let stored = match address.is_null() {
-            true => Ok(()),
-            // SAFETY: the program's arguments.
-            false => unsafe { memory::write_address(remote, name.kind.is_v6(), address, len) },
-        };
-        if let Err(error) = stored {
-            // SAFETY: the descriptor was just received, and nothing else uses it. The kernel, too, drops a
-            // connection if it cannot store the address.
-            unsafe { libc::close(connection) };
-            return fail(error);
+    // The name tells the engine that the connection was accepted.
+    let named = message::accept::decode(&record).ok_or(libc::ECONNABORTED).and_then(|accepted| {
+        let bound = accepted.to_address();
+        // SAFETY: the name outlives the call.
+        match unsafe { real::bind(connection, (&raw const bound.raw).cast(), bound.len) } {
+            0 => accepted.remote.ok_or(libc::ECONNABORTED),
+            _ => Err(libc::ECONNABORTED),
         }
+    });
+    let stored = match named {
+        Ok(remote) if !address.is_null() => {
+            // SAFETY: the program's arguments.
+            unsafe { memory::write_address(remote, name.kind.is_v6(), address, len) }
+        }
+        named => named.map(|_| ()),
+    };
+    if let Err(error) = stored {
+        // SAFETY: the descriptor was just received, and nothing else uses it. The kernel, too, drops a
+        // connection if it cannot store the address.
+        unsafe { libc::close(connection) };
+        return fail(error);
     }
     set_errno(before);
     connection

@@ -25,7 +25,11 @@ fn rfc9293_a_small_window_is_used_if_it_is_half_of_the_largest() {
     small.connection.on_segment(small.now, &raw(reply), &mut small.memory);
     small.sent();
     small.connection.set_written(5000).unwrap();
-    assert_eq!(small.ranges(), [(0, 500), (500, 1000)], "half of the window, so that the peer acknowledges soon");
+    assert_eq!(
+        small.ranges(),
+        [(0, 500), (500, 1000)],
+        "half of the window, so that the peer acknowledges soon"
+    );
     // The largest window of this peer was 64 KiB. The window is now 1000 bytes, less than half of that, so
     // nothing is sent.
     script.receive(ack(0).window(1000));
@@ -44,8 +48,7 @@ fn two_segments_fit_into_a_window_that_is_smaller_than_the_mss() {
         let mut script = Script::new(&wide);
         script.one();
         let options = Options { mss: Some(65_483), ..plain() };
-        let reply =
-            Header { sequence: IRS, acknowledgment: ISS + 1, window, flags: SYN | ACK, options };
+        let reply = Header { sequence: IRS, acknowledgment: ISS + 1, window, flags: SYN | ACK, options };
         script.connection.on_segment(script.now, &raw(reply), &mut script.memory);
         script.sent();
         script.connection.set_written(50_000).unwrap();

@@ -58,9 +58,11 @@ impl Trio {
 
 /// Accepts the next connection as a program does. Returns the connection's remote port and the program's end.
 fn accepted(listener: &OwnedFd) -> Option<(u16, OwnedFd)> {
-    let mut record = [0; 64];
+    let mut record = [0; accept::LEN];
     let (len, end) = pair::receive_descriptor(listener.as_raw_fd(), &mut record).ok()?;
-    Some((accept::decode(&record[..len]).unwrap().port(), end.unwrap()))
+    let (name, end) = (accept::decode(&record[..len]).unwrap(), end.unwrap());
+    pair::set_name(&end, &name).unwrap();
+    Some((name.remote.unwrap().port(), end))
 }
 
 #[test]
