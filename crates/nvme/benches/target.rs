@@ -157,7 +157,7 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
         Source::Memory(_) => "plain-memory",
     };
     let serve = move || {
-        bind(core);
+        let _ = inlane_core::cores::bind(&[core]);
         let (mut stream, _) = listener.accept().expect("accepted");
         stream.set_nodelay(true).expect("set");
         let (mut input, mut pending) = (vec![0_u8; 64 << 10], 0);
@@ -240,15 +240,6 @@ fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
     (admin, queue)
 }
 
-fn bind(core: usize) {
-    // SAFETY: the system call only reads `set`, which lives on this stack until the call returns.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
-}
-
 fn median(values: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
     let mut values: Vec<f64> = values.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
@@ -269,7 +260,7 @@ fn main() {
         limits: Limits::default(),
     };
     let target = Target::start(config).expect("the target starts");
-    bind(numbers.1);
+    let _ = inlane_core::cores::bind(&[numbers.1]);
     // Write the memory once. The kernel uses one page of zeros for all memory that was never written, and
     // reads would find this page in the cache. The plain server reads the same memory.
     let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };

@@ -9,6 +9,7 @@
 //! users are not affected.
 
 use crate::lock;
+use inlane_core::cores::CoreSet;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -105,7 +106,7 @@ pub struct Closer {
     /// Descriptors from this number on are reserved for the closer.
     reserved_from: usize,
     /// The cores on which the process may run. The engine's threads may be pinned, and new threads inherit that.
-    cores: libc::cpu_set_t,
+    cores: Option<CoreSet>,
 }
 
 /// Closes the descriptors that the programs of one user have sent.
@@ -135,13 +136,8 @@ impl Closer {
     /// the limit of open files is raised.
     pub fn new(threads: usize) -> Arc<Self> {
         let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-        // SAFETY: an all-zero cpu_set_t is a valid, empty set. The structures outlive the calls.
-        let cores = unsafe {
-            let mut cores: libc::cpu_set_t = std::mem::zeroed();
-            libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cores);
-            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-            cores
-        };
+        // SAFETY: the call only writes `limit`.
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
         let limit = limit.rlim_cur.min(i32::MAX as libc::rlim_t) as usize;
         let (full_at, reserved) = room(limit, threads);
         Arc::new(Self {
@@ -152,7 +148,7 @@ impl Closer {
             unclosed: AtomicUsize::new(0),
             full_at,
             reserved_from: limit - reserved,
-            cores,
+            cores: CoreSet::current().ok(),
         })
     }
 
@@ -217,8 +213,7 @@ impl Closer {
     }
 
     fn run(self: &Arc<Self>) {
-        // SAFETY: the set lives through the call, and 0 is the calling thread.
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &self.cores) };
+        let _ = self.cores.as_ref().map(CoreSet::bind);
         let mut state = lock(&self.state);
         loop {
             if let Some(Batch { user, descriptors, place }) = state.take() {

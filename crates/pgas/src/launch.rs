@@ -30,6 +30,7 @@ mod session;
 mod supervise;
 pub mod variables;
 
+pub use inlane_core::cores::allowed as processors;
 pub use manager::is_in_job;
 pub use member::Member;
 pub use mover::MoverChoice;
@@ -39,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::transport::select::TransportKind;
 use hub::JobHub;
 use inlane_core::completion::CompletionMode;
+use inlane_core::cores::CoreSet;
 use inlane_ntb::fault::Faults;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
@@ -211,7 +213,7 @@ impl Job {
         // program.
         let share = processors.len() / self.pes as usize;
         let bound = self.bind && share > 0 && self.pes > 1;
-        let own = if bound { mask(&processors[pe as usize * share..][..share]) } else { Vec::new() };
+        let own = bound.then(|| CoreSet::of(&processors[pe as usize * share..][..share]));
         command
             .args(arguments)
             .env(leftovers::JOB, job)
@@ -242,9 +244,7 @@ impl Job {
                     libc::fcntl(fd, libc::F_SETFD, 0);
                 }
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if !own.is_empty() {
-                    bind_to(&own);
-                }
+                let _ = own.as_ref().map(CoreSet::bind);
                 Ok(())
             });
         }
@@ -268,41 +268,4 @@ impl Job {
             ended: None,
         })
     }
-}
-
-/// Binds the calling thread, and the threads that it starts later, to `processors`. Does nothing if the
-/// system refuses.
-pub fn bind(processors: &[usize]) {
-    bind_to(&mask(processors));
-}
-
-/// Returns the mask of `processors` for the system: bit i stands for processor i.
-fn mask(processors: &[usize]) -> Vec<u64> {
-    let mut mask = vec![0u64; processors.iter().max().map_or(0, |last| last / 64 + 1)];
-    processors.iter().for_each(|processor| mask[processor / 64] |= 1 << (processor % 64));
-    mask
-}
-
-/// Binds the calling thread to the processors of a [`mask`]. Allocates nothing, so a forked child may call it.
-fn bind_to(mask: &[u64]) {
-    // SAFETY: the system call only reads the bytes of `mask`.
-    unsafe { libc::sched_setaffinity(0, size_of_val(mask), mask.as_ptr().cast()) };
-}
-
-/// The largest number of processors that [`processors`] supports. Linux supports fewer.
-const MOST_PROCESSORS: usize = 1 << 16;
-
-/// Returns the processors that this process may use. Returns none if the system refuses to tell.
-pub fn processors() -> Vec<usize> {
-    // The system refuses a set that is shorter than its own.
-    let mut set = vec![0u64; libc::CPU_SETSIZE as usize / 64];
-    loop {
-        // SAFETY: the system call writes only the bytes of `set`.
-        match unsafe { libc::sched_getaffinity(0, size_of_val(&set[..]), set.as_mut_ptr().cast()) } {
-            0 => break,
-            _ if set.len() * 64 < MOST_PROCESSORS => set.resize(set.len() * 2, 0),
-            _ => return Vec::new(),
-        }
-    }
-    (0..set.len() * 64).filter(|processor| set[processor / 64] >> (processor % 64) & 1 == 1).collect()
 }

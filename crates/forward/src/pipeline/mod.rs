@@ -293,14 +293,8 @@ fn spin_per_packet(clock: &Clock, each: Duration, packets: usize) {
 /// refuses.
 pub(crate) fn pin(cores: &[usize], index: usize) {
     let Some(&core) = cores.get(index) else { return };
-    // SAFETY: an all-zero cpu_set_t is a valid, empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: CPU_SET ignores cores beyond the set.
-    unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: `set` is valid for its size and outlives the call. 0 is the calling thread.
-    let outcome = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
-    if outcome != 0 {
-        tracing::warn!("cannot bind a thread to core {core}: {}", std::io::Error::last_os_error());
+    if let Err(error) = inlane_core::cores::bind(&[core]) {
+        tracing::warn!("cannot bind a thread to core {core}: {error}");
     }
 }
 

@@ -154,20 +154,10 @@ impl Drop for Ending {
 /// If the process may not use the core.
 pub(super) fn pin(cores: &[usize], thread: usize) -> Result<()> {
     let Some(&core) = cores.get(thread) else { return Ok(()) };
-    // SAFETY: an all-zero cpu_set_t is a valid, empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    if core < 8 * size_of::<libc::cpu_set_t>() {
-        // SAFETY: the core lies within the set.
-        unsafe { libc::CPU_SET(core, &mut set) };
-    }
-    // SAFETY: the set lives through the call, and 0 is the calling thread.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) } {
-        0 => Ok(()),
-        _ => {
-            let why = "this process may not use the core; choose another".to_owned();
-            Err(Error::Setting { what: format!("--cores {core}"), why })
-        }
-    }
+    inlane_core::cores::bind(&[core]).map_err(|_| {
+        let why = "this process may not use the core; choose another".to_owned();
+        Error::Setting { what: format!("--cores {core}"), why }
+    })
 }
 
 #[cfg(test)]

@@ -16,13 +16,14 @@ pub use figure::{figure, findings, results};
 pub use row::{Delivery, WindowResult};
 
 use crate::error::{Error, Result};
-use crate::launch::{AnySession, Member, UcxSession, bind, processors};
+use crate::launch::{AnySession, Member, UcxSession, processors};
 use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::layout::Layout;
 use crate::transport::select::TransportKind;
 use crate::transport::ucx;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::{Symmetric, World};
+use inlane_core::cores;
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
 use inlane_ntb::device::Ntb;
@@ -203,7 +204,7 @@ pub fn pe(
     // processors loses its cache. One spare processor is not enough: the PEs would announce that they share it.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
-    bind(if spare.len() < 2 { &processors } else { spare });
+    let _ = cores::bind(if spare.len() < 2 { &processors } else { spare });
     let largest = plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize;
     let heap = 2 * largest.next_multiple_of(4096) + (1 << 20);
     let (ntb, settings, twin): (Arc<dyn Ntb>, _, _) = match bridge {
@@ -223,12 +224,12 @@ pub fn pe(
     let windows = Windows::connect(ntb, bytes, settings)?;
     needs_processors(yields)?;
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
-        bind(&[*engine]);
+        let _ = cores::bind(&[*engine]);
     }
     // Start the mover at PE 0 only, because only PE 0 uses it.
     let mover = if own == 0 && plan.only != Some(Part::Puts) { Some(start()?) } else { None };
     if let Some(own) = processors.get(own) {
-        bind(&[*own]);
+        let _ = cores::bind(&[*own]);
     }
     let bench = Bench::new(World::new(windows, 0, 0)?, plan.clone(), largest, &processors)?;
     let mut points = bench.run()?;
@@ -262,7 +263,7 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     let ucx = unsafe { ucx::Ucx::connect(client.clone(), bytes, None, settings)? };
     needs_processors(yields)?;
     if let Some(own) = processors.get(client.me() as usize) {
-        bind(&[*own]);
+        let _ = cores::bind(&[*own]);
     }
     let bench = Bench::new(World::new(ucx, 0, 0)?, plan.clone(), largest, processors)?;
     let points = bench.run()?;

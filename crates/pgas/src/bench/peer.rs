@@ -3,6 +3,7 @@
 
 use super::{MeasuredOperation, Point, UcxPerftest};
 use crate::error::{Error, Result};
+use inlane_core::cores::CoreSet;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -26,12 +27,11 @@ fn command(ucx: &UcxPerftest, port: u16, processor: Option<usize>) -> Command {
     }
     command.env("UCX_LOG_LEVEL", "error").stderr(Stdio::null()).stdin(Stdio::null());
     if let Some(processor) = processor {
-        // SAFETY: between fork and exec, this closure only makes system calls on local values.
+        let own = CoreSet::of(&[processor]);
+        // SAFETY: between fork and exec, this closure only makes a system call, and allocates nothing.
         unsafe {
             command.pre_exec(move || {
-                let mut set: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(processor, &mut set);
-                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+                let _ = own.bind();
                 Ok(())
             });
         }

@@ -1,8 +1,9 @@
 //! Whether the PEs of this machine share processors. Each PE announces its machine and the processors that it
 //! may use, because a launcher may bind each PE to other ones.
 
-use super::{MOST_PROCESSORS, processors};
+use super::processors;
 use crate::transport::machine::machine;
+use inlane_core::cores::MOST_CORES as MOST_PROCESSORS;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 

@@ -6,26 +6,11 @@ use crate::{Error, Result};
 /// Binds the calling thread to a core.
 pub(super) fn bind(core: Option<usize>) -> Result<()> {
     let Some(core) = core else { return Ok(()) };
-    // SAFETY: the set is a local variable that the call only reads. `core` lies within it.
-    let outcome = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if core >= 8 * size_of::<libc::cpu_set_t>() {
-            -1
-        } else {
-            libc::CPU_SET(core, &mut set);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-        }
-    };
-    if outcome == 0 {
-        return Ok(());
-    }
-    let allowed = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    let why = match allowed {
-        Some(list) => format!("this process may use only the cores {}; choose among them", list.trim()),
-        None => "this process may not use it; choose another".into(),
-    };
-    Err(Error::Invalid { what: format!("{CORES}: core {core}"), why })
+    inlane_core::cores::bind(&[core]).map_err(|_| {
+        let allowed = inlane_core::cores::refused(&[core]).map(|(_, why)| why);
+        let why = allowed.unwrap_or_else(|| "this process may not use it; choose another".into());
+        Error::Invalid { what: format!("{CORES}: core {core}"), why }
+    })
 }
 
 /// Raises the limit of open files as far as allowed. Returns the limit.
