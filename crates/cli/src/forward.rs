@@ -17,7 +17,7 @@ use inlane_forward::experiment::{Goal, Watch, sends_to_stdout};
 use inlane_forward::result::PacketResult;
 use inlane_forward::{Error, MeasureOptions, Session};
 use live::Live;
-use options::Choice;
+use options::MethodChoice;
 use std::ffi::OsString;
 use std::io::Write;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Forward {
         let config = self.config()?;
         let searches = self.experiment.zero_loss || self.experiment.load.is_some();
         let options = MeasureOptions {
-            goal: matches!(self.function.method, Choice::Auto)
+            goal: matches!(self.function.method, MethodChoice::Auto)
                 .then(|| self.function.max_latency.map_or(Goal::Throughput, Goal::Latency)),
             loads: searches.then(|| self.experiment.load.clone().unwrap_or_default()),
             baseline: !self.experiment.no_baseline,

@@ -1,7 +1,16 @@
 //! Parsers of values that flags of several commands share. Each error names the value and says what to give.
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use inlane_core::setting::Choice;
 use inlane_core::{Error, units};
 use std::time::Duration;
+
+/// Returns a parser of the names of a setting's values. Help lists the names.
+pub fn choice<T: Choice>() -> impl TypedValueParser<Value = T> {
+    let values = T::CHOICES.iter().map(|(_, name, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values)
+        .map(|name| T::named(&name).expect("the parser accepts only these names"))
+}
 
 /// Returns a parser of whole numbers from `least` to `most`.
 pub fn count<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&str) -> Result<T, Error> + Clone {

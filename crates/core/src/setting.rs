@@ -63,6 +63,42 @@ pub struct FieldValue {
     value: String,
 }
 
+/// A setting whose values have names.
+///
+/// ```
+/// use inlane_core::setting::Choice;
+///
+/// #[derive(Clone, Copy, Debug, PartialEq)]
+/// enum Speed {
+///     Slow,
+///     Fast,
+/// }
+///
+/// impl Choice for Speed {
+///     const CHOICES: &[(Self, &str, &str)] =
+///         &[(Speed::Slow, "slow", "As slow as possible"), (Speed::Fast, "fast", "As fast as possible")];
+/// }
+/// assert_eq!(Speed::Fast.name(), "fast");
+/// assert_eq!(Speed::named("slow"), Some(Speed::Slow));
+/// ```
+pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
+    /// All values, each with its name and a line of help.
+    const CHOICES: &'static [(Self, &'static str, &'static str)];
+
+    /// Returns the name of this value.
+    ///
+    /// # Panics
+    /// If [`CHOICES`](Self::CHOICES) lacks the value.
+    fn name(self) -> &'static str {
+        Self::CHOICES.iter().find(|(value, ..)| *value == self).expect("the list has all values").1
+    }
+
+    /// Returns the value with this name.
+    fn named(name: &str) -> Option<Self> {
+        Self::CHOICES.iter().find(|(_, known, _)| *known == name).map(|(value, ..)| *value)
+    }
+}
+
 /// Translates a field, with its value if the message gives one, to the text that users of the program know.
 pub type Translator = Box<dyn Fn(Field, Option<&str>) -> String + Send + Sync>;
 

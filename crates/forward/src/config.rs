@@ -8,7 +8,7 @@ use crate::field;
 use crate::pipeline::PipelineSettings;
 use inlane_core::cores;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
-use inlane_core::setting::Field;
+use inlane_core::setting::{Choice, Field};
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Playback;
 use inlane_ports::spec::PortSpec;
@@ -90,12 +90,24 @@ pub enum Compete {
 
 impl fmt::Display for Compete {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Compete::None => "none",
-            Compete::Compute => "compute",
-            Compete::Large => "large",
-        })
+        f.write_str(self.name())
     }
+}
+
+impl Choice for Compete {
+    const CHOICES: &[(Self, &str, &str)] = &[
+        (Compete::None, "none", "No job"),
+        (
+            Compete::Compute,
+            "compute",
+            "Endless arithmetic on every multiprocessor of the GPU, or on every core of the pipelines",
+        ),
+        (
+            Compete::Large,
+            "large",
+            "On a GPU: endless arithmetic in blocks that each fill a multiprocessor, as matrix products do",
+        ),
+    ];
 }
 
 /// The settings of a run.

@@ -1,13 +1,16 @@
 //! The flags of `inlane forward`.
 
-use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, interval, percent, slots};
+use super::options::{MethodChoice, goal, high_priority, interval, percent, slots};
 use super::sweep::SweepAxis;
-use crate::values::{count, size, time_above_zero};
-use clap::Args;
+use crate::values::{choice, count, size, time_above_zero};
+use clap::{ArgAction, Args};
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
+use inlane_core::setting::Choice;
 use inlane_core::units;
-use inlane_forward::config::Device;
+use inlane_forward::config::{Compete, Device};
 use inlane_forward::gpu::Memory;
+use inlane_forward::pipeline::Overload;
+use inlane_ports::pcap::Pace;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -121,8 +124,8 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = units::parse_rate)]
     pub(super) rate: Option<units::Rate>,
     /// Play a capture at this pace
-    #[arg(long, value_enum, default_value_t = PlayPace::Full, value_name = "PACE")]
-    pub(super) pace: PlayPace,
+    #[arg(long, default_value = Pace::default().name(), value_name = "PACE", value_parser = choice::<Pace>())]
+    pub(super) pace: Pace,
     /// Play a capture again and again
     #[arg(long = "loop")]
     pub(super) repeat: bool,
@@ -154,10 +157,10 @@ pub(super) struct FunctionArgs {
     /// graph: the same, launched as CUDA graphs. auto tries all methods of the device and takes the one with
     /// the best --goal
     #[arg(long, default_value = "single", value_name = "METHOD|auto")]
-    pub(super) method: Choice,
+    pub(super) method: MethodChoice,
     /// What --method auto optimises [default: throughput]
-    #[arg(long, value_enum, conflicts_with = "max_latency", value_name = "GOAL")]
-    pub(super) goal: Option<Goal>,
+    #[arg(long, conflicts_with = "max_latency", value_name = "GOAL", value_parser = goal())]
+    pub(super) goal: Option<String>,
     /// Limit latency: 99 % of packets may take at most this time from receive to send. Use it with --method
     /// auto, which then takes the method, burst and flush time with the highest rate within the limit
     /// [default: no limit]
@@ -205,8 +208,8 @@ pub(super) struct GpuArgs {
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) watchdog: Duration,
     /// The order in which the GPU starts waiting kernels of inlane and of other jobs
-    #[arg(long, value_enum, default_value_t = Priority::High, value_name = "PRIORITY")]
-    pub(super) priority: Priority,
+    #[arg(long = "priority", action = ArgAction::Set, default_value = "high", value_name = "PRIORITY", value_parser = high_priority())]
+    pub(super) high_priority: bool,
     /// Measure the traffic on the GPU's PCIe link with the GPU's own counter (NVML)
     #[arg(long)]
     pub(super) measure_pcie: bool,
@@ -229,8 +232,8 @@ pub(super) struct PipelineArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = count::<u16>(1, 64))]
     pub(super) pipelines: u16,
     /// What to do if the ring or the transmit port is full
-    #[arg(long, value_enum, default_value_t = OnOverload::Wait, value_name = "POLICY")]
-    pub(super) overload: OnOverload,
+    #[arg(long, default_value = Overload::default().name(), value_name = "POLICY", value_parser = choice::<Overload>())]
+    pub(super) overload: Overload,
     /// Pin threads to these cores, for example 2,4-7. For each pipeline: first the threads that receive and
     /// send, then the workers. 'none' pins no thread [default: chosen by inlane]
     #[arg(long, value_name = "LIST|none")]
@@ -280,7 +283,7 @@ pub(super) struct ExperimentArgs {
     pub(super) repeats: u32,
     /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report which share
     /// of its speed the job keeps. --compete alone means --compete=compute
-    #[arg(long, value_enum, default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
+    #[arg(long, value_parser = choice::<Compete>(), default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
     pub(super) compete: Compete,
     /// Measure the latency of each stage of a pipeline (queue, process, send) and in total
     #[arg(long)]

@@ -1,13 +1,13 @@
 //! Converts the flags of `inlane forward` to the `Config` of a run.
 
 use super::args::{Forward, GpuArgs};
-use super::options::{Choice, Compete, OnOverload, PlayPace, Priority};
+use super::options::MethodChoice;
 use crate::values::core_list;
 use inlane_core::setting::Field;
-use inlane_forward::config::{self, Config, Executor, Method, Route};
+use inlane_forward::config::{Config, Executor, Method, Route};
 use inlane_forward::field;
 use inlane_forward::gpu::{self, Memory};
-use inlane_forward::pipeline::{Overload, PipelineSettings};
+use inlane_forward::pipeline::PipelineSettings;
 use inlane_ports::pcap::{Pace, Playback};
 use inlane_ports::spec::PortSpec;
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Forward {
         };
         let mut config = Config::new(route);
         config.function = self.function.function.clone();
-        if matches!(self.function.method, Choice::Method(_))
+        if matches!(self.function.method, MethodChoice::Method(_))
             && (self.function.goal.is_some() || self.function.max_latency.is_some())
         {
             let flag = if self.function.goal.is_some() { "--goal" } else { "--max-latency" };
@@ -57,20 +57,17 @@ impl Forward {
             return Err(inlane_forward::Error::config(flag, why).into());
         }
         let method = match self.function.method {
-            Choice::Method(method) => method,
+            MethodChoice::Method(method) => method,
             // The search of --method auto begins with method split if --workers is given, because no other
             // method has workers.
-            Choice::Auto if self.function.workers > 0 => Method::Split,
-            Choice::Auto => Method::Single,
+            MethodChoice::Auto if self.function.workers > 0 => Method::Split,
+            MethodChoice::Auto => Method::Single,
         };
         config.executor =
             Executor::new(self.function.on, method, self.function.workers, self.gpu.settings()?)?;
         config.pipelines = self.pipeline.pipelines;
         config.rate = self.ports.rate;
-        let pace = match self.ports.pace {
-            PlayPace::Full => Pace::Full,
-            PlayPace::Original => Pace::Original,
-        };
+        let pace = self.ports.pace;
         let plays = matches!(config.route.source(), Some(PortSpec::Capture(_)));
         if !plays && (self.ports.repeat || pace != Pace::Full) {
             let flag = if self.ports.repeat { "--loop" } else { "--pace original" };
@@ -83,20 +80,12 @@ impl Forward {
         config.room = self.pipeline.room as usize;
         config.capture = self.ports.capture.clone();
         config.faults = self.ports.faults.clone();
-        config.compete = match self.experiment.compete {
-            Compete::None => config::Compete::None,
-            Compete::Compute => config::Compete::Compute,
-            Compete::Large => config::Compete::Large,
-        };
+        config.compete = self.experiment.compete;
         config.per_pipeline = PipelineSettings {
             burst: self.pipeline.burst,
             flush: self.pipeline.flush,
             slots: self.pipeline.slots,
-            overload: match self.pipeline.overload {
-                OnOverload::Wait => Overload::Wait,
-                OnOverload::Drop => Overload::Drop,
-                OnOverload::Shrink => Overload::Shrink,
-            },
+            overload: self.pipeline.overload,
             work: self.function.work,
             stages: self.experiment.stages,
             packets: u64::MAX,
@@ -183,7 +172,7 @@ impl GpuArgs {
             graph_branches: self.graph_branches,
             pause: self.pause,
             watchdog: self.watchdog,
-            high_priority: self.priority == Priority::High,
+            high_priority: self.high_priority,
             measure_pcie: self.measure_pcie,
             ..gpu::Settings::default()
         })

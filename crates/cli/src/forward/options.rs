@@ -1,6 +1,6 @@
 //! The types and parsers of flag values that only `inlane forward` has, such as the value of `--method`.
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use inlane_core::ring::layout::MAX_SLOTS;
 use inlane_core::units;
 use inlane_forward::config::Method;
@@ -8,70 +8,36 @@ use std::time::Duration;
 
 /// The value of `--method`: a method, or `auto`.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Choice {
+pub(super) enum MethodChoice {
     Auto,
     Method(Method),
 }
 
-impl std::str::FromStr for Choice {
+impl std::str::FromStr for MethodChoice {
     type Err = inlane_forward::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "auto" {
-            return Ok(Choice::Auto);
+            return Ok(MethodChoice::Auto);
         }
-        text.parse().map(Choice::Method).map_err(|_| {
+        text.parse().map(MethodChoice::Method).map_err(|_| {
             let why = "choose one of single, split, auto; on a GPU also persistent, stream, graph";
             inlane_forward::Error::config(format!("--method {text}"), why)
         })
     }
 }
 
-/// What `--method auto` optimises.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum Goal {
-    /// The most packets per second
-    Throughput,
+/// Returns the parser of `--goal`, what `--method auto` optimises.
+pub(super) fn goal() -> PossibleValuesParser {
+    [PossibleValue::new("throughput").help("The most packets per second")].into()
 }
 
-/// The priority of inlane's kernels on a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Priority {
-    /// Before kernels of other jobs
-    High,
-    /// In the order of arrival
-    Normal,
-}
-
-/// The competing job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Compete {
-    /// No job
-    None,
-    /// Endless arithmetic on every multiprocessor of the GPU, or on every core of the pipelines
-    Compute,
-    /// On a GPU: endless arithmetic in blocks that each fill a multiprocessor, as matrix products do
-    Large,
-}
-
-/// The pace at which a capture is played.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum PlayPace {
-    /// As fast as possible
-    Full,
-    /// As the timestamps say
-    Original,
-}
-
-/// The policy for a full ring or transmit port.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum OnOverload {
-    /// Wait. The receive port fills and counts missed packets
-    Wait,
-    /// Drop and count the newest packets
-    Drop,
-    /// Receive smaller bursts until there is room
-    Shrink,
+/// Returns the parser of `--priority`, the priority of inlane's kernels on a GPU. Its value is true if the priority is
+/// high.
+pub(super) fn high_priority() -> impl TypedValueParser<Value = bool> {
+    let high = PossibleValue::new("high").help("Before kernels of other jobs");
+    let normal = PossibleValue::new("normal").help("In the order of arrival");
+    PossibleValuesParser::from([high, normal]).map(|name| name == "high")
 }
 
 /// Parses a value of `--load`: a percentage of the highest rate without loss.

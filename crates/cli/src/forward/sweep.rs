@@ -7,14 +7,14 @@
 mod axis;
 
 use super::Forward;
-use super::options::{Choice, Compete};
+use super::options::MethodChoice;
 use anyhow::Context;
 use axis::{combinations, name, parse};
 use inlane_core::result::Document;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
 use inlane_forward::Session;
-use inlane_forward::config::Device;
+use inlane_forward::config::{Compete, Device};
 use inlane_forward::control::Control;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Repeats};
@@ -72,7 +72,7 @@ impl Sweep {
             // `all` means all values that the device supports. On the CPU, skip the values that need a GPU.
             let forward = &point.forward;
             let only_gpu = (all("method")
-                && matches!(forward.function.method, Choice::Method(m) if !m.is_cpu()))
+                && matches!(forward.function.method, MethodChoice::Method(m) if !m.is_cpu()))
                 || (all("compete") && forward.experiment.compete == Compete::Large);
             if only_gpu && forward.function.on == Device::Cpu {
                 continue;

@@ -18,11 +18,11 @@ use crate::control::{Control, Progress, ThreadTime};
 use crate::error::Error;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
+use inlane_core::setting::Choice;
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Pool, Rx, Tx};
 use inlane_function::Instance;
 use std::any::Any;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,22 +42,12 @@ pub enum Overload {
     Shrink,
 }
 
-impl FromStr for Overload {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Ok(match text {
-            "wait" => Self::Wait,
-            "drop" => Self::Drop,
-            "shrink" => Self::Shrink,
-            _ => {
-                return Err(Error::config(
-                    crate::field::OVERLOAD.with(text),
-                    "choose one of wait, drop, shrink",
-                ));
-            }
-        })
-    }
+impl Choice for Overload {
+    const CHOICES: &[(Self, &str, &str)] = &[
+        (Overload::Wait, "wait", "Wait. The receive port fills and counts missed packets"),
+        (Overload::Drop, "drop", "Drop and count the newest packets"),
+        (Overload::Shrink, "shrink", "Receive smaller bursts until there is room"),
+    ];
 }
 
 /// The settings of each pipeline.

@@ -21,6 +21,7 @@ pub mod writer;
 mod tests;
 
 pub use file::{FileId, same_file};
+use inlane_core::setting::Choice;
 use inlane_core::{Error, PortInfo, Result};
 pub(crate) use sink::QueueWriter;
 pub use sink::{CaptureSink, TimestampSource};
@@ -77,6 +78,11 @@ pub enum Pace {
     Full,
     /// Packets are played with the same time intervals as in the capture.
     Original,
+}
+
+impl Choice for Pace {
+    const CHOICES: &[(Self, &str, &str)] =
+        &[(Pace::Full, "full", "As fast as possible"), (Pace::Original, "original", "As the timestamps say")];
 }
 
 /// How a capture is played.
