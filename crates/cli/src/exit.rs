@@ -1,11 +1,13 @@
 //! Maps errors to exit statuses.
 
 use crate::misuse;
+use crate::settings::{Origin, Settings};
 use clap::CommandFactory;
 use clap::error::{ContextKind, ErrorKind};
-use inlane_core::error::{Class, Error};
+use inlane_core::error::{Class, NotStarted};
 use inlane_core::port::spec::without_secret;
 use std::borrow::Cow;
+use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -13,6 +15,12 @@ use std::process::ExitCode;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotReady(pub String);
+
+impl NotReady {
+    fn class(&self) -> Class {
+        Class::Environment
+    }
+}
 
 /// Returns the error and its causes in one line, the outermost error first. Shows each text only once: an
 /// error often contains the text of its cause, or a cause begins with the text of its error.
@@ -28,77 +36,101 @@ pub fn text(error: &anyhow::Error) -> String {
 
 /// Prints the error to standard error. Returns the exit status for the error's class.
 ///
-/// `origins` lists the flags that a settings file or an environment variable has set. `arguments` is the
-/// command line, including these flags. If the message names such a flag, or the port in its value, a second
-/// line names the file or variable that has set the flag.
-pub fn report(error: &anyhow::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
+/// If the settings file or an environment variable has set a flag that the error names, or the port that failed, a
+/// second line names the file or variable.
+pub fn report(error: &anyhow::Error, settings: &Settings) -> u8 {
     let text = text(error);
-    let names_port_of = |flag: &str| {
-        let values =
-            arguments.iter().filter_map(|argument| argument.to_str()?.strip_prefix(flag)?.strip_prefix('='));
-        values.into_iter().any(|value| text.starts_with(&format!("port {}: ", without_secret(value))))
-    };
-    let advice = advice(&text).map(|advice| format!("; {advice}")).unwrap_or_default();
-    crate::print_to_stderr(format_args!("inlane: {}{advice}", without_secrets(&text, arguments)));
-    for (flag, place) in origins.iter().filter(|(flag, _)| names(&text, flag) || names_port_of(flag)) {
-        crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
-    }
-    let class = error.chain().find_map(|cause| {
-        if cause.is::<NotReady>() {
-            return Some(Class::Environment);
+    let refusal = error.chain().find_map(Refusal::of);
+    // An error that only repeats the system's text lacks advice. Others give advice themselves.
+    let advice = refusal.as_ref().filter(|refusal| text.ends_with(&refusal.text));
+    let advice = advice.map(|refusal| format!("; {}", refusal.advice)).unwrap_or_default();
+    crate::print_to_stderr(format_args!("inlane: {}{advice}", without_secrets(&text, &settings.arguments)));
+    let port = error.chain().find_map(failed_port);
+    for origin in &settings.origins {
+        let is_port = |value: &String| port.is_some_and(|port| without_secret(value) == port);
+        if crate::fields::was_shown(&origin.flag) || origin.values.iter().any(is_port) {
+            name_origin(origin);
         }
-        let core = || cause.downcast_ref::<Error>().map(Error::class);
-        let forward = || cause.downcast_ref::<inlane_forward::Error>().map(inlane_forward::Error::class);
-        let pci = || cause.downcast_ref::<inlane_pci::Error>().map(inlane_pci::Error::class);
-        let ntb = || cause.downcast_ref::<inlane_ntb::error::Error>().map(inlane_ntb::error::Error::class);
-        let nvme = || cause.downcast_ref::<inlane_nvme::Error>().map(inlane_nvme::Error::class);
-        let pgas = || cause.downcast_ref::<inlane_pgas::error::Error>().map(inlane_pgas::error::Error::class);
-        let offload = || cause.downcast_ref::<inlane_offload::Error>().map(inlane_offload::Error::class);
-        let report = || cause.downcast_ref::<inlane_report::Error>().map(inlane_report::Error::class);
-        core()
-            .or_else(forward)
-            .or_else(pci)
-            .or_else(ntb)
-            .or_else(nvme)
-            .or_else(pgas)
-            .or_else(offload)
-            .or_else(report)
-    });
-    match class {
+    }
+    match error.chain().find_map(class) {
         Some(Class::Usage) => 2,
         Some(Class::Environment) => 3,
-        Some(Class::Failed) | None if exhausted(&text).is_some() => 3,
-        Some(Class::Failed) | None => 1,
+        Some(Class::Failed) | None => match refusal {
+            Some(Refusal { is_limit: true, .. }) => 3,
+            _ => 1,
+        },
     }
 }
 
-/// The errors of the system that report an exhausted limit, each with what to do.
-const LIMITS: [(i32, &str); 4] = [
-    (libc::EMFILE, "raise the limit of open files: ulimit -n 65536"),
-    (libc::ENFILE, "end programs that have many open files, or raise the limit: sysctl fs.file-max"),
-    (libc::ENOMEM, "end other programs, give smaller sizes, or raise the limit that 'ulimit -v' shows"),
-    (libc::EAGAIN, "raise the limit of processes and threads that 'ulimit -u' shows"),
-];
-
-/// Returns the advice of [`LIMITS`] for a text that reports an exhausted limit. An error of the system ends with its
-/// number.
-fn exhausted(text: &str) -> Option<&'static str> {
-    // EAGAIN reports a limit only if a thread or process was to be started. Signals are handled by a thread.
-    let starts = ["start", "Ctrl-C", "SIGINT"].iter().any(|word| text.contains(word));
-    let is_limit = |errno| text.contains(&format!("(os error {errno})")) && (errno != libc::EAGAIN || starts);
-    LIMITS.iter().find(|(errno, _)| is_limit(*errno)).map(|(_, advice)| *advice)
+fn name_origin(Origin { flag, place, .. }: &Origin) {
+    crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
 }
 
-/// Returns what to do about an error that only repeats the text of the system. Returns `None` for other errors,
-/// which give advice themselves after a semicolon.
-fn advice(text: &str) -> Option<&'static str> {
-    let ends_with = |errno: i32| text.ends_with(&format!("(os error {errno})"));
-    if let Some(advice) = exhausted(text) {
-        let names_no_limit = advice.starts_with("raise") && !text.contains("limit");
-        let repeats_the_system = LIMITS.iter().any(|(errno, _)| ends_with(*errno));
-        return (repeats_the_system || names_no_limit).then_some(advice);
+/// Returns the class of an error, if it is of one of inlane's types.
+fn class(cause: &(dyn Error + 'static)) -> Option<Class> {
+    macro_rules! class_of {
+        ($($error:ty),*) => { None$(.or_else(|| cause.downcast_ref::<$error>().map(<$error>::class)))* };
     }
-    ends_with(libc::ENOSPC).then_some("free some space, or write elsewhere")
+    class_of!(
+        NotReady,
+        inlane_core::Error,
+        inlane_forward::Error,
+        inlane_pci::Error,
+        inlane_ntb::error::Error,
+        inlane_nvme::Error,
+        inlane_pgas::error::Error,
+        inlane_offload::Error,
+        inlane_report::Error
+    )
+}
+
+/// Returns the name of the port that failed.
+fn failed_port<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a str> {
+    let core = cause.downcast_ref().or_else(|| match cause.downcast_ref()? {
+        inlane_forward::Error::Core(core) => Some(core),
+        _ => None,
+    });
+    match core.or_else(|| match cause.downcast_ref()? {
+        inlane_offload::Error::Core(core) => Some(core),
+        inlane_offload::Error::Ports(inlane_ports::Error::Core(core)) => Some(core),
+        _ => None,
+    })? {
+        inlane_core::Error::Port { port, .. } => Some(port),
+        _ => None,
+    }
+}
+
+/// An operation that the system refused because a resource is exhausted.
+struct Refusal {
+    /// The system's text.
+    text: String,
+    /// What to do.
+    advice: &'static str,
+    /// True if a limit is reached. False if a disk is full, which smaller or other outputs avoid.
+    is_limit: bool,
+}
+
+impl Refusal {
+    fn of(cause: &(dyn Error + 'static)) -> Option<Self> {
+        let error: &std::io::Error = cause.downcast_ref()?;
+        let advice = if error.get_ref().is_some_and(|inner| inner.is::<NotStarted>()) {
+            "raise the limit of processes and threads that 'ulimit -u' shows"
+        } else {
+            match error.raw_os_error()? {
+                libc::EMFILE => "raise the limit of open files: ulimit -n 65536",
+                libc::ENFILE => {
+                    "end programs that have many open files, or raise the limit: sysctl fs.file-max"
+                }
+                libc::ENOMEM => {
+                    "end other programs, give smaller sizes, or raise the limit that 'ulimit -v' shows"
+                }
+                libc::ENOSPC => "free some space, or write elsewhere",
+                _ => return None,
+            }
+        };
+        let is_limit = error.raw_os_error() != Some(libc::ENOSPC);
+        Some(Self { text: error.to_string(), advice, is_limit })
+    }
 }
 
 /// Removes secrets of ports from a text that repeats `arguments`.
@@ -113,10 +145,9 @@ fn without_secrets(text: &str, arguments: &[OsString]) -> String {
     })
 }
 
-/// Prints the requested help, or the reason why the command line is invalid. Returns the exit status.
-/// `origins` lists the flags that a settings file or a variable has set. The message names the file or
-/// variable.
-pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String, String)]) -> u8 {
+/// Prints the requested help, or the reason why the command line is invalid. Returns the exit status. If the settings
+/// file or a variable has set the invalid flag, the message names the file or variable.
+pub fn unparsed(error: &clap::Error, settings: &Settings) -> u8 {
     if !error.use_stderr() {
         return match error.print() {
             Err(failure) if failure.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -134,24 +165,13 @@ pub fn unparsed(error: &clap::Error, arguments: &[OsString], origins: &[(String,
         let _ = error.print();
         return 2;
     }
-    let text = misuse::message(error, crate::Cli::command(), arguments);
-    let text = without_secrets(&text, arguments);
+    let text = misuse::message(error, crate::Cli::command(), &settings.arguments);
+    let text = without_secrets(&text, &settings.arguments);
     crate::print_to_stderr(format_args!("inlane: {}", text.trim_end()));
     let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
     let flag = flag.split([' ', '=']).next().unwrap_or_default();
-    for (_, place) in origins.iter().filter(|(name, _)| name == flag) {
-        crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
-    }
+    settings.origins.iter().filter(|origin| origin.flag == flag).for_each(name_origin);
     2
-}
-
-/// Returns true if the text contains the flag as a whole. For example, `--in` in `--in-flight` does not
-/// count.
-fn names(text: &str, flag: &str) -> bool {
-    text.match_indices(flag).any(|(at, _)| {
-        let next = text[at + flag.len()..].chars().next();
-        !next.is_some_and(|next| next.is_alphanumeric() || next == '-')
-    })
 }
 
 /// Converts `status` to the value that `main` returns. Call this after all outputs are written.
@@ -172,16 +192,36 @@ mod tests {
 
     #[test]
     fn an_exhausted_system_has_advice() {
-        let text = "making an eventfd: Too many open files (os error 24)";
-        assert!(exhausted(text).is_some() && advice(text).is_some_and(|advice| advice.contains("ulimit -n")));
-        assert_eq!(advice("x: No space left (os error 28)"), Some("free some space, or write elsewhere"));
-        assert_eq!(advice("x: No space left (os error 28); write elsewhere"), None);
-        let several =
-            "no path is available: a: Too many open files (os error 24); remove one of these causes";
-        assert!(advice(several).is_some_and(|advice| advice.contains("ulimit -n")));
-        assert_eq!(exhausted("x: No such file or directory (os error 2)"), None);
-        assert!(exhausted("cannot start a thread: not now (os error 11)").is_some());
-        assert_eq!(exhausted("cannot read x: not now (os error 11)"), None);
+        let refusal = |errno: i32| Refusal::of(&std::io::Error::from_raw_os_error(errno));
+        let files = refusal(libc::EMFILE).unwrap();
+        assert!(files.is_limit && files.advice.contains("ulimit -n"));
+        assert!(!refusal(libc::ENOSPC).unwrap().is_limit);
+        // EAGAIN reports a limit only if a thread or process was to be started.
+        assert!(refusal(libc::ENOENT).is_none() && refusal(libc::EAGAIN).is_none());
+        let thread = NotStarted::of(std::io::Error::from_raw_os_error(libc::EAGAIN));
+        assert!(Refusal::of(&thread).unwrap().advice.contains("ulimit -u"));
+    }
+
+    #[test]
+    fn the_class_of_an_error_decides_its_status() {
+        let status = |error: anyhow::Error| report(&error.context("outer"), &Settings::default());
+        let os = |errno| inlane_core::Error::Os {
+            what: "cannot open x".into(),
+            source: std::io::Error::from_raw_os_error(errno),
+        };
+        assert_eq!(status(NotReady("x".into()).into()), 3);
+        assert_eq!(status(inlane_core::Error::invalid("x", "y").into()), 2);
+        assert_eq!(status(inlane_forward::Error::Core(os(libc::EMFILE)).into()), 3);
+        assert_eq!(status(os(libc::EIO).into()), 1);
+        assert_eq!(status(anyhow::anyhow!("x (os error 24)")), 1);
+    }
+
+    #[test]
+    fn a_failed_port_is_found_in_the_errors_of_the_libraries() {
+        let port = || inlane_core::Error::port_failed("null", "x");
+        assert_eq!(failed_port(&port()), Some("null"));
+        assert_eq!(failed_port(&inlane_forward::Error::Core(port())), Some("null"));
+        assert_eq!(failed_port(&inlane_offload::Error::Ports(port().into())), Some("null"));
     }
 
     #[test]
@@ -190,11 +230,5 @@ mod tests {
         let text = "--between memif:/a,secret=c: twice; memif:/a,secret=b";
         let shown = "--between memif:/a,secret=***: twice; memif:/a,secret=***";
         assert_eq!(without_secrets(text, &arguments), shown);
-    }
-
-    #[test]
-    fn a_flag_is_found_as_a_whole_word() {
-        assert!(names("--burst 0: give 1", "--burst") && names("give --burst", "--burst"));
-        assert!(!names("--sm-slots 0", "--slots") && !names("--mover-from 1", "--mover"));
     }
 }

@@ -2,7 +2,8 @@
 
 use clap::{Arg, Command};
 use inlane_core::setting::{Field, set_translator};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The fields whose flag has another name in some subcommands: the subcommand as a table of the settings file, the
 /// field, and the flag.
@@ -13,7 +14,29 @@ const RENAMED: [(&str, &str, &str); 2] =
 /// field without a flag there is shown by its name.
 pub fn show_as_flags(command: &Command, subcommand: &str) {
     let flags = flags_of(command, subcommand);
-    set_translator(Box::new(move |field, value| shown(&flags, field, value)));
+    set_translator(Box::new(move |field, value| {
+        if let Some((flag, _)) = flags.get(field.name()) {
+            lock(&SHOWN).insert(format!("--{flag}"));
+        }
+        shown(&flags, field, value)
+    }));
+}
+
+/// Returns the field of a flag of the running subcommand. Name a flag by it in messages of this crate.
+pub fn flag(name: &'static str) -> Field {
+    Field::new(name)
+}
+
+/// The flags that messages of this process have named.
+static SHOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Returns true if a message named this flag.
+pub fn was_shown(flag: &str) -> bool {
+    lock(&SHOWN).contains(flag)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The way to write a flag with its value.

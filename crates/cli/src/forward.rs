@@ -8,7 +8,9 @@ mod options;
 mod outputs;
 mod sweep;
 
+use crate::fields;
 use crate::output::Output;
+use crate::settings::Settings;
 use anyhow::Context;
 use args::OutputArgs;
 use inlane_core::result::Document;
@@ -18,19 +20,17 @@ use inlane_forward::result::PacketResult;
 use inlane_forward::{Error, MeasureOptions, Session};
 use live::Live;
 use options::MethodChoice;
-use std::ffi::OsString;
 use std::io::Write;
 use std::sync::Arc;
 
 pub use args::Forward;
 
 impl Forward {
-    /// Runs the subcommand. `arguments` is the command line. A sweep parses the command line again for each
-    /// point.
+    /// Runs the subcommand. `settings` says which flags are set, and where.
     ///
     /// # Errors
     /// If the flags are wrong, the run fails, or the result cannot be written.
-    pub fn run(&self, arguments: &[OsString]) -> anyhow::Result<()> {
+    pub fn run(&self, settings: &Settings) -> anyhow::Result<()> {
         if self.function.list_functions {
             return crate::print(|out| {
                 for function in inlane_forward::functions() {
@@ -43,19 +43,19 @@ impl Forward {
             });
         }
         let config = self.config()?;
-        let series = sweep::Sweep::new(self, arguments)?;
+        let series = sweep::Sweep::new(self, &settings.given)?;
         if self.output.svg.is_some() {
             series.axis().ok_or_else(nothing_to_draw)?;
         }
         if self.output.interval.is_some() && !series.is_plain() {
             let why = "a series prints a line after each run instead; leave it out";
-            return Err(inlane_core::Error::invalid("--interval", why).into());
+            return Err(inlane_core::Error::invalid(fields::flag("interval"), why).into());
         }
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture may be written to standard output. The result then goes to standard error instead.
         let sends_to_stdout = sends_to_stdout(&config);
-        outputs::check(self, &config.route, arguments)?;
+        outputs::check(self, &config.route, settings.file.as_deref())?;
         let OutputArgs { json, csv, svg, interval } = &self.output;
         let output = Output::open(json.as_deref(), csv.as_deref(), svg.as_deref())?;
         let mut live = Live::new(*interval);
@@ -105,7 +105,7 @@ impl Forward {
 
 fn nothing_to_draw() -> inlane_core::Error {
     inlane_core::Error::invalid(
-        "--svg",
+        fields::flag("svg"),
         "it needs a number to draw against; add --load, or --sweep with burst, size, rate or another number",
     )
 }

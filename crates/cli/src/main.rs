@@ -21,6 +21,7 @@ mod topo;
 mod values;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use settings::Settings;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use tracing_subscriber::fmt::format::Writer;
@@ -77,35 +78,29 @@ fn main() -> ExitCode {
     for warning in settings::unknown_variables(&Cli::command(), &environment) {
         print_to_stderr(format_args!("inlane: warning: {warning}"));
     }
-    let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
-    let settings::Expanded { arguments, table, origins, left_out } = match expanded {
-        Ok(expanded) => expanded,
-        Err(error) => return exit::with(exit::report(&error.into(), &[], &[])),
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if let Err(error) = Cli::command().try_get_matches_from(&arguments) {
+        arguments = misuse::corrected(&error, arguments);
+    }
+    let settings = match settings::read(&Cli::command(), arguments, &environment) {
+        Ok(settings) => settings,
+        Err(error) => return exit::with(exit::report(&error.into(), &Settings::default())),
     };
-    fields::show_as_flags(&Cli::command(), &table);
-    for line in left_out {
+    fields::show_as_flags(&Cli::command(), &settings.table);
+    for line in &settings.left_out {
         print_to_stderr(format_args!("inlane: {line}"));
     }
-    let parsed = Cli::try_parse_from(&arguments).or_else(|error| {
-        if misuse::is_negative_number(&error) {
-            return Cli::try_parse_from(misuse::join_negative_numbers(&arguments));
-        }
-        match misuse::without_help_of_help(&error, &arguments) {
-            Some(others) => Cli::try_parse_from(others),
-            None => Err(error),
-        }
-    });
-    let cli = match parsed {
+    let cli = match Cli::try_parse_from(&settings.arguments) {
         Ok(cli) => cli,
-        Err(error) => return exit::with(exit::unparsed(&error, &arguments, &origins)),
+        Err(error) => return exit::with(exit::unparsed(&error, &settings)),
     };
     let outcome: anyhow::Result<()> = match cli.command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Topo(args) => topo::run(&args),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
-        Command::Forward(forward) => forward.run(&arguments),
-        Command::Copy(copy) => copy.run(&origins),
+        Command::Forward(forward) => forward.run(&settings),
+        Command::Copy(copy) => copy.run(&settings.origins),
         Command::Ntb(ntb) => ntb.run(),
         Command::Nvme(nvme) => nvme.run(),
         Command::Offload(offload) => offload.run(),
@@ -113,7 +108,7 @@ fn main() -> ExitCode {
     };
     exit::with(match outcome {
         Ok(()) => 0,
-        Err(error) => exit::report(&error, &arguments, &origins),
+        Err(error) => exit::report(&error, &settings),
     })
 }
 

@@ -122,10 +122,23 @@ fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String>
     })
 }
 
-/// Returns true if clap took a negative number for an unknown flag, as in `--rate -1`.
-pub fn is_negative_number(error: &clap::Error) -> bool {
-    let argument = texts(error, ContextKind::InvalidArg).into_iter().next().unwrap_or_default();
-    error.kind() == ErrorKind::UnknownArgument && begins_negative(&argument)
+/// Returns the arguments in a form that clap understands, if the error `error` is about one of two forms that it does not
+/// understand: a negative number behind a flag, as in `--rate -1`, and `inlane help --help`. Otherwise, returns the
+/// arguments as they are.
+pub fn corrected(error: &clap::Error, mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let found = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
+    match error.kind() {
+        ErrorKind::UnknownArgument if begins_negative(&found(ContextKind::InvalidArg)) => {
+            join_negative_numbers(&arguments)
+        }
+        ErrorKind::InvalidSubcommand => {
+            let found = found(ContextKind::InvalidSubcommand);
+            let asks_for_help = ["--help", "-h"].contains(&found.as_str());
+            arguments.retain(|argument| !(asks_for_help && *argument == *found));
+            arguments
+        }
+        _ => arguments,
+    }
 }
 
 fn begins_negative(argument: &str) -> bool {
@@ -134,7 +147,7 @@ fn begins_negative(argument: &str) -> bool {
 
 /// Joins each flag with a negative number behind it: `--rate -1` becomes `--rate=-1`. The number is the
 /// flag's value, because no flag of inlane begins with a digit.
-pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
+fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
     let mut joined: Vec<OsString> = Vec::new();
     for argument in arguments {
         let flag = joined.last_mut().filter(|last| {
@@ -152,14 +165,6 @@ pub fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
         }
     }
     joined
-}
-
-/// Returns the arguments of `inlane help --help` without `--help`, because clap refuses this command line.
-/// Returns `None` if clap's error `error` has another cause.
-pub fn without_help_of_help(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>> {
-    let found = texts(error, ContextKind::InvalidSubcommand).into_iter().next()?;
-    let asks = ["--help", "-h"].contains(&found.as_str()) && error.kind() == ErrorKind::InvalidSubcommand;
-    asks.then(|| arguments.iter().filter(|argument| **argument != *found).cloned().collect())
 }
 
 /// Returns up to three names that the user may have meant by `name`, the most similar first. A name is

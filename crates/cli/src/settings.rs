@@ -1,19 +1,22 @@
-//! Reads flags from a settings file and from environment variables, and inserts them into the command line
-//! before it is parsed.
+//! Reads flags from a settings file and from environment variables.
 //!
 //! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
 //! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. A flag
 //! on the command line overrides a variable, and a variable overrides the file. If a flag on the command line
 //! excludes other flags, it overrides those flags too, except [`SECRETS_FILE`]. An unknown key in the file is
 //! an error. An unknown variable causes only a warning, because another program may use it.
-
-mod lines;
+//!
+//! clap checks which flags exclude or require each other, and parses their values, while it reads a list of arguments.
+//! So [`read`] gives it one list of all flags that apply. What the command line itself sets is read from clap's matches.
 
 use crate::misuse::{did_you_mean, similar};
-use clap::{Arg, Command};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
 use inlane_core::Error;
-use inlane_offload::toml_error;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use toml::de::{DeTable, DeValue};
 
 /// The variable that names the settings file. The flag `--config` wins over the variable.
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
@@ -76,119 +79,159 @@ fn variable_of(table: &str, long: &str) -> String {
     format!("INLANE_{table}_{long}").to_uppercase().replace(['-', '.'], "_")
 }
 
-/// A command line with the inserted flags of the settings file and of environment variables.
+/// A flag that the settings file or an environment variable has set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The flag, such as `--burst`.
+    pub flag: String,
+    /// Its values. Empty for a flag without a value.
+    pub values: Vec<String>,
+    /// The variable, or the file with the line.
+    pub place: String,
+}
+
+/// The flags that apply to one run of a subcommand, and where they come from.
 #[derive(Default)]
-pub struct Expanded {
-    /// The command line.
+pub struct Settings {
+    /// The command line, with the flags of the settings file and of the environment after the subcommand.
     pub arguments: Vec<OsString>,
     /// The subcommand's name as a table of the settings file: `ntb.bench`. Empty if there is no subcommand.
     pub table: String,
-    /// The inserted flags, each with the variable or the file that set it.
-    pub origins: Vec<(String, String)>,
+    /// The long names of all flags that are set.
+    pub given: Vec<String>,
+    /// The flags that the settings file and the environment have set.
+    pub origins: Vec<Origin>,
+    /// The settings file.
+    pub file: Option<PathBuf>,
     /// Messages for the user: one for each flag of the settings file or the environment that was left out.
     /// Such a flag is left out if a flag on the command line excludes it.
     pub left_out: Vec<String>,
 }
 
-/// Returns the command line with the flags of the settings file and of the environment. These flags are
-/// inserted after the subcommand.
+/// Reads the settings that apply to the command line `arguments`. If clap refuses these arguments anyway, or they
+/// request help, reads neither the file nor the environment.
 ///
 /// # Errors
 /// If the file cannot be read or parsed, or has a key that is not a flag.
-pub fn expand(
+pub fn read(
     command: &Command,
     arguments: Vec<OsString>,
     environment: &[(String, String)],
-) -> Result<Expanded, Error> {
-    let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let Line { subcommand, table, at, own, flags } = read_line(command, &texts);
-    let texts = &texts[..own];
-    if at == 0 {
-        return Ok(Expanded { arguments, table, ..Expanded::default() });
+) -> Result<Settings, Error> {
+    let mut settings = Settings { arguments, ..Settings::default() };
+    let mut lenient = command.clone().ignore_errors(true);
+    let Ok(matches) = lenient.try_get_matches_from_mut(&settings.arguments) else { return Ok(settings) };
+    let (path, matches) = innermost(&matches);
+    settings.table = path.join(".");
+    let parsed = command.clone().try_get_matches_from(&settings.arguments);
+    // The settings may have the flags that are missing on the command line.
+    let is_valid = parsed.map_or_else(|error| error.kind() == ErrorKind::MissingRequiredArgument, |_| true);
+    if !is_valid || path.is_empty() {
+        return Ok(settings);
     }
+    let subcommand = path.iter().try_fold(command, |command, name| command.find_subcommand(name));
+    let subcommand = subcommand.expect("clap found these subcommands");
+    let on_line =
+        |argument: &&Arg| matches.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let line: Vec<&Arg> = subcommand.get_arguments().filter(on_line).collect();
+    let mut set: Vec<_> = line.iter().map(|argument| argument.get_id().clone()).collect();
     let variable =
-        |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let mut inserted = Expanded::default();
-    let mut set = flags.clone();
+        |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    let mut inserted = Vec::new();
+    let mut insert = |Setting { argument, key, value, .. }: &Setting, place: String| {
+        if set.contains(argument.get_id()) {
+            return Ok(());
+        }
+        set.push(argument.get_id().clone());
+        let flag = Flag::new(argument, key, value)?;
+        if flag.arguments.is_empty() {
+            return Ok(());
+        }
+        match excluder(subcommand, argument, &line) {
+            Some(by) => {
+                let line = format!("--{key} of {place} is left out, because --{by} excludes it");
+                settings.left_out.push(line);
+            }
+            None => {
+                inserted.extend(flag.arguments);
+                settings.given.push(key.clone());
+                settings.origins.push(Origin { flag: format!("--{key}"), values: flag.values, place });
+            }
+        }
+        Ok::<(), &'static str>(())
+    };
     for argument in subcommand.get_arguments() {
         let Some(long) = argument.get_long() else { continue };
-        let name = variable_of(&table, long);
-        let Some(value) = variable(&name).filter(|_| !set.contains(&argument)) else { continue };
-        set.push(argument);
-        let setting =
-            Setting { table: table.clone(), argument, key: long.into(), value: value.clone().into() };
-        let origin = format!("the environment variable {name}");
-        insert(&mut inserted, subcommand, &setting, origin, &flags)
-            .map_err(|why| invalid(format!("{name}={value}"), why))?;
+        let name = variable_of(&settings.table, long);
+        let Some(value) = variable(&name) else { continue };
+        let setting = Setting {
+            table: String::new(),
+            argument,
+            key: long.into(),
+            value: DeValue::String(value.into()),
+            at: 0,
+        };
+        insert(&setting, format!("the environment variable {name}"))
+            .map_err(|why| Error::invalid(format!("{name}={value}"), why))?;
     }
-    let named = texts.iter().enumerate().find_map(|(i, flag)| {
-        flag.strip_prefix("--config=").map(str::to_string).or_else(|| {
-            (*flag == "--config").then(|| texts.get(i + 1).map(|path| path.to_string())).flatten()
-        })
-    });
-    let named = named.or_else(|| variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()));
-    if let Some(path) = named {
-        let at = |line| format!("settings file {}", lines::place(&path, line));
-        let refused = |why: String| invalid(at(None), why);
-        let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::IsADirectory => refused("it is a directory; name a TOML file in it".into()),
-            std::io::ErrorKind::InvalidData => refused("it is not text in UTF-8; give a TOML file".into()),
-            _ => Error::device_environment(
-                format!("settings file {path}"),
-                format!("cannot be read: {error}; give --config or INLANE_CONFIG a file that you may read"),
-            ),
+    let named = matches.try_get_one::<PathBuf>("config").ok().flatten().cloned();
+    let variable = variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let Some(path) = named.or(variable) {
+        let text = text_of(&path)?;
+        let place =
+            |at: usize| format!("settings file {}:{}", path.display(), text[..at].matches('\n').count() + 1);
+        let refused = |at: usize, why: String| Error::invalid(place(at), why);
+        let file = DeTable::parse(&text).map_err(|error| {
+            refused(error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
         })?;
-        let file: toml::Table = toml::from_str(&text).map_err(|error| {
-            let (line, why) = toml_error::explain(&error, &text);
-            invalid(at(Some(line)), why)
-        })?;
-        let mut settings = Vec::new();
-        let line_of = |table: &str, key: &str| lines::line_of(&text, table, key);
-        read(command, "", &file, &mut settings)
-            .map_err(|Refused { table, key, why }| invalid(at(line_of(&table, &key)), why))?;
-        let here =
-            settings.iter().filter(|setting| setting.table == table && !set.contains(&setting.argument));
-        for setting in here {
-            let line = line_of(&table, &setting.key);
-            insert(&mut inserted, subcommand, setting, format!("the {}", at(line)), &flags).map_err(
-                |why| {
-                    let (key, value) = (&setting.key, &setting.value);
-                    let shown = if value.is_table() { String::new() } else { format!(" = {value}") };
-                    invalid(at(line), format!("{key}{shown}: {why}"))
-                },
-            )?;
+        let mut found = Vec::new();
+        collect(command, "", file.get_ref(), &mut found).map_err(|(at, why)| refused(at, why))?;
+        for setting in found.iter().filter(|setting| setting.table == settings.table) {
+            insert(setting, format!("the {}", place(setting.at))).map_err(|why| {
+                let line = text[setting.at..].lines().next().unwrap_or_default().trim();
+                refused(setting.at, format!("{line}: {why}"))
+            })?;
         }
+        settings.file = Some(path);
     }
-    let mut all = arguments;
-    all.splice(at + 1..at + 1, inserted.arguments);
-    Ok(Expanded { arguments: all, table, ..inserted })
+    settings.given.extend(line.iter().filter_map(|argument| argument.get_long()).map(String::from));
+    if !inserted.is_empty() {
+        // Find the argument that names the subcommand: the first with which clap finds it.
+        let finds_it = |count: &usize| {
+            let found = lenient.try_get_matches_from_mut(&settings.arguments[..*count]);
+            found.is_ok_and(|found| innermost(&found).0.len() == path.len())
+        };
+        let at = (1..settings.arguments.len()).find(finds_it).unwrap_or(settings.arguments.len());
+        settings.arguments.splice(at..at, inserted);
+    }
+    Ok(settings)
 }
 
-/// Appends the flag that the setting `key` sets. `origin` is the place of the setting: a variable or the
-/// settings file. Leaves the flag out if its value is off, or if a flag in `given` (the command line)
-/// excludes it.
-fn insert(
-    inserted: &mut Expanded,
-    subcommand: &Command,
-    Setting { argument, key, value, .. }: &Setting,
-    origin: String,
-    given: &[&Arg],
-) -> Result<(), &'static str> {
-    let flag = arguments_of(argument, key, value)?;
-    if flag.is_empty() {
-        return Ok(());
+/// Returns the names of the subcommands on a command line, and the matches of the last.
+fn innermost(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
+    let mut path = Vec::new();
+    while let Some((name, inner)) = matches.subcommand() {
+        path.push(name);
+        matches = inner;
     }
-    match excluder(subcommand, argument, given) {
-        Some(by) => {
-            inserted.left_out.push(format!("--{key} of {origin} is left out, because --{by} excludes it"));
+    (path, matches)
+}
+
+/// Reads a settings file.
+fn text_of(path: &Path) -> Result<String, Error> {
+    let what = || format!("settings file {}", path.display());
+    std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::IsADirectory => {
+            Error::invalid(what(), "it is a directory; name a TOML file in it")
         }
-        None => {
-            inserted.arguments.extend(flag);
-            inserted.origins.push((format!("--{key}"), origin));
+        std::io::ErrorKind::InvalidData => {
+            Error::invalid(what(), "it is not text in UTF-8; give a TOML file")
         }
-    }
-    Ok(())
+        _ => Error::device_environment(
+            what(),
+            format!("cannot be read: {error}; give --config or INLANE_CONFIG a file that you may read"),
+        ),
+    })
 }
 
 /// Returns the name of the flag in `given` that conflicts with `argument`. The given flag then overrides
@@ -197,219 +240,142 @@ fn excluder<'a>(subcommand: &Command, argument: &Arg, given: &[&'a Arg]) -> Opti
     if argument.get_long() == Some(SECRETS_FILE) {
         return None;
     }
-    let excludes = |one: &Arg, other: &Arg| subcommand.get_arg_conflicts_with(one).contains(&other);
-    let by = given.iter().find(|flag| excludes(flag, argument) || excludes(argument, flag));
+    let by = given.iter().find(|flag| conflict(subcommand, flag, argument));
     by.and_then(|flag| flag.get_long())
 }
 
-/// The parts of a command line that decide which settings apply to it.
-struct Line<'a> {
-    /// The innermost subcommand.
-    subcommand: &'a Command,
-    /// The name of the subcommand's table in the settings file.
-    table: String,
-    /// The index of the argument that names the subcommand. 0 if there is none, or if help is requested.
-    at: usize,
-    /// The number of arguments that belong to inlane. These are all arguments, or those before `--`, or those
-    /// before the program that the subcommand starts. The program's arguments may look like flags of inlane.
-    own: usize,
-    /// The flags on the command line. A flag may be given by its name, by an alias or in its short form.
-    flags: Vec<&'a Arg>,
+/// Returns true if two flags exclude each other.
+pub fn conflict(command: &Command, one: &Arg, other: &Arg) -> bool {
+    let excludes = |one: &Arg, other: &Arg| command.get_arg_conflicts_with(one).contains(&other);
+    excludes(one, other) || excludes(other, one)
 }
 
-/// Reads a command line without parsing the values of its flags.
-fn read_line<'a>(command: &'a Command, texts: &[&str]) -> Line<'a> {
-    let mut line =
-        Line { subcommand: command, table: String::new(), at: 0, own: texts.len(), flags: Vec::new() };
-    // The number of following arguments that belong to the last flag as its values.
-    let mut values = 0;
-    for (index, &text) in texts.iter().enumerate().skip(1) {
-        if text == "--" {
-            return Line { own: index, ..line };
-        } else if values > 0 {
-            values -= 1;
-        } else if text == "help" && line.subcommand.has_subcommands() {
-            return Line { at: 0, ..line };
-        } else if let Some(found) = line.subcommand.find_subcommand(text) {
-            let dot = if line.table.is_empty() { "" } else { "." };
-            line = Line { subcommand: found, table: format!("{}{dot}{text}", line.table), at: index, ..line };
-        } else if let Some(flag) = text.strip_prefix("--") {
-            let name = flag.split('=').next().unwrap_or(flag);
-            if let Some(argument) = known(command, line.subcommand, |argument| has_long(argument, name)) {
-                line.flags.push(argument);
-                values = if flag.contains('=') { 0 } else { values_behind(argument) };
-            }
-        } else if let Some(letters) = text.strip_prefix('-') {
-            for (at, letter) in letters.char_indices() {
-                let has_short = |argument: &Arg| argument.get_short() == Some(letter);
-                let Some(argument) = known(command, line.subcommand, has_short) else { break };
-                line.flags.push(argument);
-                if argument.get_action().takes_values() {
-                    let is_last = at + letter.len_utf8() == letters.len();
-                    values = if is_last { values_behind(argument) } else { 0 };
-                    break;
-                }
-            }
-        } else if line.subcommand.get_positionals().any(Arg::is_trailing_var_arg_set) {
-            return Line { own: index, ..line };
-        }
-    }
-    line
-}
-
-/// Returns the first flag that `matches` accepts. Searches the flags of `subcommand` first, then those of
-/// `command`.
-fn known<'a>(
-    command: &'a Command,
-    subcommand: &'a Command,
-    matches: impl Fn(&Arg) -> bool,
-) -> Option<&'a Arg> {
-    subcommand.get_arguments().chain(command.get_arguments()).find(|argument| matches(argument))
-}
-
-/// Returns true if `name` is the long name of the flag, or an alias of it.
-fn has_long(argument: &Arg, name: &str) -> bool {
-    argument.get_long() == Some(name) || argument.get_all_aliases().is_some_and(|all| all.contains(&name))
-}
-
-/// Returns the least number of separate arguments that the flag takes as values. They follow the flag on the
-/// command line.
-fn values_behind(argument: &Arg) -> usize {
-    match argument.get_num_args() {
-        _ if !argument.get_action().takes_values() || argument.is_require_equals_set() => 0,
-        Some(range) => range.min_values(),
-        None => 1,
-    }
-}
-
-fn invalid(what: String, why: impl Into<String>) -> Error {
-    Error::Invalid { what, why: why.into() }
-}
-
-/// A key of the settings file that cannot be used.
-struct Refused {
-    /// The name of the table that contains the key. Empty if the key is in no table.
-    table: String,
-    key: String,
-    /// What is wrong and what to write instead.
-    why: String,
-}
-
-/// A setting from the settings file or from a variable: its table, the flag that it sets, its key, and its
-/// value.
+/// A setting from the settings file or from a variable: its table, the flag that it sets, its key, its value, and where
+/// it begins in the file.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,
     key: String,
-    value: toml::Value,
+    value: DeValue<'a>,
+    at: usize,
 }
 
-/// Appends the settings of the table `name` and of its subtables to `settings`.
-fn read<'a>(
+/// Appends the settings of the table `name` and of its subtables to `settings`. The error is the place of a key that
+/// cannot be used, and why.
+fn collect<'a>(
     command: &'a Command,
     name: &str,
-    table: &toml::Table,
+    table: &DeTable<'a>,
     settings: &mut Vec<Setting<'a>>,
-) -> Result<(), Refused> {
+) -> Result<(), (usize, String)> {
     for (key, value) in table {
-        let refused = |why: String| Refused { table: name.into(), key: key.clone(), why };
+        let at = key.span().start;
+        let key = key.get_ref().as_ref();
         if let Some(subcommand) = command.find_subcommand(key) {
             let dot = if name.is_empty() { "" } else { "." };
             let name = format!("{name}{dot}{key}");
-            let toml::Value::Table(content) = value else {
-                return Err(refused(format!("'{key}' must be a table; write [{name}] and its keys below")));
+            let Some(content) = value.get_ref().as_table() else {
+                return Err((at, format!("'{key}' must be a table; write [{name}] and its keys below")));
             };
-            read(subcommand, &name, content, settings)?;
+            collect(subcommand, &name, content, settings)?;
             continue;
         }
-        let tables: Vec<_> = command
-            .get_subcommands()
-            .filter(|c| !c.is_hide_set())
-            .map(|c| format!("[{}]", c.get_name()))
-            .collect();
         let argument = command.get_arguments().find(|argument| argument.get_long() == Some(key));
-        match argument.filter(|_| !name.is_empty() && key != "config") {
-            Some(argument) => {
-                settings.push(Setting {
-                    table: name.into(),
-                    argument,
-                    key: key.clone(),
-                    value: value.clone(),
-                });
-            }
-            None if name.is_empty() && !value.is_table() => {
-                let has_flag = |subcommand: &&Command| {
-                    subcommand.get_arguments().any(|argument| argument.get_long() == Some(key))
-                };
-                let owner = command.get_subcommands().find(has_flag).map_or("forward", Command::get_name);
-                let why = format!(
-                    "'{key}' is not in a table; move it below the name of its subcommand, such as [{owner}]"
-                );
-                return Err(refused(why));
-            }
-            None if name.is_empty() => {
-                let near = did_you_mean(&similar(key, command.get_subcommands().map(Command::get_name)));
-                let tables = tables.join(", ");
-                let why = format!("there is no subcommand '{key}'; {near}the tables are {tables}");
-                return Err(refused(why));
-            }
-            None => {
-                let flags = command.get_arguments().filter_map(Arg::get_long);
-                let names = flags
-                    .filter(|flag| *flag != "config")
-                    .chain(command.get_subcommands().map(Command::get_name));
-                let near = did_you_mean(&similar(key, names));
-                let subcommand = name.replace('.', " ");
-                return Err(refused(format!(
-                    "[{name}] has the unknown key '{key}'; {near}'inlane {subcommand} --help' lists the flags"
-                )));
-            }
+        if let Some(argument) = argument.filter(|_| !name.is_empty() && key != "config") {
+            let value = value.get_ref().clone();
+            settings.push(Setting { table: name.into(), argument, key: key.into(), value, at });
+            continue;
         }
+        let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let flags = command.get_arguments().filter_map(Arg::get_long).filter(|flag| *flag != "config");
+        return Err((
+            at,
+            match name {
+                "" if !value.get_ref().is_table() => {
+                    let has_flag = |subcommand: &&Command| {
+                        subcommand.get_arguments().any(|argument| argument.get_long() == Some(key))
+                    };
+                    let owner = command.get_subcommands().find(has_flag).map_or("forward", Command::get_name);
+                    format!(
+                        "'{key}' is not in a table; move it below the name of its subcommand, such as [{owner}]"
+                    )
+                }
+                "" => {
+                    let near = did_you_mean(&similar(key, command.get_subcommands().map(Command::get_name)));
+                    let tables: Vec<_> =
+                        subcommands.map(|command| format!("[{}]", command.get_name())).collect();
+                    format!("there is no subcommand '{key}'; {near}the tables are {}", tables.join(", "))
+                }
+                name => {
+                    let near = did_you_mean(&similar(key, flags.chain(subcommands.map(Command::get_name))));
+                    let subcommand = name.replace('.', " ");
+                    format!(
+                        "[{name}] has the unknown key '{key}'; {near}'inlane {subcommand} --help' lists the flags"
+                    )
+                }
+            },
+        ));
     }
     Ok(())
 }
 
-/// Returns the arguments that set the flag `name` to `value`. Returns no arguments for a flag that is off. If
-/// the value has a wrong type, the error says which type is expected.
-fn arguments_of(argument: &Arg, name: &str, value: &toml::Value) -> Result<Vec<OsString>, &'static str> {
-    let text = |value: &toml::Value| match value {
-        toml::Value::String(text) => Ok(text.clone()),
-        toml::Value::Integer(number) => Ok(number.to_string()),
-        toml::Value::Float(number) => Ok(number.to_string()),
-        _ => Err("the flag takes a value; give a text, a number, or a list of them"),
-    };
-    if !argument.get_action().takes_values() {
-        let on = match value {
-            toml::Value::Boolean(on) => *on,
-            toml::Value::String(text) if ["0", "false", "no"].contains(&text.as_str()) => false,
-            toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => true,
-            _ => return Err("give true or false"),
+/// A flag with its values.
+struct Flag {
+    /// Its arguments for clap. Empty for a flag that is off.
+    arguments: Vec<OsString>,
+    values: Vec<String>,
+}
+
+impl Flag {
+    /// Sets the flag `name` to `value`. If the value has a wrong type, the error says which type is expected.
+    fn new(argument: &Arg, name: &str, value: &DeValue) -> Result<Self, &'static str> {
+        if !argument.get_action().takes_values() {
+            let on = match value {
+                DeValue::Boolean(on) => *on,
+                DeValue::String(text) if ["0", "false", "no"].contains(&text.as_ref()) => false,
+                DeValue::String(text) if ["1", "true", "yes"].contains(&text.as_ref()) => true,
+                _ => return Err("give true or false"),
+            };
+            let arguments = on.then(|| format!("--{name}").into()).into_iter().collect();
+            return Ok(Self { arguments, values: Vec::new() });
+        }
+        let values: Option<Vec<String>> = match value {
+            DeValue::Array(values) => values.iter().map(|value| text(value.get_ref())).collect(),
+            value => text(value).map(|value| vec![value]),
         };
-        return Ok(on.then(|| format!("--{name}").into()).into_iter().collect());
+        let values = values.ok_or("the flag takes a value; give a text, a number, or a list of them")?;
+        let together = argument.get_num_args().is_some_and(|range| range.min_values() > 1);
+        let arguments = match together && value.is_array() {
+            true => std::iter::once(format!("--{name}")).chain(values.clone()).map(OsString::from).collect(),
+            false => values.iter().map(|value| format!("--{name}={value}").into()).collect(),
+        };
+        Ok(Self { arguments, values })
     }
-    let several = argument.get_num_args().is_some_and(|range| range.min_values() > 1);
+}
+
+/// Returns a text or a number as it is written on the command line. `None` for other values.
+fn text(value: &DeValue) -> Option<String> {
     match value {
-        toml::Value::Array(values) if several => {
-            let values = values.iter().map(|value| Ok(text(value)?.into()));
-            std::iter::once(Ok(format!("--{name}").into())).chain(values).collect()
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
         }
-        toml::Value::Array(values) => {
-            values.iter().map(|value| Ok(format!("--{name}={}", text(value)?).into())).collect()
-        }
-        value => Ok(vec![format!("--{name}={}", text(value)?).into()]),
+        DeValue::Float(number) => number.as_str().parse::<f64>().ok().map(|number| number.to_string()),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{ArgAction, CommandFactory, Parser};
+    use clap::{ArgAction, CommandFactory, Parser, value_parser};
 
     fn command() -> Command {
         let bench = Command::new("bench").arg(Arg::new("repeats").long("repeats"));
-        Command::new("inlane").subcommand(Command::new("ntb").subcommand(bench)).subcommand(
+        let config = Arg::new("config").long("config").global(true).value_parser(value_parser!(PathBuf));
+        let command = Command::new("inlane").arg(config).subcommand(Command::new("ntb").subcommand(bench));
+        command.subcommand(
             Command::new("forward")
-                .arg(Arg::new("config").long("config"))
                 .arg(Arg::new("burst").long("burst"))
                 .arg(Arg::new("tx").long("tx").action(ArgAction::Append))
                 .arg(Arg::new("between").long("between").num_args(2).conflicts_with("tx"))
@@ -443,17 +409,17 @@ mod tests {
         file: &str,
         environment: &[(&str, &str)],
         arguments: &[&str],
-    ) -> Result<Expanded, Error> {
+    ) -> Result<Settings, Error> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("inlane.toml");
         std::fs::write(&path, file).unwrap();
         let mut all: Vec<OsString> = vec!["inlane".into(), format!("--config={}", path.display()).into()];
         all.extend(subcommand.iter().chain(arguments).map(OsString::from));
         let environment: Vec<_> = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        expand(command, all, &environment)
+        read(command, all, &environment)
     }
 
-    fn texts(expanded: &Expanded) -> Vec<String> {
+    fn texts(expanded: &Settings) -> Vec<String> {
         expanded.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
     }
 
@@ -553,18 +519,6 @@ mod tests {
     }
 
     #[test]
-    fn the_value_of_another_flag_is_not_a_flag() {
-        for value in ["-n2", "--number"] {
-            let arguments = ["--burst", value];
-            let expected = ["--number=1", "--burst", value];
-            assert_eq!(expanded("[forward]\nnumber = 1\n", &[], &arguments).unwrap(), expected);
-        }
-        let line = ["inlane", "--config", "ntb", "forward"];
-        let command = crate::Cli::command();
-        assert_eq!(read_line(&command, &line).table, "forward");
-    }
-
-    #[test]
     fn the_short_form_of_a_flag_wins_too() {
         for arguments in [&["-n", "2"][..], &["-n2"]] {
             assert_eq!(expanded("[forward]\nnumber = 1\n", &[], arguments).unwrap(), arguments);
@@ -585,21 +539,32 @@ mod tests {
 
     #[test]
     fn the_arguments_of_a_started_program_are_not_inlanes() {
-        let number = Arg::new("pes").short('n').long("pes");
-        let program = Arg::new("program").num_args(1..).trailing_var_arg(true);
-        let run = Command::new("run").arg(number).arg(Arg::new("heap").long("heap")).arg(program);
-        let command = Command::new("inlane")
-            .arg(Arg::new("config").long("config").global(true))
-            .subcommand(Command::new("ntb").subcommand(run));
-        for (line, count) in [
-            ("inlane ntb run -n 4 ./program --heap 1M", 5),
-            ("inlane ntb run --pes=4 ./program --config x", 4),
-            ("inlane --config x ntb run ./program", 5),
-            ("inlane ntb run --heap 1M -- ./program", 5),
-            ("inlane ntb run --heap 1M", 5),
+        let run = ["ntb", "run"];
+        let command = crate::Cli::command();
+        for (line, wins) in [
+            ("-n 4 ./program --heap 1M", false),
+            ("--pes=4 ./program --config x", false),
+            ("--heap 1M -- ./program", true),
+            ("--heap 1M ./program", true),
         ] {
-            assert_eq!(read_line(&command, &line.split(' ').collect::<Vec<_>>()).own, count, "{line}");
+            let line: Vec<_> = line.split(' ').collect();
+            let settings = with_file(&command, &run, "[ntb.run]\nheap = '2M'\n", &[], &line).unwrap();
+            assert_eq!(settings.origins.is_empty(), wins, "{line:?}");
+            let (begin, end) = settings.arguments.split_at(settings.arguments.len() - line.len());
+            assert!(end.iter().zip(&line).all(|(one, other)| one == other), "{begin:?} {end:?}");
         }
+    }
+
+    #[test]
+    fn a_value_that_names_a_subcommand_is_no_subcommand() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("forward"), "[forward]\nburst = 4\n").unwrap();
+        let path = directory.path().join("forward");
+        let line = ["inlane".into(), "--config".into(), path.clone().into(), "forward".into(), "-n1".into()];
+        let settings = read(&command(), line.into(), &[]).unwrap();
+        let expected = ["inlane", "--config", path.to_str().unwrap(), "forward", "--burst=4", "-n1"];
+        assert_eq!(texts(&settings), expected);
+        assert_eq!((settings.file, settings.table), (Some(path), "forward".to_string()));
     }
 
     #[test]
@@ -617,15 +582,15 @@ mod tests {
     #[test]
     fn inserted_flags_have_an_origin() {
         let environment = [("INLANE_FORWARD_BURST".to_string(), "x".to_string())];
-        let all = expand(&command(), vec!["inlane".into(), "forward".into()], &environment).unwrap();
-        let origin = ("--burst".into(), "the environment variable INLANE_FORWARD_BURST".into());
-        assert_eq!(all.origins, [origin]);
+        let all = read(&command(), vec!["inlane".into(), "forward".into()], &environment).unwrap();
+        let place = "the environment variable INLANE_FORWARD_BURST".into();
+        assert_eq!(all.origins, [Origin { flag: "--burst".into(), values: vec!["x".into()], place }]);
     }
 
     #[test]
     fn a_key_that_is_set_twice_is_named() {
         let error = expanded("[forward]\nburst = 1\nburst = 2\n", &[], &[]).unwrap_err().to_string();
-        assert!(error.ends_with("inlane.toml:3: 'burst' is set twice; set it once"), "{error}");
+        assert!(error.ends_with("inlane.toml:3: duplicate key"), "{error}");
     }
 
     #[test]
@@ -640,13 +605,13 @@ mod tests {
                 "inlane.toml:2: 'burst' is not in a table; move it below the name of its subcommand, such as [forward]",
             ),
             ("[forward]\n\nburst = true\n", "inlane.toml:3: burst = true: the flag takes a value"),
-            ("[x\n", "inlane.toml:1: the name of a table has no closing bracket"),
+            ("[x\n", "inlane.toml:1: unclosed table, expected `]`"),
         ] {
             let error = expanded(file, &[], &[]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         let set = with_file(&command(), &["forward"], "[forward]\nburst = 'x'\n", &[], &[]).unwrap();
-        assert!(set.origins[0].1.ends_with("inlane.toml:2"), "{:?}", set.origins);
+        assert!(set.origins[0].place.ends_with("inlane.toml:2"), "{:?}", set.origins);
     }
 
     #[test]

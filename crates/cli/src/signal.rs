@@ -1,6 +1,7 @@
 //! Handles SIGINT, SIGTERM and SIGHUP. After the first signal, a run ends in order. Further signals end it
 //! sooner.
 
+use inlane_core::error::NotStarted;
 use inlane_forward::control::Control;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -20,10 +21,10 @@ pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Res
         handled.push(SIGHUP);
     }
     let mut signals = Signals::new(handled)?;
-    std::thread::Builder::new().name("inlane-signals".into()).spawn(move || {
+    let thread = std::thread::Builder::new().name("inlane-signals".into()).spawn(move || {
         signals.forever().zip(0..).for_each(|(signal, before)| act(signal, before));
-    })?;
-    Ok(())
+    });
+    thread.map(drop).map_err(NotStarted::of)
 }
 
 /// Returns true if this process ignores `signal`. For example, a process under nohup ignores SIGHUP.

@@ -216,7 +216,7 @@ fn mistakes_are_answered_with_a_remedy() {
         ("ntb bench --ucx ./nope", 3, "there is no such program; give the path of ucx_perftest"),
         ("ntb bench --ucx ./text.txt", 3, "it is not executable; give the path of ucx_perftest"),
         ("ntb bench --only mover --ucx ./nope", 2, "which --only mover leaves out; leave --ucx out"),
-        ("forward --config open.toml", 2, "settings file open.toml:2: the name of a table has no closing"),
+        ("forward --config open.toml", 2, "settings file open.toml:2: unclosed table, expected `]`"),
         ("forward --rx null --tx null --sweep", 2, "for example --sweep burst=16,32,64"),
         ("forward --rx null --tx null --cores 0-9999", 2, "--cores 0-9999: core 9999 does not exist"),
         ("forward --rx null --tx null --cores 1-0", 2, "--cores 1-0: the range 1-0 ends before it starts"),

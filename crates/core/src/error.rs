@@ -98,6 +98,23 @@ pub enum Error {
     },
 }
 
+/// A thread or a process could not be started because a limit is reached. The system reports this as EAGAIN, which has
+/// other meanings elsewhere.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct NotStarted(std::io::Error);
+
+impl NotStarted {
+    /// Marks the error of starting a thread or a process, if it is EAGAIN. The result has the same text, so put it where
+    /// the error of the system belongs.
+    pub fn of(error: std::io::Error) -> std::io::Error {
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock => std::io::Error::new(error.kind(), Self(error)),
+            _ => error,
+        }
+    }
+}
+
 /// The result type of `core`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -182,7 +182,7 @@ impl Error {
                     .unwrap_or_else(|| format!("{source}; name an executable program"));
                 inlane_core::Error::device_environment(what, why).into()
             }
-            _ => Error::Os { what, source },
+            _ => Error::Os { what, source: inlane_core::error::NotStarted::of(source) },
         }
     }
 

@@ -129,7 +129,9 @@ impl Default for Job {
 /// If the system has no more threads for this user.
 fn thread(run: impl FnOnce() + Send + 'static) -> Result<()> {
     let started = std::thread::Builder::new().spawn(run);
-    started.map(drop).map_err(|error| Error::os("cannot start a thread of the launcher", error))
+    started.map(drop).map_err(|error| {
+        Error::os("cannot start a thread of the launcher", inlane_core::error::NotStarted::of(error))
+    })
 }
 
 impl Job {

@@ -1,6 +1,7 @@
 //! Refuses flags of `inlane copy` that have no effect for the endpoints and paths of the run.
 
 use super::{Copy, Measured};
+use crate::settings::Origin;
 use inlane_copy::tuning::SmTuning;
 use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
 use inlane_core::Error;
@@ -15,9 +16,9 @@ impl Copy {
     pub(super) fn check_effects(
         &self,
         pairs: &[(&Endpoint, &Endpoint)],
-        origins: &[(String, String)],
+        origins: &[Origin],
     ) -> Result<(), Error> {
-        let on_command_line = |flag: &str| !origins.iter().any(|(set, _)| set == flag);
+        let on_command_line = |flag: &str| !origins.iter().any(|origin| origin.flag == flag);
         let endpoints = || pairs.iter().flat_map(|(from, to)| [*from, *to]);
         let bar = endpoints().any(|endpoint| matches!(endpoint, Endpoint::Bar(_)));
         let cpu = bar || pairs.contains(&(&Endpoint::Host, &Endpoint::Host));

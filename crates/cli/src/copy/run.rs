@@ -4,6 +4,7 @@ use super::bench::{Bench, Failures, TransferReport};
 use super::{Copy, Direction, Measured};
 use crate::devices::gpu_count;
 use crate::output::Output;
+use crate::settings::Origin;
 use crate::signal;
 use anyhow::Context;
 use inlane_copy::measure::Plan;
@@ -22,7 +23,7 @@ impl Copy {
     ///
     /// # Errors
     /// If the flags are wrong, a device fails, bytes arrive altered, or the result cannot be written.
-    pub fn run(&self, origins: &[(String, String)]) -> anyhow::Result<()> {
+    pub fn run(&self, origins: &[Origin]) -> anyhow::Result<()> {
         if self.measure == Measured::Latency && matches!(self.direction, Direction::Both | Direction::All) {
             let why = "both directions at once are streamed; give --measure stream or all";
             return Err(Error::invalid("--measure latency", why).into());
@@ -114,7 +115,7 @@ impl Copy {
         &self,
         plan: &Plan,
         options: &PathOptions,
-        origins: &[(String, String)],
+        origins: &[Origin],
         report: &mut TransferReport,
         failures: &mut Failures,
     ) -> Result<(), Error> {

@@ -83,7 +83,7 @@ program, right or peer is missing or in use ('inlane doctor' checks devices and 
 ends the run with its result and status 0.";
 
 /// Receives packets, runs a packet function on them, and sends them
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES, override_usage = USAGE)]
 pub struct Forward {
     #[command(flatten)]
@@ -103,7 +103,7 @@ pub struct Forward {
 }
 
 /// Where packets come from and go to.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Ports")]
 pub(super) struct PortArgs {
     /// Receive from this port
@@ -139,7 +139,7 @@ pub(super) struct PortArgs {
 }
 
 /// What runs on the packets, and on which device.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Packet function")]
 pub(super) struct FunctionArgs {
     /// Run this packet function: a built-in one, or your own as FILE.cu:NAME
@@ -175,7 +175,7 @@ pub(super) struct FunctionArgs {
 }
 
 /// How a GPU is used.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "GPU, with --on gpu:N (0 chooses a value)")]
 pub(super) struct GpuArgs {
     /// Where packets lie: pinned (host memory, used in place), gpu (copied to GPU memory, changes copied
@@ -216,7 +216,7 @@ pub(super) struct GpuArgs {
 }
 
 /// How pipelines are built.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Pipeline")]
 pub(super) struct PipelineArgs {
     /// The largest number of packets in a burst, 1 to 1024
@@ -251,7 +251,7 @@ pub(super) struct PipelineArgs {
 }
 
 /// When the run ends.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "End of the run")]
 pub(super) struct RunArgs {
     /// End after this time [default: 5s; a capture runs to its end, --between until a signal]
@@ -264,7 +264,7 @@ pub(super) struct RunArgs {
 }
 
 /// The flags for series of runs, competing jobs and latency measurements.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Experiments")]
 pub(super) struct ExperimentArgs {
     /// Find the highest rate without loss. Each trial takes --duration; RFC 2544 asks for 60s
@@ -295,7 +295,7 @@ pub(super) struct ExperimentArgs {
 }
 
 /// Where results go.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub(super) struct OutputArgs {
     /// Write the result as JSON to a file, or to standard output for -

@@ -2,6 +2,7 @@
 
 use super::args::{Forward, GpuArgs};
 use super::options::MethodChoice;
+use crate::fields::flag;
 use crate::values::core_list;
 use inlane_core::setting::Field;
 use inlane_forward::config::{Config, Executor, Method, Route};
@@ -39,9 +40,9 @@ impl Forward {
             }
             (None, rx) => {
                 let what = match (rx, self.ports.tx.is_empty()) {
-                    (Some(_), _) => "--tx is missing",
-                    (None, false) => "--rx is missing",
-                    (None, true) => "no port is named",
+                    (Some(_), _) => format!("{} is missing", flag("tx")),
+                    (None, false) => format!("{} is missing", flag("rx")),
+                    (None, true) => "no port is named".into(),
                 };
                 let why = "give --rx and --tx, or --between; 'inlane forward --help' has examples";
                 return Err(inlane_forward::Error::config(what, why).into());
@@ -52,9 +53,9 @@ impl Forward {
         if matches!(self.function.method, MethodChoice::Method(_))
             && (self.function.goal.is_some() || self.function.max_latency.is_some())
         {
-            let flag = if self.function.goal.is_some() { "--goal" } else { "--max-latency" };
+            let name = if self.function.goal.is_some() { "goal" } else { "max-latency" };
             let why = "it needs --method auto; add it, or leave this flag out";
-            return Err(inlane_forward::Error::config(flag, why).into());
+            return Err(inlane_forward::Error::config(flag(name), why).into());
         }
         let method = match self.function.method {
             MethodChoice::Method(method) => method,
@@ -70,9 +71,12 @@ impl Forward {
         let pace = self.ports.pace;
         let plays = matches!(config.route.source(), Some(PortSpec::Capture(_)));
         if !plays && (self.ports.repeat || pace != Pace::Full) {
-            let flag = if self.ports.repeat { "--loop" } else { "--pace original" };
+            let what = match self.ports.repeat {
+                true => flag("loop").to_string(),
+                false => flag("pace").with("original").to_string(),
+            };
             let why = "it needs a capture as the receive port; add --rx pcap:FILE, or leave this flag out";
-            return Err(inlane_forward::Error::config(flag, why).into());
+            return Err(inlane_forward::Error::config(what, why).into());
         }
         config.drop_privileges = !self.pipeline.keep_privileges;
         config.playback = Playback { pace, repeat: self.ports.repeat };
@@ -97,7 +101,7 @@ impl Forward {
                 config.per_pipeline.packets =
                     text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
                         let why = "give a whole number above zero, or all";
-                        inlane_core::Error::invalid(format!("--packets {text}"), why)
+                        inlane_core::Error::invalid(flag("packets").with(text), why)
                     })?;
             }
             None => {}
@@ -106,8 +110,8 @@ impl Forward {
             None => None,
             Some("none") => Some(Vec::new()),
             Some(list) => Some(core_list(list).map_err(|error| match error {
-                inlane_core::Error::Invalid { what, why } => {
-                    inlane_core::Error::Invalid { what: format!("--cores {}", what.trim_matches('\'')), why }
+                inlane_core::Error::Invalid { why, .. } => {
+                    inlane_core::Error::invalid(flag("cores").with(list), why)
                 }
                 other => other,
             })?),
@@ -120,7 +124,7 @@ impl Forward {
             && rx.is_endless(config.playback)
         {
             let why = format!("{rx} never ends; give a number, or --duration");
-            return Err(inlane_core::Error::invalid("--packets all", why).into());
+            return Err(inlane_core::Error::invalid(flag("packets").with("all"), why).into());
         }
         config.duration = match self.run.duration {
             Some(duration) => Some(duration),
@@ -158,7 +162,7 @@ impl GpuArgs {
             (None | Some(Memory::Gpu), Some(bytes)) => Memory::Split(bytes),
             (Some(memory), Some(_)) => {
                 return Err(inlane_forward::Error::config(
-                    format!("--memory {memory} and --header-split"),
+                    format!("{} and {}", flag("memory").with(memory), flag("header-split")),
                     "only --memory gpu copies packets, whole or split; leave one of them out",
                 ));
             }

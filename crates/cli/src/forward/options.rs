@@ -1,5 +1,6 @@
 //! The types and parsers of flag values that only `inlane forward` has, such as the value of `--method`.
 
+use crate::fields::flag;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use inlane_core::ring::layout::MAX_SLOTS;
 use inlane_core::units;
@@ -22,7 +23,7 @@ impl std::str::FromStr for MethodChoice {
         }
         text.parse().map(MethodChoice::Method).map_err(|_| {
             let why = "choose one of single, split, auto; on a GPU also persistent, stream, graph";
-            inlane_forward::Error::config(format!("--method {text}"), why)
+            inlane_forward::Error::config(flag("method").with(text), why)
         })
     }
 }

@@ -5,14 +5,13 @@ use inlane_core::Error;
 use inlane_forward::config::Route;
 use inlane_ports::pcap::same_file;
 use inlane_ports::spec::PortSpec;
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Checks the files of a run before any file is opened.
+/// Checks the files of a run before any file is opened. `settings` is the settings file.
 ///
 /// # Errors
 /// If an output is the same file as an input or as another output, even under another name or through a link.
-pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) -> Result<(), Error> {
+pub(super) fn check(forward: &Forward, route: &Route, settings: Option<&Path>) -> Result<(), Error> {
     let capture = |port: &PortSpec| port.file().map(PathBuf::from);
     let (rx, tx): (Vec<&PortSpec>, Vec<&PortSpec>) = match route {
         Route::OneWay { rx, tx } => (vec![rx], tx.iter().collect()),
@@ -23,7 +22,7 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     // Count the source file of a user's function (FILE.cu:NAME) as an input file, because the run reads it.
     let source = forward.function.function.rsplit_once(':').map(|(file, _)| file);
     inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| ("--function", file.into())));
-    inputs.extend(settings_file(arguments).map(|file| ("--config", file)));
+    inputs.extend(settings.map(|file| ("--config", file.into())));
     let output = &forward.output;
     let is_stdout = |path: &PathBuf| path.as_os_str() == "-";
     let to_stdout: Vec<&str> = tx
@@ -60,14 +59,4 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
         }
     }
     Ok(())
-}
-
-fn settings_file(arguments: &[OsString]) -> Option<PathBuf> {
-    let texts: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
-    let given = texts.iter().enumerate().find_map(|(index, text)| {
-        text.strip_prefix("--config=").map(PathBuf::from).or_else(|| {
-            (text == "--config").then(|| texts.get(index + 1).map(|file| file.as_ref().into())).flatten()
-        })
-    });
-    given.or_else(|| std::env::var_os(crate::settings::CONFIG_VARIABLE).map(PathBuf::from))
 }

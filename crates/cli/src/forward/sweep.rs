@@ -1,6 +1,6 @@
-//! `--sweep` and `--repeats`: runs the same command line with different values of its flags.
+//! `--sweep` and `--repeats`: runs the same settings with different values of some flags.
 //!
-//! A point of a sweep is the command line with the point's values appended. So a sweep works for every flag
+//! A point of a sweep is a copy of the settings in which the point's flags are set. So a sweep works for every flag
 //! with one value, except the few that [`axis`] refuses. A wrong value gets the flag's own error message
 //! before the first run. The error of a failed point is recorded, and the sweep continues.
 
@@ -8,8 +8,9 @@ mod axis;
 
 use super::Forward;
 use super::options::MethodChoice;
+use crate::fields::flag;
 use anyhow::Context;
-use axis::{combinations, name, parse};
+use axis::{combinations, name};
 use inlane_core::result::Document;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
@@ -18,7 +19,6 @@ use inlane_forward::config::{Compete, Device};
 use inlane_forward::control::Control;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Repeats};
-use std::ffi::OsString;
 use std::sync::Arc;
 
 pub use axis::SweepAxis;
@@ -47,12 +47,12 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Creates and checks all points of the sweep. `arguments` is the command line from which `forward` was
-    /// parsed.
+    /// Creates and checks all points of the sweep. `given` are the names of the flags from which
+    /// `forward` was parsed.
     ///
     /// # Errors
     /// If a swept flag is unknown or takes several values, or if a value is not valid for its flag.
-    pub fn new(forward: &Forward, arguments: &[OsString]) -> anyhow::Result<Self> {
+    pub fn new(forward: &Forward, given: &[String]) -> anyhow::Result<Self> {
         let keys: Vec<String> = forward.experiment.sweep.iter().map(|axis| axis.key.clone()).collect();
         let by_load = forward.experiment.load.is_some();
         let mut series = Self { keys, points: Vec::new(), repeats: forward.experiment.repeats, by_load };
@@ -62,13 +62,13 @@ impl Sweep {
         for (index, key) in series.keys.iter().enumerate() {
             if series.keys[..index].contains(key) {
                 let why = "it is swept twice; put all its values in one list";
-                return Err(Error::invalid(format!("--sweep {key}"), why).into());
+                return Err(Error::invalid(flag("sweep").with(key), why).into());
             }
         }
         let all =
             |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.experiment.sweep)? {
-            let point = Point { forward: parse(arguments, &values)?, values };
+            let point = Point { forward: axis::with(forward, &values, given)?, values };
             // `all` means all values that the device supports. On the CPU, skip the values that need a GPU.
             let forward = &point.forward;
             let only_gpu = (all("method")

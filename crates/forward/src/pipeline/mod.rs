@@ -295,6 +295,7 @@ pub(crate) fn panicked(pipeline: usize, thread: &'static str, payload: Box<dyn A
 
 /// Returns the error for threads that the system did not start.
 pub(crate) fn thread_failed(source: std::io::Error) -> Error {
+    let source = inlane_core::error::NotStarted::of(source);
     inlane_core::Error::Os { what: "cannot start the threads of a pipeline".into(), source }.into()
 }
 

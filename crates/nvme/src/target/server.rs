@@ -106,7 +106,10 @@ impl Target {
             Self { subsystem, workers: Vec::new(), acceptor: None, jobs: None, stop: Arc::default(), failed };
         let jobs = match config.hosts {
             Hosts::Secrets { group, .. } if group != Group::Null => {
-                let os = |source| Error::Os { what: "cannot start a thread".into(), source };
+                let os = |source| Error::Os {
+                    what: "cannot start a thread".into(),
+                    source: inlane_core::error::NotStarted::of(source),
+                };
                 let (jobs, thread) = start_jobs().map_err(os)?;
                 target.jobs = Some((jobs.clone(), thread));
                 Some(jobs)
@@ -128,7 +131,10 @@ impl Target {
         spin: Duration,
         jobs: Option<Arc<Jobs>>,
     ) -> Result<()> {
-        let os = |source| Error::Os { what: "cannot start a worker thread".into(), source };
+        let os = |source| Error::Os {
+            what: "cannot start a worker thread".into(),
+            source: inlane_core::error::NotStarted::of(source),
+        };
         let inbox = Arc::new(Inbox::new().map_err(os)?);
         let load = Arc::new(Load::default());
         let (result, started) = mpsc::channel();
@@ -168,8 +174,10 @@ impl Target {
             displaced: 0,
         };
         let thread = std::thread::Builder::new().name("inlane-nvme-acc".into()).spawn(move || acceptor.run());
-        self.acceptor =
-            Some(thread.map_err(|source| Error::Os { what: "cannot start a thread".into(), source })?);
+        self.acceptor = Some(thread.map_err(|source| Error::Os {
+            what: "cannot start a thread".into(),
+            source: inlane_core::error::NotStarted::of(source),
+        })?);
         Ok(())
     }
 

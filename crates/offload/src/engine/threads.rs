@@ -89,7 +89,9 @@ impl Threads {
                 match std::thread::Builder::new().name(name).spawn_scoped(scope, run) {
                     Ok(handle) => running.push((thread, handle)),
                     Err(error) => {
-                        outcome = Err(Error::os("cannot start a thread of the engine")(error));
+                        outcome = Err(Error::os("cannot start a thread of the engine")(
+                            inlane_core::error::NotStarted::of(error),
+                        ));
                         break;
                     }
                 }

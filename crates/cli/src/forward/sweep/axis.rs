@@ -1,13 +1,13 @@
 //! The axes of a sweep. An axis is a flag with a list of values. This module forms the combinations of all
-//! axes, and the command line for each combination.
+//! axes, and sets the flags of each combination.
 
 use super::Forward;
-use crate::{Cli, Command};
-use clap::{ArgAction, CommandFactory, FromArgMatches};
+use crate::fields::flag;
+use crate::settings::conflict;
+use clap::{Arg, ArgAction, Args, FromArgMatches};
 use inlane_core::Error;
 use inlane_forward::config::Method;
 use inlane_forward::result::Quantity;
-use std::ffi::OsString;
 use std::str::FromStr;
 
 /// Flags that take a value but cannot be swept. The values of `faults` and `cores` contain commas, which
@@ -30,7 +30,7 @@ impl FromStr for SweepAxis {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |why: &str| Error::invalid(format!("--sweep {text}"), why);
+        let bad = |why: &str| Error::invalid(flag("sweep").with(text), why);
         let example = "give a flag and its values: burst=16,32,64, size=64..1024 or method=all";
         let (key, list) = text.split_once('=').ok_or_else(|| bad(example))?;
         let mut values = Vec::new();
@@ -63,7 +63,7 @@ pub(super) fn combinations(axes: &[SweepAxis]) -> Result<Vec<Vec<(String, String
         let values = expand(axis)?;
         if combinations.len() * values.len() > MOST_POINTS {
             return Err(Error::invalid(
-                "--sweep",
+                flag("sweep"),
                 format!("more than {MOST_POINTS} points; give fewer values"),
             ));
         }
@@ -80,21 +80,19 @@ pub(super) fn combinations(axes: &[SweepAxis]) -> Result<Vec<Vec<(String, String
 
 /// Returns the values of an axis. Replaces `all` by every value that the flag accepts.
 fn expand(axis: &SweepAxis) -> Result<Vec<String>, Error> {
-    let mut command = Cli::command();
-    command.build();
-    let forward = command.find_subcommand("forward").expect("the command has this subcommand");
-    let single = |argument: &&clap::Arg| {
+    let mut forward = definition();
+    forward.build();
+    let single = |argument: &&Arg| {
         matches!(argument.get_action(), ArgAction::Set)
             && argument.get_num_args().is_some_and(|range| range.max_values() == 1)
             && argument.get_long().is_some_and(|long| !REFUSED.contains(&long))
     };
     let found = forward.get_arguments().filter(single).find(|it| it.get_long() == Some(&axis.key));
     let Some(argument) = found else {
-        let mut known: Vec<_> =
-            forward.get_arguments().filter(single).filter_map(clap::Arg::get_long).collect();
+        let mut known: Vec<_> = forward.get_arguments().filter(single).filter_map(Arg::get_long).collect();
         known.sort_unstable();
         let why = format!("this flag cannot be swept; choose one of {}", known.join(", "));
-        return Err(Error::invalid(format!("--sweep {}", axis.key), why));
+        return Err(Error::invalid(flag("sweep").with(&axis.key), why));
     };
     if axis.values != ["all"] {
         return Ok(axis.values.clone());
@@ -106,7 +104,7 @@ fn expand(axis: &SweepAxis) -> Result<Vec<String>, Error> {
     };
     if listed.is_empty() {
         let why = format!("this flag has no list of all values; give the values: {}=1,2,4", axis.key);
-        return Err(Error::invalid(format!("--sweep {}=all", axis.key), why));
+        return Err(Error::invalid(flag("sweep").with(format!("{}=all", axis.key)), why));
     }
     Ok(listed)
 }
@@ -114,30 +112,50 @@ fn expand(axis: &SweepAxis) -> Result<Vec<String>, Error> {
 /// Converts a flag's value to a quantity with a unit. The unit comes from the placeholder in the flag's help,
 /// such as TIME.
 pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
-    let mut command = Cli::command();
-    command.build();
-    let forward = command.find_subcommand("forward").expect("the command has this subcommand");
+    let mut forward = definition();
+    forward.build();
     let argument = forward.get_arguments().find(|argument| argument.get_long() == Some(flag));
     let names = argument.and_then(|argument| argument.get_value_names());
     Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
 }
 
-/// Parses the command line for one point of a sweep. `values` are flags and their values at this point. They
-/// replace the values of the same flags on the command line.
-pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
-    let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
-    let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));
-    let parsed = again
-        .try_get_matches_from(arguments.iter().cloned().chain(flags))
-        .and_then(|matches| Cli::from_arg_matches(&matches));
-    match parsed {
-        Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
-        Ok(_) => unreachable!("the arguments start with this subcommand"),
-        Err(error) => {
-            let why = crate::misuse::message(&error, Cli::command(), arguments);
-            Err(Error::invalid(format!("--sweep {}", name(values)), why))
+/// Returns `forward` with the flags `values` set. The definition of each flag parses its value. `given` are the names of
+/// the flags that `forward` was parsed from.
+pub(super) fn with(
+    forward: &Forward,
+    values: &[(String, String)],
+    given: &[String],
+) -> Result<Forward, Error> {
+    let refused = |why: String| Error::invalid(flag("sweep").with(name(values)), why);
+    let is_set = |argument: &Arg| values.iter().any(|(key, _)| argument.get_long() == Some(key));
+    let command = definition();
+    let others = command.get_arguments().filter(|other| {
+        !is_set(other) && other.get_long().is_some_and(|long| given.iter().any(|flag| flag == long))
+    });
+    for other in others {
+        if let Some(set) = command.get_arguments().find(|it| is_set(it) && conflict(&command, it, other)) {
+            let (flag, other) = (set.get_long().unwrap_or_default(), other.get_long().unwrap_or_default());
+            let why = format!("--{other}: it excludes --{flag}; give either --{other} or --{flag}");
+            return Err(refused(why));
         }
     }
+    // Leave only the names of all other flags, because their defaults would replace the values of `forward`.
+    let only_set = command.no_binary_name(true).mut_args(|argument| match is_set(&argument) {
+        true => argument,
+        false => Arg::new(argument.get_id().clone()),
+    });
+    let arguments = values.iter().map(|(key, value)| format!("--{key}={value}"));
+    let mut changed = forward.clone();
+    let parsed = only_set
+        .try_get_matches_from(arguments)
+        .and_then(|matches| changed.update_from_arg_matches(&matches));
+    parsed.map_err(|error| refused(crate::misuse::message(&error, definition(), &[])))?;
+    Ok(changed)
+}
+
+/// Returns the definition of the flags of `inlane forward`.
+fn definition() -> clap::Command {
+    Forward::augment_args_for_update(clap::Command::new("forward"))
 }
 
 /// Returns the name of a point: its flags and values.

@@ -238,11 +238,12 @@ impl Attempt {
 
 /// Starts a thread of an attempt to reconnect. The thread ends by itself.
 fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
-    std::thread::Builder::new()
-        .name("inlane-reconnect".into())
-        .spawn(run)
-        .map(drop)
-        .map_err(|source| Error::Os { what: "cannot start a thread to reconnect".into(), source })
+    std::thread::Builder::new().name("inlane-reconnect".into()).spawn(run).map(drop).map_err(|source| {
+        Error::Os {
+            what: "cannot start a thread to reconnect".into(),
+            source: inlane_core::error::NotStarted::of(source),
+        }
+    })
 }
 
 /// Describes a path error that a controller reported.
