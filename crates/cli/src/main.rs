@@ -64,6 +64,8 @@ enum Command {
     Offload(offload::Offload),
     Doctor(doctor::Args),
     Topo(topo::Args),
+    Schema(schema::SchemaArgs),
+    #[command(hide = true)]
     Report(schema::ReportArgs),
     Completion(manual::CompletionArgs),
     Man(manual::ManArgs),
@@ -104,7 +106,8 @@ fn main() -> ExitCode {
         Command::Ntb(ntb) => ntb.run(),
         Command::Nvme(nvme) => nvme.run(),
         Command::Offload(offload) => offload.run(),
-        Command::Report(report) => report.run(),
+        Command::Schema(schema) => schema.run(),
+        Command::Report(report) => schema::SchemaArgs::from(report).run(),
     };
     exit::with(match outcome {
         Ok(()) => 0,

@@ -1,4 +1,4 @@
-//! `inlane report`: prints the JSON schemas of the result documents.
+//! `inlane schema`: prints the JSON schemas of the result documents.
 
 use crate::doctor::Check;
 use crate::ntb::TransportInfo;
@@ -20,13 +20,26 @@ use inlane_pgas::bench::WindowResult;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane report --schema packets         the schema of what 'inlane forward --json FILE' writes
-  inlane report --schema transfers > transfers.json
-                                         the schema of 'inlane copy', in a file")]
+  inlane schema packets                       the schema of what 'inlane forward --json FILE' writes
+  inlane schema transfers > transfers.json    the schema of 'inlane copy', in a file")]
+pub struct SchemaArgs {
+    /// Print the schema of this document
+    #[arg(value_enum, value_name = "DOCUMENT")]
+    schema: Schema,
+}
+
+/// Prints the JSON schema of a result document. The earlier name of `inlane schema`
+#[derive(Args)]
 pub struct ReportArgs {
     /// Print the schema of this document
     #[arg(long, value_enum, value_name = "DOCUMENT")]
     schema: Schema,
+}
+
+impl From<ReportArgs> for SchemaArgs {
+    fn from(ReportArgs { schema }: ReportArgs) -> Self {
+        Self { schema }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -79,7 +92,7 @@ impl Schema {
     }
 }
 
-impl ReportArgs {
+impl SchemaArgs {
     /// Prints the schema.
     ///
     /// # Errors

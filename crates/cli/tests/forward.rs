@@ -196,7 +196,7 @@ fn the_document_matches_the_published_schema() {
     let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json");
     let generated = inlane_core::result::schema::<inlane_forward::result::PacketResult>();
     let schema: serde_json::Value = serde_json::from_slice(&std::fs::read(published).unwrap()).unwrap();
-    assert_eq!(schema, generated, "update it: inlane report --schema packets > docs/schema/packets.json");
+    assert_eq!(schema, generated, "update it: inlane schema packets > docs/schema/packets.json");
     let validator = jsonschema::validator_for(&schema).unwrap();
     let document = result(&files.json);
     let errors: Vec<_> = validator.iter_errors(&document).map(|error| error.to_string()).collect();
