@@ -59,7 +59,7 @@ def transfers(document):
         share = row.get("share_of_ceiling")
         size = row["size_bytes"]
         size = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-        path = row["path"] if isinstance(row["path"], str) else row["path"]["name"]
+        path = row["path"] if isinstance(row["path"], str) else (row["path"] or {}).get("name", "")
         # Documents before schema version 3 have the count in the row instead of in `verification`.
         verified = (row.get("verification") or {}).get("verified_bytes", row.get("verified_bytes", 0))
         transferred = (row.get("verification") or {}).get("transferred_bytes")

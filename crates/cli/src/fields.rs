@@ -86,6 +86,8 @@ mod tests {
         use inlane_nvme::field::{OF_BENCHES, OF_EXPORTS, OF_INITIATORS, OF_TARGETS, OF_TRANSFERS};
         let initiators = ["nvme.read", "nvme.write", "nvme.bench", "nvme.export.nbd"];
         let lists: &[(&[&str], &[Field])] = &[
+            (&["copy"], inlane_copy::field::ALL),
+            (&["forward"], inlane_cuda::field::ALL),
             (&["forward"], inlane_forward::field::ALL),
             (&["forward"], inlane_ports::field::ALL),
             (&["nvme.target"], OF_TARGETS),

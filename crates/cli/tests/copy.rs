@@ -263,9 +263,24 @@ fn each_row_has_its_own_reason_and_ceiling_and_counts_checked_bytes_apart() {
     assert_eq!(csv.lines().count(), 3, "a header and two rows: {csv}");
     let document = document(&result);
     validate("transfers.json", &document);
-    for (row, size) in document["results"].as_array().unwrap().iter().zip(["4 KiB", "1 MiB"]) {
-        assert!(row["path"]["reason"].as_str().unwrap().contains(size), "{row}");
-        assert_eq!(row["path"]["not_taken"].as_array().unwrap().len(), 2, "{row}");
+    for (row, size) in document["results"].as_array().unwrap().iter().zip([4 << 10, 1 << 20]) {
+        assert_eq!(row["size_bytes"], size, "{row}");
+        let (reason, others) = (&row["path"]["reason"], row["path"]["not_taken"].as_array().unwrap());
+        assert_eq!(
+            (&reason["kind"], &reason["size_bytes"]),
+            (&"least-time".into(), &row["size_bytes"]),
+            "{row}"
+        );
+        assert_eq!(others.len(), 2, "{row}");
+        for other in others {
+            let (time, chosen) = (&other["why"]["calibrated_ns"], &other["why"]["chosen_ns"]);
+            assert_eq!(
+                (&other["why"]["kind"], chosen),
+                (&"slower".into(), &reason["calibrated_ns"]),
+                "{row}"
+            );
+            assert!(time.as_f64() >= chosen.as_f64(), "{row}");
+        }
         assert_eq!(row["ceiling"]["bytes_per_second"], 3.94e9, "{row}");
         assert!(row["share_of_ceiling"].is_number() && row["predicted_ns"].is_number(), "{row}");
         let bytes = |name: &str| row["verification"][name].as_u64().unwrap();

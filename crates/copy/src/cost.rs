@@ -14,13 +14,14 @@ mod cache;
 pub use cache::Cache;
 
 use crate::device::Device;
-use crate::endpoint::Endpoint;
+use crate::explanation::not_considered;
 use crate::measure::{Buffers, Plan, together};
-use crate::open_path::{EXCLUDED, host_buffer, no_path_error, open_path, stage};
+use crate::open_path::{host_buffer, no_path_error, open_path, stage};
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover};
+use inlane_core::result::Reason;
 use inlane_core::stats::Summary;
 use inlane_core::{CompletionMode, Error, Region, Result};
 use serde::{Deserialize, Serialize};
@@ -184,7 +185,7 @@ pub struct PathCosts {
     /// The times of single stages: `out` from the source to the host, `cpu` from host to host by the CPU, and
     /// `in` from the host to the destination.
     pub stages: BTreeMap<String, Curve>,
-    /// The paths that do not work, with the reason.
+    /// The paths that do not work, with the error.
     pub refused: BTreeMap<Path, String>,
 }
 
@@ -205,17 +206,9 @@ impl PathCosts {
         let [source, destination] = &ways[0];
         let mut costs = Self::default();
         let mut errors = Vec::new();
+        let not_considered = not_considered(from.endpoint(), to.endpoint(), options);
         for path in Path::candidates(from.endpoint(), to.endpoint()) {
-            let software =
-                path == Path::Dma && *from.endpoint() == Endpoint::Host && *to.endpoint() == Endpoint::Host;
-            if software {
-                costs.refused.insert(path, "a software copy, taken only if requested: --require dma".into());
-            }
-            if path == Path::Cuda || software {
-                continue;
-            }
-            if options.without.contains(&path) {
-                costs.refused.insert(path, EXCLUDED.into());
+            if path == Path::Cuda || not_considered.contains_key(&path) {
                 continue;
             }
             let measured = match &ways[..] {
@@ -244,7 +237,7 @@ impl PathCosts {
             }
         }
         if costs.paths.is_empty() {
-            return Err(no_path_error([from, to], &costs.refused, errors));
+            return Err(no_path_error([from, to], &costs.reasons(not_considered), errors));
         }
         let staged = costs.paths.contains_key(&Path::Staged) || costs.paths.contains_key(&Path::Hybrid);
         if staged {
@@ -260,6 +253,12 @@ impl PathCosts {
                 [("out", out), ("cpu", cpu), ("in", into)].map(|(name, curve)| (name.into(), curve)).into();
         }
         Ok(costs)
+    }
+
+    /// Returns the reasons against paths: those in `others`, and the errors of paths that do not work.
+    pub(crate) fn reasons(&self, mut others: BTreeMap<Path, Reason>) -> BTreeMap<Path, Reason> {
+        others.extend(self.refused.iter().map(|(path, error)| (*path, Reason::unavailable(error))));
+        others
     }
 
     /// Returns the nanoseconds that a transfer of `bytes` bytes over this path takes, measured from end to

@@ -2,6 +2,7 @@
 //! checks it.
 
 use crate::endpoint::Endpoint;
+use crate::field::{ALLOW_BAR_WRITE, SIZES};
 use crate::gpu::{self, Gpu, GpuMemory};
 use crate::pattern;
 use crate::suballocator::Suballocator;
@@ -68,7 +69,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             Endpoint::Twin(index) => Kind::Twin(Accelerator::new(*index, Costs::published(*index))),
             Endpoint::Bar(spec) => {
                 let bar = Bar::open(&Sysfs::system(), spec, permission)
-                    .map_err(|error| bar_error(endpoint, &error))?;
+                    .map_err(|error| crate::Error::Bar { endpoint: endpoint.clone(), error })?;
                 Kind::Bar { memory: Suballocator::new(bar.region()), permission: permission.clone() }
             }
         };
@@ -76,15 +77,6 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     }
     let find = |endpoint: &Endpoint| opened.iter().find(|device| device.endpoint == *endpoint).cloned();
     Ok(endpoints.iter().filter_map(find).collect())
-}
-
-/// Returns the error of a BAR that cannot be opened. Removes the BAR's name from the start of `error`,
-/// because [`Error::Device`] already names the BAR.
-fn bar_error(endpoint: &Endpoint, error: &inlane_pci::Error) -> Error {
-    let (device, text) = (endpoint.to_string(), error.to_string());
-    let rest = text.strip_prefix(&device).map(|rest| rest.trim_start_matches(':').trim_start());
-    let why = rest.unwrap_or(&text).to_owned();
-    Error::Device { device, class: error.class(), why }
 }
 
 /// Returns true if two different endpoints are overlapping ranges of one BAR. Each range is mapped at its own
@@ -207,7 +199,7 @@ impl Device {
                         bytes,
                         what: "host memory".into(),
                         why: format!(
-                            "{} are available; give smaller --sizes",
+                            "{} are available; give smaller {SIZES}",
                             inlane_core::units::bytes(available)
                         ),
                     });
@@ -289,10 +281,12 @@ impl Device {
     /// Checks that the device may be written.
     pub(crate) fn require_writable(&self) -> Result<()> {
         match &self.kind {
-            Kind::Bar { permission, .. } if !permission.may_write() => Err(Error::device_usage(
-                self.endpoint.to_string(),
-                "it may not be written; add --allow-bar-write, and name a range @START+LENGTH whose content may be lost",
-            )),
+            Kind::Bar { permission, .. } if !permission.may_write() => {
+                let why = format!(
+                    "it may not be written; add {ALLOW_BAR_WRITE}, and name a range @START+LENGTH whose content may be lost"
+                );
+                Err(Error::device_usage(self.endpoint.to_string(), why))
+            }
             _ => Ok(()),
         }
     }
@@ -353,10 +347,13 @@ mod tests {
         let error = inlane_pci::Error::NotPermitted {
             name: name.into(),
             what: "read only if you allow it",
-            remedy: "add --allow-bar-read".into(),
+            remedy: "give a range".into(),
         };
-        let text = bar_error(&name.parse().unwrap(), &error).to_string();
-        assert_eq!(text, format!("{name}: a BAR is read only if you allow it; add --allow-bar-read"));
+        let text = crate::Error::Bar { endpoint: name.parse().unwrap(), error }.to_string();
+        assert_eq!(text, format!("{name}: a BAR is read only if you allow it; give a range"));
+        let error = inlane_pci::Error::NotReady { address: "0000:00:01.0".parse().unwrap(), why: "x".into() };
+        let text = crate::Error::Bar { endpoint: name.parse().unwrap(), error }.to_string();
+        assert_eq!(text, format!("{name}: 0000:00:01.0 is not ready: x"));
     }
 
     #[test]

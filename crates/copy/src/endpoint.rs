@@ -2,6 +2,8 @@
 
 use inlane_core::{Error, Result};
 use inlane_pci::BarSpec;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -35,6 +37,27 @@ impl fmt::Display for Endpoint {
             Endpoint::Twin(index) => write!(f, "twin:{index}"),
             Endpoint::Bar(spec) => write!(f, "{spec}"),
         }
+    }
+}
+
+/// Documents contain the endpoint as the user writes it.
+impl Serialize for Endpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl JsonSchema for Endpoint {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Endpoint".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        String::json_schema(generator)
     }
 }
 

@@ -21,6 +21,9 @@ pub mod ceiling;
 pub mod cost;
 pub mod device;
 pub mod endpoint;
+pub mod error;
+pub mod explanation;
+pub mod field;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 #[cfg(not(feature = "cuda"))]
@@ -43,6 +46,8 @@ pub mod tuning;
 
 pub use device::{Device, open};
 pub use endpoint::Endpoint;
+pub use error::Error;
+pub use explanation::{Because, PathTaken};
 pub use list::list_paths;
 pub use open_path::open_path;
 pub use path::Path;

@@ -6,6 +6,7 @@ use crate::open_path::open_path;
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::result::ListedPath;
+use inlane_core::result::Reason;
 
 /// Checks which paths between two devices can be opened, without transferring bytes. Opens and closes each
 /// path. Returns one row per path, available paths first. Rows have calibrated times if `costs` is given.
@@ -20,29 +21,28 @@ pub fn list_paths(
     // after that.
     let mut paths = Path::ALL;
     paths.sort_by_key(|path| *path == Path::P2p);
-    let mut rows: Vec<(Path, ListedPath)> = paths
+    let mut rows: Vec<ListedPath> = paths
         .into_iter()
         .map(|path| {
             let opened = match candidates.contains(&path) {
                 true => open_path(path, from, to, options)
                     .map(|mover| mover.hops())
-                    .map_err(|error| error.to_string()),
-                false => Err(path.why_not(from.endpoint(), to.endpoint()).into()),
+                    .map_err(|error| Reason::unavailable(error.to_string())),
+                false => Err(Reason::unavailable(path.why_not(from.endpoint(), to.endpoint()))),
             };
-            let row = ListedPath {
-                from: from.endpoint().to_string(),
-                to: to.endpoint().to_string(),
-                path: path.to_string(),
+            ListedPath {
+                from: from.endpoint().clone(),
+                to: to.endpoint().clone(),
+                path,
                 available: opened.is_ok(),
-                hops: opened.iter().flatten().cloned().collect(),
+                hops: opened.clone().unwrap_or_default(),
                 calibrated_1_mib_ns: costs.and_then(|costs| costs.time(path, 1 << 20)),
                 why_not: opened.err(),
-            };
-            (path, row)
+            }
         })
         .collect();
-    rows.sort_by_key(|(path, row)| (!row.available, Path::ALL.iter().position(|other| other == path)));
-    rows.into_iter().map(|(_, row)| row).collect()
+    rows.sort_by_key(|row| (!row.available, Path::ALL.iter().position(|path| *path == row.path)));
+    rows
 }
 
 #[cfg(test)]
@@ -55,9 +55,8 @@ mod tests {
         let devices = crate::open(&ends, &Default::default()).unwrap();
         let rows = list_paths(&devices[0], &devices[1], &PathOptions::default(), None);
         assert_eq!(rows.len(), Path::ALL.len());
-        let available: Vec<&str> =
-            rows.iter().take_while(|row| row.available).map(|row| row.path.as_str()).collect();
-        assert_eq!(available, ["bar", "hybrid", "staged"]);
+        let available: Vec<Path> = rows.iter().take_while(|row| row.available).map(|row| row.path).collect();
+        assert_eq!(available, [Path::Bar, Path::Hybrid, Path::Staged]);
         for row in &rows {
             assert_eq!(row.available, row.why_not.is_none(), "{row:?}");
             assert_eq!(row.available, !row.hops.is_empty(), "{row:?}");

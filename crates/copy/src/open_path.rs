@@ -1,6 +1,7 @@
 //! Opens one path between two devices as a mover.
 
 use crate::device::{Device, Kind};
+use crate::error::Unavailable;
 use crate::gpu;
 use crate::hybrid::Hybrid;
 use crate::path::Path;
@@ -9,6 +10,7 @@ use crate::staged::Staged;
 use crate::stop::{Interruptible, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
+use inlane_core::result::Reason;
 use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
@@ -16,10 +18,6 @@ use std::collections::BTreeMap;
 /// The length in bytes and the number of slots of the staging ring. Applies to path `staged` if the CPU
 /// drives it.
 const RING: (usize, usize) = (8 << 20, 8);
-/// The advice of errors of unavailable paths, before the command.
-pub(crate) const SEE_PATHS: &str = "; see the available paths";
-/// Why a path that the user excluded is not taken.
-pub(crate) const EXCLUDED: &str = "excluded by --without";
 /// The least and the greatest length of a host buffer of the hybrid path, in bytes.
 const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
 
@@ -29,7 +27,12 @@ const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
 /// [`Error::Device`] if the path cannot exist between these devices, or a device refuses.
 pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) -> Result<Box<dyn Mover>> {
     if !Path::candidates(from.endpoint(), to.endpoint()).contains(&path) {
-        return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
+        return Err(unavailable(
+            path,
+            from,
+            to,
+            Unavailable::Impossible(path.why_not(from.endpoint(), to.endpoint())),
+        ));
     }
     to.require_writable()?;
     // End an interrupted run here, because allocating rings and buffers can take long.
@@ -58,14 +61,20 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
             let (out, into) = (stage(from, true, options)?, stage(to, false, options)?);
             Box::new(Hybrid::new(out, into, buffers, options.stages)?.stopped_by(&options.stop))
         }
-        _ => return Err(unavailable(path, from, to, "does not exist between these endpoints")),
+        _ => {
+            return Err(unavailable(
+                path,
+                from,
+                to,
+                Unavailable::Impossible("does not exist between these endpoints"),
+            ));
+        }
     })
 }
 
-fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
-    let (from, to) = (from.endpoint(), to.endpoint());
-    let why = format!("{why}{SEE_PATHS}: inlane copy --list --from {from} --to {to}");
-    Error::device_usage(format!("path {path} from {from} to {to}"), why)
+pub(crate) fn unavailable(path: Path, from: &Device, to: &Device, why: Unavailable) -> Error {
+    let (from, to) = (from.endpoint().clone(), to.endpoint().clone());
+    crate::Error::Path { path, from, to, why }.into()
 }
 
 /// Opens DPDK's software DMA device, for path `dma` from host memory to host memory. inlane drives no
@@ -77,9 +86,7 @@ fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
 
 #[cfg(not(feature = "dpdk"))]
 fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
-    let why = "this program was built without the cargo feature dpdk; build it with --features dpdk";
-    let path = format!("path {} from {} to {}", Path::Dma, from.endpoint(), to.endpoint());
-    Err(Error::device_environment(path, why))
+    Err(unavailable(Path::Dma, from, to, Unavailable::NotBuilt("dpdk")))
 }
 
 /// Creates the error for a pair of devices without any usable path:
@@ -89,7 +96,7 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
 /// - If none was refused: a usage error, because the user has excluded all paths.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
-    refused: &BTreeMap<Path, String>,
+    refused: &BTreeMap<Path, Reason>,
     mut errors: Vec<Error>,
 ) -> Error {
     let gravity = |class: &Class| match class {
@@ -101,25 +108,8 @@ pub(crate) fn no_path_error(
     match errors.pop() {
         Some(only) if refused.len() == 1 => only,
         _ => {
-            let device = format!("{} to {}", from.endpoint(), to.endpoint());
-            let names = |of: &str| {
-                let paths = refused.iter().filter(|(_, why)| *why == of);
-                paths.map(|(path, _)| path.to_string()).collect::<Vec<_>>().join(", ")
-            };
-            let excluded = refused.values().all(|why| why == EXCLUDED) && !refused.is_empty();
-            let why = if excluded {
-                format!("--without excludes every path: {}; allow one of them", names(EXCLUDED))
-            } else {
-                // Show a reason that several paths share once.
-                let mut reasons: Vec<String> = Vec::new();
-                for reason in refused.values().map(|why| format!("{}: {why}", names(why))) {
-                    if !reasons.contains(&reason) {
-                        reasons.push(reason);
-                    }
-                }
-                format!("no path is available: {}; remove one of these causes", reasons.join("; "))
-            };
-            Error::Device { device, why, class }
+            let (from, to) = (from.endpoint().clone(), to.endpoint().clone());
+            crate::Error::NoPath { from, to, refused: refused.clone(), class }.into()
         }
     }
 }

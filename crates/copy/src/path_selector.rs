@@ -2,12 +2,14 @@
 
 use crate::cost::PathCosts;
 use crate::device::Device;
-use crate::open_path::{SEE_PATHS, no_path_error, open_path};
+use crate::error::reason;
+use crate::explanation::{Because, PathTaken, not_considered};
+use crate::open_path::{no_path_error, open_path};
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
 use inlane_core::mover::{Mover, Ticket, TicketCounter};
-use inlane_core::result::{NotTaken, PathExplanation, Reason};
-use inlane_core::{CompletionMode, Region, Result, units};
+use inlane_core::result::{NotTaken, Reason};
+use inlane_core::{CompletionMode, Region, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -20,8 +22,9 @@ pub struct PathSelector {
     movers: Vec<(Path, Box<dyn Mover>)>,
     costs: Option<PathCosts>,
     both_ways: bool,
-    refused: BTreeMap<Path, String>,
-    fallback: Option<String>,
+    refused: BTreeMap<Path, Reason>,
+    /// The path that the caller preferred, and why it cannot be used.
+    fallback: Option<(Path, String)>,
     /// True if the path is the one that the caller preferred or required. False if paths are chosen by cost.
     requested: bool,
     /// The index of the mover that took the newest transfer.
@@ -72,13 +75,8 @@ impl PathSelector {
                 }
                 Err(error) if matches!(choice, PathChoice::Require(_)) => return Err(error),
                 Err(error) => {
-                    // Shorten the reason, because the messages that contain it name the path and the devices.
-                    let why = error.to_string();
-                    let of_path = format!("path {path} from {} to {}: ", from.endpoint(), to.endpoint());
-                    let why = why.strip_prefix(&of_path).unwrap_or(&why).split(SEE_PATHS).next();
-                    let why = why.unwrap_or_default();
-                    selector.fallback = Some(format!("{path} was requested but cannot be used: {why}"));
-                    selector.refused.insert(path, error.to_string());
+                    selector.fallback = Some((path, reason(&error)));
+                    selector.refused.insert(path, Reason::unavailable(error.to_string()));
                 }
             }
         }
@@ -86,7 +84,8 @@ impl PathSelector {
             Some(costs) => costs,
             None => PathCosts::calibrate(from, to, options)?,
         };
-        selector.refused.extend(costs.refused.clone());
+        let refused = not_considered(from.endpoint(), to.endpoint(), options);
+        selector.refused.extend(costs.reasons(refused));
         let mut errors = Vec::new();
         // Open every path that is the cheapest for some size now. Opening a path later would have to wait for
         // the resident kernels of the other paths.
@@ -94,7 +93,7 @@ impl PathSelector {
             match open_path(path, from, to, options) {
                 Ok(mover) => selector.movers.push((path, mover)),
                 Err(error) => {
-                    selector.refused.insert(path, error.to_string());
+                    selector.refused.insert(path, Reason::unavailable(error.to_string()));
                     errors.push(error);
                 }
             }
@@ -117,10 +116,10 @@ impl PathSelector {
         self.costs.as_ref()
     }
 
-    /// Returns why the path of [`PathChoice::Prefer`] is not used. `None` if it is used, or for another
+    /// Returns the path of [`PathChoice::Prefer`] and why it is not used. `None` if it is used, or for another
     /// choice.
-    pub fn fallback(&self) -> Option<&str> {
-        self.fallback.as_deref()
+    pub fn fallback(&self) -> Option<(Path, &str)> {
+        self.fallback.as_ref().map(|(path, why)| (*path, why.as_str()))
     }
 
     /// Sets the completion mode of the path for transfers of `bytes` bytes, and of that path's stages.
@@ -144,30 +143,31 @@ impl PathSelector {
 
     /// Returns the path for transfers of `bytes` bytes and why it was chosen. Also returns why each other
     /// path was not chosen.
-    pub fn explain(&self, bytes: u64) -> PathExplanation {
+    pub fn explain(&self, bytes: u64) -> PathTaken {
         let (path, mover) = &self.movers[self.pick(bytes)];
-        let mut not_taken: Vec<NotTaken> = self
-            .refused
-            .iter()
-            .map(|(path, why)| NotTaken { path: path.to_string(), why: Reason::unavailable(why) })
-            .collect();
-        let size = units::bytes(bytes);
+        let path = *path;
+        let refused = self.refused.iter().map(|(path, why)| NotTaken { path: *path, why: why.clone() });
+        let mut not_taken: Vec<NotTaken<Path>> = refused.collect();
         let time = |path: Path| self.costs.as_ref().and_then(|costs| costs.time(path, bytes));
-        let reason = match (&self.fallback, time(*path)) {
-            (Some(fallback), _) => format!("{path} instead: {fallback}"),
-            (None, Some(time)) if !self.requested => {
-                let others = self.costs.iter().flat_map(|costs| &costs.paths);
-                for (other, curve) in others.filter(|(other, _)| *other != path) {
-                    let calibrated_ns = curve.time(bytes).unwrap_or(f64::NAN);
-                    let why = Reason::Slower { size_bytes: bytes, calibrated_ns, chosen_ns: time };
-                    not_taken.push(NotTaken { path: other.to_string(), why });
-                }
-                let load = if self.both_ways { ", both directions at once" } else { "" };
-                format!("{path}: least calibrated time for {size}, {}{load}", units::nanoseconds(time))
+        let reason = match (&self.fallback, time(path)) {
+            (Some((requested, why)), _) => {
+                Because::Fallback { path, requested: *requested, why: why.clone() }
             }
-            _ => format!("{path}: requested"),
+            (None, Some(chosen_ns)) if !self.requested => {
+                let others = self.costs.iter().flat_map(|costs| &costs.paths);
+                not_taken.extend(others.filter(|(other, _)| **other != path).map(|(other, curve)| {
+                    let calibrated_ns = curve.time(bytes).unwrap_or(f64::NAN);
+                    NotTaken {
+                        path: *other,
+                        why: Reason::Slower { size_bytes: bytes, calibrated_ns, chosen_ns },
+                    }
+                }));
+                let both_directions = self.both_ways;
+                Because::LeastTime { path, size_bytes: bytes, calibrated_ns: chosen_ns, both_directions }
+            }
+            _ => Because::Requested { path },
         };
-        PathExplanation { name: path.to_string(), hops: vec![mover.hops()], reason, not_taken }
+        PathTaken { name: path, hops: vec![mover.hops()], reason, not_taken }
     }
 
     /// Copies `source` to `destination` and blocks until all bytes have arrived. Waits adaptively: sleeps

@@ -1,8 +1,10 @@
-//! The rows of `inlane copy`'s result documents: a measured transfer, and a path that `--list` shows.
+//! The rows of `inlane copy`'s result documents: a measured transfer, and a path in a list of paths.
 
 use crate::endpoint::Endpoint;
+use crate::explanation::PathTaken;
 use crate::measure::Measurement;
-use inlane_core::result::{ByteVerification, Ceiling, Cell, PathExplanation, Reason, Row};
+use crate::path::Path;
+use inlane_core::result::{ByteVerification, Ceiling, Cell, Reason, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{CompletionMode, units};
 use schemars::JsonSchema;
@@ -31,15 +33,18 @@ impl std::fmt::Display for StoreEnd {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct TransferResult {
     /// The source endpoint.
-    pub from: String,
+    pub from: Endpoint,
     /// The destination endpoint.
-    pub to: String,
+    pub to: Endpoint,
     /// The bytes of one transfer.
     pub size_bytes: u64,
     /// True if transfers in the opposite direction ran at the same time.
     pub both_directions: bool,
-    /// The path, with the reason why it was chosen and the reasons why the other paths were not.
-    pub path: PathExplanation,
+    /// The path that the user requested. Null if it is chosen by cost.
+    pub requested_path: Option<Path>,
+    /// The path that was taken, with the reason why it was chosen and the reasons why the other paths were not.
+    /// Null if the measurement failed before a path was open.
+    pub path: Option<PathTaken>,
     /// True if a twin took part. The measured values then come from a model.
     pub twin: bool,
     /// How the end of a transfer was detected.
@@ -65,7 +70,7 @@ pub struct TransferResult {
     pub cpu_seconds_per_gigabyte: Option<f64>,
     /// The CPU time of the thread that submits transfers and waits for them, as a share of the elapsed time.
     pub cpu_share: Option<f64>,
-    /// The rates that the paper published. Null unless `--published` was given.
+    /// The rates that the paper published. Null except for the published experiment.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(default)]
     pub published: Option<PublishedRates>,
@@ -75,7 +80,7 @@ pub struct TransferResult {
     pub error: Option<String>,
 }
 
-/// The rates of one transfer in the experiment that `--published` repeats.
+/// The rates of one transfer in the published experiment ([`crate::published`]).
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PublishedRates {
     /// The rate that the published experiment measured. Null if its paper gives none.
@@ -87,20 +92,15 @@ pub struct PublishedRates {
 }
 
 impl TransferResult {
-    /// Creates a row for a path, size and completion mode. Its measured values are still empty.
-    pub fn new(
-        from: &Endpoint,
-        to: &Endpoint,
-        size: usize,
-        path: PathExplanation,
-        completion: CompletionMode,
-    ) -> Self {
+    /// Creates a row for a size and completion mode. It has no path and no measured values.
+    pub fn new(from: &Endpoint, to: &Endpoint, size: usize, completion: CompletionMode) -> Self {
         Self {
-            from: from.to_string(),
-            to: to.to_string(),
+            from: from.clone(),
+            to: to.clone(),
             size_bytes: size as u64,
             both_directions: false,
-            path,
+            requested_path: None,
+            path: None,
             twin: from.is_twin() || to.is_twin(),
             completion,
             store_end: None,
@@ -132,6 +132,12 @@ impl TransferResult {
         self
     }
 
+    /// Returns the name of the path. If none was taken, returns the name of the requested path, or `auto`.
+    pub fn path_name(&self) -> String {
+        let path = self.path.as_ref().map(|path| path.name).or(self.requested_path);
+        path.map_or("auto".into(), |path| path.to_string())
+    }
+
     /// Sets the ceiling, and the share of the ceiling that the measured rate reaches.
     pub fn set_ceiling(&mut self, ceiling: Ceiling) {
         let rate = self.bytes_per_second.map(|rate| rate.median);
@@ -144,7 +150,7 @@ impl Row for TransferResult {
     fn parameters(&self) -> Vec<Cell> {
         let mut cells = vec![
             Cell::new("from -> to", format!("{} -> {}", self.from, self.to)),
-            Cell::new("path", &self.path.name),
+            Cell::new("path", self.path_name()),
             Cell::new("completion", self.completion.to_string()),
         ];
         if self.both_directions {
@@ -191,7 +197,9 @@ impl Row for TransferResult {
     /// that are only slower appear only in the JSON, because their reasons contain values that differ for
     /// each size.
     fn context(&self) -> Vec<Cell> {
-        let mut cells = self.path.cells_with(|why| !matches!(why, Reason::Slower { .. }));
+        let path = self.path.iter();
+        let mut cells: Vec<Cell> =
+            path.flat_map(|path| path.cells_with(|why| !matches!(why, Reason::Slower { .. }))).collect();
         // Rename the cell that lists the path's movers, because the table has another column `path`, with the
         // path's name.
         cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());
@@ -204,22 +212,21 @@ impl Row for TransferResult {
     }
 }
 
-/// One path in the output of `inlane copy --list`: whether the path is available between two endpoints, and
-/// why.
+/// One path in a list: whether the path is available between two endpoints, and why.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ListedPath {
     /// The source endpoint.
-    pub from: String,
+    pub from: Endpoint,
     /// The destination endpoint.
-    pub to: String,
-    /// The path's name, as `--path` takes it.
-    pub path: String,
+    pub to: Endpoint,
+    /// The path.
+    pub path: Path,
     /// True if the path can be taken.
     pub available: bool,
     /// The movers from source to destination. Empty if the path is not available.
     pub hops: Vec<String>,
     /// Why the path is not available. Null if it is.
-    pub why_not: Option<String>,
+    pub why_not: Option<Reason>,
     /// The time of a 1 MiB transfer in nanoseconds, from this machine's stored calibration. Null if no
     /// calibration is stored.
     pub calibrated_1_mib_ns: Option<f64>,
@@ -227,12 +234,15 @@ pub struct ListedPath {
 
 impl Row for ListedPath {
     fn parameters(&self) -> Vec<Cell> {
-        vec![Cell::new("path", &self.path), Cell::new("from -> to", format!("{} -> {}", self.from, self.to))]
+        vec![
+            Cell::new("path", self.path.to_string()),
+            Cell::new("from -> to", format!("{} -> {}", self.from, self.to)),
+        ]
     }
 
     fn figures(&self) -> Vec<Cell> {
         let text = match &self.why_not {
-            Some(why) => why.clone(),
+            Some(why) => why.to_string(),
             None => self.hops.join(" -> "),
         };
         vec![
@@ -254,8 +264,7 @@ mod tests {
     #[test]
     fn values_are_typed_and_the_share_is_of_the_rows_ceiling() {
         let ends = ["twin:0", "host"].map(|end| end.parse::<Endpoint>().unwrap());
-        let mut row =
-            TransferResult::new(&ends[0], &ends[1], 4096, PathExplanation::default(), CompletionMode::Poll);
+        let mut row = TransferResult::new(&ends[0], &ends[1], 4096, CompletionMode::Poll);
         row.bytes_per_second = Summary::of(&[3e9, 1e9, 2e9]);
         row.predicted_ns = Some(63_460.0);
         row.in_flight = Some(8);

@@ -3,8 +3,9 @@
 //! A transfer by the CPU through a BAR can take minutes, so the transfer is cut into pieces and the flag is
 //! checked between pieces.
 
+use crate::error::Error;
 use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair};
-use inlane_core::{CompletionMode, Error, Region, Result};
+use inlane_core::{CompletionMode, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,15 +16,12 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// Checks the flag that ends a run.
 ///
 /// # Errors
-/// [`Error::Device`] if the flag is set.
+/// [`Error::Interrupted`] if the flag is set.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     if !stop.load(Ordering::Relaxed) {
         return Ok(());
     }
-    Err(Error::device_failed(
-        "the run",
-        "it was interrupted before the first measurement was complete, so there is no result; start it again",
-    ))
+    Err(Error::Interrupted.into())
 }
 
 /// A synchronous mover whose transfers end early, with an error, when the stop flag is set.

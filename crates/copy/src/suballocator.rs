@@ -1,5 +1,6 @@
 //! Allocates disjoint parts of one memory region, such as the range of a BAR.
 
+use crate::field::SIZES;
 use inlane_core::{Error, Region, Result};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,7 +66,7 @@ impl Suballocator {
             let total = self.whole.len();
             let why = match used.is_empty() {
                 true => format!(
-                    "the permitted range of the BAR has {total} bytes; give smaller --sizes, or a longer range"
+                    "the permitted range of the BAR has {total} bytes; give smaller {SIZES}, or a longer range"
                 ),
                 false => format!(
                     "the largest free gap is {largest} of {total} permitted bytes. Both directions at once, and two \

@@ -8,7 +8,7 @@ use inlane_copy::result::{StoreEnd, TransferResult};
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, Path, PathChoice, PathOptions, PathSelector, ceiling};
 use inlane_core::mover::Mover;
-use inlane_core::result::{Ceiling, Document, PathExplanation};
+use inlane_core::result::{Ceiling, Document};
 use inlane_core::{CompletionMode, Error, Result, units};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -66,20 +66,18 @@ impl std::fmt::Display for Way<'_> {
 }
 
 impl Way<'_> {
-    /// Creates a row for a size, a path and a completion mode. Its measured values are still empty.
-    fn row(&self, size: usize, path: PathExplanation, completion: CompletionMode) -> TransferResult {
-        let row = TransferResult::new(self.from.endpoint(), self.to.endpoint(), size, path, completion);
-        TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
-    }
-
-    /// Creates a row for a measurement that failed before a path was open. The row names the requested path,
-    /// because no path was taken.
-    fn row_without_path(&self, size: usize, completion: CompletionMode) -> TransferResult {
-        let name = match self.choice {
-            PathChoice::Auto => "auto".into(),
-            PathChoice::Prefer(path) | PathChoice::Require(path) => path.to_string(),
+    /// Creates a row for a size and a completion mode. It has no path and no measured values.
+    fn row(&self, size: usize, completion: CompletionMode) -> TransferResult {
+        let requested_path = match self.choice {
+            PathChoice::Auto => None,
+            PathChoice::Prefer(path) | PathChoice::Require(path) => Some(path),
         };
-        self.row(size, PathExplanation { name, ..PathExplanation::default() }, completion)
+        TransferResult {
+            both_directions: self.options.both_ways,
+            store_end: self.store_end,
+            requested_path,
+            ..TransferResult::new(self.from.endpoint(), self.to.endpoint(), size, completion)
+        }
     }
 }
 
@@ -188,10 +186,10 @@ impl<'a> Bench<'a> {
     /// and a later allocation would wait until that kernel ends.
     fn selector(&mut self, way: Way, costs: Option<PathCosts>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
-        if let Some(fallback) = selector.fallback() {
+        if let Some((requested, why)) = selector.fallback() {
             let path = selector.path_for(way.options.largest as u64);
             crate::print_to_stderr(format_args!(
-                "inlane: warning: {way}: {fallback}; inlane takes {path} instead"
+                "inlane: warning: {way}: {requested} was requested but cannot be used: {why}; inlane takes {path} instead"
             ));
         }
         self.report.twin |= selector.is_twin();
@@ -212,7 +210,7 @@ impl<'a> Bench<'a> {
                 Err(error @ Error::Memory { .. }) if sizes.iter().any(|size| *size < largest) => {
                     sizes.retain(|size| *size < largest);
                     crate::print_to_stderr(format_args!("inlane: {}: {error}", units::bytes(largest as u64)));
-                    refused.push((ways[0].row_without_path(largest, self.args.completion[0]), error));
+                    refused.push((ways[0].row(largest, self.args.completion[0]), error));
                 }
                 outcome => return Ok(Memory { buffers: outcome?, sizes, refused }),
             }
@@ -262,7 +260,7 @@ impl<'a> Bench<'a> {
     /// Measures one direction, or two at once, with each size and each completion mode.
     fn measure(&mut self, ways: &[Way]) -> ControlFlow<()> {
         let way = ways[0];
-        let first = way.row_without_path(way.options.largest, self.args.completion[0]);
+        let first = way.row(way.options.largest, self.args.completion[0]);
         let opened = (|| {
             let ceilings = self.ceilings(way)?;
             let costs = self.costs(way)?;
@@ -287,7 +285,10 @@ impl<'a> Bench<'a> {
                         let why = "the CPU copies, and is busy until the end";
                         self.note(format!("{path} is measured by {mode} instead of {asked}: {why}"));
                     }
-                    rows.push(way.row(size, selector.explain(size as u64), mode));
+                    rows.push(TransferResult {
+                        path: Some(selector.explain(size as u64)),
+                        ..way.row(size, mode)
+                    });
                 }
                 let modes: Vec<_> = rows.iter().map(|row| row.completion).collect();
                 if measured_modes.contains(&modes) {

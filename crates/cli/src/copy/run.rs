@@ -3,6 +3,7 @@
 use super::bench::{Bench, Failures, TransferReport};
 use super::{Copy, Direction, Measured};
 use crate::devices::gpu_count;
+use crate::exit::NotReady;
 use crate::output::Output;
 use crate::settings::Origin;
 use crate::signal;
@@ -10,9 +11,8 @@ use anyhow::Context;
 use inlane_copy::measure::Plan;
 use inlane_copy::result::{PublishedRates, TransferResult};
 use inlane_copy::stop::check_stop;
-use inlane_copy::{Device, Endpoint, PathOptions, published};
+use inlane_copy::{Because, Device, Endpoint, PathOptions, PathTaken, published};
 use inlane_core::error::Class;
-use inlane_core::result::PathExplanation;
 use inlane_core::{CompletionMode, Error, units};
 use inlane_report::{Line, Plot, Point, Scale};
 use std::sync::Arc;
@@ -73,15 +73,17 @@ impl Copy {
 
     /// Opens endpoints. If the flags name a GPU and the machine has none, the error suggests the twin.
     pub(super) fn open(&self, endpoints: &[Endpoint]) -> Result<Vec<Arc<Device>>, Error> {
-        inlane_copy::open(endpoints, &self.permission()).map_err(|error| match error {
-            Error::Device { device, why, class: Class::Environment }
-                if endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Gpu(_)))
-                    && gpu_count().is_ok_and(|count| count == 0) =>
-            {
-                let why = format!("{why}; without a GPU, use twin:0, a model of an accelerator");
-                Error::device_environment(device, why)
+        inlane_copy::open(endpoints, &self.permission()).map_err(|error| {
+            let no_gpu = error.class() == Class::Environment
+                && endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Gpu(_)))
+                && gpu_count().is_ok_and(|count| count == 0);
+            match no_gpu {
+                true => Error::other(
+                    NotReady(format!("{error}; without a GPU, use twin:0, a model of an accelerator")),
+                    Class::Environment,
+                ),
+                false => error,
             }
-            other => other,
         })
     }
 
@@ -184,14 +186,14 @@ fn published_experiment(plan: &Plan, report: &mut TransferReport, failures: &mut
             .into(),
     );
     let ended = published::run(16 << 20, plan, |line| {
-        let path = PathExplanation {
-            name: line.path.to_string(),
-            hops: vec![line.hops],
-            reason: "the published experiment, on models with the published rates of single stages".into(),
-            not_taken: Vec::new(),
-        };
-        let row = TransferResult::new(&line.from, &line.to, line.size, path, plan.completion);
+        let row = TransferResult::new(&line.from, &line.to, line.size, plan.completion);
         let mut row = row.with(&line.measured);
+        row.path = Some(PathTaken {
+            name: line.path,
+            hops: vec![line.hops],
+            reason: Because::Published,
+            not_taken: Vec::new(),
+        });
         row.published = Some(PublishedRates {
             published_bytes_per_second: line.published_mib.map(|rate| rate * 1_048_576.0),
             predicted_bytes_per_second: line.predicted,
@@ -284,9 +286,10 @@ fn plot(report: &TransferReport) -> Plot {
         let panel = format!("{} to {}, {}{direction}{stores}", result.from, result.to, result.completion);
         let (x, y) = (result.size_bytes as f64, rate.median / 1e9);
         let point = Point { x, y, spread: Some((rate.min / 1e9, rate.max / 1e9)) };
-        let index = lines.iter().position(|line| line.name == result.path.name && line.panel == panel);
+        let name = result.path_name();
+        let index = lines.iter().position(|line| line.name == name && line.panel == panel);
         let index = index.unwrap_or_else(|| {
-            lines.push(Line::new(&result.path.name, panel));
+            lines.push(Line::new(&name, panel));
             lines.len() - 1
         });
         lines[index].points.push(point);

@@ -203,7 +203,7 @@ impl DeviceMemory {
 /// bytes. If `into` is set, the path leads from the target to the device. Otherwise it leads from the device
 /// to the target.
 fn path(selector: &PathSelector, bytes: usize, tcp_hops: [String; 2], into: bool) -> PathExplanation {
-    let explained = selector.explain(bytes as u64);
+    let explained = selector.explain(bytes as u64).into_text();
     let tcp = tcp_hops.to_vec();
     let copied = explained.hops.concat();
     let hops = if into { [tcp, copied].concat() } else { [copied, tcp].concat() };

@@ -1,4 +1,5 @@
 use super::*;
+use crate::endpoint::Endpoint;
 use inlane_core::error::Class;
 use inlane_pci::Permission;
 
@@ -43,11 +44,11 @@ fn refusals_that_the_user_can_change_are_usage_errors() {
     let without = PathOptions { without: vec![Path::Bar], ..PathOptions::default() };
     let error = calibrate(&host(), &host(), &without);
     assert_eq!(error.class(), Class::Usage);
-    assert!(error.to_string().contains("bar: excluded by --without; dma: a software copy"), "{error}");
+    assert!(error.to_string().contains("bar: excluded by without; dma: a software copy"), "{error}");
     let ends = ["twin:0", "twin:1"].map(|end| end.parse().unwrap());
     let twins = crate::open(&ends, &Permission::default()).unwrap();
     let options = PathOptions { without: Path::ALL.to_vec(), ..PathOptions::default() };
-    let excluded = "twin:0 to twin:1: --without excludes every path: bar, hybrid, staged; allow one of them";
+    let excluded = "twin:0 to twin:1: without excludes every path: bar, hybrid, staged; allow one of them";
     assert_eq!(calibrate(&twins[0], &twins[1], &options).to_string(), excluded);
 }
 
@@ -83,7 +84,7 @@ fn wrong_bytes_fail_the_calibration() {
 fn the_gravest_of_several_errors_determines_the_class() {
     let host = host();
     let environment = || Error::device_environment("gpu:0", "has no memory left");
-    let refused = |paths: &[Path]| paths.iter().map(|path| (*path, "why".to_string())).collect();
+    let refused = |paths: &[Path]| paths.iter().map(|path| (*path, Reason::unavailable("why"))).collect();
     let class = |errors: Vec<Error>| {
         let error = no_path_error([&host, &host], &refused(&[Path::Bar, Path::Dma]), errors);
         assert!(

@@ -13,12 +13,14 @@ pub use inlane_cuda::Gpu;
 pub use memory::GpuMemory;
 
 use crate::device::{Device, Kind};
+use crate::error::Unavailable;
+use crate::open_path::unavailable;
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::tuning::EngineTuning;
 use engine_staged::EngineStaged;
+use inlane_core::Result;
 use inlane_core::mover::Mover;
-use inlane_core::{Error, Result};
 use inlane_cuda::{CopyEngine, enable_peer_access};
 use sm_copy::SmCopy;
 use sm_staged::SmStaged;
@@ -48,10 +50,7 @@ pub(crate) fn open_path(
         }
         (Path::Cuda, Kind::Gpu(source), Kind::Gpu(_)) => {
             if PEER_ACCESS.load(Ordering::Relaxed) {
-                let why = "this process enabled peer access, which CUDA's own copy would use; measure path cuda in a \
-                           process of its own";
-                let what = format!("path {path} from {} to {}", from.endpoint(), to.endpoint());
-                return Err(Error::device_usage(what, why));
+                return Err(unavailable(path, from, to, Unavailable::PeerAccess));
             }
             copy_engine(source)?
         }

@@ -6,6 +6,7 @@ use crate::path_options::{PathChoice, PathOptions};
 use crate::path_selector::PathSelector;
 use inlane_core::Region;
 use inlane_core::mover::CpuMover;
+use inlane_core::result::Reason;
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -290,13 +291,17 @@ fn auto_takes_the_cheapest_path_and_says_why() {
     let required =
         PathSelector::open(&from, &to, PathChoice::Require(Path::Hybrid), &options, Some(costs.clone()))
             .unwrap();
-    assert_eq!(required.explain(4 << 20).reason, "hybrid: requested", "costs do not matter");
+    assert_eq!(required.explain(4 << 20).reason.to_string(), "hybrid: requested", "costs do not matter");
     drop(required);
     let mut selector = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();
     assert_eq!((selector.path_for(64), selector.path_for(4 << 20)), (Path::Bar, Path::Staged));
     let explained = selector.explain(4 << 20);
-    assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
-    assert!(explained.not_taken.iter().any(|other| other.path == "bar"), "{explained:?}");
+    assert!(explained.reason.to_string().contains("least calibrated time"), "{explained:?}");
+    let slower = explained.not_taken.iter().find(|other| other.path == Path::Bar).unwrap();
+    assert!(
+        matches!(slower.why, Reason::Slower { calibrated_ns, chosen_ns, .. } if calibrated_ns > chosen_ns),
+        "{slower:?}"
+    );
     // Submit transfers of mixed sizes. They take different paths and must still complete in order.
     let (source, destination) = (from.allocate(4 << 20).unwrap(), to.allocate(4 << 20).unwrap());
     from.fill(&source, 9).unwrap();
@@ -320,8 +325,9 @@ fn an_unavailable_path_is_replaced_with_a_reason_or_an_error() {
     let error = PathSelector::open(&from, &to, PathChoice::Require(Path::P2p), &options, None).err().unwrap();
     assert!(error.to_string().contains("path p2p from twin:0 to twin:1: needs two GPUs"), "{error}");
     let selector = PathSelector::open(&from, &to, PathChoice::Prefer(Path::P2p), &options, None).unwrap();
-    assert!(selector.fallback().unwrap().contains("p2p was requested"));
-    assert!(selector.explain(4096).reason.contains("instead"), "{:?}", selector.explain(4096));
+    assert_eq!(selector.fallback(), Some((Path::P2p, "needs two GPUs")));
+    let reason = selector.explain(4096).reason.to_string();
+    assert!(reason.ends_with("instead: p2p was requested but cannot be used: needs two GPUs"), "{reason}");
 }
 
 #[test]
@@ -381,11 +387,12 @@ fn calibration_both_ways_measures_paths_under_load() {
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
     assert!(costs.paths.values().all(|curve| !curve.points.is_empty()), "{costs:?}");
     let selector = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();
-    assert!(selector.explain(1 << 20).reason.contains("both directions at once"));
+    assert!(selector.explain(1 << 20).reason.to_string().contains("both directions at once"));
     let without = PathOptions { without: vec![Path::Bar, Path::Hybrid], ..options };
     let selector = PathSelector::open(&from, &to, PathChoice::Auto, &without, None).unwrap();
     assert_eq!(selector.path_for(64), Path::Staged);
-    assert!(selector.explain(64).not_taken.iter().any(|other| other.why.to_string().contains("excluded")));
+    let excluded = Reason::Excluded { setting: crate::field::WITHOUT };
+    assert!(selector.explain(64).not_taken.iter().any(|other| other.why == excluded));
 }
 
 /// A mover that copies by the CPU but drops some transfers. `drops` gets the number of a transfer, counted
