@@ -1,16 +1,18 @@
 //! `inlane copy`: measures transfers between devices. This module defines and parses the flags. Its
-//! submodules run the measurements and list the paths.
+//! submodules show measurements and list the paths.
 
-mod bench;
 mod effects;
 mod list;
 mod run;
 
-use crate::values::{count, size, time_to_an_hour, time_within_an_hour};
-use clap::{Args, ValueEnum};
+use crate::values::{choice, count, size, time_to_an_hour, time_within_an_hour};
+use clap::Args;
+use inlane_copy::measure::{Config, Direction, Figures, Transfers};
+use inlane_copy::timing::Plan;
 use inlane_copy::tuning::{EngineTuning, SmTuning};
 use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
 use inlane_core::mover::Access;
+use inlane_core::setting::Choice;
 use inlane_core::{CompletionMode, Error};
 use inlane_pci::{Address, Permission};
 use std::time::Duration;
@@ -99,11 +101,11 @@ pub struct Copy {
     #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes, help_heading = "Measurement")]
     sizes: Sizes,
     /// Which direction to measure
-    #[arg(long, value_enum, default_value_t = Direction::Forward, help_heading = "Measurement")]
+    #[arg(long, default_value = Direction::default().name(), value_name = "DIRECTION", value_parser = choice::<Direction>(), help_heading = "Measurement")]
     direction: Direction,
     /// What to measure
-    #[arg(long, value_enum, default_value_t = Measured::All, help_heading = "Measurement")]
-    measure: Measured,
+    #[arg(long, default_value = Figures::default().name(), value_name = "MEASURE", value_parser = choice::<Figures>(), help_heading = "Measurement")]
+    measure: Figures,
     /// How to detect the end of a transfer: poll, interrupt (sleep until woken) or adaptive (sleep for most of
     /// the expected time, then poll). Give several to compare them
     #[arg(
@@ -216,28 +218,6 @@ pub struct Copy {
     svg: Option<std::path::PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Direction {
-    /// From --from to --to
-    Forward,
-    /// From --to to --from
-    Backward,
-    /// Both directions at the same time
-    Both,
-    /// Each direction alone, then both at the same time
-    All,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Measured {
-    /// The time of single transfers, one in flight
-    Latency,
-    /// The rate of transfers that follow each other
-    Stream,
-    /// Both
-    All,
-}
-
 #[derive(Clone, Debug)]
 struct Sizes(Vec<usize>);
 
@@ -339,6 +319,29 @@ impl Copy {
             turns: self.sm_turns,
             lines: self.sm_lines,
         }
+    }
+
+    /// Returns the configuration of a measurement of `transfers`.
+    fn config(&self, transfers: Transfers) -> Result<Config, Error> {
+        Ok(Config {
+            permission: self.permission(),
+            direction: self.direction,
+            figures: self.measure,
+            completion: self.completion.clone(),
+            rotate: self.rotate,
+            ceilings: !self.no_ceiling,
+            choices: self.choices(),
+            calibrate: self.calibrate,
+            options: self.options()?,
+            plan: Plan {
+                repeats: self.repeats,
+                time: self.duration,
+                warm_up: self.warm_up,
+                in_flight: self.in_flight,
+                ..Plan::default()
+            },
+            ..Config::new(transfers, self.sizes.0.clone())
+        })
     }
 
     fn options(&self) -> Result<PathOptions, Error> {

@@ -22,10 +22,10 @@ pub use cpu::{is_by_cpu, of_cpu};
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
-use crate::measure::{Buffers, Plan, together};
 use crate::open_path::stage;
 use crate::path::Path;
 use crate::path_options::PathOptions;
+use crate::timing::{Buffers, Plan, together};
 use inlane_core::Result;
 use inlane_core::mover::Mover;
 use inlane_core::result::Ceiling;
@@ -183,9 +183,8 @@ fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Resu
     let driven =
         runs.iter_mut().map(|(mover, buffers)| (mover.as_mut() as &mut dyn Mover, buffers)).collect();
     let measured = together(driven, shape.piece, plan)?;
-    let sum = |streams: &[crate::measure::Measurement]| {
-        streams.iter().map(|stream| stream.bytes_per_second.median).sum()
-    };
+    let sum =
+        |streams: &[crate::timing::Timing]| streams.iter().map(|stream| stream.bytes_per_second.median).sum();
     Ok(measured.chunks(shape.streams).map(sum).collect())
 }
 

@@ -15,11 +15,11 @@ pub use cache::Cache;
 
 use crate::device::Device;
 use crate::explanation::not_considered;
-use crate::measure::{Buffers, Plan, together};
 use crate::open_path::{host_buffer, no_path_error, open_path, stage};
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::stop::check_stop;
+use crate::timing::{Buffers, Plan, together};
 use inlane_core::mover::{CpuMover, Mover};
 use inlane_core::result::Reason;
 use inlane_core::stats::Summary;

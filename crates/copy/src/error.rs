@@ -44,6 +44,9 @@ pub enum Error {
         /// Why it cannot be opened.
         error: inlane_pci::Error,
     },
+    /// A GPU cannot be opened because this machine has none.
+    #[error("{0}; without a GPU, use twin:0, a model of an accelerator")]
+    NoGpu(inlane_core::Error),
     /// The caller ended the run.
     #[error(
         "the run: it was interrupted before the first measurement was complete, so there is no result; start it again"
@@ -87,6 +90,7 @@ impl Error {
             Error::Path { .. } => Class::Usage,
             Error::NoPath { class, .. } => *class,
             Error::Bar { error, .. } => error.class(),
+            Error::NoGpu(error) => error.class(),
             Error::Interrupted => Class::Failed,
         }
     }

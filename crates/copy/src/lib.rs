@@ -8,7 +8,8 @@
 //!  PathSelector   a mover between two devices that picks the cheapest path for each transfer
 //! ```
 //!
-//! Applications use a [`PathSelector`]. [`measure`] measures any mover; `inlane copy` uses it. The cost of
+//! Applications use a [`PathSelector`]. [`measure()`] measures and explains transfers; `inlane copy` shows its result.
+//! [`timing`] measures any mover. The cost of
 //! each path is measured once per machine and kept in a file ([`cost`]). Twins are models. [`Mover::is_twin`]
 //! returns true if a mover uses one.
 //!
@@ -42,6 +43,7 @@ pub mod result;
 pub mod staged;
 pub mod stop;
 mod suballocator;
+pub mod timing;
 pub mod tuning;
 
 pub use device::{Device, open};
@@ -49,6 +51,7 @@ pub use endpoint::Endpoint;
 pub use error::Error;
 pub use explanation::{Because, PathTaken};
 pub use list::list_paths;
+pub use measure::measure;
 pub use open_path::open_path;
 pub use path::Path;
 pub use path_options::{PathChoice, PathOptions};

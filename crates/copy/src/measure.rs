@@ -1,307 +1,491 @@
-//! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
+//! The explained measurement: chooses the path of each transfer, calibrates if necessary, measures, verifies, and
+//! puts prediction and ceiling beside each result.
 //!
-//! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and
-//! checks the bytes that arrived. The check covers all bytes of the newest transfer into each slot of the
-//! destination. If the CPU reaches the destination, the check also covers a sample of the other transfers.
-//!
-//! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
+//! [`measure`] is the whole of it in one call. A [`Session`] makes several measurements, which share calibrations
+//! and ceilings, and can be watched.
 
-mod barrier;
-mod buffers;
+mod note;
+mod ways;
 
-pub use buffers::Buffers;
+pub use note::Note;
 
+use crate::ceiling::LinkCeilings;
+use crate::cost::Cache;
+use crate::device::Device;
+use crate::endpoint::Endpoint;
+use crate::explanation::{Because, PathTaken};
+use crate::field::{DEVICES, MEASURE};
+use crate::path::Path;
+use crate::path_options::{PathChoice, PathOptions};
+use crate::published;
+use crate::result::{PublishedRates, TransferResult};
 use crate::stop::check_stop;
-use barrier::{Barrier, Member};
-use inlane_core::clock::{Clock, thread_cpu_ns};
-use inlane_core::mover::{Mover, Ticket};
-use inlane_core::result::ByteVerification;
-use inlane_core::stats::{LatencyHistogram, Percentiles, Summary};
-use inlane_core::{CompletionMode, Error, Result};
-use std::collections::VecDeque;
+use crate::timing::Plan;
+use inlane_core::error::Class;
+use inlane_core::setting::Choice;
+use inlane_core::{CompletionMode, Error, Result, units};
+use inlane_pci::Permission;
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use ways::Measurer;
 
-/// The settings of a measurement.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The number of repeats.
-    pub repeats: usize,
-    /// How long each repeat submits transfers. [`latency`] ends a repeat earlier after 100,000 transfers.
-    pub time: Duration,
-    /// The duration of an unmeasured run before the repeats.
-    pub warm_up: Duration,
-    /// The most transfers in flight while streaming. `None` selects it by the transfer's size.
-    pub in_flight: Option<usize>,
-    /// How the end of a transfer is detected.
-    pub completion: CompletionMode,
-    /// A flag that the caller sets to end the run with an error at the next transfer.
-    pub stop: Arc<AtomicBool>,
+/// The transfers to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transfers {
+    /// Between two endpoints.
+    Between {
+        /// The source.
+        from: Endpoint,
+        /// The destination.
+        to: Endpoint,
+    },
+    /// From every device to every other, and from host memory to host memory.
+    Matrix(Vec<Endpoint>),
+    /// Those of the published experiment. Only the plan of the configuration applies.
+    Published,
 }
 
-impl Default for Plan {
-    fn default() -> Self {
-        Self {
-            repeats: 5,
-            time: Duration::from_millis(100),
-            warm_up: Duration::from_millis(20),
-            in_flight: None,
-            completion: CompletionMode::Poll,
-            stop: Arc::default(),
+impl Transfers {
+    /// Returns the pairs of source and destination. Empty for the published experiment.
+    pub fn pairs(&self) -> Vec<(&Endpoint, &Endpoint)> {
+        match self {
+            Transfers::Between { from, to } => vec![(from, to)],
+            Transfers::Matrix(devices) => {
+                let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));
+                pairs.filter(|(from, to)| from != to || **from == Endpoint::Host).collect()
+            }
+            Transfers::Published => Vec::new(),
         }
     }
 }
 
-impl Plan {
-    /// Returns the number of transfers of `size` bytes to keep in flight: [`Plan::in_flight`] if set.
-    /// Otherwise, as many transfers as have 64 MiB in total, but at least 2 and at most 32.
-    pub fn in_flight_for(&self, size: usize) -> usize {
-        self.in_flight.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
-    }
+/// The directions to measure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// From the source to the destination.
+    #[default]
+    Forward,
+    /// From the destination to the source.
+    Backward,
+    /// Both directions at the same time.
+    Both,
+    /// Each direction alone, then both at the same time.
+    All,
 }
 
-/// The result of a measurement.
+/// The figures to measure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Figures {
+    /// The time of single transfers, one in flight.
+    Latency,
+    /// The rate of transfers that follow each other.
+    Stream,
+    /// Both.
+    #[default]
+    All,
+}
+
+impl Choice for Direction {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Direction::Forward, "forward", "From the source to the destination"),
+        (Direction::Backward, "backward", "From the destination to the source"),
+        (Direction::Both, "both", "Both directions at the same time"),
+        (Direction::All, "all", "Each direction alone, then both at the same time"),
+    ];
+}
+
+impl Choice for Figures {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Figures::Latency, "latency", "The time of single transfers, one in flight"),
+        (Figures::Stream, "stream", "The rate of transfers that follow each other"),
+        (Figures::All, "all", "Both"),
+    ];
+}
+
+/// What to measure, and how.
 #[derive(Clone, Debug)]
+pub struct Config {
+    /// The transfers to measure.
+    pub transfers: Transfers,
+    /// The permitted accesses to BARs.
+    pub permission: Permission,
+    /// The sizes of transfers, in bytes.
+    pub sizes: Vec<usize>,
+    /// The directions to measure.
+    pub direction: Direction,
+    /// The figures to measure.
+    pub figures: Figures,
+    /// The completion modes to compare.
+    pub completion: Vec<CompletionMode>,
+    /// The bytes of memory at each end that transfers rotate over.
+    pub rotate: usize,
+    /// True to measure the ceilings.
+    pub ceilings: bool,
+    /// The rules that choose paths. Each gets its own rows.
+    pub choices: Vec<PathChoice>,
+    /// True to calibrate the paths even if a calibration is stored.
+    pub calibrate: bool,
+    /// How paths are opened.
+    pub options: PathOptions,
+    /// How long to measure. Its stop flag ends the whole measurement. Its completion mode applies only to the
+    /// published experiment.
+    pub plan: Plan,
+}
+
+impl Config {
+    /// Returns the configuration with defaults for transfers of `sizes` bytes.
+    pub fn new(transfers: Transfers, sizes: Vec<usize>) -> Self {
+        let options = PathOptions {
+            largest: sizes.iter().copied().max().unwrap_or(1),
+            resident: true,
+            ..PathOptions::default()
+        };
+        Self {
+            transfers,
+            permission: Permission::default(),
+            sizes,
+            direction: Direction::default(),
+            figures: Figures::default(),
+            completion: vec![CompletionMode::Poll],
+            rotate: 256 << 20,
+            ceilings: true,
+            choices: vec![PathChoice::Auto],
+            calibrate: false,
+            options,
+            plan: Plan::default(),
+        }
+    }
+
+    /// Checks that the settings fit each other.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for the latency of both directions at once.
+    pub fn check(&self) -> Result<()> {
+        if self.figures == Figures::Latency && matches!(self.direction, Direction::Both | Direction::All) {
+            let why = format!("both directions at once are streamed; give {} or all", MEASURE.with("stream"));
+            return Err(Error::invalid(MEASURE.with("latency"), why));
+        }
+        Ok(())
+    }
+}
+
+/// The results of a measurement, and what their reader must know.
+#[derive(Debug, Default)]
 pub struct Measurement {
-    /// Statistics of the nanoseconds of a transfer. `None` if several transfers were in flight at a time.
-    pub latency_ns: Option<Summary>,
-    /// Percentiles of the times in `latency_ns`.
-    pub latency_percentiles: Option<Percentiles>,
-    /// Bytes per second of each repeat.
-    pub bytes_per_second: Summary,
-    /// CPU seconds of the submitting and waiting thread per 10^9 bytes.
-    pub cpu_seconds_per_gigabyte: f64,
-    /// The CPU time of the thread that submits and waits, divided by the elapsed time.
-    pub cpu_share: f64,
-    /// The most transfers that were in flight at the same time; 1 for a synchronous mover.
-    pub in_flight: usize,
-    /// The outcome of all checks, including those of the warm-up.
-    pub verification: ByteVerification,
+    /// One row for each measured path, direction, size and completion mode.
+    pub results: Vec<TransferResult>,
+    /// The devices that took part.
+    pub devices: Vec<String>,
+    /// True if a software stand-in for a device took part.
+    pub twin: bool,
+    /// What a reader must know before comparing the figures with others.
+    pub notes: Vec<Note>,
+    /// Why the results are incomplete. `None` if they are complete.
+    pub failure: Option<Failure>,
 }
 
-#[derive(Default)]
-struct Totals {
-    rates: Vec<f64>,
-    bytes: f64,
-    wall_ns: f64,
-    cpu_ns: f64,
-    verification: ByteVerification,
-}
-
-impl Totals {
-    fn new(buffers: &Buffers) -> Self {
-        let verification =
-            ByteVerification { method: buffers.method().into(), ..ByteVerification::default() };
-        Self { verification, ..Self::default() }
+impl Measurement {
+    /// Adds a note, unless there is an equal one.
+    fn note(&mut self, note: Note) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
     }
 
-    /// Adds a measured repeat.
-    fn add(&mut self, bytes: f64, wall_ns: f64, cpu_ns: f64) {
-        self.rates.push(bytes / wall_ns * 1e9);
-        self.bytes += bytes;
-        self.wall_ns += wall_ns;
-        self.cpu_ns += cpu_ns;
-    }
-
-    fn measurement(self, in_flight: usize) -> Result<Measurement> {
-        Ok(Measurement {
-            latency_ns: None,
-            latency_percentiles: None,
-            bytes_per_second: Summary::of(&self.rates)
-                .ok_or_else(|| Error::invalid("a measurement of 0 repeats", "ask for at least one"))?,
-            cpu_seconds_per_gigabyte: self.cpu_ns / self.bytes,
-            cpu_share: self.cpu_ns / self.wall_ns,
-            in_flight,
-            verification: self.verification,
-        })
+    /// Adds a failed measurement.
+    fn failed(&mut self, error: Error) {
+        match &mut self.failure {
+            Some(Failure::Failed { count, .. }) => *count += 1,
+            failure => *failure = Some(Failure::Failed { count: 1, measured: 0, first: error }),
+        }
     }
 }
 
-/// Measures one transfer at a time: the time from `submit` until the transfer's end is detected.
+/// Why the results of a measurement are incomplete.
+#[derive(Debug)]
+pub enum Failure {
+    /// Some measurements failed.
+    Failed {
+        /// The number of failed measurements.
+        count: usize,
+        /// The number of measurements that did not fail.
+        measured: usize,
+        /// The first error.
+        first: Error,
+    },
+    /// The caller ended the run.
+    Interrupted {
+        /// The number of complete measurements.
+        measured: usize,
+    },
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Failed { count, measured, first } => {
+                write!(f, "{count} of {} measurements failed; the first: {first}", count + measured)
+            }
+            Failure::Interrupted { measured } => {
+                write!(f, "interrupted after {}", units::counted(*measured as u64, "measurement"))
+            }
+        }
+    }
+}
+
+/// A direction between two endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The source.
+    pub from: Endpoint,
+    /// The destination.
+    pub to: Endpoint,
+    /// True if the opposite direction runs at the same time.
+    pub both_directions: bool,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let both = if self.both_directions { ", both directions at once" } else { "" };
+        write!(f, "{} to {}{both}", self.from, self.to)
+    }
+}
+
+/// What a measurement is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It calibrates the paths.
+    Calibration,
+    /// It measures the ceilings of the links.
+    Ceiling,
+    /// It measures transfers.
+    Transfers {
+        /// The bytes of a transfer.
+        size: usize,
+        /// The requested completion mode.
+        completion: CompletionMode,
+    },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Calibration => write!(f, "calibration"),
+            Step::Ceiling => write!(f, "ceiling"),
+            Step::Transfers { size, completion } => {
+                write!(f, "{}, {completion}", units::bytes(*size as u64))
+            }
+        }
+    }
+}
+
+/// What happens during a measurement.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A step begins.
+    Begins(&'a Route, Step),
+    /// The steps of a route have ended.
+    Ended,
+    /// A path replaces the requested one.
+    Replaced {
+        /// The route.
+        route: &'a Route,
+        /// The requested path.
+        requested: Path,
+        /// Why it cannot be used.
+        why: &'a str,
+        /// The path of the largest transfer.
+        taken: Path,
+    },
+    /// A size is left out because there is too little memory.
+    LeftOut {
+        /// The size in bytes.
+        size: usize,
+        /// The error of the allocation.
+        error: &'a Error,
+    },
+}
+
+/// Called for each event of a measurement.
+pub type Watch<'a> = Box<dyn FnMut(Event<'_>) + 'a>;
+
+/// Makes measurements one after another.
+pub struct Session<'a> {
+    /// The calibrations of this machine.
+    pub cache: Cache,
+    /// The ceilings of links that were measured.
+    pub ceilings: LinkCeilings,
+    /// Watches measurements.
+    pub watch: Watch<'a>,
+}
+
+impl Default for Session<'_> {
+    fn default() -> Self {
+        Self { cache: Cache::load(), ceilings: LinkCeilings::default(), watch: Box::new(|_| ()) }
+    }
+}
+
+/// Measures a configuration: see [`Session::measure`].
 ///
 /// # Errors
-/// Errors of the mover; [`Error::Altered`] if bytes arrived wrong; [`Error::Device`] if `plan.stop` was set.
-pub fn latency(
-    mover: &mut dyn Mover,
-    buffers: &mut Buffers,
-    size: usize,
-    plan: &Plan,
-) -> Result<Measurement> {
-    let rotation = buffers.rotation(size, 1);
-    let clock = Clock::new();
-    let mut totals = Totals::new(buffers);
-    let mut times = Vec::new();
-    // Repeat 0 is not measured. It warms up the caches and the time estimates of adaptive waiting.
-    for repeat in 0..plan.repeats + 1 {
-        buffers.prepare(rotation, &plan.stop)?;
-        let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
-        let (began, cpu) = (clock.now_ns(), thread_cpu_ns());
-        let mut count = 0;
-        while count == 0 || (clock.now_ns() - began < budget && count < 100_000) {
-            check_stop(&plan.stop)?;
-            let (source, destination) = buffers.regions(rotation, count)?;
-            let start = clock.raw();
-            let ticket = mover.submit(&source, &destination)?;
-            mover.wait(ticket, plan.completion)?;
-            if repeat > 0 {
-                times.push(clock.between_ns(start, clock.raw()) as f64);
-            }
-            buffers.sample(rotation, count)?;
-            count += 1;
+/// As for [`Session::measure`].
+pub fn measure(config: &Config) -> Result<Measurement> {
+    Session::default().measure(config)
+}
+
+impl Session<'_> {
+    /// Measures a configuration, and explains each result. A failed measurement is a row with its error, and the
+    /// next one follows.
+    ///
+    /// # Errors
+    /// If the configuration contradicts itself, a device cannot be opened, or no measurement succeeded.
+    pub fn measure(&mut self, config: &Config) -> Result<Measurement> {
+        config.check()?;
+        let mut found = Measurement::default();
+        match &config.transfers {
+            Transfers::Between { from, to } => self.between(config, from, to, &mut found)?,
+            Transfers::Matrix(devices) => self.matrix(config, devices, &mut found)?,
+            Transfers::Published => publish(&config.plan, &mut found),
         }
-        let (wall, cpu) = (clock.now_ns() - began, thread_cpu_ns() - cpu);
-        if repeat > 0 {
-            totals.add((count * size) as f64, wall as f64, cpu as f64);
-        }
-        // End resident kernels, because filling and checking a GPU's memory would wait for them.
-        mover.quiesce()?;
-        totals.verification.transferred_bytes += (count * size) as u64;
-        totals.verification.verified_bytes += buffers.verify(rotation, count, &plan.stop)?;
+        finish(config, found)
     }
-    let mut histogram = LatencyHistogram::default();
-    times.iter().for_each(|time| histogram.record(*time as u64, 1));
-    Ok(Measurement {
-        latency_ns: Summary::of(&times),
-        latency_percentiles: histogram.percentiles(),
-        ..totals.measurement(1)?
+
+    fn between(
+        &mut self,
+        config: &Config,
+        from: &Endpoint,
+        to: &Endpoint,
+        found: &mut Measurement,
+    ) -> Result<()> {
+        let devices = open(&[from.clone(), to.clone(), Endpoint::Host], &config.permission)?;
+        let (from, to, host) = (&devices[0], &devices[1], &devices[2]);
+        describe(found, &devices[..2]);
+        found.notes.extend(unequal_links(from, to));
+        let mut measurer = Measurer { config, session: self, found, host };
+        for store_end in ways::store_ends(from, to) {
+            for choice in &config.choices {
+                if measurer.compare(from, to, *choice, store_end).is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn matrix(&mut self, config: &Config, endpoints: &[Endpoint], found: &mut Measurement) -> Result<()> {
+        let pairs = config.transfers.pairs();
+        if pairs.is_empty() {
+            let only = endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            let why = "a matrix needs two devices; name another one, such as host";
+            return Err(Error::invalid(DEVICES.with(only), why));
+        }
+        let mut devices = open(&[endpoints, &[Endpoint::Host]].concat(), &config.permission)?;
+        let host = devices.pop().expect("the host was opened last");
+        describe(found, &devices);
+        let device = |endpoint: &Endpoint| {
+            devices.iter().find(|device| device.endpoint() == endpoint).expect("an opened endpoint")
+        };
+        let mut measurer = Measurer { config, session: self, found, host: &host };
+        for (from, to) in pairs {
+            for choice in &config.choices {
+                if measurer.compare(device(from), device(to), *choice, None).is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens endpoints as [`crate::open`]. If a GPU is missing because this machine has none, the error suggests the
+/// twin.
+///
+/// # Errors
+/// As for [`crate::open`].
+pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<Device>>> {
+    crate::open(endpoints, permission).map_err(|error| {
+        let asks_for_gpu = endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Gpu(_)));
+        match asks_for_gpu && error.class() == Class::Environment && crate::gpu::none_found() {
+            true => crate::Error::NoGpu(error).into(),
+            false => error,
+        }
     })
 }
 
-/// The result of one call of [`stream_once`]: the number of measured transfers and their total duration.
-struct Streamed {
-    transfers: usize,
-    wall_ns: f64,
-}
-
-/// Submits transfers until `budget` has passed, but at least twice as many transfers as may be in flight.
-/// After 20 times `budget`, stops even without this minimum.
-fn stream_once(
-    mover: &mut dyn Mover,
-    buffers: &Buffers,
-    size: usize,
-    budget: Duration,
-    plan: &Plan,
-) -> Result<Streamed> {
-    let (in_flight, completion) = (plan.in_flight_for(size), plan.completion);
-    let rotation = buffers.rotation(size, in_flight);
-    let clock = Clock::new();
-    let budget = budget.as_nanos() as u64;
-    let mut tickets: VecDeque<Ticket> = VecDeque::with_capacity(in_flight);
-    let mut count = 0;
-    while count < 2 * in_flight || clock.now_ns() < budget {
-        if tickets.len() == in_flight
-            && let Some(oldest) = tickets.pop_front()
-        {
-            mover.wait(oldest, completion)?;
-            buffers.sample(rotation, count - in_flight)?;
-            if clock.now_ns() > 20 * budget {
-                // Submit no more transfers, because the rest would take too long. Only those in flight are
-                // still awaited.
-                break;
-            }
-        }
-        check_stop(&plan.stop)?;
-        let (source, destination) = buffers.regions(rotation, count)?;
-        tickets.push_back(mover.submit(&source, &destination)?);
-        count += 1;
-    }
-    if let Some(last) = tickets.back() {
-        mover.wait(*last, completion)?;
-    }
-    Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
-}
-
-/// Measures a stream of transfers, with up to [`Plan::in_flight`] of them in flight.
-///
-/// # Errors
-/// As for [`latency`].
-pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measurement> {
-    stream_with(mover, buffers, size, plan, &Barrier::new(1))
-}
-
-/// Measures a stream of transfers. All threads with the same `barrier` start and end each repeat together.
-fn stream_with(
-    mover: &mut dyn Mover,
-    buffers: &mut Buffers,
-    size: usize,
-    plan: &Plan,
-    barrier: &Barrier,
-) -> Result<Measurement> {
-    let _member = Member(barrier);
-    let in_flight = plan.in_flight_for(size);
-    let rotation = buffers.rotation(size, in_flight);
-    let mut totals = Totals::new(buffers);
-    let mut failed = None;
-    for repeat in 0..plan.repeats + 1 {
-        // After a failure, this thread still waits at the barrier, so that the other threads can finish their
-        // repeats.
-        if failed.is_none() {
-            failed = buffers.prepare(rotation, &plan.stop).err();
-        }
-        barrier.wait();
-        let streamed = match failed {
-            Some(_) => None,
-            None => {
-                let budget = if repeat == 0 { plan.warm_up } else { plan.time };
-                let cpu = thread_cpu_ns();
-                let streamed = stream_once(mover, buffers, size, budget, plan);
-                let cpu = thread_cpu_ns() - cpu;
-                // Quiesce even after a failure, because the other direction continues to use the same GPUs:
-                // it fills and checks their memory.
-                let quiesced = mover.quiesce();
-                Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
-            }
-        };
-        barrier.wait();
-        match streamed {
-            None => {}
-            Some((Err(error), _)) => failed = Some(error),
-            Some((Ok(Streamed { transfers, wall_ns }), cpu)) => {
-                let bytes = transfers * size;
-                if repeat > 0 {
-                    totals.add(bytes as f64, wall_ns, cpu as f64);
-                }
-                totals.verification.transferred_bytes += bytes as u64;
-                match buffers.verify(rotation, transfers, &plan.stop) {
-                    Ok(verified) => totals.verification.verified_bytes += verified,
-                    Err(error) => failed = Some(error),
-                }
-            }
-        }
-    }
-    match failed {
-        Some(error) => Err(error),
-        // Ask `mover` only after the transfers. If the mover is a path selector, its answer depends on the
-        // path of its newest transfer.
-        None => totals.measurement(if mover.is_synchronous() { 1 } else { in_flight }),
-    }
-}
-
-/// Measures several streams of transfers at the same time, each on its own thread. These are both directions,
-/// or all links of a path. The results are in the order of `runs`.
-///
-/// # Errors
-/// The same as [`latency`]. If several streams fail, the error of the first of them in the order of `runs`.
-pub fn together(
-    runs: Vec<(&mut dyn Mover, &mut Buffers)>,
-    size: usize,
-    plan: &Plan,
-) -> Result<Vec<Measurement>> {
-    let barrier = Barrier::new(runs.len());
-    let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let barrier = &barrier;
-        let threads: Vec<_> = runs
-            .into_iter()
-            .map(|(mover, buffers)| scope.spawn(move || stream_with(mover, buffers, size, plan, barrier)))
-            .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measurement>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect()
+/// Repeats the published experiment. Twins take the place of the accelerators. The experiment ends at the first
+/// failed transfer.
+fn publish(plan: &Plan, found: &mut Measurement) {
+    found.twin = true;
+    found.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();
+    found.notes.extend([Note::PublishedUnit, Note::PublishedRates]);
+    let ended = published::run(16 << 20, plan, |line| {
+        let mut row =
+            TransferResult::new(&line.from, &line.to, line.size, plan.completion).with(&line.measured);
+        let hops = vec![line.hops];
+        row.path =
+            Some(PathTaken { name: line.path, hops, reason: Because::Published, not_taken: Vec::new() });
+        row.published = Some(PublishedRates {
+            published_bytes_per_second: line.published_mib.map(|rate| rate * 1_048_576.0),
+            predicted_bytes_per_second: line.predicted,
+            // Take the model's rate from the best repeat, because other load on this machine can only make a
+            // repeat slower.
+            model_bytes_per_second: line
+                .measured
+                .latency_ns
+                .map(|latency| line.size as f64 / latency.min * 1e9),
+        });
+        found.results.push(row);
     });
-    outcomes.into_iter().collect()
+    if let Err(error) = ended
+        && !plan.stop.load(Ordering::Relaxed)
+    {
+        found.failed(error);
+    }
 }
 
-#[cfg(test)]
-mod tests;
+/// Adds notes on how the measurement ended, and why its results are incomplete.
+///
+/// # Errors
+/// The first failure, if no measurement succeeded. Also if the run was interrupted before any result.
+fn finish(config: &Config, mut found: Measurement) -> Result<Measurement> {
+    let succeeded = found.results.iter().filter(|row| row.error.is_none()).count();
+    let stopped = config.plan.stop.load(Ordering::Relaxed);
+    found.failure = match found.failure {
+        Some(Failure::Failed { first, .. }) if succeeded == 0 => return Err(first),
+        Some(Failure::Failed { count, first, .. }) => {
+            Some(Failure::Failed { count, measured: succeeded, first })
+        }
+        None if succeeded == 0 => {
+            check_stop(&config.plan.stop)?;
+            None
+        }
+        _ if stopped => Some(Failure::Interrupted { measured: succeeded }),
+        _ => None,
+    };
+    if stopped {
+        found.note(Note::Interrupted);
+    }
+    let unverified = |row: &TransferResult| row.error.is_none() && row.verification.verified_bytes == 0;
+    if found.results.iter().any(unverified) {
+        found.note(Note::Unverified);
+    }
+    Ok(found)
+}
+
+/// Adds the devices of a measurement to its results.
+fn describe(found: &mut Measurement, devices: &[Arc<Device>]) {
+    found.devices = devices.iter().map(|device| device.describe()).collect();
+    found.devices.dedup();
+    found.twin = devices.iter().any(|device| device.endpoint().is_twin());
+}
+
+/// Returns a note if the PCIe links of two devices have different rates.
+fn unequal_links(from: &Device, to: &Device) -> Option<Note> {
+    let (a, b) = (from.link()?, to.link()?);
+    let (slower, faster) = if a.1 < b.1 { ((from, a), (to, b)) } else { ((to, b), (from, a)) };
+    let named = |(device, (link, _)): (&Device, (String, f64))| (device.endpoint().clone(), link);
+    (slower.1.1 < faster.1.1)
+        .then(|| Note::UnequalLinks { slower: named(slower.clone()), faster: named(faster.clone()) })
+}

@@ -84,6 +84,11 @@ pub(crate) fn pci_address(gpu: &Gpu) -> String {
     match *gpu {}
 }
 
+/// Returns true, because this build finds no GPU.
+pub(crate) fn none_found() -> bool {
+    true
+}
+
 /// Returns false, because this build cannot use a GPU and therefore cannot abandon one.
 pub(crate) fn any_abandoned() -> bool {
     false

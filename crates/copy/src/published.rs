@@ -9,10 +9,10 @@
 use crate::cost::PathCosts;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
-use crate::measure::{Buffers, Measurement, Plan, latency};
 use crate::open_path::open_path;
 use crate::path::Path;
 use crate::path_options::PathOptions;
+use crate::timing::{Buffers, Plan, Timing, latency};
 use inlane_core::Result;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct PublishedLine {
     /// The predicted rate in bytes per second. It is computed from the rates of the single stages.
     pub predicted: Option<f64>,
     /// The measurement on this machine. Twins replace the devices of the publication.
-    pub measured: Measurement,
+    pub measured: Timing,
 }
 
 /// One row for each published result: source, destination, path and MiB/s. The publication does not name the

@@ -2,8 +2,8 @@
 
 use crate::endpoint::Endpoint;
 use crate::explanation::PathTaken;
-use crate::measure::Measurement;
 use crate::path::Path;
+use crate::timing::Timing;
 use inlane_core::result::{ByteVerification, Ceiling, Cell, Reason, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{CompletionMode, units};
@@ -121,7 +121,7 @@ impl TransferResult {
 
     /// Returns the row with the measured times, rates, CPU load and verification of a measurement.
     #[must_use]
-    pub fn with(mut self, measured: &Measurement) -> Self {
+    pub fn with(mut self, measured: &Timing) -> Self {
         self.in_flight = Some(measured.in_flight);
         self.latency_ns = measured.latency_ns;
         self.latency_percentiles = measured.latency_percentiles;

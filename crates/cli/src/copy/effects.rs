@@ -1,6 +1,6 @@
 //! Refuses flags of `inlane copy` that have no effect for the endpoints and paths of the run.
 
-use super::{Copy, Measured};
+use super::{Copy, Figures};
 use crate::settings::Origin;
 use inlane_copy::tuning::SmTuning;
 use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
@@ -60,7 +60,7 @@ impl Copy {
         if let Some((flag, _, _, needs)) = flags.into_iter().find(refused) {
             return Err(Error::invalid(flag, format!("it needs {needs}; leave it out")));
         }
-        if self.in_flight.is_some() && self.measure == Measured::Latency && on_command_line("--in-flight") {
+        if self.in_flight.is_some() && self.measure == Figures::Latency && on_command_line("--in-flight") {
             let why = "it needs --measure stream or all, because --measure latency has one transfer in flight; \
                        leave it out";
             return Err(Error::invalid("--in-flight", why));

@@ -19,7 +19,7 @@ impl Copy {
         options: &PathOptions,
     ) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
-        let devices = self.open(&[from.clone(), to.clone()])?;
+        let devices = inlane_copy::measure::open(&[from.clone(), to.clone()], &self.permission())?;
         let (from, to) = (&devices[0], &devices[1]);
         let mut document = Document::<ListedPath>::new("copy");
         document.devices = devices.iter().map(|device| device.describe()).collect();

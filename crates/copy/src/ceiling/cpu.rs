@@ -10,9 +10,9 @@
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
-use crate::measure::{Buffers, Plan};
 use crate::open_path::suitable_access;
 use crate::stop::check_stop;
+use crate::timing::{Buffers, Plan};
 use inlane_core::clock::Clock;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::result::Ceiling;

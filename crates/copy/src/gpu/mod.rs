@@ -78,6 +78,14 @@ pub(crate) fn pci_address(gpu: &Gpu) -> String {
     gpu.info().pci_address.to_string()
 }
 
+/// Returns true if this machine has no GPU, or no driver for one.
+pub(crate) fn none_found() -> bool {
+    // The code of CUDA_ERROR_NO_DEVICE: the driver works but finds no GPU.
+    const NO_DEVICE: u32 = 100;
+    use inlane_cuda::Error::{Call, NoDriver};
+    matches!(inlane_cuda::device_count(), Ok(0) | Err(NoDriver | Call { code: NO_DEVICE, .. }))
+}
+
 /// Returns true once a GPU stopped answering and was given up. Further CUDA calls may then block.
 pub(crate) fn any_abandoned() -> bool {
     inlane_cuda::any_abandoned()

@@ -1,41 +1,30 @@
-//! Measures pairs of devices, and adds rows to the result document. If a measurement fails, its row contains
-//! the error, and the run continues with the next measurement.
+//! Measures the directions between two devices, and adds a row for each size and completion mode. If a measurement
+//! fails, its row contains the error, and the next measurement follows.
 
-use super::{Copy, Direction, Measured};
-use inlane_copy::cost::{Cache, PathCosts};
-use inlane_copy::measure::{Buffers, Measurement, Plan, latency, stream, together};
-use inlane_copy::result::{StoreEnd, TransferResult};
-use inlane_copy::stop::check_stop;
-use inlane_copy::{Device, Endpoint, Path, PathChoice, PathOptions, PathSelector, ceiling};
+use super::{Config, Direction, Event, Figures, Measurement, Note, Route, Session, Step};
+use crate::ceiling;
+use crate::cost::PathCosts;
+use crate::device::Device;
+use crate::endpoint::Endpoint;
+use crate::path::Path;
+use crate::path_options::{PathChoice, PathOptions};
+use crate::path_selector::PathSelector;
+use crate::result::{StoreEnd, TransferResult};
+use crate::stop::check_stop;
+use crate::timing::{Buffers, Plan, Timing, latency, stream, together};
 use inlane_core::mover::Mover;
-use inlane_core::result::{Ceiling, Document};
-use inlane_core::{CompletionMode, Error, Result, units};
+use inlane_core::result::Ceiling;
+use inlane_core::{CompletionMode, Error, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The result document of `inlane copy`: one row for each measurement.
-pub type TransferReport = Document<TransferResult>;
-
-/// The failed measurements of a run. They decide the exit status.
-#[derive(Debug, Default)]
-pub struct Failures {
-    /// The number of failed measurements.
-    pub count: usize,
-    /// The first error.
-    pub first: Option<Error>,
-}
-
-/// Measures pairs of devices as the command's flags ask. Adds rows and notes to the report, and failed
-/// measurements to `failures`.
-pub struct Bench<'a> {
-    args: &'a Copy,
-    plan: &'a Plan,
-    report: &'a mut TransferReport,
-    failures: &'a mut Failures,
-    host: &'a Arc<Device>,
-    cache: Cache,
-    ceilings: ceiling::LinkCeilings,
+/// Measures pairs of devices as the configuration asks. Adds rows, notes and failures to `found`.
+pub(super) struct Measurer<'a, 'w> {
+    pub config: &'a Config,
+    pub session: &'a mut Session<'w>,
+    pub found: &'a mut Measurement,
+    pub host: &'a Arc<Device>,
 }
 
 /// The buffers of one measurement, and the transfer sizes for which the buffers are large enough.
@@ -58,14 +47,12 @@ struct Way<'a> {
     store_end: Option<StoreEnd>,
 }
 
-impl std::fmt::Display for Way<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let both = if self.options.both_ways { ", both directions at once" } else { "" };
-        write!(f, "{} to {}{both}", self.from.endpoint(), self.to.endpoint())
-    }
-}
-
 impl Way<'_> {
+    fn route(&self) -> Route {
+        let (from, to) = (self.from.endpoint().clone(), self.to.endpoint().clone());
+        Route { from, to, both_directions: self.options.both_ways }
+    }
+
     /// Creates a row for a size and a completion mode. It has no path and no measured values.
     fn row(&self, size: usize, completion: CompletionMode) -> TransferResult {
         let requested_path = match self.choice {
@@ -81,44 +68,44 @@ impl Way<'_> {
     }
 }
 
-impl<'a> Bench<'a> {
-    /// Creates a bench. Loads the calibration that earlier runs on this machine stored.
-    pub fn new(
-        args: &'a Copy,
-        plan: &'a Plan,
-        report: &'a mut TransferReport,
-        failures: &'a mut Failures,
-        host: &'a Arc<Device>,
-    ) -> Self {
-        let (cache, ceilings) = (Cache::load(), ceiling::LinkCeilings::default());
-        Self { args, plan, report, failures, host, cache, ceilings }
-    }
-
-    /// Returns the times that are measured for a transfer; each gets its own rows. A store from the host to a
-    /// BAR has the time of issue. If the BAR may be read, it also has the time of delivery. Other transfers
-    /// have one unnamed time: `None`.
-    pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
-        match (from.endpoint(), to.endpoint()) {
-            (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
-                vec![Some(StoreEnd::Issued), Some(StoreEnd::Delivered)]
-            }
-            (Endpoint::Host, Endpoint::Bar(_)) => vec![Some(StoreEnd::Issued)],
-            _ => vec![None],
+/// Returns the times that are measured for a transfer; each gets its own rows. A store from the host to a BAR has
+/// the time of issue. If the BAR may be read, it also has the time of delivery. Other transfers have one unnamed
+/// time: `None`.
+pub(super) fn store_ends(from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
+    match (from.endpoint(), to.endpoint()) {
+        (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
+            vec![Some(StoreEnd::Issued), Some(StoreEnd::Delivered)]
         }
+        (Endpoint::Host, Endpoint::Bar(_)) => vec![Some(StoreEnd::Issued)],
+        _ => vec![None],
+    }
+}
+
+impl Measurer<'_, '_> {
+    fn watch(&mut self, event: Event<'_>) {
+        (self.session.watch)(event);
     }
 
-    /// Measures transfers between two devices, in the directions that `--direction` selects. Returns `Break`
-    /// if the run was interrupted or a GPU was given up.
+    /// Returns the completion mode of rows that fail before a path is open.
+    fn completion(&self) -> CompletionMode {
+        self.config.completion.first().copied().unwrap_or_default()
+    }
+
+    /// Measures transfers between two devices, in the configured directions. Returns `Break` if
+    /// the run was interrupted or a GPU was given up.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
         to: &Arc<Device>,
         choice: PathChoice,
-        options: &PathOptions,
         store_end: Option<StoreEnd>,
     ) -> ControlFlow<()> {
-        let options = &PathOptions { delivered: store_end == Some(StoreEnd::Delivered), ..options.clone() };
-        let direction = self.args.direction;
+        let options = &PathOptions {
+            delivered: store_end == Some(StoreEnd::Delivered),
+            stop: self.config.plan.stop.clone(),
+            ..self.config.options.clone()
+        };
+        let direction = self.config.direction;
         let forward = Way { from, to, choice, options, store_end };
         if matches!(direction, Direction::Forward | Direction::All) {
             self.measure(&[forward])?;
@@ -137,20 +124,18 @@ impl<'a> Bench<'a> {
     /// Adds a row with an error. If the run was interrupted, adds no row and returns `Break`. Also returns
     /// `Break` if a GPU was given up, because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
-        progress("");
-        if self.plan.stop.load(Ordering::Relaxed) {
+        self.watch(Event::Ended);
+        if self.config.plan.stop.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
         if let Error::Altered { wrong, .. } = &error {
             row.verification.altered_bytes += wrong;
         }
         row.error = Some(error.to_string());
-        self.report.results.push(row);
-        self.failures.count += 1;
-        self.failures.first.get_or_insert(error);
-        if crate::devices::any_abandoned() {
-            let note = "a GPU does not answer and was given up; the remaining measurements are left out";
-            self.report.notes.push(note.into());
+        self.found.results.push(row);
+        self.found.failed(error);
+        if crate::gpu::any_abandoned() {
+            self.found.note(Note::GivenUp);
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
@@ -158,7 +143,7 @@ impl<'a> Bench<'a> {
 
     /// Returns the costs of the paths. Takes the first of these:
     ///
-    /// 1. stored costs, if there are any and `--calibrate` is not set
+    /// 1. stored costs, if there are any and [`Config::calibrate`] is not set
     /// 2. newly calibrated costs, if the path is chosen by cost
     /// 3. `None` in all other cases
     ///
@@ -166,7 +151,8 @@ impl<'a> Bench<'a> {
     /// occupy.
     fn costs(&mut self, way: Way) -> Result<Option<PathCosts>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
-        let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
+        let kept =
+            self.session.cache.get(way.from, way.to, way.options).filter(|_| !self.config.calibrate).cloned();
         let chosen_by_cost = match way.choice {
             PathChoice::Auto => true,
             PathChoice::Prefer(path) => !Path::candidates(a, b).contains(&path),
@@ -175,92 +161,82 @@ impl<'a> Bench<'a> {
         if kept.is_some() || !chosen_by_cost {
             return Ok(kept);
         }
-        progress(&format!("{way}, calibration"));
+        self.watch(Event::Begins(&way.route(), Step::Calibration));
         let costs = PathCosts::calibrate(way.from, way.to, way.options)?;
-        self.cache.put(way.from, way.to, way.options, costs.clone());
+        self.session.cache.put(way.from, way.to, way.options, costs.clone());
         Ok(Some(costs))
     }
 
-    /// Opens the paths of one direction. Prints a warning if the requested path is not available and another
-    /// path replaces it. Allocate all buffers before this call. Opening a path may start a resident kernel,
+    /// Opens the paths of one direction. Reports if another path replaces the requested one. Allocate all buffers before this call. Opening a path may start a resident kernel,
     /// and a later allocation would wait until that kernel ends.
     fn selector(&mut self, way: Way, costs: Option<PathCosts>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some((requested, why)) = selector.fallback() {
-            let path = selector.path_for(way.options.largest as u64);
-            crate::print_to_stderr(format_args!(
-                "inlane: warning: {way}: {requested} was requested but cannot be used: {why}; inlane takes {path} instead"
-            ));
+            let taken = selector.path_for(way.options.largest as u64);
+            self.watch(Event::Replaced { route: &way.route(), requested, why, taken });
         }
-        self.report.twin |= selector.is_twin();
+        self.found.twin |= selector.is_twin();
         Ok(selector)
     }
 
     /// Allocates buffers for each direction. If the memory is too small, leaves out the largest size and
     /// tries again, until the buffers fit.
-    fn memory(&self, ways: &[Way]) -> Result<Memory> {
-        let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
+    fn memory(&mut self, ways: &[Way]) -> Result<Memory> {
+        let (mut sizes, mut refused) = (self.config.sizes.clone(), Vec::new());
         loop {
             // Check before each attempt whether the run was interrupted, because an attempt zeroes hundreds
             // of megabytes and takes long.
-            check_stop(&self.plan.stop)?;
+            check_stop(&self.config.plan.stop)?;
             let largest = sizes.iter().copied().max().unwrap_or(1);
-            let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);
+            let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.config.rotate);
             match ways.iter().map(buffers).collect::<Result<_>>() {
                 Err(error @ Error::Memory { .. }) if sizes.iter().any(|size| *size < largest) => {
                     sizes.retain(|size| *size < largest);
-                    crate::print_to_stderr(format_args!("inlane: {}: {error}", units::bytes(largest as u64)));
-                    refused.push((ways[0].row(largest, self.args.completion[0]), error));
+                    self.watch(Event::LeftOut { size: largest, error: &error });
+                    refused.push((ways[0].row(largest, self.completion()), error));
                 }
                 outcome => return Ok(Memory { buffers: outcome?, sizes, refused }),
             }
         }
     }
 
-    /// Measures the ceiling of each direction. Returns `None` with `--no-ceiling`, or if no ceiling applies.
+    /// Measures the ceiling of each direction. Returns `None` if none is wanted or applies.
     fn ceilings(&mut self, way: Way) -> Result<Option<[Ceiling; 2]>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let crosses_none =
             matches!(way.choice, PathChoice::Require(path) if ceiling::none_for(path, a, b).is_some());
-        if self.args.no_ceiling || crosses_none {
+        if !self.config.ceilings || crosses_none {
             return Ok(None);
         }
-        progress(&format!("{way}, ceiling"));
-        self.ceilings.measure(way.from, way.to, self.host, way.options.both_ways, self.plan)
+        self.watch(Event::Begins(&way.route(), Step::Ceiling));
+        self.session.ceilings.measure(way.from, way.to, self.host, way.options.both_ways, &self.config.plan)
     }
 
     /// Returns `measured` as the ceiling of one path. If the path has none, adds a note and returns `None`.
     fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {
-            if !self.args.no_ceiling {
-                self.note(format!("no ceiling for {path} from {a} to {b}: {why}"));
+            if self.config.ceilings {
+                self.found.note(Note::NoCeiling { path, from: a.clone(), to: b.clone(), why });
             }
             return None;
         }
         measured
     }
 
-    /// Measures the ceiling of transfers between host memory and BARs. Returns `None` for other devices and with
-    /// `--no-ceiling`.
+    /// Measures the ceiling of transfers between host memory and BARs. Returns `None` for other devices, or if no
+    /// ceiling is wanted.
     fn cpu_ceiling(&self, way: Way, buffers: &Buffers, size: usize) -> Result<Option<Ceiling>> {
-        if self.args.no_ceiling || !ceiling::is_by_cpu(way.from.endpoint(), way.to.endpoint()) {
+        if !self.config.ceilings || !ceiling::is_by_cpu(way.from.endpoint(), way.to.endpoint()) {
             return Ok(None);
         }
-        ceiling::of_cpu(buffers, size, way.options.access, self.plan).map(Some)
-    }
-
-    /// Adds a note to the report, unless the report already contains it.
-    fn note(&mut self, note: String) {
-        if !self.report.notes.contains(&note) {
-            self.report.notes.push(note);
-        }
+        ceiling::of_cpu(buffers, size, way.options.access, &self.config.plan).map(Some)
     }
 
     /// Measures one direction, or two at once, with each size and each completion mode.
     fn measure(&mut self, ways: &[Way]) -> ControlFlow<()> {
         let way = ways[0];
-        let first = way.row(way.options.largest, self.args.completion[0]);
+        let first = way.row(way.options.largest, self.completion());
         let opened = (|| {
             let ceilings = self.ceilings(way)?;
             let costs = self.costs(way)?;
@@ -276,14 +252,13 @@ impl<'a> Bench<'a> {
         }
         for size in sizes {
             let mut measured_modes = Vec::new();
-            for &asked in &self.args.completion {
+            for &asked in &self.config.completion {
                 let mut rows = Vec::new();
                 for (way, selector) in ways.iter().zip(&mut selectors) {
                     let path = selector.path_for(size as u64);
                     let mode = selector.set_completion_mode_for(size as u64, asked);
                     if mode != asked {
-                        let why = "the CPU copies, and is busy until the end";
-                        self.note(format!("{path} is measured by {mode} instead of {asked}: {why}"));
+                        self.found.note(Note::NotInMode { path, mode, requested: asked });
                     }
                     rows.push(TransferResult {
                         path: Some(selector.explain(size as u64)),
@@ -295,7 +270,7 @@ impl<'a> Bench<'a> {
                     continue;
                 }
                 measured_modes.push(modes);
-                progress(&format!("{way}, {}, {asked}", units::bytes(size as u64)));
+                self.watch(Event::Begins(&way.route(), Step::Transfers { size, completion: asked }));
                 match self.figures(&mut selectors, &mut buffers, size, asked) {
                     Ok(figures) => {
                         for (index, (row, measured)) in rows.into_iter().zip(&figures).enumerate() {
@@ -311,7 +286,7 @@ impl<'a> Bench<'a> {
                             if !way.options.both_ways {
                                 row.predicted_ns = selectors[index].predicted_ns(size as u64);
                             }
-                            self.report.results.push(row);
+                            self.found.results.push(row);
                         }
                     }
                     Err(error) => {
@@ -326,7 +301,7 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        progress("");
+        self.watch(Event::Ended);
         ControlFlow::Continue(())
     }
 
@@ -338,19 +313,19 @@ impl<'a> Bench<'a> {
         buffers: &mut [Buffers],
         size: usize,
         completion: CompletionMode,
-    ) -> Result<Vec<Measurement>> {
-        let plan = Plan { completion, ..self.plan.clone() };
+    ) -> Result<Vec<Timing>> {
+        let plan = Plan { completion, ..self.config.plan.clone() };
         let ([selector], [buffers]) = (&mut *selectors, &mut *buffers) else {
             let movers = selectors.iter_mut().map(|selector| selector as &mut dyn Mover);
             return together(movers.zip(buffers).collect(), size, &plan);
         };
-        let what = self.args.measure;
+        let what = self.config.figures;
         let single =
-            if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // With `--measure latency`, do not measure the rate of successive transfers. With `--measure all`, do
-        // not measure it if only one transfer can be in flight. It would be the latency measurement again.
-        let one_in_flight = what == Measured::Latency
-            || self.args.in_flight == Some(1)
+            if what == Figures::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
+        // For the latency only, do not measure the rate of successive transfers. For all figures, do not
+        // measure it if only one transfer can be in flight. It would be the latency measurement again.
+        let one_in_flight = what == Figures::Latency
+            || self.config.plan.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);
         Ok(vec![match single {
             Some(single) if one_in_flight => single,
@@ -376,14 +351,5 @@ impl<'a> Bench<'a> {
             selectors.push(PathSelector::open(back.from, back.to, back.choice, back.options, costs)?);
         }
         Ok(selectors)
-    }
-}
-
-/// Overwrites the progress line on standard error. Prints nothing if standard error is not a terminal.
-fn progress(text: &str) {
-    use std::io::{IsTerminal, Write};
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r\x1b[K{text}");
     }
 }
