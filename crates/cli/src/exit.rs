@@ -5,7 +5,7 @@ use crate::settings::{Origin, Settings};
 use clap::CommandFactory;
 use clap::error::{ContextKind, ErrorKind};
 use inlane_core::error::{Class, NotStarted};
-use inlane_core::port::spec::without_secret;
+use inlane_core::secret::without_secret;
 use std::borrow::Cow;
 use std::error::Error;
 use std::ffi::OsString;

@@ -1,6 +1,7 @@
 //! The errors of `core`, and the classes of errors. The class of an error decides the exit status.
 
-use crate::port::spec::without_secret;
+use crate::secret::without_secret;
+use crate::units::ParseError;
 
 /// A class of errors. The command line maps each class to an exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,17 +19,8 @@ pub enum Class {
 #[non_exhaustive]
 pub enum Error {
     /// A quantity that cannot be parsed or is out of range.
-    #[error("'{text}' is not {what}: {why}; give for example {example}")]
-    Quantity {
-        /// The text.
-        text: String,
-        /// The expected quantity: "a size", "a rate".
-        what: &'static str,
-        /// Why the text was refused.
-        why: String,
-        /// A valid value.
-        example: &'static str,
-    },
+    #[error(transparent)]
+    Quantity(#[from] ParseError),
     /// A setting or object that cannot be used.
     #[error("{what}: {why}")]
     Invalid {
@@ -122,7 +114,7 @@ impl Error {
     /// Returns the class of this error.
     pub fn class(&self) -> Class {
         match self {
-            Error::Quantity { .. } | Error::Invalid { .. } => Class::Usage,
+            Error::Quantity(_) | Error::Invalid { .. } => Class::Usage,
             Error::Port { class, .. } | Error::Device { class, .. } | Error::Other { class, .. } => *class,
             Error::Memory { .. } => Class::Environment,
             Error::Altered { .. } | Error::Os { .. } => Class::Failed,

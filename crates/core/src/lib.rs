@@ -11,7 +11,7 @@
 //! | [`code_cache`] | compiled code on disk |
 //! | [`result`], [`stats`] | the fields that all result documents share; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
-//! | [`setting`] | the names of settings in messages |
+//! | [`setting`], [`secret`] | the names of settings in messages; secrets that messages leave out |
 //! | [`cgroup`] | limits of control groups |
 //! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
@@ -33,6 +33,7 @@ pub mod privileges;
 pub mod region;
 pub mod result;
 pub mod ring;
+pub mod secret;
 pub mod setting;
 pub mod stats;
 pub mod units;

@@ -9,7 +9,7 @@ mod explanation;
 mod row;
 mod verification;
 
-use crate::port::spec::without_secret;
+use crate::secret::without_secret;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};

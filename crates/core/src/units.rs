@@ -8,8 +8,24 @@
 //! | packet rate | `10Mpps` | `10.00 Mpps` | packets per second |
 //! | time | `5s`, `50us`, `200ns`, `2m` | `50.0 us` | nanoseconds |
 
-use crate::error::{Error, Result};
 use std::time::Duration;
+
+/// A text that is not a quantity, or a quantity out of range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not {what}: {why}; give for example {example}")]
+pub struct ParseError {
+    /// The text.
+    pub text: String,
+    /// The expected quantity: "a size", "a rate".
+    pub what: &'static str,
+    /// Why the text was refused.
+    pub why: String,
+    /// A valid value.
+    pub example: &'static str,
+}
+
+/// The result of parsing a quantity.
+pub type Result<T, E = ParseError> = std::result::Result<T, E>;
 
 fn split(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
@@ -22,7 +38,7 @@ fn scaled(
     example: &'static str,
     scale: impl Fn(&str) -> Option<f64>,
 ) -> Result<f64> {
-    let bad = |why: &str| Error::Quantity { text: text.into(), what, why: why.into(), example };
+    let bad = |why: &str| ParseError { text: text.into(), what, why: why.into(), example };
     let (number, unit) = split(text.trim());
     let number: f64 = number.replace('_', "").parse().map_err(|_| match text.trim().starts_with('-') {
         true => bad("it is negative"),
@@ -39,7 +55,7 @@ fn scaled(
 /// Parses a size in bytes. Suffixes are binary: `4K` is 4096. `B`, `KiB` and the like are accepted, too.
 ///
 /// # Errors
-/// [`Error::Quantity`] for other text, for a fraction of a byte, and from 9e18 bytes on.
+/// [`ParseError`] for other text, for a fraction of a byte, and from 9e18 bytes on.
 pub fn parse_size(text: &str) -> Result<u64> {
     let value = scaled(text, "a size", "64, 4K, 16M or 1G", |unit| {
         Some(match unit.trim_end_matches("iB").trim_end_matches('B') {
@@ -52,7 +68,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
         })
     })?;
     if value.fract() != 0.0 {
-        return Err(Error::Quantity {
+        return Err(ParseError {
             text: text.into(),
             what: "a size",
             why: "it is not a whole number of bytes".into(),
@@ -93,7 +109,7 @@ impl Rate {
 /// Ethernet's line rate, `1.5Mpps` is packets per second.
 ///
 /// # Errors
-/// [`Error::Quantity`] for other text, and for 0.
+/// [`ParseError`] for other text, and for 0.
 pub fn parse_rate(text: &str) -> Result<Rate> {
     let decimal = |unit: &str| {
         Some(match unit {
@@ -114,7 +130,7 @@ pub fn parse_rate(text: &str) -> Result<Rate> {
         decimal(unit)
     })?;
     if value <= 0.0 {
-        return Err(Error::Quantity {
+        return Err(ParseError {
             text: text.into(),
             what: "a rate",
             why: "it must be above zero".into(),
@@ -131,7 +147,7 @@ pub fn parse_rate(text: &str) -> Result<Rate> {
 /// Parses a time with its unit: `ns`, `us`, `ms`, `s`, `m` or `h`. Only `0` needs no unit.
 ///
 /// # Errors
-/// [`Error::Quantity`] for other text.
+/// [`ParseError`] for other text.
 pub fn parse_time(text: &str) -> Result<Duration> {
     if text.trim() == "0" {
         return Ok(Duration::ZERO);

@@ -35,7 +35,6 @@ pub mod spec;
 mod sys;
 mod thread;
 mod xdp;
-mod xdp_queues;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -4,6 +4,7 @@
 
 mod configure;
 mod wait;
+mod xdp_queues;
 
 use crate::device::{self, Device};
 use crate::dma;
@@ -12,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::field;
 use crate::refused_frames::RefusedFrames;
 use crate::spec::{EthSpec, PortKind};
-use crate::xdp_queues::XdpQueues;
 use crate::{MbufPool, eal, kernel_counters, log, pool, sys, xdp};
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
@@ -22,6 +22,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use xdp_queues::XdpQueues;
 
 /// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);

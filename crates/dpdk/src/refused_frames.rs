@@ -69,8 +69,9 @@ impl RefusedFrames {
         if count > 0 {
             tracing::warn!(
                 "port {port}: dropped {count} frames longer than {longest} bytes or with an 802.1ad tag. Longer frames: give frame=BYTES \
-                 and --room, or switch segmentation offload off at both ends (ethtool -K INTERFACE tso off gso off gro off). 802.1ad tags: \
-                 use an af_xdp port"
+                 and {}, or switch segmentation offload off at both ends (ethtool -K INTERFACE tso off gso off gro off). 802.1ad tags: \
+                 use an af_xdp port",
+                crate::field::ROOM
             );
         }
     }

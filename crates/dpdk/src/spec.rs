@@ -14,7 +14,8 @@
 //! `mtu=BYTES`.
 
 use crate::error::{Error, Result};
-use inlane_core::port::spec::{SpecText, without_secret};
+use inlane_core::port::spec::SpecText;
+use inlane_core::secret::without_secret;
 
 /// The parsed specification of a port.
 #[derive(Clone, Debug, PartialEq)]

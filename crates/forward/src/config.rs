@@ -16,7 +16,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use executor::{CpuMethod, Device, Executor, Method};
+pub use crate::method::Method;
+pub use executor::{CpuMethod, Device, Executor};
 
 /// The largest data room in bytes. It is the smallest power of two that can hold an Ethernet frame with two
 /// VLAN tags and 64 KiB of IP.

@@ -8,12 +8,10 @@
 //! | [`Ceilings`] | the most that the path's resources allow |
 //! | [`limit`] | what limited a run |
 //! | [`MeasureOptions::loads`] | the highest rate without loss, and the latency at shares of it |
-//! | `CompetingJob` | how much the packets and another job on the same cores or GPU slow each other |
 
 mod auto;
 mod baseline;
 mod ceiling;
-mod competing;
 mod limit;
 mod load;
 mod measure;
@@ -21,7 +19,6 @@ mod measure;
 pub use auto::{Goal, choose};
 pub use baseline::baseline;
 pub use ceiling::Ceilings;
-pub(crate) use competing::CompetingJob;
 pub use limit::limit;
 pub use load::OFFERED;
 pub use measure::{MeasureOptions, Measurement, Session, Watch, measure, sends_to_stdout};

@@ -8,12 +8,14 @@
 //!
 //! [`config::Config`] describes a run, and [`measure`] executes and explains it. [`run::run`] only executes it.
 
+mod competing;
 pub mod config;
 pub mod control;
 mod error;
 pub mod experiment;
 pub mod field;
 pub mod gpu;
+pub mod method;
 pub mod pipeline;
 pub mod result;
 pub mod run;

@@ -17,10 +17,10 @@ mod tests;
 mod wiring;
 mod wrappers;
 
+use crate::competing::CompetingJob;
 use crate::config::{Config, CpuMethod, Executor};
 use crate::control::{Control, Progress, ProgressSnapshot};
 use crate::error::{Error, Result};
-use crate::experiment::CompetingJob;
 use crate::field;
 use crate::gpu::{self, Gpu, LinkMeter, LinkSamples};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
@@ -165,7 +165,7 @@ impl<'a> ConnectedRun<'a> {
         let config = run.config;
         let cores = config.cores_for(config.executor.threads() * pipelines.len());
         let drops = config.drops_needed_privileges()
-            || config.drop_privileges && gpu::runs_user_code(&config.executor, &run.function);
+            || config.drop_privileges && gpu::runs_user_code(run.gpu.is_some(), &run.function);
         if drops {
             run.start_ports()?;
             open::drop_privileges()?;

@@ -265,6 +265,14 @@ impl PortSpec {
         })
     }
 
+    /// Returns the specification of a generator of frames with `size` bytes.
+    ///
+    /// # Errors
+    /// If a generator cannot make frames of this size.
+    pub fn generator(size: u64) -> crate::Result<Self> {
+        Self::parse(&format!("{}:{size}", Kind::Generator.properties().name))
+    }
+
     #[cfg(feature = "dpdk")]
     fn parse_dpdk(text: &str) -> crate::Result<Self> {
         Ok(Self::Dpdk(EthSpec::parse(text)?))

@@ -2,22 +2,8 @@
 //! Each kind of port reads its options and then calls [`SpecText::finish`], which refuses unread options.
 
 use crate::error::{Error, Result};
-use std::borrow::Cow;
+use crate::secret::SECRET;
 use std::ops::RangeInclusive;
-
-/// The option whose value only the two processes of a connection may see.
-const SECRET: &str = "secret";
-
-/// Returns a port specification with `***` in place of its secret. Use it wherever a specification is shown or
-/// stored: in messages, results and the state of an engine.
-pub fn without_secret(text: &str) -> Cow<'_, str> {
-    let is_secret = |part: &&str| part.strip_prefix(SECRET).is_some_and(|rest| rest.starts_with('='));
-    if !text.split(',').any(|part| is_secret(&part)) {
-        return text.into();
-    }
-    let shown = |part| if is_secret(&part) { format!("{SECRET}=***") } else { part.to_string() };
-    text.split(',').map(shown).collect::<Vec<_>>().join(",").into()
-}
 
 /// A port specification split into kind, argument and options.
 #[derive(Clone, Debug)]
@@ -239,9 +225,6 @@ mod tests {
 
     #[test]
     fn no_message_shows_a_secret() {
-        assert_eq!(without_secret("gen:64,flows=8"), "gen:64,flows=8");
-        assert_eq!(without_secret("memif:/a,secret=b:c;d,id=1"), "memif:/a,secret=***,id=1");
-        assert_eq!(without_secret("memif:/a,secrets=b,secret"), "memif:/a,secrets=b,secret");
         let mut spec = SpecText::parse("memif:/a,secret=hidden").unwrap();
         let refused = spec.option("secret", |_| Err::<(), _>("it is too long".into())).unwrap_err();
         assert_eq!(refused.to_string(), "port memif:/a,secret=***: secret=***: it is too long");

@@ -194,7 +194,7 @@ fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<
     let usable = |rx: &&PortSpec| rx.can_reopen() && rx.properties().pool == PoolKind::Any;
     let source = match config.route.source().filter(usable) {
         Some(rx) => rx.clone(),
-        None => PortSpec::parse(&format!("gen:{}", mean_size(result).clamp(64, 9216)))?,
+        None => PortSpec::generator(mean_size(result).clamp(64, 9216))?,
     };
     let mut alone = config.clone();
     alone.route = Route::OneWay { rx: source.clone(), tx: vec![discard()] };

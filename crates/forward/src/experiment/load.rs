@@ -10,6 +10,7 @@ use crate::field;
 use crate::result::{PacketResult, Quantity};
 use crate::run::{RunOutcome, run};
 use inlane_core::units::{self, Rate};
+use inlane_ports::spec::Kind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,7 +106,9 @@ pub(super) fn against_load(
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
 ) -> Result<Measurement> {
     if !config.route.source().is_some_and(|rx| rx.properties().paces_itself) {
-        let why = format!("needs a source that can be paced: {} or null:SIZE", field::RX.with("gen:SIZE"));
+        let [generator, null] = [Kind::Generator, Kind::Null].map(|kind| kind.properties().name);
+        let source = field::RX.with(format_args!("{generator}:SIZE"));
+        let why = format!("needs a source that can be paced: {source} or {null}:SIZE");
         return Err(Error::config(field::ZERO_LOSS, why));
     }
     config.check_repeatable()?;

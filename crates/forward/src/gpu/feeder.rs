@@ -5,9 +5,9 @@ use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
 use super::loaded_function::TICK_THREADS;
 use super::posters::{GraphPoster, StreamPoster, unused_word};
-use crate::config::Method;
 use crate::control::{Control, Idle};
 use crate::error::Result;
+use crate::method::Method;
 use inlane_cuda::{Stream, argument};
 use std::time::{Duration, Instant};
 

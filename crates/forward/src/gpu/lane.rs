@@ -3,8 +3,8 @@
 use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
 use super::settings::{Memory, Settings};
-use crate::config::Method;
 use crate::error::{Error, Result};
+use crate::method::Method;
 use crate::pipeline::PipelineSettings;
 use crate::result::LaunchShape;
 use inlane_core::ring::{Dispatcher, Ring, layout};

@@ -86,13 +86,9 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
 ///
 /// If only the installed compiler runs, root keeps its privileges. They are required for root's cache of
 /// kernels.
-pub(crate) fn runs_user_code(
-    executor: &crate::config::Executor,
-    function: &inlane_function::PacketFunction,
-) -> bool {
+pub(crate) fn runs_user_code(on_gpu: bool, function: &inlane_function::PacketFunction) -> bool {
     // SAFETY: geteuid only reads a number and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
-    let gpu = executor.device() != crate::config::Device::Cpu;
     let chosen = std::env::var_os("INLANE_NVRTC").is_some();
-    function.is_user_code() || gpu && (!root || chosen)
+    function.is_user_code() || on_gpu && (!root || chosen)
 }

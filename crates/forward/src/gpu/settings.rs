@@ -1,9 +1,9 @@
 //! The settings of a GPU executor. Also the numbers of blocks, threads, streams and slots that result from
 //! these settings.
 
-use crate::config::Method;
 use crate::error::{Error, Result};
 use crate::field;
+use crate::method::Method;
 use crate::pipeline::circulate::InFlightLimits;
 use inlane_function::CallKind;
 use std::fmt;

@@ -3,8 +3,8 @@
 use super::posters::{NextPost, PostingCursor, RingView};
 use super::settings::MOST_THREADS;
 use super::*;
-use crate::config::Method;
 use crate::error::Error;
+use crate::method::Method;
 use inlane_function::{CallKind, PacketFunction};
 
 /// Returns true if the run-time compiler is installed. If not, prints that the test is skipped.

@@ -1,6 +1,6 @@
 //! Why a run used its method, and the shape of its kernels.
 
-use crate::config::Method;
+use crate::method::Method;
 use inlane_core::units;
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -5,7 +5,7 @@ mod limit;
 mod parameters;
 mod text;
 
-use crate::config::Method;
+use crate::method::Method;
 use inlane_core::port::Counters;
 use inlane_core::result::{Baseline, Ceiling, PathExplanation, Verification};
 use inlane_core::stats::{Percentiles, Summary};

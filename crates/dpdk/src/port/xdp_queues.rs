@@ -2,8 +2,8 @@
 //! driver counts only pairs of queues, so it finds one queue there. This module opens one device for each
 //! queue and combines the devices into one port.
 
+use super::EthPort;
 use crate::error::{Error, Result};
-use crate::port::EthPort;
 use crate::spec::EthSpec;
 use inlane_core::packet::Pool;
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// An AF_XDP port of several queues. Each queue is a separate device.
-pub(crate) struct XdpQueues {
+pub(super) struct XdpQueues {
     spec: EthSpec,
     info: PortInfo,
     /// One device for each queue. The first device is opened with the port. The others are opened once the
@@ -21,7 +21,7 @@ pub(crate) struct XdpQueues {
 
 impl XdpQueues {
     /// Creates a port that can have up to `queues` queues. `first` is the device for queue 0.
-    pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
+    pub(super) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }
     }
