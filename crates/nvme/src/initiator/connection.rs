@@ -52,6 +52,10 @@ pub struct Connection {
     outbox: Outbox,
     inbox: ReceivedBytes,
     done: VecDeque<Done>,
+    /// The number of held commands in flight.
+    held: usize,
+    /// The number of calls of [`Connection::tick`].
+    ticks: u32,
 }
 
 impl Connection {
@@ -83,6 +87,8 @@ impl Connection {
             outbox,
             inbox: ReceivedBytes::default(),
             done: VecDeque::new(),
+            held: 0,
+            ticks: 0,
         }
     }
 
@@ -94,6 +100,18 @@ impl Connection {
     /// Returns the number of commands in flight.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Returns the number of commands in flight that the controller must answer soon.
+    pub fn awaited(&self) -> usize {
+        self.in_flight() - self.held
+    }
+
+    /// Counts a unit of time. Returns how many units the oldest command has been in flight. Held commands do not count.
+    pub fn tick(&mut self) -> u32 {
+        self.ticks = self.ticks.wrapping_add(1);
+        let awaited = self.slots.iter().filter(|slot| slot.in_flight && !slot.held);
+        awaited.map(|slot| self.ticks.wrapping_sub(slot.submitted_tick)).max().unwrap_or(0)
     }
 
     /// Returns the number of commands that can be submitted now.
@@ -115,6 +133,20 @@ impl Connection {
     /// If the buffer has 4 GiB or more.
     #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
     pub fn submit(&mut self, request: Request) -> Result<(), Request> {
+        self.submit_as(request, false)
+    }
+
+    /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event Request.
+    ///
+    /// # Errors
+    /// As for [`Connection::submit`].
+    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
+    pub fn submit_held(&mut self, request: Request) -> Result<(), Request> {
+        self.submit_as(request, true)
+    }
+
+    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
+    fn submit_as(&mut self, request: Request, held: bool) -> Result<(), Request> {
         if !self.is_ready() {
             return Err(request);
         }
@@ -136,6 +168,8 @@ impl Connection {
         *slot = Slot {
             generation: slot.generation,
             in_flight: true,
+            held,
+            submitted_tick: self.ticks,
             token,
             command: Some(command),
             transferred: sent,
@@ -145,6 +179,7 @@ impl Connection {
             completion: None,
             buffer,
         };
+        self.held += usize::from(held);
         Ok(())
     }
 
@@ -245,6 +280,7 @@ impl Connection {
         let slot = &mut self.slots[usize::from(index)];
         slot.in_flight = false;
         slot.queued = 0;
+        self.held -= usize::from(slot.held);
         self.done.push_back(Done {
             token: slot.token,
             command: slot.command.take().expect("a command in flight"),

@@ -50,6 +50,8 @@ pub struct Controller {
     cap: Cap,
     last_keep_alive: Instant,
     keep_alive_in_flight: bool,
+    /// True if the controller reports events, so this host waits for them.
+    watches_events: bool,
     event_armed: bool,
     events: Vec<u32>,
 }
@@ -99,6 +101,7 @@ impl Controller {
             cap: Cap(0),
             last_keep_alive: Instant::now(),
             keep_alive_in_flight: false,
+            watches_events: false,
             event_armed: false,
             events: Vec::new(),
         };
@@ -233,6 +236,7 @@ impl Controller {
                 }
             }
         }
+        self.arm_event();
         self.admin.progress(false)?;
         self.take_background();
         Ok(())

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// A blocking receive returns to its caller after at most this time.
 const TICK: Duration = Duration::from_millis(100);
+/// The number of units of time that a timeout consists of.
+const TIMEOUT_TICKS: u32 = 8;
 /// The most memory slices that one call of sendmsg sends.
 const SLICES: usize = 64;
 
@@ -23,7 +25,8 @@ pub struct QueueOptions {
     pub digests: Digests,
     /// The entries of the queue, 2 to 4096. One fewer command can be in flight.
     pub entries: u32,
-    /// The time within which the target must accept the connection, and answer a command.
+    /// The time within which the target must accept the connection, and the time within which it must answer each
+    /// command.
     pub timeout: Duration,
     /// How long [`Queue::progress`] polls the socket before it sleeps. Zero: it sleeps at once.
     pub spin: Duration,
@@ -48,13 +51,8 @@ pub struct Queue {
     peer: String,
     timeout: Duration,
     spin: Duration,
-    /// When the wait for the controller's next answer began. This is the later of two times: when bytes last
-    /// arrived, and when a command was last submitted while none was in flight. Held commands do not count,
-    /// because the controller may leave them unanswered.
-    last_arrival: Instant,
-    /// The number of held commands in flight. The controller may leave a held command unanswered for any
-    /// time.
-    held: usize,
+    /// When [`Connection::tick`] was last called.
+    last_tick: Instant,
 }
 
 impl Queue {
@@ -85,12 +83,12 @@ impl Queue {
             peer,
             timeout: options.timeout,
             spin: options.spin,
-            last_arrival: Instant::now(),
-            held: 0,
+            last_tick: Instant::now(),
         };
+        let start = Instant::now();
         while !queue.connection.is_ready() {
             queue.progress(true)?;
-            if queue.last_arrival.elapsed() > options.timeout {
+            if start.elapsed() > options.timeout {
                 let why = queue.silence("to the connection request");
                 return Err(Error::Unreachable { peer: queue.peer, why });
             }
@@ -135,24 +133,16 @@ impl Queue {
     /// Returns the request if no slot is available.
     #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
     pub fn submit(&mut self, request: Request) -> Result<(), Request> {
-        if self.connection.in_flight() == self.held {
-            self.last_arrival = Instant::now();
-        }
         self.connection.submit(request)
     }
 
-    /// Queues a held command. The controller may leave a held command unanswered for any time. An example is
-    /// an Asynchronous Event Request.
-    pub(super) fn submit_held(&mut self, request: Request) {
-        if self.submit(request).is_ok() {
-            self.held += 1;
-        }
-    }
-
-    /// Subtracts one from the number of held commands. Call it when a held command has completed. A held
-    /// command is one that the controller may leave unanswered for any time.
-    pub(super) fn held_completed(&mut self) {
-        self.held = self.held.saturating_sub(1);
+    /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event Request.
+    ///
+    /// # Errors
+    /// Returns the request if no slot is available.
+    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
+    pub(super) fn submit_held(&mut self, request: Request) -> Result<(), Request> {
+        self.connection.submit_held(request)
     }
 
     /// Returns the next completed command, or `None` if no further command has completed.
@@ -186,25 +176,28 @@ impl Queue {
         };
         match received {
             Ok(bytes) if bytes > 0 => {
-                if self.connection.in_flight() > 0 || !self.connection.is_ready() {
-                    self.last_arrival = Instant::now();
-                }
-                match self.connection.received(bytes) {
-                    Ok(()) => Ok(()),
-                    Err(failure) => Err(self.failed(failure)),
-                }
+                self.connection.received(bytes).map_err(|failure| self.failed(failure))?
             }
-            Ok(_) => Err(self.ended("it closed the connection")),
-            Err(Errno::AGAIN | Errno::INTR) => {
-                let waits = self.connection.in_flight() > self.held;
-                if waits && self.last_arrival.elapsed() > self.timeout {
-                    let why = self.silence("to a command");
-                    return Err(Error::Disconnected { peer: self.peer.clone(), why });
-                }
-                Ok(())
-            }
-            Err(error) => Err(self.ended(&format!("the connection failed: {error}"))),
+            Ok(_) => return Err(self.ended("it closed the connection")),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(self.ended(&format!("the connection failed: {error}"))),
         }
+        self.check_time()
+    }
+
+    /// Returns an error if a command has been in flight for longer than the timeout. Other bytes that arrive do not
+    /// extend its time. At most one unit passes between two calls, so time in which the caller does not receive does not
+    /// count.
+    fn check_time(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now - self.last_tick < self.timeout / TIMEOUT_TICKS {
+            return Ok(());
+        }
+        self.last_tick = now;
+        if self.connection.tick() > TIMEOUT_TICKS {
+            return Err(Error::Disconnected { peer: self.peer.clone(), why: self.silence("to a command") });
+        }
+        Ok(())
     }
 
     /// Receives bytes into the connection's memory. Returns their number, or 0 at the end of the stream.
@@ -268,7 +261,7 @@ impl Queue {
     }
 
     fn ended(&self, why: &str) -> Error {
-        let lost = match self.connection.in_flight().saturating_sub(self.held) {
+        let lost = match self.connection.awaited() {
             0 => String::new(),
             1 => " with 1 command in flight".into(),
             n => format!(" with {n} commands in flight"),
@@ -282,3 +275,6 @@ impl Queue {
         format!("no answer {to} for {seconds} s; check the target and the network")
     }
 }
+
+#[cfg(test)]
+mod tests;

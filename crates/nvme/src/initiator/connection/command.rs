@@ -58,6 +58,10 @@ pub(super) struct Slot {
     /// The number of commands that have used this slot. The identifier of the next command contains it.
     pub(super) generation: u16,
     pub(super) in_flight: bool,
+    /// True if the controller may leave the command unanswered for any time.
+    pub(super) held: bool,
+    /// The value of [`Connection::tick`](super::Connection::tick)'s counter when the command was submitted.
+    pub(super) submitted_tick: u32,
     pub(super) token: u64,
     pub(super) command: Option<Command>,
     pub(super) buffer: Option<Buffer>,

@@ -17,11 +17,13 @@ impl Controller {
         match done.token {
             TOKEN_KEEP_ALIVE => self.keep_alive_in_flight = false,
             TOKEN_EVENT => {
-                self.admin.held_completed();
                 self.event_armed = false;
-                if done.status().is_success() {
-                    self.events.push(done.completion.dw0.get());
-                    self.arm_event();
+                // `tick` waits for the next event. A controller that reports events without end gets no further than one
+                // in each tick.
+                self.watches_events = done.status().is_success();
+                let event = done.completion.dw0.get();
+                if self.watches_events && !self.events.contains(&event) {
+                    self.events.push(event);
                 }
             }
             _ => {}
@@ -44,7 +46,10 @@ impl Controller {
         command.cdw10 = u32::from(feature::ASYNC_EVENT_CONFIGURATION).into();
         command.cdw11 = supported.into();
         match self.admin(command, None, "enabling events") {
-            Ok(_) => self.arm_event(),
+            Ok(_) => {
+                self.watches_events = true;
+                self.arm_event();
+            }
             // If the controller refuses this command, continue. It may still report events that the host
             // cannot turn on or off.
             Err(Error::Status { .. }) => {}
@@ -53,11 +58,11 @@ impl Controller {
         Ok(())
     }
 
-    fn arm_event(&mut self) {
-        if !self.event_armed {
+    pub(super) fn arm_event(&mut self) {
+        if self.watches_events && !self.event_armed {
             let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
-            self.admin.submit_held(Request { token: TOKEN_EVENT, command, buffer: None });
-            self.event_armed = true;
+            let request = Request { token: TOKEN_EVENT, command, buffer: None };
+            self.event_armed = self.admin.submit_held(request).is_ok();
         }
     }
 
@@ -88,5 +93,33 @@ impl Controller {
     /// If the controller refuses or the connection fails.
     pub fn clear_changed_namespaces(&mut self) -> Result<()> {
         self.log_page(log::CHANGED_NAMESPACES, 0, Buffer::new(4096)?).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Completion;
+    use crate::initiator::session_tests::{options, target};
+
+    #[test]
+    fn a_storm_of_events_neither_fills_the_list_nor_asks_for_more() {
+        let target = target("127.0.0.1:0", "memory:1M");
+        let address = target.subsystem().listeners()[0];
+        let mut controller =
+            Controller::connect(&address.to_string().parse().unwrap(), &options(address).connect).unwrap();
+        controller.watch_events().unwrap();
+        assert!(controller.event_armed);
+        for _ in 0..1000 {
+            let mut completion = Completion::new(0, crate::command::Status::SUCCESS, 0, 0, 0);
+            completion.dw0 = async_event::NAMESPACE_CHANGED.into();
+            let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
+            controller.background(&Done { token: TOKEN_EVENT, command, completion, buffer: None });
+            assert!(!controller.event_armed);
+        }
+        assert_eq!(controller.next_event(), Some(async_event::NAMESPACE_CHANGED));
+        assert_eq!(controller.next_event(), None);
+        controller.tick().unwrap();
+        assert!(controller.event_armed);
     }
 }

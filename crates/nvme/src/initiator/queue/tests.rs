@@ -1,0 +1,72 @@
+//! Tests of timeouts against targets that send one byte at a time.
+
+use super::*;
+use crate::command::{Command, Sgl, io};
+use crate::initiator::Buffer;
+use crate::pdu::{Data, IcResp, Kind, MAX_HEADER, encode};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+const TIMEOUT: Duration = Duration::from_millis(800);
+
+/// Starts a target that reads and sends as `script` says, and then sends a zero every 20 ms.
+fn dripping(script: impl FnOnce(&mut TcpStream) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut [0; 128]).unwrap();
+        script(&mut stream);
+        while stream.write_all(&[0]).is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    address
+}
+
+fn icresp() -> Vec<u8> {
+    let mut bytes = vec![0; MAX_HEADER];
+    let length = encode(&IcResp::new(Digests::default(), 1 << 20), 0, Digests::default(), 4, &mut bytes);
+    bytes.truncate(length);
+    bytes
+}
+
+fn options() -> QueueOptions {
+    QueueOptions { timeout: TIMEOUT, ..QueueOptions::default() }
+}
+
+#[test]
+fn bytes_of_a_response_do_not_extend_the_time_of_the_negotiation() {
+    let address = dripping(|stream| stream.write_all(&[Kind::IcResp as u8, 0, 128, 0, 128]).unwrap());
+    let start = Instant::now();
+    let error = Queue::connect(address, &options(), 0).unwrap_err().to_string();
+    assert!(error.contains("no answer to the connection request"), "{error}");
+    assert!(start.elapsed() < 3 * TIMEOUT, "{:?}", start.elapsed());
+}
+
+#[test]
+fn bytes_of_data_do_not_extend_the_time_of_a_command() {
+    const BYTES: u32 = 64 << 10;
+    // The first command has identifier 4096: slot 0, used for the first time.
+    let mut header = vec![0; MAX_HEADER];
+    let length =
+        encode(&Data::new(Kind::C2hData, 0, 4096, 0, 0, BYTES), BYTES, Digests::default(), 4, &mut header);
+    let address = dripping(move |stream| {
+        stream.write_all(&icresp()).unwrap();
+        stream.read_exact(&mut [0; 72]).unwrap();
+        stream.write_all(&header[..length]).unwrap();
+    });
+    let mut queue = Queue::connect(address, &options(), 0).unwrap();
+    let command = Command::blocks(io::READ, 1, 0, BYTES / 512, Sgl::NONE);
+    let buffer = Buffer::new(BYTES as usize).unwrap();
+    queue.submit(Request { token: 1, command, buffer: Some(buffer) }).unwrap();
+    let start = Instant::now();
+    let error = loop {
+        if let Err(error) = queue.progress(true) {
+            break error.to_string();
+        }
+        assert!(start.elapsed() < 3 * TIMEOUT, "the command is still in flight");
+    };
+    assert!(error.contains("no answer to a command"), "{error}");
+    assert!(start.elapsed() >= TIMEOUT, "{:?}", start.elapsed());
+}
