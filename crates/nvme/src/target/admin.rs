@@ -107,7 +107,6 @@ fn identify(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
         cns::CONTROLLER => pages::controller(subsystem, controller),
         _ if controller.discovery => return Err(Status::INVALID_FIELD.dnr()),
         cns::COMMAND_SET_CONTROLLER if command.cdw11.get() >> 24 == 0 => pages::nvm_controller(),
-        cns::NAMESPACE if id == u32::MAX => pages::common_namespace(),
         cns::NAMESPACE => pages::namespace(subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?),
         cns::ACTIVE_NAMESPACES if id >= u32::MAX - 1 => return Err(Status::INVALID_NAMESPACE.dnr()),
         cns::ACTIVE_NAMESPACES => pages::active_namespaces(subsystem, id),
@@ -258,13 +257,7 @@ fn get_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
         feature::KEEP_ALIVE_TIMER => done(controller.keep_alive_ms()),
         feature::ASYNC_EVENT_CONFIGURATION => done(controller.event_configuration().into()),
         _ if controller.discovery => Err(Status::INVALID_FIELD.dnr()),
-        feature::NUMBER_OF_QUEUES => {
-            let granted = match controller.granted_io_queues() {
-                0 => subsystem.limits.io_queues,
-                granted => granted,
-            };
-            done(u64::from(granted - 1) * 0x1_0001)
-        }
+        feature::NUMBER_OF_QUEUES => done(u64::from(controller.granted_io_queues() - 1) * 0x1_0001),
         feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => done(1),
         feature::HOST_IDENTIFIER if command.cdw11.get() & 1 == 1 => {
             Ok(Reply::Data(controller.host.id.to_vec()))

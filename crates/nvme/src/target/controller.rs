@@ -79,6 +79,8 @@ pub struct Controller {
     pub host: Host,
     /// The network (`network::network`) of the address from which the host connected the admin queue.
     pub source: IpAddr,
+    /// The most I/O queues that the target allows.
+    most_io_queues: u16,
     /// True for a discovery controller, which has no namespaces and no I/O queues.
     pub discovery: bool,
     /// True if the host has authenticated itself on the admin queue, or need not authenticate itself. For a
@@ -144,12 +146,13 @@ fn keep_alive_of(asked_ms: u64) -> u64 {
 }
 
 impl Controller {
-    /// Creates a controller for a host. Set `trusted` if the host need not authenticate itself.
+    /// Creates a controller for a host. It is a discovery controller if it may have no I/O queues. Set `trusted` if the
+    /// host need not authenticate itself.
     pub fn new(
         id: u16,
         host: Host,
         source: IpAddr,
-        discovery: bool,
+        most_io_queues: u16,
         trusted: bool,
         keep_alive_ms: u64,
         now_ms: u64,
@@ -158,7 +161,8 @@ impl Controller {
             id,
             host,
             source,
-            discovery,
+            most_io_queues,
+            discovery: most_io_queues == 0,
             trusted: AtomicBool::new(trusted),
             alive: AtomicBool::new(true),
             heard_at_ms: AtomicU64::new(now_ms),
@@ -289,14 +293,15 @@ impl Controller {
     }
 
     /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4
-    /// KiB and round-robin arbitration. If the controller has I/O queues, their entries must have 64 and 16
+    /// KiB and round-robin arbitration. All supported command sets (CSS 110b) are accepted, too: some hosts choose them
+    /// without a look at the capabilities, and mean the NVM command set. If the controller has I/O queues, their entries must have 64 and 16
     /// bytes.
     fn accepts(configuration: u32, discovery: bool) -> bool {
         let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);
         let (command_set, page, arbitration) = (field(4, 3), field(7, 4), field(11, 3));
         let (submission_entry, completion_entry) = (field(16, 4), field(20, 4));
         let entries = discovery || (submission_entry, completion_entry) == (6, 4);
-        (command_set, page, arbitration) == (0, 0, 0) && entries
+        matches!(command_set, 0 | 6) && (page, arbitration) == (0, 0) && entries
     }
 
     /// Handles a write of the property CC (controller configuration). Returns a transition that shows whether
@@ -359,9 +364,13 @@ impl Controller {
         }
     }
 
-    /// Returns the number of I/O queues that the host may create.
+    /// Returns the number of I/O queues that the host may create. A host that has not asked for a number may create as
+    /// many as the target allows, because some hosts do not ask.
     pub fn granted_io_queues(&self) -> u16 {
-        self.state().granted_io_queues
+        match self.state().granted_io_queues {
+            0 => self.most_io_queues,
+            granted => granted,
+        }
     }
 
     /// Sets the number of I/O queues that the host may create.

@@ -94,7 +94,7 @@ pub fn connect(
     } else {
         let controller = subsystem.controller(id).filter(|it| it.host == host && it.discovery == discovery);
         let controller = controller.ok_or(invalid(true, controller_offset))?;
-        if discovery || queue > controller.granted_io_queues() {
+        if queue > controller.granted_io_queues() {
             return Err(invalid(false, field::QUEUE));
         }
         if !controller.is_ready() {
@@ -109,6 +109,18 @@ pub fn connect(
         return Err((Status::SEQUENCE_ERROR.dnr(), 0));
     }
     Ok(Connected { controller, queue, entries, flow_control, authentication })
+}
+
+/// Returns the name of the field that dword 0 of a refused Connect points at.
+pub fn connect_field(dword: u32) -> Option<&'static str> {
+    let fields = [
+        (connect_error(false, field::QUEUE), "queue identifier (QID)"),
+        (connect_error(false, field::ENTRIES), "queue size (SQSIZE)"),
+        (connect_error(true, offset_of!(ConnectData, controller) as u16), "controller identifier (CNTLID)"),
+        (connect_error(true, offset_of!(ConnectData, subsystem_nqn) as u16), "subsystem NQN (SUBNQN)"),
+        (connect_error(true, offset_of!(ConnectData, host_nqn) as u16), "host NQN (HOSTNQN)"),
+    ];
+    fields.iter().find(|(error, _)| *error == dword).map(|(_, name)| *name)
 }
 
 /// Returns the NQN in a zero-terminated field, or `None` if it is invalid.

@@ -105,12 +105,6 @@ pub fn namespace(namespace: &Namespace) -> Vec<u8> {
     page.as_bytes().to_vec()
 }
 
-/// Returns the Identify data that all namespaces have in common: zeros, because their block sizes may
-/// differ.
-pub fn common_namespace() -> Vec<u8> {
-    vec![0; IDENTIFY_BYTES]
-}
-
 /// Returns the list of namespaces whose identifiers are greater than `after`.
 pub fn active_namespaces(subsystem: &Subsystem, after: u32) -> Vec<u8> {
     let ids = subsystem.namespaces.iter().map(|namespace| namespace.id).filter(|id| *id > after);

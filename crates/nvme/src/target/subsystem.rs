@@ -357,7 +357,8 @@ impl Subsystem {
             }
         }
         controllers.last = id;
-        let controller = Arc::new(Controller::new(id, host, source, discovery, trusted, keep_alive_ms, now));
+        let io_queues = if discovery { 0 } else { self.limits.io_queues };
+        let controller = Arc::new(Controller::new(id, host, source, io_queues, trusted, keep_alive_ms, now));
         controllers.alive.insert(id, controller.clone());
         if !trusted {
             controllers.untrusted.push_back(controller.clone());

@@ -292,9 +292,12 @@ impl Connection {
             match result {
                 Err((status, dword)) => {
                     self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
-                    self.setup
-                        .subsystem
-                        .warn(format_args!("{}: Connect was refused: {status}", self.setup.peer));
+                    let field = fabrics_commands::connect_field(dword);
+                    self.setup.subsystem.warn(format_args!(
+                        "{}: Connect was refused: {status}{}",
+                        self.setup.peer,
+                        field.map_or_else(String::new, |field| format!("; its {field} is wrong"))
+                    ));
                     self.finish(slot, status, dword.into());
                 }
                 Ok(connected) => {

@@ -273,3 +273,29 @@ fn discovery_controllers_of_strangers_leave_controllers_to_listed_hosts() {
     let _hosts: Vec<_> = (0..6).map(|_| connected(&subsystem, Digests::default())).collect();
     drop(strangers);
 }
+
+/// Some hosts choose all supported command sets (CSS 110b) without a look at the capabilities, and connect an I/O queue
+/// before they ask for a number of queues.
+#[test]
+fn hosts_that_ask_for_too_little_are_served() {
+    let subsystem = subsystem(&["memory:1M"], |_| {});
+    let (mut admin, mut queue) = (Host::new(&subsystem), Host::new(&subsystem));
+    admin.initialize(Digests::default());
+    let controller = admin.connect(0, connect::ANY_CONTROLLER, NQN).dw0.get() as u16;
+    let all_command_sets = 6 << 4;
+    let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES | all_command_sets);
+    assert!(admin.call(enable, &[]).0.status().is_success());
+    let status = admin.call(Command::property_get(property::CSTS, false), &[]).0;
+    assert_eq!(status.dw0.get(), csts::READY);
+    queue.initialize(Digests::default());
+    assert!(queue.connect(1, controller, NQN).status().is_success());
+    assert!(read(&mut queue, 1, 0, 8, 512).0.is_success());
+    let mut command = Command { sgl: Sgl::transport(4096), ..Command::new(admin::IDENTIFY, u32::MAX) };
+    command.cdw10 = u32::from(cns::NAMESPACE).into();
+    assert_eq!(admin.call(command, &[]).0.status(), Status::INVALID_NAMESPACE.dnr());
+    let mut beyond = Host::new(&subsystem);
+    beyond.initialize(Digests::default());
+    let refused = beyond.connect(subsystem.limits.io_queues + 1, controller, NQN);
+    assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.dnr());
+    assert!(crate::target::fabrics::connect_field(refused.dw0.get()).unwrap().contains("QID"));
+}
