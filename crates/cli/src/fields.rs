@@ -96,7 +96,7 @@ mod tests {
             (&["nvme.bench"], OF_BENCHES),
             (&["nvme.export.nbd"], OF_EXPORTS),
             (&["forward"], inlane_dpdk::field::ALL),
-            (&["offload.serve", "nvme.target"], &[inlane_core::privileges::USER]),
+            (&["offload.serve"], &[inlane_core::privileges::USER]),
         ];
         for (subcommands, fields) in lists {
             for (subcommand, field) in

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `INLANE_NTB_FD` | the descriptor of the socket |
 //! | `INLANE_NTB_MEETING` | over UCX: the address and the token of the launcher's TCP server |
-//! | `INLANE_NTB_PE` | over UCX: the number of this PE |
+//! | `INLANE_NTB_PE` | the number of this PE |
 //! | `INLANE_NTB_JOB` | a name of the job, which all processes of the job inherit |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | the completion mode of waits: poll, interrupt or adaptive |

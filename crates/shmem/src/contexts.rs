@@ -4,7 +4,7 @@
 
 use crate::rma;
 use crate::teams::{self, Team};
-use crate::world::{check, world};
+use crate::world::{check, invalid, world};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::world::Set;
 use std::ffi::c_int;
@@ -42,8 +42,8 @@ fn state(context: Context) -> Option<&'static ContextState> {
     (context.0 > Context::DEFAULT.0).then(|| unsafe { &*(context.0 as *const ContextState) })
 }
 
-/// Converts a PE's number in the context's team to its number in the job. If `number` is outside the team,
-/// returns a number that no PE has. The operation then fails.
+/// Converts a PE's number in the context's team to its number in the job. Ends the job if the context is
+/// SHMEM_CTX_INVALID, or if no PE of the team has this number.
 #[inline]
 pub fn pe(context: Context, number: c_int) -> u32 {
     if context == Context::DEFAULT {
@@ -51,7 +51,14 @@ pub fn pe(context: Context, number: c_int) -> u32 {
     }
     match state(context) {
         Some(state) if (number as u32) < state.set.size => state.set.pe(number as u32),
-        _ => u32::MAX,
+        Some(state) => invalid(
+            format!("PE {number} of a context"),
+            &format!("its team has PEs 0 to {}; give one of them", state.set.size - 1),
+        ),
+        None => invalid(
+            "an operation on SHMEM_CTX_INVALID".into(),
+            "there is no such context; check the result of shmem_ctx_create",
+        ),
     }
 }
 

@@ -14,7 +14,7 @@ use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::windows::Windows;
 use inlane_pgas::transport::{Statics, Transport};
 use inlane_pgas::world::World;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -62,6 +62,8 @@ static FINISHED: AtomicBool = AtomicBool::new(false);
 /// True once this process has called shmem_global_exit and therefore ends by `exit`. The thread that ends the
 /// process for the launcher then does nothing.
 static EXITING: AtomicBool = AtomicBool::new(false);
+/// How long a process that has lost a PE waits until it is asked to end.
+const END_LIMIT: Duration = Duration::from_millis(100);
 /// The longest time that a process waits at its end for the flush of its output streams.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
@@ -84,8 +86,27 @@ pub fn print(what: &str) {
 
 #[cold]
 fn not_started() -> ! {
-    print("a function was called before shmem_init; call shmem_init first");
+    let function = called_function().unwrap_or("a function".into());
+    print(&format!("{function} was called before shmem_init; call shmem_init first"));
     std::process::exit(2)
+}
+
+/// Returns the name of the library's function that the program has called.
+fn called_function() -> Option<String> {
+    let mut addresses = [std::ptr::null_mut(); 32];
+    // SAFETY: the call writes at most as many addresses as the array has.
+    let count = unsafe { libc::backtrace(addresses.as_mut_ptr(), addresses.len() as c_int) };
+    let name = |address: &*mut c_void| {
+        let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: the call fills `found`. The name of a symbol is a static string.
+        unsafe {
+            let name =
+                (libc::dladdr(*address, found.as_mut_ptr()) != 0).then(|| found.assume_init().dli_sname)?;
+            (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+        }
+    };
+    let names = addresses[..count.max(0) as usize].iter().filter_map(name);
+    names.filter(|name| name.trim_start_matches('p').starts_with("shmem_")).last()
 }
 
 /// Returns the value in `result`. If `result` is an error, prints the error and ends the job.
@@ -102,6 +123,10 @@ pub fn check<T>(result: Result<T>) -> T {
 pub fn fail(error: &Error) -> ! {
     match JOB.get() {
         Some(job) => {
+            if matches!(error, Error::LinkLost { .. } | Error::Unreachable { .. }) {
+                // If the other PE has ended the job, this process is asked to end, too. Nothing has failed then.
+                std::thread::sleep(END_LIMIT);
+            }
             print(&format!("PE {}: {error}", job.pe));
             match error {
                 // The lost PE ended first, so report its number to the launcher. The launcher's message then

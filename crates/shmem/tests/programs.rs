@@ -99,11 +99,32 @@ fn forbidden_calls_end_the_program_with_a_reason() {
         ("realloc", "it is no block of shmem_malloc"),
         ("unlock", "it is not set"),
         ("pe", "the job has PEs 0 to 0"),
+        ("context", "SHMEM_CTX_INVALID"),
+        ("team", "PE 7 of a context: its team has PEs 0 to 0"),
     ] {
         let output = Command::new("timeout").arg("60").arg(&program).arg(how).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{how}: {output:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{how}: {output:?}");
     }
+}
+
+#[test]
+fn a_call_before_the_start_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "misuse.c") else { return };
+    let output = Command::new("timeout").arg("60").arg(&program).arg("before").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let expected = "inlane shmem: shmem_barrier_all was called before shmem_init; call shmem_init first\n";
+    assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+}
+
+#[test]
+fn scripts_know_the_number_of_their_pe() {
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    let outcome = job.run(&"sh".into(), &["-c".into(), "exit $((4 + INLANE_NTB_PE / 2))".into()]).unwrap();
+    assert_eq!(outcome.0, 4, "{outcome:?}");
+    let outcome = job.run(&"sh".into(), &["-c".into(), "exit $((1 - INLANE_NTB_PE))".into()]).unwrap();
+    assert_eq!(outcome.0, 1, "{outcome:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ static ONE_TEST: Mutex<()> = Mutex::new(());
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/openshmem");
-    for name in ["oshcc", "oshc++", "oshrun"] {
+    for name in ["oshcc", "oshc++", "oshcxx", "oshCC", "oshrun"] {
         std::fs::copy(tools.join(name), folder.path().join(name)).unwrap();
     }
     let inlane = folder.path().join("inlane");
@@ -76,9 +76,11 @@ fn oshcc_adds_the_librarys_flags() {
     let run = |tool: &str, arguments: &[&str]| {
         run_with(tool, arguments, if tool == "oshcc" { "echo C" } else { "echo C++" })
     };
-    let link = "-LPREFIX/lib -Wl,-rpath,PREFIX/lib -linlane_shmem\n";
+    let link = "-LPREFIX/lib -Wl,-rpath,PREFIX/lib -linlane_shmem -lm\n";
     assert_eq!(run("oshcc", &["a.c", "-o", "a"]), format!("C -IPREFIX/include a.c -o a {link}"));
-    assert_eq!(run("oshc++", &["a.cc"]), format!("C++ -IPREFIX/include a.cc {link}"));
+    for tool in ["oshc++", "oshcxx", "oshCC"] {
+        assert_eq!(run(tool, &["a.cc"]), format!("C++ -IPREFIX/include a.cc {link}"));
+    }
     assert_eq!(run("oshcc", &["-c", "a.c"]).trim_end(), "C -IPREFIX/include -c a.c");
     assert_eq!(run("oshcc", &["-show", "a.c"]), format!("echo C -IPREFIX/include a.c {link}"));
     // A build system may set CC to oshcc itself. oshcc must then run the usual compiler, because running CC

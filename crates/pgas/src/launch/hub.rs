@@ -17,7 +17,7 @@ use std::sync::mpsc::Receiver;
 
 /// The environment variable with the address and the token of the launcher's server, for jobs over UCX.
 pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
-/// The environment variable with the number of this PE, for jobs over UCX.
+/// The environment variable with the number of this PE. Over windows, only scripts that start programs read it.
 pub(super) const PE: &str = "INLANE_NTB_PE";
 /// The environment variable that sets the destination of UCX's messages. The default destination is standard
 /// output, but that belongs to the program.
@@ -81,7 +81,7 @@ impl JobHub {
             Self::Windows(hub) => {
                 let socket = hub.admit(pe)?;
                 command.env("INLANE_NTB_FD", socket.as_raw_fd().to_string());
-                command.env_remove(MEETING).env_remove(PE);
+                command.env_remove(MEETING).env(PE, pe.to_string());
                 Ok(Some(socket))
             }
             Self::Ucx(server) => {

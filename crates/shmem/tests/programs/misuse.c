@@ -8,6 +8,7 @@ static long lock;
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     const char *how = argv[1];
+    if (strcmp(how, "before") == 0) shmem_barrier_all();
     shmem_init();
     long *word = shmem_malloc(sizeof *word), local = 0;
     if (strcmp(how, "stack") == 0) shmem_long_put(&local, word, 1, 0);
@@ -25,6 +26,12 @@ int main(int argc, char **argv) {
         shmem_barrier_all();
     }
     if (strcmp(how, "pe") == 0) shmem_long_put(word, &local, 1, 1);
+    if (strcmp(how, "context") == 0) shmem_ctx_long_put(SHMEM_CTX_INVALID, word, &local, 1, 0);
+    if (strcmp(how, "team") == 0) {
+        shmem_ctx_t context;
+        shmem_team_create_ctx(SHMEM_TEAM_WORLD, 0, &context);
+        shmem_ctx_long_put(context, word, &local, 1, 7);
+    }
     shmem_finalize();
     return 0;
 }
