@@ -7,8 +7,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The fields whose flag has another name in some subcommands: the subcommand as a table of the settings file, the
 /// field, and the flag.
-const RENAMED: [(&str, &str, &str); 2] =
-    [("forward", "queues", "pipelines"), ("offload.serve", "queues", "threads")];
+///
+/// `ntb check` and the processes of `ntb bench` run as PEs. Their messages name the flags of `ntb run`.
+const RENAMED: [(&str, &str, &str); 5] = [
+    ("forward", "queues", "pipelines"),
+    ("offload.serve", "queues", "threads"),
+    ("ntb.check", "heap", "heap"),
+    ("ntb.check", "address", "address"),
+    ("ntb.check", "transport", "transport"),
+];
 
 /// Makes all messages show fields as flags of `subcommand`, a table of the settings file such as `ntb.bench`. A
 /// field without a flag there is shown by its name.
@@ -96,6 +103,13 @@ mod tests {
             (&["nvme.bench"], OF_BENCHES),
             (&["nvme.export.nbd"], OF_EXPORTS),
             (&["forward"], inlane_dpdk::field::ALL),
+        let lists: &[(&[&str], &[Field])] = &[
+            (&["copy"], inlane_pci::field::ALL),
+            (&["ntb.run"], inlane_ntb::field::OF_JOBS),
+            (&["ntb.info", "ntb.check"], inlane_ntb::field::OF_MACHINES),
+            (&["ntb.run"], inlane_pgas::field::OF_JOBS),
+            (&["ntb.bench"], inlane_pgas::field::OF_BENCHES),
+            (&["offload.serve", "nvme.target"], &[inlane_core::privileges::USER]),
             (&["offload.serve"], &[inlane_core::privileges::USER]),
         ];
         for (subcommands, fields) in lists {

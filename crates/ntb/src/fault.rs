@@ -6,6 +6,7 @@
 //! twice or ring it too early.
 
 use crate::error::{Error, Result};
+use crate::field::FAULTS;
 use inlane_core::region::Region;
 use std::collections::{BinaryHeap, VecDeque};
 use std::str::FromStr;
@@ -78,13 +79,13 @@ impl FromStr for Faults {
             let probability = || match value.parse::<f64>() {
                 Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
                 _ => Err(Error::invalid(
-                    format!("--faults {part}"),
+                    FAULTS.with(part),
                     format!("give a probability between 0 and 1, for example {key}=0.1"),
                 )),
             };
             let time = || {
                 inlane_core::units::parse_time(value).map_err(|_| {
-                    Error::invalid(format!("--faults {part}"), format!("give a time, for example {key}=50us"))
+                    Error::invalid(FAULTS.with(part), format!("give a time, for example {key}=50us"))
                 })
             };
             match key {
@@ -99,16 +100,16 @@ impl FromStr for Faults {
                 "die" if STEPS.contains(&value) => faults.die = Some(value.to_string()),
                 "die" => {
                     let why = format!("there is no such step; choose one of {}", STEPS.join(", "));
-                    return Err(Error::invalid(format!("--faults {part}"), why));
+                    return Err(Error::invalid(FAULTS.with(part), why));
                 }
                 "seed" => {
-                    faults.seed = value.parse().map_err(|_| {
-                        Error::invalid(format!("--faults {part}"), "give a number, for example seed=7")
-                    })?
+                    faults.seed = value
+                        .parse()
+                        .map_err(|_| Error::invalid(FAULTS.with(part), "give a number, for example seed=7"))?
                 }
                 _ => {
                     return Err(Error::invalid(
-                        format!("--faults {key}"),
+                        FAULTS.with(key),
                         "there is no such fault; choose one of delay, reorder, torn, lose, duplicate, early, stale, flap, die, seed",
                     ));
                 }

@@ -9,6 +9,7 @@ pub mod device;
 pub mod discover;
 pub mod error;
 pub mod fault;
+pub mod field;
 pub mod handshake;
 pub mod ivshmem;
 mod registers;

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::error::{Error, Result};
+use crate::field::ALLOW_DEVICE;
 use crate::mapping::Mapping;
 use crate::permission::{self, AccessMethod, Permission};
 use crate::spec::BarSpec;
@@ -75,8 +76,8 @@ impl Bar {
             return Err(Error::Unsupported {
                 what: format!("write-combining for {spec}"),
                 why: format!(
-                    "VFIO maps BARs uncached; omit ':wc', or unbind the device from vfio-pci and give --allow-device {}",
-                    spec.address
+                    "VFIO maps BARs uncached; omit ':wc', or unbind the device from vfio-pci and give {}",
+                    ALLOW_DEVICE.with(spec.address)
                 ),
             });
         }
@@ -261,7 +262,7 @@ fn memory_bar(device: &Device, index: u8) -> Result<&BarInfo> {
         Some(bar) if bar.memory => "the firmware assigned no address".into(),
         Some(_) => "it is an I/O port BAR".into(),
         None if bars.is_empty() => {
-            "the device has none; 'inlane topo --all --bars' lists the BARs of each device".into()
+            format!("the device has none; /sys/bus/pci/devices/{address}/resource lists its BARs")
         }
         None => format!("the device has {}", bars.join(", ")),
     };

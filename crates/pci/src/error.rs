@@ -1,6 +1,7 @@
 //! The errors of this crate. Each names the device and tells what to do.
 
 use crate::address::Address;
+use crate::field::ALLOW_DEVICE;
 use inlane_core::error::Class;
 use std::path::PathBuf;
 
@@ -21,7 +22,7 @@ pub enum Error {
         example: &'static str,
     },
     /// This machine has no PCI device with the requested address.
-    #[error("PCI device {address} does not exist; 'inlane topo --all' lists the devices of this machine")]
+    #[error("PCI device {address} does not exist; /sys/bus/pci/devices lists the devices of this machine")]
     NoDevice {
         /// The requested address.
         address: Address,
@@ -57,14 +58,14 @@ pub enum Error {
         address: Address,
         /// The kernel driver that holds the device.
         driver: String,
-        /// A sentence about a flag that has no effect on this device. May be empty.
-        note: &'static str,
+        /// A sentence about a setting that has no effect on this device. May be empty.
+        note: String,
     },
     /// The device has no driver and is not in the allow list.
     #[error(
         "{address} is not bound to vfio-pci; bind it (sudo sh -c 'modprobe vfio-pci; cd /sys/bus/pci; echo vfio-pci \
          >devices/{address}/driver_override; echo {address} >drivers_probe'), or allow it with \
-         --allow-device {address}"
+         {}", ALLOW_DEVICE.with(address)
     )]
     NotAllowed {
         /// The device.
@@ -77,7 +78,7 @@ pub enum Error {
         name: String,
         /// The end of the message's sentence "a BAR is ...", such as "read only if you allow it".
         what: &'static str,
-        /// What the user must add: a flag or a range.
+        /// What the user must add: a setting or a range.
         remedy: String,
     },
     /// The device is in no IOMMU group, so VFIO cannot open it.

@@ -24,6 +24,7 @@ pub mod bar;
 pub mod error;
 #[cfg(test)]
 mod fake_sysfs;
+pub mod field;
 pub mod link;
 mod mapping;
 pub mod names;

@@ -3,14 +3,15 @@
 //! | the device | reading | writing |
 //! | --- | --- | --- |
 //! | held by a kernel driver | never | never |
-//! | bound to vfio-pci | with `--allow-bar-read` | with `--allow-bar-write`, within an explicit range |
-//! | without a driver, named by `--allow-device` | as for vfio-pci | as for vfio-pci |
-//! | without a driver, not named by `--allow-device` | never | never |
+//! | bound to vfio-pci | with `allow-bar-read` | with `allow-bar-write`, within an explicit range |
+//! | without a driver, named by `allow-device` | as for vfio-pci | as for vfio-pci |
+//! | without a driver, not named by `allow-device` | never | never |
 //!
 //! Reads need a flag because a register may change when it is read.
 
 use crate::address::Address;
 use crate::error::{Error, Result};
+use crate::field::{ALLOW_BAR_READ, ALLOW_BAR_WRITE, ALLOW_DEVICE};
 use crate::spec::BarSpec;
 use crate::sysfs::Sysfs;
 use std::collections::BTreeSet;
@@ -32,21 +33,21 @@ pub struct Permission {
 }
 
 impl Permission {
-    /// Permits reads (`--allow-bar-read`).
+    /// Permits reads (`allow-bar-read`).
     #[must_use]
     pub fn read(mut self) -> Self {
         self.read = true;
         self
     }
 
-    /// Permits writes to a range of a BAR if the user names the range (`--allow-bar-write`).
+    /// Permits writes to a range of a BAR if the user names the range (`allow-bar-write`).
     #[must_use]
     pub fn write(mut self) -> Self {
         self.write = true;
         self
     }
 
-    /// Adds a device to the allow list (`--allow-device`). A device without a driver may be accessed only if
+    /// Adds a device to the allow list (`allow-device`). A device without a driver may be accessed only if
     /// it is on this list.
     #[must_use]
     pub fn device(mut self, address: Address) -> Self {
@@ -54,23 +55,23 @@ impl Permission {
         self
     }
 
-    /// Returns true if the user permitted reads of BARs (`--allow-bar-read`).
+    /// Returns true if the user permitted reads of BARs (`allow-bar-read`).
     pub fn may_read(&self) -> bool {
         self.read
     }
 
-    /// Returns true if the user permitted writes (`--allow-bar-write`). They still need a range that the user
+    /// Returns true if the user permitted writes (`allow-bar-write`). They still need a range that the user
     /// names.
     pub fn may_write(&self) -> bool {
         self.write
     }
 
     pub(crate) fn check_read(&self, name: &str) -> Result<()> {
-        if self.read { Ok(()) } else { Err(not_permitted(name, READ, "add --allow-bar-read")) }
+        if self.read { Ok(()) } else { Err(not_permitted(name, READ, &format!("add {ALLOW_BAR_READ}"))) }
     }
 
     pub(crate) fn check_write(&self, name: &str) -> Result<()> {
-        if self.write { Ok(()) } else { Err(not_permitted(name, WRITTEN, "add --allow-bar-write")) }
+        if self.write { Ok(()) } else { Err(not_permitted(name, WRITTEN, &format!("add {ALLOW_BAR_WRITE}"))) }
     }
 }
 
@@ -100,7 +101,7 @@ pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<A
     let example = format!("pci:{}/bar{}@0+4K", spec.address, spec.bar);
     if !permission.read && !permission.write {
         let remedy = format!(
-            "to read, add --allow-bar-read; to write, add --allow-bar-write and a range, such as {example}"
+            "to read, add {ALLOW_BAR_READ}; to write, add {ALLOW_BAR_WRITE} and a range, such as {example}"
         );
         return Err(not_permitted(&name, "read or written only if you allow it", &remedy));
     }
@@ -125,14 +126,14 @@ pub(crate) fn access_method(
         Some(driver) if driver == VFIO_DRIVER => Ok(AccessMethod::Vfio),
         Some(driver) => {
             let note = match permission.devices.contains(&address) {
-                true => " (--allow-device applies only to devices without a driver)",
-                false => "",
+                true => format!(" ({ALLOW_DEVICE} applies only to devices without a driver)"),
+                false => String::new(),
             };
             Err(Error::Held { address, driver, note })
         }
         // A link `driver` that exists but cannot be read shows that a driver is bound.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
-            Err(Error::Held { address, driver: "(unknown)".into(), note: "" })
+            Err(Error::Held { address, driver: "(unknown)".into(), note: String::new() })
         }
         None if permission.devices.contains(&address) => Ok(AccessMethod::Sysfs),
         None => Err(Error::NotAllowed { address }),

@@ -1,5 +1,6 @@
 //! The errors of jobs and their PEs.
 
+use crate::field::HEAP;
 use inlane_core::error::Class;
 use inlane_core::units::counted;
 
@@ -105,7 +106,7 @@ pub enum Error {
     },
     /// The symmetric heap is full.
     #[error(
-        "the symmetric heap of {size} bytes has no free span of {bytes} bytes; give a larger --heap, or set SHMEM_SYMMETRIC_SIZE"
+        "the symmetric heap of {size} bytes has no free span of {bytes} bytes; give a larger {HEAP}, or set SHMEM_SYMMETRIC_SIZE"
     )]
     Heap {
         /// Requested bytes.

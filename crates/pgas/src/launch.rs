@@ -37,6 +37,7 @@ pub use mover::MoverChoice;
 pub use session::{AnySession, Session, UcxSession};
 
 use crate::error::{Error, Result};
+use crate::field::{FAULTS, FAULTY, HEAP as HEAP_SIZE, MOVER, MOVER_FROM};
 use crate::transport::select::TransportKind;
 use hub::JobHub;
 use inlane_core::completion::CompletionMode;
@@ -149,23 +150,26 @@ impl Job {
                 drop(self.mover.as_ref().map(MoverChoice::start_twin).transpose()?)
             }
             (None, Some(_)) => {
-                return Err(Error::invalid("--mover-from", "no mover was chosen; add --mover twin"));
+                return Err(Error::invalid(
+                    MOVER_FROM,
+                    format!("no mover was chosen; add {}", MOVER.with("twin")),
+                ));
             }
             _ => {}
         }
         match self.faulty {
             Some(_) if self.faults.is_empty() => {
-                return Err(Error::invalid("--faulty", "there are no faults to inject; add --faults"));
+                return Err(Error::invalid(FAULTY, format!("there are no faults to inject; add {FAULTS}")));
             }
             Some(pe) if pe >= self.pes => {
                 let why = format!("give a PE of the job, 0 to {}", self.pes.saturating_sub(1));
-                return Err(Error::invalid(format!("--faulty {pe}"), why));
+                return Err(Error::invalid(FAULTY.with(pe), why));
             }
             _ => {}
         }
         let window = self.heap_bytes.saturating_add(STATICS);
         if window > 1 << 40 {
-            let what = format!("--heap {}", inlane_core::units::bytes(self.heap_bytes));
+            let what = HEAP_SIZE.with(inlane_core::units::bytes(self.heap_bytes));
             return Err(Error::invalid(
                 what,
                 "a window has at most 1 TiB, of which 4 GiB are for static objects; give 1020G or less",

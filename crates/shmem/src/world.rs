@@ -50,7 +50,7 @@ struct Process {
     id: u32,
     world: World<AnyTransport>,
     /// The reason why this job uses its transport, as text for the user.
-    reason: &'static str,
+    reason: String,
     _hub: Option<Hub>,
     _server: Option<Server>,
 }
@@ -171,7 +171,7 @@ fn connect() -> Result<Process> {
     }
     let windows = AnyTransport::Windows(Windows::connect(twin.clone(), bytes, settings)?);
     let world = World::new(windows, address, length)?;
-    let reason = "all PEs run on this machine";
+    let reason = "all PEs run on this machine".into();
     Ok(Process { id: std::process::id(), world, reason, _hub: hub, _server: None })
 }
 
@@ -311,7 +311,7 @@ fn describe() {
 
 /// Returns a text about this PE's puts and gets to the other PEs: their path, and why it was chosen.
 fn path() -> String {
-    let reason = PROCESS.get().map_or("", |process| process.reason);
+    let reason = PROCESS.get().map_or("", |process| &process.reason);
     match world().transport() {
         AnyTransport::Windows(_) => format!("windows in shared memory, because {reason}"),
         AnyTransport::Ucx(ucx) => {

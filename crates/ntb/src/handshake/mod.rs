@@ -11,6 +11,7 @@ mod tests;
 use crate::device::Ntb;
 use crate::error::{Error, Result};
 use crate::fault::Faults;
+use crate::field::HEAP;
 use inlane_core::region::Region;
 use protocol::{ConnectionEpochs, Handshake, NextStep, ROW, VERSION};
 use std::time::{Duration, Instant};
@@ -208,13 +209,13 @@ fn check_sizes(peer: u32, own: &protocol::ScratchpadRow, row: &protocol::Scratch
     let refuse = |why: String| Err(Error::Window { peer, why });
     if own.inbound_pages > row.limit_pages {
         return refuse(format!(
-            "the peer's window takes {} pages of 4 KiB, but this side's memory has {}; give a smaller --heap",
+            "the peer's window takes {} pages of 4 KiB, but this side's memory has {}; give a smaller {HEAP}",
             row.limit_pages, own.inbound_pages
         ));
     }
     if row.inbound_pages > own.limit_pages {
         return refuse(format!(
-            "this side's window takes {} pages of 4 KiB, but the peer's memory has {}; give the peer a smaller --heap",
+            "this side's window takes {} pages of 4 KiB, but the peer's memory has {}; give the peer a smaller {HEAP}",
             own.limit_pages, row.inbound_pages
         ));
     }

@@ -19,6 +19,7 @@ mod partition;
 
 use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise};
 use crate::error::{Error, Result};
+use crate::field::{IVSHMEM, MACHINES};
 use crate::registers::{self, PortRegisters, SCRATCHPADS, VECTORS};
 use crate::window::Window;
 use inlane_core::region::Region;
@@ -94,14 +95,14 @@ impl Ivshmem {
     /// * [`Error::Invalid`] if another machine was started with a different number of ports, or if this
     ///   machine's port number is not below `ports`.
     pub fn open(address: Address, ports: u32) -> Result<Self> {
-        let invalid = |why: String| Error::invalid(format!("--ivshmem {address}"), why);
+        let invalid = |why: String| Error::invalid(IVSHMEM.with(address), why);
         let sysfs = Sysfs::system();
         // Check that the device is an ivshmem device before opening it. If a device is in use, the error of
         // opening advises the user to unbind it. This advice would be wrong for other devices.
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
-                "it is not an ivshmem device, which has the ID 1af4:1110; 'inlane topo --all' lists the devices".into(),
+                "it is not an ivshmem device, which has the ID 1af4:1110; /sys/bus/pci/devices lists the devices".into(),
             ));
         }
         let device = Device::open(&sysfs, address).map_err(pci)?;
@@ -121,7 +122,7 @@ impl Ivshmem {
         if port >= ports {
             return Err(invalid(format!(
                 "its server gave this machine port {port}, but the bridge has only ports 0 to {}; stop machines that still run, or \
-                 raise --machines",
+                 raise {MACHINES}",
                 ports.saturating_sub(1)
             )));
         }
@@ -161,7 +162,7 @@ impl Ivshmem {
 
 fn pci(error: inlane_pci::Error) -> Error {
     let (why, class) = (error.to_string(), error.class());
-    Error::Core(inlane_core::Error::Device { device: "--ivshmem".into(), why, class })
+    Error::Core(inlane_core::Error::Device { device: IVSHMEM.into(), why, class })
 }
 
 fn capabilities(window_bytes: u64) -> Capabilities {

@@ -1,5 +1,6 @@
 //! Divides the memory behind BAR 2 among the ports: each gets registers and inbound memory.
 
+use crate::field::MACHINES;
 use crate::registers::PortRegisters;
 use inlane_core::region::Region;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +30,7 @@ impl Partition {
         let window_bytes = bytes.saturating_sub(first) / u64::from(ports) / PAGE * PAGE;
         if window_bytes == 0 {
             return Err(format!(
-                "its memory of {bytes} bytes is too small for {ports} ports; give the server a larger --memory, for example 16M"
+                "its memory of {bytes} bytes is too small for {ports} ports; give its server more memory, for example 16M"
             ));
         }
         Ok(Self { ports, window_bytes })
@@ -58,7 +59,7 @@ pub(super) fn claim(shared: &Region, ports: u32) -> Result<(), String> {
         Ok(_) => Ok(()),
         Err(there) if there == mine => Ok(()),
         Err(there) if there << 8 == MAGIC << 8 => Err(format!(
-            "another machine partitioned its memory among {} ports, not {ports}; give all machines the same number of --machines",
+            "another machine partitioned its memory among {} ports, not {ports}; give all machines the same number of {MACHINES}",
             there >> 56
         )),
         Err(_) => {

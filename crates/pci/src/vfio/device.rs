@@ -49,7 +49,7 @@ impl Device {
         }
         match sysfs.driver(address) {
             Some(driver) if driver == VFIO_DRIVER => {}
-            Some(driver) => return Err(Error::Held { address, driver, note: "" }),
+            Some(driver) => return Err(Error::Held { address, driver, note: String::new() }),
             None => return Err(Error::NotAllowed { address }),
         }
         let group = Group::of(sysfs, address)?;

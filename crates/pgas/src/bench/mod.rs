@@ -16,6 +16,7 @@ pub use figure::{figure, findings, results};
 pub use row::{Delivery, WindowResult};
 
 use crate::error::{Error, Result};
+use crate::field::ONLY;
 use crate::launch::{AnySession, Member, UcxSession, processors};
 use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::layout::Layout;
@@ -254,7 +255,7 @@ fn needs_processors(yields: bool) -> Result<()> {
 /// bytes.
 fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize]) -> Result<Measurements> {
     if plan.only == Some(Part::Mover) {
-        return Err(Error::invalid("--only mover", "UCX has no mover; leave it out, or measure windows"));
+        return Err(Error::invalid(ONLY.with("mover"), "UCX has no mover; leave it out, or measure windows"));
     }
     let UcxSession { client, settings, member, reason, .. } = session;
     let (yields, largest) = (settings.yields, (heap - (1 << 20)) / 2);
@@ -367,7 +368,7 @@ impl Bench<Windows> {
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(
-                "--only mover",
+                ONLY.with("mover"),
                 "no mover reaches this bridge's windows; leave the option out",
             ));
         }

@@ -3,6 +3,7 @@
 
 use super::{MeasuredOperation, Point, UcxPerftest};
 use crate::error::{Error, Result};
+use crate::field::UCX;
 use inlane_core::cores::CoreSet;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -87,7 +88,7 @@ pub(super) fn ucx_put(ucx: &UcxPerftest, pair: &[usize], size: u64, batch_us: u6
     }
     let last = output.lines().last().map(|line| format!("; its last line: {line}")).unwrap_or_default();
     let what = format!("{} printed no bandwidth for {size} bytes", program.display());
-    let why = format!("check that --ucx is ucx_perftest{last}");
+    let why = format!("check that {UCX} is ucx_perftest{last}");
     Err(Error::Failed { what, why })
 }
 

@@ -7,8 +7,10 @@
 
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
+use crate::field::{FAULTS, MOVER, TRANSPORT};
 use crate::transport::rendezvous::Server;
 use crate::transport::select::TransportKind;
+use inlane_core::setting::Field;
 use inlane_ntb::twin::{Hub, PortEvent};
 use std::os::fd::OwnedFd;
 use std::process::Command;
@@ -39,17 +41,20 @@ impl JobHub {
                 Ok(Self::Windows(Arc::new(Hub::new(job.pes, job.heap_bytes + STATICS)?)))
             }
             TransportKind::Ucx => {
-                let refuse = |what: &str| {
+                let refuse = |what: Field| {
                     Err(Error::invalid(
                         what,
-                        format!("UCX has no windows; leave {what} out, or choose --transport windows"),
+                        format!(
+                            "UCX has no windows; leave {what} out, or choose {}",
+                            TRANSPORT.with("windows")
+                        ),
                     ))
                 };
                 if !job.faults.is_empty() {
-                    return refuse("--faults");
+                    return refuse(FAULTS);
                 }
                 if job.mover.is_some() {
-                    return refuse("--mover");
+                    return refuse(MOVER);
                 }
                 Ok(Self::Ucx(Server::new(job.pes, job.address)?))
             }

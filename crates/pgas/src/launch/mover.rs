@@ -1,6 +1,7 @@
 //! Parses the user's choice of a mover (`twin`, `twin:RATE` or `gpu:N`). If the mover is a twin, starts it.
 
 use crate::error::{Error, Result};
+use crate::field::MOVER;
 use inlane_core::mover::Mover;
 use inlane_twin::{DmaCosts, DmaEngine};
 
@@ -23,7 +24,7 @@ impl std::str::FromStr for MoverChoice {
         use inlane_core::units::{Rate, parse_rate};
         let invalid = || {
             let why = "give twin, twin:RATE in bits per second (for example twin:30G), or gpu:N";
-            Error::invalid(format!("--mover {text}"), why)
+            Error::invalid(MOVER.with(text), why)
         };
         match text.split_once(':').unwrap_or((text, "")) {
             ("twin", "") => Ok(Self::Twin(None)),
@@ -58,8 +59,11 @@ impl MoverChoice {
             Self::Twin(Some(bits)) => DmaCosts { to_device: bits / 8.0, ..DmaCosts::unlimited() },
             Self::Gpu(_) => {
                 return Err(Error::invalid(
-                    format!("--mover {self}"),
-                    "a GPU reaches registered memory only; use twin, or measure with `inlane ntb bench --mover gpu:N`",
+                    MOVER.with(self),
+                    format!(
+                        "a GPU reaches registered memory only; use twin, or measure with `inlane ntb bench {}`",
+                        MOVER.with("gpu:N")
+                    ),
                 ));
             }
         };

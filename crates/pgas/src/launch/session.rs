@@ -6,6 +6,7 @@ use super::member::{self, Joined, Member};
 use super::variables::{self, parsed};
 use super::{HEAP, MoverChoice, STATICS, manager, network, processors};
 use crate::error::{Error, Result};
+use crate::field::TRANSPORT;
 use crate::transport::bootstrap::Exchange;
 use crate::transport::layout::Layout;
 use crate::transport::rendezvous::{Client, Meeting, Server};
@@ -54,7 +55,7 @@ pub struct UcxSession {
     /// no process manager. Call `finish` on it after the last communication.
     pub member: Option<Member>,
     /// Why the PEs communicate over UCX, as text for the user.
-    pub reason: &'static str,
+    pub reason: String,
 }
 
 /// This process's membership in a job. The job communicates over windows or over UCX.
@@ -91,7 +92,7 @@ impl AnySession {
     pub fn over(asked: Option<TransportKind>, additional: usize) -> Result<Self> {
         let refuse = |launched: TransportKind| match asked {
             Some(asked) if asked != launched => Err(Error::invalid(
-                format!("--transport {asked}"),
+                TRANSPORT.with(asked),
                 format!("the job is over {launched}; give the option to the launcher"),
             )),
             _ => Ok(()),
@@ -111,10 +112,10 @@ impl AnySession {
         let by_variable = variables::transport()?;
         match (asked.or(by_variable), spread) {
             (Some(TransportKind::Ucx), _) if asked.is_some() => {
-                UcxSession::of_manager(manager, "--transport asks for it").map(Self::Ucx)
+                UcxSession::of_manager(manager, format!("{TRANSPORT} asks for it")).map(Self::Ucx)
             }
-            (Some(TransportKind::Ucx), _) => UcxSession::of_manager(manager, ASKED).map(Self::Ucx),
-            (None, true) => UcxSession::of_manager(manager, SEVERAL).map(Self::Ucx),
+            (Some(TransportKind::Ucx), _) => UcxSession::of_manager(manager, ASKED.into()).map(Self::Ucx),
+            (None, true) => UcxSession::of_manager(manager, SEVERAL.into()).map(Self::Ucx),
             (Some(TransportKind::Windows), _) | (None, false) => {
                 Session::join(additional, manager).map(Self::Windows)
             }
@@ -145,13 +146,13 @@ impl UcxSession {
             settings,
             server: None,
             member: None,
-            reason: "the launcher was asked for it",
+            reason: "the launcher was asked for it".into(),
         })
     }
 
     /// Joins the job over UCX that `manager` started. If `manager` is `None`, the process is a job of one PE.
     /// `reason` says why the PEs communicate over UCX.
-    fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: &'static str) -> Result<Self> {
+    fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: String) -> Result<Self> {
         ucx::Ucx::version()?;
         let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
         let (client, heap_bytes, server, member) = match manager {

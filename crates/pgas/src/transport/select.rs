@@ -4,6 +4,7 @@ use super::ucx::Ucx;
 use super::windows::Windows;
 use super::{Atomic, Capabilities, Transport};
 use crate::error::{Error, Result};
+use crate::field::TRANSPORT;
 use std::str::FromStr;
 
 /// A transport, as users name it.
@@ -24,7 +25,7 @@ impl FromStr for TransportKind {
         match text {
             "windows" => Ok(TransportKind::Windows),
             "ucx" => Ok(TransportKind::Ucx),
-            _ => Err(Error::invalid(format!("--transport {text}"), "choose one of windows, ucx")),
+            _ => Err(Error::invalid(TRANSPORT.with(text), "choose one of windows, ucx")),
         }
     }
 }

@@ -24,6 +24,7 @@ pub use heap::Heap;
 pub use typed::{Element, Symmetric};
 
 use crate::error::{Error, Result};
+use crate::field::HEAP;
 use crate::transport::{Atomic, Operation, Transport};
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -119,7 +120,7 @@ impl<T: Transport> World<T> {
         if heap_offset >= length {
             return Err(Error::invalid(
                 format!("symmetric memory of {length} bytes"),
-                format!("the library and static objects need {heap_offset} of them; give a larger --heap"),
+                format!("the library and static objects need {heap_offset} of them; give a larger {HEAP}"),
             ));
         }
         let heap_bytes = length - heap_offset;

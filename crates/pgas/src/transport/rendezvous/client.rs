@@ -3,6 +3,7 @@
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Lost, Result};
+use crate::field::ADDRESS;
 use crate::transport::bootstrap::{Exchange, JobControl};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +50,7 @@ impl Client {
         let failed =
             |why: String| Error::Failed { what: format!("joining the job at {address} as PE {me}"), why };
         let unreachable = |error: std::io::Error| {
-            failed(format!("{error}; give the launcher an address that this machine reaches, by --address"))
+            failed(format!("{error}; give the launcher an address that this machine reaches, by {ADDRESS}"))
         };
         let mut stream = connect(meeting).map_err(unreachable)?;
         prepare(&stream).map_err(unreachable)?;
