@@ -633,29 +633,17 @@ pub fn receive_descriptors(
     }
 }
 
-/// Returns a socket's inode number, which identifies the socket on this system.
+/// Returns a socket's cookie (SO_COOKIE), a number that identifies the socket on this system. Unlike an inode number, it is never
+/// used again.
 ///
 /// # Errors
-/// `EBADF` if the descriptor is not a UNIX socket, because a file of another file system may have the same
-/// inode number. Errors of the system.
-pub fn inode(fd: &OwnedFd) -> io::Result<u64> {
-    static SOCKETS: OnceLock<u64> = OnceLock::new();
-    let sockets = match SOCKETS.get() {
-        Some(device) => *device,
-        None => {
-            let (socket, _) = UnixStream::pair()?;
-            *SOCKETS.get_or_init(|| rustix::fs::fstat(&socket).map_or(u64::MAX, |status| status.st_dev))
-        }
-    };
-    // Ask for the domain first, because `fstat` of a file in user space (FUSE) may block.
+/// `EBADF` if the descriptor is not a UNIX socket. Errors of the system.
+pub fn cookie(fd: &OwnedFd) -> io::Result<u64> {
+    // Ask for the domain first, because only the pairs' ends can be meant.
     if !is_unix(fd) {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    let status = rustix::fs::fstat(fd)?;
-    match status.st_dev == sockets {
-        true => Ok(status.st_ino),
-        false => Err(io::Error::from_raw_os_error(libc::EBADF)),
-    }
+    Ok(rustix::net::sockopt::socket_cookie(fd)?)
 }
 
 #[cfg(test)]
@@ -716,21 +704,29 @@ mod tests {
     }
 
     #[test]
-    fn only_sockets_have_an_inode_that_identifies_them() {
+    fn only_unix_sockets_have_a_cookie_that_identifies_them() {
         let (one, other) = UnixStream::pair().unwrap();
         let (one, other) = (OwnedFd::from(one), OwnedFd::from(other));
-        assert_ne!(inode(&one).unwrap(), inode(&other).unwrap());
-        assert_eq!(inode(&one).unwrap(), inode(&one.try_clone().unwrap()).unwrap());
+        assert_ne!(cookie(&one).unwrap(), cookie(&other).unwrap());
+        assert_eq!(cookie(&one).unwrap(), cookie(&one.try_clone().unwrap()).unwrap());
+        // The kernel gives the inode number of a closed socket to other sockets once its numbers wrap.
+        let mut known: Vec<u64> = [&one, &other].map(|end| cookie(end).unwrap()).into();
+        for _ in 0..100 {
+            known.push(cookie(&UnixStream::pair().unwrap().0.into()).unwrap());
+        }
+        known.sort_unstable();
+        known.dedup();
+        assert_eq!(known.len(), 102);
         let tcp = OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-        assert_eq!(inode(&tcp).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(cookie(&tcp).unwrap_err().raw_os_error(), Some(libc::EBADF));
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
-        assert_eq!(inode(&file).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(cookie(&file).unwrap_err().raw_os_error(), Some(libc::EBADF));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let named = OwnedFd::from(
             std::fs::OpenOptions::new().custom_flags(libc::O_PATH).read(true).open(path).unwrap(),
         );
-        assert_eq!(inode(&named).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(cookie(&named).unwrap_err().raw_os_error(), Some(libc::EBADF));
     }
 }

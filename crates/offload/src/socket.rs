@@ -28,8 +28,8 @@ const QUICK_ACK_NS: u64 = inlane_tcp::MILLISECOND / 5;
 pub struct Socket {
     /// The socket's number, which is never used again.
     pub id: u64,
-    /// The inode number of the program's end of the socket pair. It identifies this end on the machine.
-    pub inode: u64,
+    /// The cookie (SO_COOKIE) of the program's end of the socket pair. It identifies this end on the machine.
+    pub cookie: u64,
     /// The process that created the socket.
     pub process: i32,
     /// The program's name.

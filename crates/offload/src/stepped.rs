@@ -43,7 +43,7 @@ pub struct HeldResources {
     pub flows: usize,
     /// Local TCP and UDP ports that sockets hold.
     pub ports: usize,
-    /// The entries of the table by which the engine finds a socket. The key is the inode of the program's end
+    /// The entries of the table by which the engine finds a socket. The key is the cookie of the program's end
     /// of the socket pair.
     pub ends: usize,
     /// Processes that have at least one socket.

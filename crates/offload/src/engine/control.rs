@@ -507,8 +507,8 @@ impl Engine {
         if !request.client.reply(reply, descriptor.as_deref())
             && reply.operation == Operation::Connect
             && let Some(program) = descriptor
-            && let Ok(inode) = pair::inode(&program)
-            && let Some(&key) = self.inodes.get(&inode)
+            && let Ok(cookie) = pair::cookie(&program)
+            && let Some(&key) = self.by_cookie.get(&cookie)
         {
             self.remove(key);
         }

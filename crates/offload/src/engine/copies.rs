@@ -28,7 +28,7 @@ pub(crate) struct Duplicate {
 /// The announcement of a new or changed listener. It is for the threads that get copies of the listener.
 pub(super) struct Announcement {
     id: u64,
-    inode: u64,
+    cookie: u64,
     process: i32,
     program: String,
     v6: bool,
@@ -78,7 +78,7 @@ impl Engine {
         let Role::Listening(listening) = &socket.role else { return false };
         let announcement = Arc::new(Announcement {
             id: socket.id,
-            inode: socket.inode,
+            cookie: socket.cookie,
             process: socket.process,
             program: socket.program.clone(),
             v6: socket.v6,
@@ -156,7 +156,7 @@ impl Engine {
         (listening.waiting, listening.filled) = (announcement.waiting.clone(), announcement.filled);
         let key = self.sockets.insert_with(|_| Socket {
             id: announcement.id,
-            inode: announcement.inode,
+            cookie: announcement.cookie,
             process: announcement.process,
             program: announcement.program.clone(),
             v6: announcement.v6,

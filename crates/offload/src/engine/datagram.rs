@@ -466,7 +466,7 @@ impl Engine {
         let count = sharing.clone().count() as u64;
         if count > 1 {
             use std::hash::BuildHasher;
-            let hash = self.inodes.hasher().hash_one(remote);
+            let hash = self.by_cookie.hasher().hash_one(remote);
             return sharing.map(|(.., key)| key).nth((hash % count) as usize);
         }
         equal.map(|(.., key)| key).next_back()

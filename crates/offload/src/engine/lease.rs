@@ -76,20 +76,19 @@ impl Engine {
         }
         let key = self.attached(request)?;
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
-        let device = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?.st_dev;
+        let status = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?;
         let (area, file) = self.area(request)?;
         let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
         // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
         // these options.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
-        let inode = socket.inode;
         let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
         let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
         if limited || !open || stream.program_finished || stream.filled.is_some() {
             return Err(Refusal::Errno(libc::EAGAIN));
         }
         if stream.direct.is_none() {
-            stream.direct = Direct::new(&area, inode, device).map(Box::new);
+            stream.direct = Direct::new(&area, status.st_ino, status.st_dev).map(Box::new);
         }
         let direct = stream.direct.as_ref().ok_or(libc::ENOBUFS)?;
         let (owner, index) = direct.place();

@@ -123,8 +123,8 @@ pub struct Engine {
     /// announced themselves to all hosts. Index 1 is for neighbours that answered a request or asked the
     /// engine.
     neighbour_budgets: [Budget; 2],
-    /// The sockets by the inode of the program's end.
-    inodes: HashMap<u64, Key>,
+    /// The sockets by the cookie of the program's end.
+    by_cookie: HashMap<u64, Key>,
     time_waits: HashMap<Flow, TimeWait>,
     time_wait_order: VecDeque<(u64, Flow)>,
     secrets: Secrets,
@@ -230,7 +230,7 @@ impl Engine {
             datagram_buffer: Vec::new(),
             icmp_budget: Budget::default(),
             neighbour_budgets: Default::default(),
-            inodes: HashMap::new(),
+            by_cookie: HashMap::new(),
             time_waits: HashMap::new(),
             time_wait_order: VecDeque::new(),
             secrets,
@@ -574,12 +574,9 @@ impl Engine {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
         if !socket.copy {
-            // A new socket may have this inode, because the kernel's inode numbers of sockets wrap around.
-            if self.inodes.get(&socket.inode) == Some(&key) {
-                self.inodes.remove(&socket.inode);
-            }
+            self.by_cookie.remove(&socket.cookie);
             if let Some(shared) = &self.shared {
-                shared.inodes.part(&socket.inode).remove(&socket.inode);
+                shared.by_cookie.part(&socket.cookie).remove(&socket.cookie);
             }
         }
         // A socket counts until its end of the socket pair is closed.

@@ -54,7 +54,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::EBADF));
         };
         let prepared = self.prepare(now, request, &end, Arc::new(program));
-        let (stream, inode, program, place) = match prepared {
+        let (stream, cookie, program, place) = match prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
@@ -71,7 +71,7 @@ impl Engine {
         let (flow, id) = (stream.flow, self.next_id());
         let role = Role::Stream(Box::new(stream));
         let options = SocketOptions::default();
-        let new = NewSocket { id, inode, end, local: flow.local, options, role, place };
+        let new = NewSocket { id, cookie, end, local: flow.local, options, role, place };
         let key = self.add(owner(request), new, &program)?;
         self.claim_flow(flow, key);
         self.touch(key);
@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Creates the connection for a request, and counts its socket. Returns four values: the connection, the
-    /// inode of the program's end of the socket pair, the program's end, and the socket's place.
+    /// cookie of the program's end of the socket pair, the program's end, and the socket's place.
     fn prepare(
         &mut self,
         now: u64,
@@ -88,8 +88,8 @@ impl Engine {
         program: Arc<OwnedFd>,
     ) -> Result<(Stream, u64, Arc<OwnedFd>, Place), Refusal> {
         let message = &request.message;
-        let inode = pair::inode(&program)?;
-        if self.inodes.contains_key(&inode) {
+        let cookie = pair::cookie(&program)?;
+        if self.by_cookie.contains_key(&cookie) {
             return Err(Refusal::Errno(libc::EEXIST));
         }
         let filled = Filled::prepared(program.clone(), message.number)?;
@@ -105,7 +105,7 @@ impl Engine {
         stream.readable = false;
         stream.filled = Some(filled);
         let place = self.admit_socket(request.process, request.user, [end, &program])?;
-        Ok((stream, inode, program, place))
+        Ok((stream, cookie, program, place))
     }
 }
 

@@ -224,10 +224,10 @@ impl Engine {
             return (handle.socket % shared.threads() as u64) as usize;
         }
         let Some(attached) = &request.attached else { return self.thread };
-        let Ok(inode) = pair::inode(attached) else { return self.thread };
-        match self.inodes.contains_key(&inode) {
+        let Ok(cookie) = pair::cookie(attached) else { return self.thread };
+        match self.by_cookie.contains_key(&cookie) {
             true => self.thread,
-            false => shared.inodes.get(&inode).unwrap_or(self.thread),
+            false => shared.by_cookie.get(&cookie).unwrap_or(self.thread),
         }
     }
 
@@ -257,7 +257,7 @@ impl Engine {
         let Some(shared) = self.shared.clone() else { return };
         let Some(mut socket) = self.sockets.remove(key) else { return };
         self.wheel.remove(key);
-        self.inodes.remove(&socket.inode);
+        self.by_cookie.remove(&socket.cookie);
         if let Some(end) = &socket.end {
             super::stop_watching(&self.epoll, end);
         }
@@ -301,10 +301,10 @@ impl Engine {
     pub(super) fn take_moved_sockets(&mut self, now: u64) {
         let Some(inbox) = self.inbox().filter(|inbox| inbox.is_filled()) else { return };
         for MovedSocket { socket, packet } in inbox.take_sockets() {
-            let inode = socket.inode;
+            let cookie = socket.cookie;
             let Some(flow) = socket.stream().map(|stream| stream.flow) else { continue };
             let key = self.sockets.insert_with(|_| *socket);
-            self.inodes.insert(inode, key);
+            self.by_cookie.insert(cookie, key);
             self.flows.insert(flow, key);
             if self.watch_pair(key).is_err() {
                 self.remove(key);

@@ -61,8 +61,8 @@ pub(super) struct OwningProgram<'a> {
 pub(super) struct NewSocket {
     /// See [`Socket::id`].
     pub id: u64,
-    /// The inode number of the program's end.
-    pub inode: u64,
+    /// The cookie of the program's end.
+    pub cookie: u64,
     /// The engine's end.
     pub end: OwnedFd,
     /// The local address.
@@ -166,7 +166,7 @@ impl Engine {
     /// pair, which identifies the socket.
     pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
-        let key = self.inodes.get(&pair::inode(fd)?).copied().ok_or(libc::EBADF)?;
+        let key = self.by_cookie.get(&pair::cookie(fd)?).copied().ok_or(libc::EBADF)?;
         request.known.set(true);
         Ok(key)
     }
@@ -210,9 +210,9 @@ impl Engine {
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
         let (end, program) = pair::create_unnamed(kind)?;
-        let inode = pair::inode(&program)?;
+        let cookie = pair::cookie(&program)?;
         let place = self.admit_socket(owner.process, owner.closer.user(), [&end, &program])?;
-        let new = NewSocket { id, inode, end, local, options, role, place };
+        let new = NewSocket { id, cookie, end, local, options, role, place };
         Ok((self.add(owner, new, &program)?, program, name))
     }
 
@@ -239,10 +239,10 @@ impl Engine {
         other: &OwnedFd,
     ) -> Result<Key, Refusal> {
         let OwningProgram { process, program, v6, closer } = owner;
-        let NewSocket { id, inode, end, local, options, role, place } = new;
+        let NewSocket { id, cookie, end, local, options, role, place } = new;
         let key = self.sockets.insert_with(|_| Socket {
             id,
-            inode,
+            cookie,
             process,
             program: program.to_owned(),
             v6,
@@ -257,9 +257,9 @@ impl Engine {
             place: Some(Arc::new(place)),
             closer: closer.clone(),
         });
-        self.inodes.insert(inode, key);
+        self.by_cookie.insert(cookie, key);
         if let Some(shared) = &self.shared {
-            shared.inodes.part(&inode).insert(inode, self.thread);
+            shared.by_cookie.part(&cookie).insert(cookie, self.thread);
         }
         if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
             && !matches!(role, Role::Bound)

@@ -215,8 +215,8 @@ pub(super) struct Shared {
     pub inboxes: Vec<Inbox>,
     /// The thread of each TCP connection, and of each flow in TIME-WAIT.
     pub flows: Shards<Flow, Owner>,
-    /// The thread that runs each socket. The key is the inode of the program's end of the socket pair.
-    pub inodes: Shards<u64, usize>,
+    /// The thread that runs each socket. The key is the cookie of the program's end of the socket pair.
+    pub by_cookie: Shards<u64, usize>,
     /// The number of control socket clients that each thread serves. The index is the thread's number.
     pub clients: Vec<AtomicUsize>,
 }
@@ -229,7 +229,7 @@ impl Shared {
     pub fn new(threads: usize) -> Result<Self> {
         let inboxes = (0..threads).map(|_| Inbox::new()).collect::<Result<_>>()?;
         let clients = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-        Ok(Self { inboxes, flows: Shards::new(), inodes: Shards::new(), clients })
+        Ok(Self { inboxes, flows: Shards::new(), by_cookie: Shards::new(), clients })
     }
 
     /// Returns the thread with the fewest clients, and counts one more for it.
@@ -304,14 +304,14 @@ impl Shared {
 
     /// Moves a socket to the thread `to`, with its flow.
     pub fn move_socket(&self, to: usize, flow: Flow, moved: MovedSocket) {
-        let inode = moved.socket.inode;
+        let cookie = moved.socket.cookie;
         // Hold the locks of both tables until the socket is in the inbox of thread `to`. If another thread
         // finds `to` in one of these tables, it can then rely on the inbox: the socket is in it or was taken
         // from it.
         let mut flows = self.flows.part(&flow);
-        let mut inodes = self.inodes.part(&inode);
+        let mut by_cookie = self.by_cookie.part(&cookie);
         self.inboxes[to].put(|letters| letters.sockets.push(moved));
         flows.insert(flow, Owner { thread: to, waits: false });
-        inodes.insert(inode, to);
+        by_cookie.insert(cookie, to);
     }
 }

@@ -44,7 +44,7 @@ impl Engine {
             sockets: self.sockets.iter().filter(|(_, socket)| !socket.copy).count(),
             flows: self.flows.len(),
             ports: self.ports.len() + self.datagram_ports.len(),
-            ends: self.inodes.len(),
+            ends: self.by_cookie.len(),
             processes: self.control.places.processes(),
             time_waits: self.time_waits.len(),
             own_packets: self.network.own.len(),

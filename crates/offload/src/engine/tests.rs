@@ -321,7 +321,7 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     drop((server, listener));
     bench.turn();
     assert_eq!(bench.engine.sockets.len(), 0, "sockets are left");
-    assert_eq!(bench.engine.flows.len() + bench.engine.inodes.len() + bench.engine.ports.len(), 0);
+    assert_eq!(bench.engine.flows.len() + bench.engine.by_cookie.len() + bench.engine.ports.len(), 0);
 }
 
 #[test]

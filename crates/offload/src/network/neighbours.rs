@@ -10,10 +10,13 @@ const MOST: usize = 4096;
 /// The most packets that wait for the answer of one neighbour. If the path MTU is at least 1280 bytes, this
 /// is enough for all fragments of the largest datagram.
 const MOST_PENDING: usize = 64;
+/// The most packets that wait for answers, apart from the first packet for each neighbour. These would otherwise take all
+/// buffers of the engine while someone sends to many addresses that do not exist.
+const MOST_WAITING: usize = 2048;
 /// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 /// The number of unanswered requests to a neighbour after which the packets that wait for this neighbour are
-/// dropped.
+/// dropped. Also the number of requests that go to a neighbour's old MAC address before all hosts are asked.
 const TRIES: u32 = 3;
 /// The least time between two reports of the same MAC address to other threads, in nanoseconds. A thread that
 /// missed a report asks the neighbour again after `RETRY_NS`. Because this time is shorter, the answer is
@@ -30,6 +33,7 @@ struct Neighbour {
     confirmed: u64,
     /// When the neighbour was last asked, in nanoseconds of the engine's clock.
     asked: u64,
+    /// The number of requests since the last answer.
     tries: u32,
     /// The time at which this thread last reported the neighbour's MAC address to the other threads, in
     /// nanoseconds of the engine's clock. `None` if it never did.
@@ -51,6 +55,8 @@ pub struct Neighbours {
     /// The number of neighbours without an answer: the engine has requested the MAC address, and packets wait
     /// for it.
     asking: usize,
+    /// The number of waiting packets, apart from the first one for each neighbour.
+    waiting: usize,
     /// The earliest time at which a neighbour may need another request or may be given up. In nanoseconds of
     /// the engine's clock.
     due: u64,
@@ -70,13 +76,23 @@ struct Recent {
 /// The result of looking up a neighbour's MAC address: what the caller must do with its packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// Send the packet to this MAC address. If the flag is set, also ask the neighbour again, because the
-    /// neighbour's last answer is old.
-    Send(Mac, bool),
+    /// Send the packet to this MAC address. Also ask for the neighbour's address again, as this says.
+    Send(Mac, Ask),
     /// The packet waits for the neighbour's answer. If the flag is set, ask the neighbour.
     Waits(bool),
     /// The sender must free the packet, because too many packets or neighbours wait for an answer.
     Drop,
+}
+
+/// Whom to ask for the address of a neighbour whose last answer is old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Nobody: the answer is recent, or the neighbour was asked a short time ago.
+    Nobody,
+    /// The neighbour, at its known MAC address.
+    Neighbour,
+    /// All hosts, because the neighbour does not answer at that address. It may have another one now.
+    All,
 }
 
 impl Neighbours {
@@ -88,17 +104,18 @@ impl Neighbours {
             && recent.address == address
             && now <= recent.fresh_until
         {
-            return Lookup::Send(recent.mac, false);
+            return Lookup::Send(recent.mac, Ask::Nobody);
         }
         if let Some(neighbour) = self.by_address.get_mut(&address)
             && let Some(mac) = neighbour.mac
         {
-            let stale = now > neighbour.fresh_until();
-            if stale {
-                neighbour.asked = now;
+            let mut ask = Ask::Nobody;
+            if now > neighbour.fresh_until() {
+                ask = if neighbour.tries < TRIES { Ask::Neighbour } else { Ask::All };
+                (neighbour.asked, neighbour.tries) = (now, neighbour.tries.saturating_add(1));
             }
             self.recent = Some(Recent { address, mac, fresh_until: neighbour.fresh_until() });
-            return Lookup::Send(mac, stale);
+            return Lookup::Send(mac, ask);
         }
         self.wait(now, address, packet)
     }
@@ -109,11 +126,12 @@ impl Neighbours {
             return Lookup::Drop;
         }
         let neighbour = self.by_address.entry(address).or_default();
-        if neighbour.pending.len() >= MOST_PENDING {
+        let first = neighbour.pending.is_empty();
+        if neighbour.pending.len() >= MOST_PENDING || !first && self.waiting >= MOST_WAITING {
             return Lookup::Drop;
         }
         neighbour.pending.push(packet);
-        let first = neighbour.pending.len() == 1;
+        self.waiting += usize::from(!first);
         if first {
             (neighbour.asked, neighbour.tries) = (now, 1);
             let due = now + RETRY_NS;
@@ -147,8 +165,9 @@ impl Neighbours {
             return Vec::new();
         }
         let neighbour = self.by_address.entry(address).or_default();
-        (neighbour.mac, neighbour.confirmed) = (Some(mac), now);
+        (neighbour.mac, neighbour.confirmed, neighbour.tries) = (Some(mac), now, 0);
         let waited = std::mem::take(&mut neighbour.pending);
+        self.waiting -= waited.len().saturating_sub(1);
         self.asking -= usize::from(!waited.is_empty());
         waited
     }
@@ -189,7 +208,9 @@ impl Neighbours {
                 self.due = self.due.min(now + RETRY_NS);
                 ask.push(address);
             } else {
-                silent.push((address, std::mem::take(&mut neighbour.pending)));
+                let waited = std::mem::take(&mut neighbour.pending);
+                self.waiting -= waited.len() - 1;
+                silent.push((address, waited));
                 self.asking -= 1;
             }
         }
@@ -229,23 +250,23 @@ mod tests {
         assert_eq!(neighbours.look_up(0, address(1), packet(2)), Lookup::Waits(false));
         let waited = neighbours.learn(5, address(1), MAC, false);
         assert_eq!(waited.iter().map(|packet| packet.cookie).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(neighbours.look_up(6, address(1), packet(3)), Lookup::Send(MAC, false));
+        assert_eq!(neighbours.look_up(6, address(1), packet(3)), Lookup::Send(MAC, Ask::Nobody));
         assert!(!neighbours.is_asking());
         let later = 6 + LIFETIME_NS;
-        assert_eq!(neighbours.look_up(later, address(1), packet(4)), Lookup::Send(MAC, true));
+        assert_eq!(neighbours.look_up(later, address(1), packet(4)), Lookup::Send(MAC, Ask::Neighbour));
         assert_eq!(
             neighbours.look_up(later, address(1), packet(4)),
-            Lookup::Send(MAC, false),
+            Lookup::Send(MAC, Ask::Nobody),
             "asked already"
         );
         let asked_again = later + RETRY_NS + 1;
-        assert_eq!(neighbours.look_up(asked_again, address(1), packet(4)), Lookup::Send(MAC, true));
+        assert_eq!(neighbours.look_up(asked_again, address(1), packet(4)), Lookup::Send(MAC, Ask::Neighbour));
         let other = Mac([2, 0, 0, 0, 0, 2]);
         assert!(neighbours.learn(asked_again, address(1), other, false).is_empty());
-        assert_eq!(neighbours.look_up(asked_again, address(1), packet(4)), Lookup::Send(other, false));
+        assert_eq!(neighbours.look_up(asked_again, address(1), packet(4)), Lookup::Send(other, Ask::Nobody));
         assert_eq!(
             neighbours.look_up(asked_again + LIFETIME_NS + 1, address(1), packet(4)),
-            Lookup::Send(other, true)
+            Lookup::Send(other, Ask::Neighbour)
         );
 
         assert_eq!(neighbours.look_up(0, address(2), packet(5)), Lookup::Waits(true));
@@ -274,6 +295,48 @@ mod tests {
         let expected = (1..=TRIES as u64)
             .flat_map(|round| [1, 2].map(|n| (round * RETRY_NS + n * 100, address(n as u32))));
         assert_eq!(asked, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_neighbour_that_does_not_answer_at_its_old_address_is_looked_for_everywhere() {
+        let mut neighbours = Neighbours::default();
+        neighbours.learn(0, address(1), MAC, true);
+        let mut now = LIFETIME_NS;
+        let mut look_up = |neighbours: &mut Neighbours| {
+            now += RETRY_NS + 1;
+            neighbours.look_up(now, address(1), Packet::EMPTY)
+        };
+        for _ in 0..TRIES {
+            assert_eq!(look_up(&mut neighbours), Lookup::Send(MAC, Ask::Neighbour));
+        }
+        for _ in 0..5 {
+            assert_eq!(look_up(&mut neighbours), Lookup::Send(MAC, Ask::All));
+        }
+        let other = Mac([2, 0, 0, 0, 0, 2]);
+        neighbours.learn(0, address(1), other, false);
+        assert_eq!(look_up(&mut neighbours), Lookup::Send(other, Ask::Neighbour));
+    }
+
+    #[test]
+    fn packets_for_many_silent_neighbours_leave_buffers_for_others() {
+        let mut neighbours = Neighbours::default();
+        let mut waiting = 0;
+        for _ in 0..MOST_PENDING {
+            for n in 0..MOST as u32 {
+                waiting += usize::from(neighbours.look_up(0, address(n), Packet::EMPTY) != Lookup::Drop);
+            }
+        }
+        assert_eq!(waiting, MOST + MOST_WAITING);
+        assert!(waiting < crate::network::BUFFERS / 2);
+        neighbours.learn(1, address(0), MAC, false);
+        let mut dropped = 0;
+        while let Some(next) = neighbours.next_timer() {
+            dropped += neighbours.on_timer(next).1.iter().map(|(_, packets)| packets.len()).sum::<usize>();
+        }
+        assert!(dropped < waiting && neighbours.waiting == 0);
+        for _ in 0..MOST_PENDING {
+            assert!(matches!(neighbours.look_up(0, address(5), Packet::EMPTY), Lookup::Waits(_)));
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Sends IP packets in frames to the neighbour's MAC address. Keeps a frame while the address is unknown or
 //! the transmit queue is full. Also processes ARP and neighbour discovery.
 
-use super::neighbours::Lookup;
+use super::neighbours::{Ask, Lookup};
 use super::{MOST_WAITING, Network, Route, all_nodes};
 use inlane_core::packet::Packet;
 use inlane_wire::checksum::Sum;
@@ -91,8 +91,10 @@ impl Network {
         match self.neighbours.look_up(now, hop, *packet) {
             Lookup::Send(mac, ask) => {
                 self.send_frame(mac, packet);
-                if ask {
-                    self.ask(hop, Some(mac));
+                match ask {
+                    Ask::Nobody => {}
+                    Ask::Neighbour => self.ask(hop, Some(mac)),
+                    Ask::All => self.ask(hop, None),
                 }
                 true
             }

@@ -80,7 +80,7 @@ fn ends_empty(bench: &mut Bench) {
         assert!(bench.now < 60_000_000_000, "sockets are left");
         bench.turn();
     }
-    assert_eq!(bench.engine.inodes.len() + bench.engine.flows.len() + bench.engine.ports.len(), 0);
+    assert_eq!(bench.engine.by_cookie.len() + bench.engine.flows.len() + bench.engine.ports.len(), 0);
 }
 
 #[test]

@@ -157,11 +157,11 @@ fn assert_shared_matches(engines: &[Engine]) {
             let owner = shared.flows.get(flow).unwrap();
             assert!(owner.thread == engine.thread && owner.waits);
         }
-        assert!(engine.inodes.keys().all(|inode| shared.inodes.get(inode) == Some(engine.thread)));
+        assert!(engine.by_cookie.keys().all(|cookie| shared.by_cookie.get(cookie) == Some(engine.thread)));
         flows += engine.flows.len() + engine.time_waits.len();
-        ends += engine.inodes.len();
+        ends += engine.by_cookie.len();
     }
-    assert_eq!((shared.flows.len(), shared.inodes.len()), (flows, ends));
+    assert_eq!((shared.flows.len(), shared.by_cookie.len()), (flows, ends));
 }
 
 fn header(sequence: u32, acknowledgment: u32, flags: u8) -> Header {
