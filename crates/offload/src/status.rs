@@ -288,6 +288,22 @@ fn fetch_within(path: &Path, limit: Duration) -> Result<EngineStatus> {
     serde_json::from_str(&text).map_err(|_| Error::Answer(shown))
 }
 
+/// Returns a text that a program has chosen, with control characters and characters that change the direction of text written as
+/// `\u{1b}`. On a terminal, they could hide or forge other lines.
+pub fn printable(text: &str) -> String {
+    let changes = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}')
+    };
+    text.chars().fold(String::with_capacity(text.len()), |mut shown, c| {
+        match changes(c) {
+            true => shown.extend(c.escape_unicode()),
+            false => shown.push(c),
+        }
+        shown
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

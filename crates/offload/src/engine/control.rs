@@ -330,7 +330,7 @@ impl Drop for Request {
 /// Returns the name of the program that `process` runs, or "?" if the process has ended.
 fn program_of(process: i32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
-    name.map_or_else(|_| "?".into(), |name| name.trim_end().to_owned())
+    name.map_or_else(|_| "?".into(), |name| crate::status::printable(name.trim_end()))
 }
 
 impl Engine {

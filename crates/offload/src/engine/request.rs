@@ -151,10 +151,10 @@ impl Engine {
     }
 
     fn note_kernel(&mut self, message: &Message, process: i32, reason: Option<&str>) {
-        let said = String::from_utf8_lossy(message.value()).into_owned();
+        let said = status::printable(&String::from_utf8_lossy(message.value()));
         self.totals.note_kernel(report::KernelSocket {
             protocol: status::protocol(message.datagrams),
-            program: message.program().to_owned(),
+            program: status::printable(message.program()),
             process,
             local: message.local.map(|address| address.to_string()),
             remote: message.remote.map(|address| address.to_string()),
@@ -244,7 +244,7 @@ impl Engine {
             id,
             cookie,
             process,
-            program: program.to_owned(),
+            program: status::printable(program),
             v6,
             local,
             holds_port: false,

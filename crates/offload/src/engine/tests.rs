@@ -73,6 +73,25 @@ fn the_loopback_interface_is_refused_with_the_flag_to_use() {
     }
 }
 
+#[test]
+fn texts_of_programs_are_escaped_in_the_status() {
+    let mut bench = Bench::new(8);
+    let mut message = Message::new(Operation::Bind);
+    (message.local, message.program) = ("10.0.0.1:8080".parse().ok(), *b"\x1b[2Jred\n\r\x07\0\0\0\0\0\0");
+    assert_eq!(bench.ask(message, None).0.status, 0);
+    message.operation = Operation::Kernel;
+    message.set_value("a reason\n\u{202e}ok\u{9b}31m".as_bytes());
+    bench.ask(message, None);
+    let mut file = std::fs::File::from(bench.ask(Message::new(Operation::Status), None).1.unwrap());
+    std::io::Seek::rewind(&mut file).unwrap();
+    let text = std::io::read_to_string(file).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let name = "\\u{1b}[2Jred\\u{a}\\u{d}\\u{7}";
+    assert_eq!(status["sockets"][0]["program"], name, "{text}");
+    assert_eq!(status["kernel"][0]["program"], name);
+    assert_eq!(status["kernel"][0]["reason"], "a reason\\u{a}\\u{202e}ok\\u{9b}31m");
+}
+
 pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
     Settings {
         port: "null".parse().unwrap(),
