@@ -322,6 +322,15 @@ impl SocketOptions {
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
                 self.keepalive_times[2] = Some(number.clamp(1, 127) as u32)
             }
+            // -1 is the default.
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
+                if number == -1 =>
+            {
+                self.others.remove(&(level, name));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                self.others.insert((level, name), number.clamp(-1, 120).to_ne_bytes().into());
+            }
             _ if self.others.len() < Self::MOST_OTHERS || self.others.contains_key(&(level, name)) => {
                 self.others.insert((level, name), value.to_vec());
             }
@@ -347,7 +356,15 @@ impl SocketOptions {
                 return Some(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec());
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => 1,
-            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => 6,
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) if !self.others.contains_key(&(level, name)) => 6,
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2)
+                if self
+                    .others
+                    .get(&(level, name))
+                    .is_none_or(|value| value.iter().all(|&byte| byte == 0)) =>
+            {
+                60
+            }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT | libc::TCP_FASTOPEN | libc::TCP_NOTSENT_LOWAT)
             | (libc::IPPROTO_IP, libc::IP_TOS)
             | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
@@ -355,7 +372,11 @@ impl SocketOptions {
             {
                 0
             }
-            (libc::IPPROTO_IP, libc::IP_TTL) if !self.others.contains_key(&(level, name)) => 64,
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
+                if !self.others.contains_key(&(level, name)) =>
+            {
+                64
+            }
             _ => return self.others.get(&(level, name)).cloned(),
         };
         Some(number.to_ne_bytes().to_vec())

@@ -13,7 +13,7 @@ pub use connect::{
     wait_connected,
 };
 pub use names::{addresses, getpeername, getsockname};
-pub use options::{ask_internet, getsockopt, has_level, put_option, reset_on_close, setsockopt};
+pub use options::{ask_internet, getsockopt, has_level, is_in_range, put_option, reset_on_close, setsockopt};
 
 use crate::{direct, errno, fail, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::filler;

@@ -244,8 +244,30 @@ def rebinds():
     show("bind after a disconnect with a chosen port", lambda: bound.bind(("127.0.0.1", 0)))
 
 
+def ranges():
+    """Values at the ends of the ranges of options, and what the options are then."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    client = socket.create_connection(listener.getsockname())
+    values = (-2, -1, 0, 1, 87, 88, 127, 128, 255, 256, 32767, 32768, 100000)
+    names = "KEEPIDLE KEEPINTVL KEEPCNT SYNCNT USER_TIMEOUT LINGER2".split()
+    options = [(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}")) for name in names]
+    for level, name in options + [(socket.IPPROTO_IP, socket.IP_TTL)]:
+        for value in values:
+            show(f"set {level},{name} to {value}", lambda: client.setsockopt(level, name, value))
+            show(f"get {level},{name}", client.getsockopt(level, name))
+    for value in values:
+        show(f"MSS of {value}", lambda: client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, value))
+        show(f"window of {value}", lambda: client.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, value))
+    for name in (b"cubic", b"nonsense", b"", b"cubic\0and more"):
+        show(f"congestion {name}", lambda: client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name))
+        show("congestion", lambda: client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 20).rstrip(b"\0"))
+
+
 unaccepted()
 rebinds()
+ranges()
 discards()
 fast_opens()
 ends()

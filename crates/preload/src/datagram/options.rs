@@ -2,7 +2,7 @@
 
 use super::take_error;
 use crate::memory::OptionValue;
-use crate::socket::has_level;
+use crate::socket::{has_level, is_in_range};
 use crate::{control, fail, memory, real};
 use inlane_offload_protocol::datagram::LEAST_BUFFER;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -115,6 +115,7 @@ pub unsafe fn setsockopt(
     // SAFETY: the program's arguments.
     let bytes = match unsafe { OptionValue::read(level, name, value, len) } {
         Ok(_) if !is_known(level, name) => return fail(libc::ENOPROTOOPT),
+        Ok(value) if !is_in_range(level, name, value.bytes(), true) => return fail(libc::EINVAL),
         Ok(value) => value,
         Err(error) => return fail(error),
     };

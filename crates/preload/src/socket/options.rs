@@ -198,6 +198,11 @@ pub unsafe fn setsockopt(
         // Fail like a kernel without the TLS module, because the engine does not implement kernel TLS.
         Ok(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) => return fail(libc::ENOENT),
         Ok(_) if level != libc::SOL_SOCKET && !is_known(level, name) => return fail(libc::ENOPROTOOPT),
+        Ok(value) if !is_in_range(level, name, value.bytes(), socket.kind.is_bound()) => {
+            // The engine has one congestion control.
+            let congestion = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+            return fail(if congestion { libc::ENOENT } else { libc::EINVAL });
+        }
         Ok(value) => value,
         Err(error) => return fail(error),
     };
@@ -255,6 +260,29 @@ fn is_kept_full(fd: RawFd) -> bool {
 pub fn has_level(socket: &SocketName, level: c_int) -> bool {
     let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
     socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
+}
+
+/// Returns true if Linux accepts the value of an option of TCP, IPv4 or IPv6. `bound` is true if the socket was bound before it
+/// was connected.
+pub fn is_in_range(level: c_int, name: c_int, value: &[u8], bound: bool) -> bool {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION) {
+        return value.split(|&byte| byte == 0).next() == Some(b"cubic");
+    }
+    let number = match value {
+        [a, b, c, d, ..] => c_int::from_ne_bytes([*a, *b, *c, *d]),
+        [a, ..] => c_int::from(*a),
+        [] => return true,
+    };
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL) => (1..=32767).contains(&number),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_SYNCNT) => (1..=127).contains(&number),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number >= 0,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => number == 0 || (88..=32767).contains(&number),
+        (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number != 0 || bound,
+        (libc::IPPROTO_IP, libc::IP_TTL) => number == -1 || (1..=255).contains(&number),
+        (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => (-1..=255).contains(&number),
+        _ => true,
+    }
 }
 
 /// Returns true if the option is one of TCP, IPv4 or IPv6 that programs set on TCP sockets. Some of these
