@@ -66,12 +66,18 @@ fn name_origin(Origin { flag, place, .. }: &Origin) {
     crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
 }
 
+/// Calls a method of an error, if the error is of one of the given types. Returns `None` for other types.
+macro_rules! of_types {
+    ($cause:expr, $method:ident, $($error:ty),*) => {
+        None$(.or_else(|| $cause.downcast_ref::<$error>().and_then(|error| error.$method().into())))*
+    };
+}
+
 /// Returns the class of an error, if it is of one of inlane's types.
 fn class(cause: &(dyn Error + 'static)) -> Option<Class> {
-    macro_rules! class_of {
-        ($($error:ty),*) => { None$(.or_else(|| cause.downcast_ref::<$error>().map(<$error>::class)))* };
-    }
-    class_of!(
+    of_types!(
+        cause,
+        class,
         NotReady,
         inlane_core::Error,
         inlane_forward::Error,
@@ -86,18 +92,7 @@ fn class(cause: &(dyn Error + 'static)) -> Option<Class> {
 
 /// Returns the name of the port that failed.
 fn failed_port<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a str> {
-    let core = cause.downcast_ref().or_else(|| match cause.downcast_ref()? {
-        inlane_forward::Error::Core(core) => Some(core),
-        _ => None,
-    });
-    match core.or_else(|| match cause.downcast_ref()? {
-        inlane_offload::Error::Core(core) => Some(core),
-        inlane_offload::Error::Ports(inlane_ports::Error::Core(core)) => Some(core),
-        _ => None,
-    })? {
-        inlane_core::Error::Port { port, .. } => Some(port),
-        _ => None,
-    }
+    of_types!(cause, port, inlane_core::Error, inlane_forward::Error, inlane_offload::Error)
 }
 
 /// An operation that the system refused because a resource is exhausted.
@@ -165,7 +160,8 @@ pub fn unparsed(error: &clap::Error, settings: &Settings) -> u8 {
         let _ = error.print();
         return 2;
     }
-    let text = misuse::message(error, crate::Cli::command(), &settings.arguments);
+    let text = misuse::without_equals(error, &crate::Cli::command(), settings);
+    let text = text.unwrap_or_else(|| misuse::message(error));
     let text = without_secrets(&text, &settings.arguments);
     crate::print_to_stderr(format_args!("inlane: {}", text.trim_end()));
     let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();

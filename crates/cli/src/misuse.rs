@@ -1,125 +1,57 @@
-//! Writes the error messages for command lines that cannot be parsed. They have the form of inlane's other
-//! messages.
+//! Explains why a command line cannot be parsed.
 
+use crate::settings::Settings;
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Command};
+use std::error::Error;
 use std::ffi::OsString;
 
-/// Returns why the command line was refused and what to do. `arguments` is the command line, and `command` is
-/// its definition.
-pub fn message(error: &clap::Error, mut command: Command, arguments: &[OsString]) -> String {
-    // Let clap complete its definitions. The error names an argument with its placeholder, such as `--burst
-    // <N>`, and incomplete definitions lack placeholders.
-    command.build();
-    let (subcommand, name) = subcommand(&command, arguments);
+/// Returns why the command line was refused and what to do: for a value that its parser refuses, the parser's reason,
+/// and otherwise clap's own text.
+pub fn message(error: &clap::Error) -> String {
     let one = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
-    let argument = one(ContextKind::InvalidArg);
-    let value = one(ContextKind::InvalidValue);
-    match error.kind() {
-        ErrorKind::ValueValidation => {
-            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-            without_repeats(&bare(&argument), &value, &why)
-        }
-        ErrorKind::InvalidValue if value.is_empty() => {
-            let flag = bare(&argument);
-            let example = example(&argument).map(|value| format!(", for example {flag} {value}"));
-            format!("{flag}: the value is missing; give {argument}{}", example.unwrap_or_default())
-        }
-        ErrorKind::InvalidValue => {
-            let definition = subcommand.get_arguments().find(|it| it.to_string() == argument);
-            let near = suggestions(definition, &value);
-            let choices = texts(error, ContextKind::ValidValue);
-            let choose = if choices.len() == 1 { "give" } else { "choose one of" };
-            let (name, choices) = (bare(&argument), choices.join(", "));
-            format!("{name} {value}: {}{choose} {choices}", did_you_mean(&near))
-        }
-        ErrorKind::UnknownArgument => {
-            if let Some(flag) = needs_equals(subcommand, &argument, arguments) {
-                return format!("{flag} {argument}: the equals sign is missing; give {flag}={argument}");
-            }
-            let near = did_you_mean(&texts(error, ContextKind::SuggestedArg));
-            let what = match argument.starts_with('-') {
-                true => "there is no such flag",
-                false => "this argument is not expected",
-            };
-            format!("{argument}: {what}; {near}'{name} --help' lists the flags")
-        }
-        ErrorKind::InvalidSubcommand => {
-            let found = one(ContextKind::InvalidSubcommand);
-            let near = did_you_mean(&similar(&found, subcommand.get_subcommands().map(Command::get_name)));
-            format!("{found}: there is no such subcommand; {near}'{name} --help' lists the subcommands")
-        }
-        ErrorKind::MissingSubcommand => {
-            format!("{name}: a subcommand is missing; '{name} --help' lists the subcommands")
-        }
-        ErrorKind::MissingRequiredArgument => {
-            let missing = texts(error, ContextKind::InvalidArg);
-            let names: Vec<String> = missing.iter().map(|missing| bare(missing)).collect();
-            let verb = if missing.len() == 1 { "is" } else { "are" };
-            let required = |name: &String| {
-                let definition = subcommand.get_arguments().find(|it| it.to_string() == *name);
-                definition.is_none_or(Arg::is_required_set)
-            };
-            let needed_by = match missing.iter().all(required) {
-                true => None,
-                false => flag_that_needs(arguments, &names),
-            };
-            let (names, missing) = (names.join(" and "), missing.join(" "));
-            match needed_by {
-                Some(flag) => {
-                    format!("{names} {verb} missing, which {flag} needs; give {missing}\n{}", usage(error))
-                }
-                None => format!("{names} {verb} missing; give {missing}\n{}", usage(error)),
-            }
-        }
-        ErrorKind::ArgumentConflict => {
-            let others = texts(error, ContextKind::PriorArg);
-            match others.iter().all(|other| *other == argument) {
-                true => format!("{}: it is given twice; give it once", bare(&argument)),
-                false => {
-                    let others: Vec<String> = others.iter().map(|other| bare(other)).collect();
-                    let flag = bare(&argument);
-                    let others = others.join(" and ");
-                    format!("{flag}: it excludes {others}; give either {flag} or {others}")
-                }
-            }
-        }
-        ErrorKind::TooManyValues => {
-            format!("{}: it takes no value; leave out '{value}'", bare(&argument))
-        }
-        ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => {
-            format!("{}: values are missing; give {argument}", bare(&argument))
-        }
-        ErrorKind::NoEquals => format!("{}: the equals sign is missing; give {argument}", bare(&argument)),
-        ErrorKind::InvalidUtf8 => {
-            let found = arguments.iter().find(|argument| argument.to_str().is_none());
-            let found = found.map(|found| found.to_string_lossy()).unwrap_or_default();
-            format!("the argument '{found}' is not text in UTF-8; give text in UTF-8")
-        }
-        _ => error.to_string().trim_start_matches("error: ").trim_end().into(),
+    if let (ErrorKind::ValueValidation, Some(source)) = (error.kind(), error.source()) {
+        return refused(&bare(&one(ContextKind::InvalidArg)), &one(ContextKind::InvalidValue), source);
+    }
+    error.to_string().trim_start_matches("error: ").trim_end().into()
+}
+
+/// Returns why `value` was refused for `flag`.
+fn refused(flag: &str, value: &str, error: &(dyn Error + 'static)) -> String {
+    let why = reason(error).map_or_else(|| error.to_string(), String::from);
+    match value {
+        "" => format!("{flag} '': {why}"),
+        value if why.starts_with(&format!("'{value}'")) => format!("{flag}: {why}"),
+        value => format!("{flag} {value}: {why}"),
     }
 }
 
-/// Returns the flag on the command line that requires the `missing` flags. The function exists because clap
-/// does not name this flag. It parses the command line again without each flag, alone or with the next
-/// argument. If clap then no longer reports the missing flags, the flag is found.
-fn flag_that_needs(arguments: &[OsString], missing: &[String]) -> Option<String> {
-    let complains = |arguments: Vec<&OsString>| {
-        let Err(error) = <crate::Cli as clap::CommandFactory>::command().try_get_matches_from(arguments)
-        else {
-            return false;
-        };
-        error.kind() != ErrorKind::MissingRequiredArgument
-            || texts(&error, ContextKind::InvalidArg).iter().any(|name| missing.contains(&bare(name)))
-    };
-    arguments.iter().enumerate().skip(1).find_map(|(at, argument)| {
-        let flag = argument.to_str().filter(|text| text.starts_with('-'))?;
-        let without = |count: usize| {
-            let rest = arguments[(at + count).min(arguments.len())..].iter();
-            arguments[..at].iter().chain(rest).collect::<Vec<_>>()
-        };
-        (!complains(without(1)) || !complains(without(2))).then(|| bare(flag))
-    })
+/// Returns the reason of an error without its object, because the object is the value.
+fn reason<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a str> {
+    macro_rules! why_of {
+        ($($variant:path),*) => { $(if let Some($variant { why, .. }) = error.downcast_ref() { return Some(why) })* };
+    }
+    why_of!(
+        inlane_core::Error::Invalid,
+        inlane_forward::Error::Config,
+        inlane_ntb::error::Error::Invalid,
+        inlane_nvme::Error::Invalid,
+        inlane_pgas::error::Error::Invalid
+    );
+    None
+}
+
+/// Returns what to do if the command line lacks the equals sign that a flag requires. For example, `--compete compute`
+/// must be written `--compete=compute`, and clap only says that it does not expect `compute`.
+pub fn without_equals(error: &clap::Error, command: &Command, settings: &Settings) -> Option<String> {
+    let value = texts(error, ContextKind::InvalidArg).into_iter().next()?;
+    let at = settings.arguments.iter().position(|argument| *argument == *value)?;
+    let flag = settings.arguments.get(at.checked_sub(1)?)?.to_str()?;
+    let subcommand =
+        settings.table.split('.').try_fold(command, |command, name| command.find_subcommand(name))?;
+    let definition = subcommand.get_arguments().find(|it| it.get_long() == flag.strip_prefix("--"))?;
+    let why = || format!("{flag} {value}: the equals sign is missing; give {flag}={value}");
+    (error.kind() == ErrorKind::UnknownArgument && definition.is_require_equals_set()).then(why)
 }
 
 /// Returns the arguments in a form that clap understands, if the error `error` is about one of two forms that it does not
@@ -185,34 +117,6 @@ pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<
     near.into_iter().take(3).map(str::to_string).collect()
 }
 
-/// Returns an example of the value of a flag, by the placeholder in `argument`, such as `--rate <RATE>`.
-fn example(argument: &str) -> Option<&'static str> {
-    let (_, placeholder) = argument.split_once('<')?;
-    Some(match placeholder.split('>').next()? {
-        "FLAG=VALUE,..." => "burst=16,32,64",
-        "TIME" => "5s",
-        "SIZE" => "1M",
-        "SIZES" => "4K..1M",
-        "RATE" => "10G",
-        "LIST" => "2,4-7",
-        "ADDRESS/LENGTH" => "10.0.0.1/24",
-        "ADDRESS:PORT" => "127.0.0.1:4420",
-        "NAMESPACE" => "memory:1G",
-        "ENDPOINT" => "gpu:0",
-        "PORT" => "af_xdp:eth1",
-        _ => return None,
-    })
-}
-
-/// Returns the flag before `value` if the flag requires an equals sign. For example, returns `--compete` for
-/// `--compete compute`, which must be written `--compete=compute`.
-fn needs_equals(command: &Command, value: &str, arguments: &[OsString]) -> Option<String> {
-    let at = arguments.iter().position(|argument| *argument == *value)?;
-    let flag = arguments.get(at.checked_sub(1)?)?.to_str()?.strip_prefix("--")?;
-    let definition = command.get_arguments().find(|it| it.get_long() == Some(flag))?;
-    definition.is_require_equals_set().then(|| format!("--{flag}"))
-}
-
 /// Returns `did you mean a or b? `, or an empty string if there is no name to suggest.
 pub fn did_you_mean(names: &[String]) -> String {
     match names {
@@ -221,30 +125,11 @@ pub fn did_you_mean(names: &[String]) -> String {
     }
 }
 
-/// Returns the innermost subcommand in `arguments` and its full name, such as `inlane ntb run`.
-fn subcommand<'a>(command: &'a Command, arguments: &[OsString]) -> (&'a Command, String) {
-    let (mut found, mut name) = (command, command.get_name().to_string());
-    let texts = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
-    for text in texts.filter(|text| *text != "help") {
-        if let Some(subcommand) = found.find_subcommand(text) {
-            (found, name) = (subcommand, format!("{name} {}", subcommand.get_name()));
-        }
-    }
-    (found, name)
-}
-
 fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
         Some(ContextValue::Strings(texts)) => texts.clone(),
         _ => Vec::new(),
-    }
-}
-
-fn usage(error: &clap::Error) -> String {
-    match error.get(ContextKind::Usage) {
-        Some(ContextValue::StyledStr(usage)) => usage.to_string(),
-        _ => String::new(),
     }
 }
 
@@ -261,73 +146,22 @@ fn bare(argument: &str) -> String {
     }
 }
 
-/// Returns values that are similar to the refused value. If no value is similar, returns the values whose
-/// help contains the refused value as the name of a command. For example, `--schema copy` suggests
-/// `transfers`, because the help of that value names `inlane copy`.
-fn suggestions(definition: Option<&Arg>, value: &str) -> Vec<String> {
-    let choices = definition.map(Arg::get_possible_values).unwrap_or_default();
-    let near = similar(value, choices.iter().map(|choice| choice.get_name()));
-    if !near.is_empty() {
-        return near;
-    }
-    let names = |help: String| {
-        let code = help.split('`').skip(1).step_by(2);
-        code.flat_map(|code| code.split(' ')).any(|word| word == value)
-    };
-    let named = choices.iter().filter(|choice| choice.get_help().is_some_and(|help| names(help.to_string())));
-    named.map(|choice| choice.get_name().to_string()).collect()
-}
-
-/// Returns a message that contains the flag, the refused value and the reason `why`, but nothing twice. The
-/// reason often contains the flag or the value already, or begins with a word for the value, such as "path".
-fn without_repeats(flag: &str, value: &str, why: &str) -> String {
-    let shown = if value.is_empty() { "''" } else { value };
-    let given = format!("{flag} {shown}");
-    let quoted = format!("'{value}'");
-    if why.starts_with(&format!("{given}: ")) {
-        return why.into();
-    }
-    match why.split_once(&quoted) {
-        // "path 'nvlink': choose one of bar, dma" becomes "--path nvlink: choose one of bar, dma".
-        Some((kind, rest)) if rest.starts_with(": ") && !kind.contains(':') => format!("{given}{rest}"),
-        // "endpoint: 'pci:x' is not a PCI BAR" becomes "--to: 'pci:x' is not a PCI BAR".
-        Some((kind, rest)) if kind.is_empty() || kind.ends_with(": ") => format!("{flag}: {quoted}{rest}"),
-        Some(_) => format!("{flag}: {why}"),
-        // If the reason quotes only a part of the value pci:x/bar0, show the whole value: "endpoint: 'x' is
-        // not the address of a PCI device" becomes "--to pci:x/bar0: 'x' is not the address of a PCI device".
-        None => match why.split_once(": '") {
-            Some((kind, rest)) if kind.chars().all(char::is_alphabetic) => format!("{given}: '{rest}"),
-            _ => format!("{given}: {why}"),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_refused_value_is_named_once() {
-        for (flag, value, why, text) in [
-            ("--on", "fpga", "--on fpga: choose cpu", "--on fpga: choose cpu"),
-            ("--path", "foo", "path 'foo': choose bar", "--path foo: choose bar"),
-            ("--to", "pci:x", "endpoint: 'pci:x' is not a BAR", "--to: 'pci:x' is not a BAR"),
-            ("--rate", "x", "'x' is not a rate: give 10G", "--rate: 'x' is not a rate: give 10G"),
-            ("--to", "pci:x/bar0", "endpoint: 'x' is no address", "--to pci:x/bar0: 'x' is no address"),
-            ("--load", "0", "give percentages", "--load 0: give percentages"),
-            ("--sizes", "4K,z", "'z' is not a size", "--sizes 4K,z: 'z' is not a size"),
-            ("--burst", "", "'': give 1 to 1024", "--burst '': give 1 to 1024"),
-        ] {
-            assert_eq!(without_repeats(flag, value, why), text);
-        }
-    }
-
-    #[test]
-    fn a_missing_value_has_an_example() {
-        assert_eq!(example("--sweep <FLAG=VALUE,...>"), Some("burst=16,32,64"));
-        assert_eq!(example("--config <FILE>"), None);
-        assert_eq!(example("--between <PORT> <PORT>"), Some("af_xdp:eth1"));
-        assert_eq!(example("--list"), None);
+        let shown = |value: &str, error: &(dyn Error + 'static)| refused("--to", value, error);
+        let invalid = |what: &str, why: &str| inlane_core::Error::invalid(what, why);
+        assert_eq!(shown("foo", &invalid("path 'foo'", "choose bar")), "--to foo: choose bar");
+        assert_eq!(shown("pci:x", &invalid("endpoint", "'pci:x' is no BAR")), "--to: 'pci:x' is no BAR");
+        assert_eq!(shown("4,z", &invalid("sizes '4,z'", "'z' is no size")), "--to 4,z: 'z' is no size");
+        assert_eq!(shown("", &invalid("''", "give 1 to 1024")), "--to '': give 1 to 1024");
+        let rate = inlane_core::units::parse_rate("x").unwrap_err();
+        assert!(shown("x", &rate).starts_with("--to: 'x' is not a rate: "));
+        let method = inlane_forward::Error::config("--to x", "choose one");
+        assert_eq!(shown("x", &method), "--to x: choose one");
     }
 
     #[test]

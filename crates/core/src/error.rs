@@ -121,6 +121,14 @@ impl Error {
         }
     }
 
+    /// Returns the name of the port, if the error is about one.
+    pub fn port(&self) -> Option<&str> {
+        match self {
+            Error::Port { port, .. } => Some(port),
+            _ => None,
+        }
+    }
+
     /// Creates an [`Error::Invalid`].
     pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
@@ -149,19 +157,20 @@ impl Error {
     /// Creates an [`Error::Port`] of class [`Class::Environment`]: for example, a driver, a permission or
     /// memory is missing.
     pub fn port_environment(port: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::port(port, why, Class::Environment)
+        Self::of_port(port, why, Class::Environment)
     }
 
     /// Creates an [`Error::Port`] of class [`Class::Failed`]: the port failed while in use.
     pub fn port_failed(port: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::port(port, why, Class::Failed)
+        Self::of_port(port, why, Class::Failed)
     }
 
     /// Creates an [`Error::Port`] of class [`Class::Usage`]: the port or its options are wrong.
     pub fn port_usage(port: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::port(port, why, Class::Usage)
+        Self::of_port(port, why, Class::Usage)
     }
-    fn port(port: impl Into<String>, why: impl Into<String>, class: Class) -> Self {
+
+    fn of_port(port: impl Into<String>, why: impl Into<String>, class: Class) -> Self {
         Error::Port { port: without_secret(&port.into()).into(), why: why.into(), class }
     }
 }

@@ -122,6 +122,22 @@ impl Error {
             _ => Class::Environment,
         }
     }
+
+    /// Returns the name of the port, if the error is about one.
+    pub fn port(&self) -> Option<&str> {
+        match self {
+            Error::Spec { spec: port, .. }
+            | Error::Missing { port, .. }
+            | Error::Busy { port, .. }
+            | Error::Unavailable { port, .. }
+            | Error::Permission { port, .. }
+            | Error::Usage { port, .. }
+            | Error::Device { port, .. }
+            | Error::NoPeer { port, .. }
+            | Error::Gone { port, .. } => Some(port),
+            Error::Pool { .. } | Error::Environment { .. } => None,
+        }
+    }
 }
 
 impl From<Error> for inlane_core::Error {

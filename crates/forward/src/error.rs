@@ -167,6 +167,16 @@ impl Error {
         }
     }
 
+    /// Returns the name of the port, if the error is about one.
+    pub fn port(&self) -> Option<&str> {
+        match self {
+            Error::Core(error) => error.port(),
+            #[cfg(feature = "dpdk")]
+            Error::Dpdk(error) => error.port(),
+            _ => None,
+        }
+    }
+
     /// Creates an [`Error::Config`].
     pub fn config(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Config { what: what.into(), why: why.into() }

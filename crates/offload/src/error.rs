@@ -99,6 +99,17 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Returns the name of the port, if the error is about one.
+    pub fn port(&self) -> Option<&str> {
+        match self {
+            Self::Core(error) => error.port(),
+            Self::Ports(error) => error.port(),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(error) => error.port(),
+            _ => None,
+        }
+    }
+
     /// Returns the class of this error.
     pub fn class(&self) -> Class {
         match self {

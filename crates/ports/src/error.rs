@@ -27,4 +27,13 @@ impl Error {
             Error::Dpdk(error) => error.class(),
         }
     }
+
+    /// Returns the name of the port, if the error is about one.
+    pub fn port(&self) -> Option<&str> {
+        match self {
+            Error::Core(error) => error.port(),
+            #[cfg(feature = "dpdk")]
+            Error::Dpdk(error) => error.port(),
+        }
+    }
 }

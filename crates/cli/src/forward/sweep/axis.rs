@@ -149,7 +149,7 @@ pub(super) fn with(
     let parsed = only_set
         .try_get_matches_from(arguments)
         .and_then(|matches| changed.update_from_arg_matches(&matches));
-    parsed.map_err(|error| refused(crate::misuse::message(&error, definition(), &[])))?;
+    parsed.map_err(|error| refused(crate::misuse::message(&error)))?;
     Ok(changed)
 }
 
