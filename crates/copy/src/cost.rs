@@ -10,20 +10,22 @@
 //! | `staged` | the time of the slower stage, plus the time of one chunk in the faster stage |
 
 mod cache;
+mod samples;
 
 pub use cache::Cache;
 
 use crate::device::Device;
 use crate::explanation::not_considered;
+use crate::interference::{self, Interference};
 use crate::open_path::{host_buffer, no_path_error, open_path, stage};
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::stop::check_stop;
-use crate::timing::{Buffers, Plan, together};
+use crate::timing::{Buffers, MOST_SLOTS, Plan, together};
 use inlane_core::mover::{CpuMover, Mover};
 use inlane_core::result::Reason;
-use inlane_core::stats::Summary;
 use inlane_core::{CompletionMode, Error, Region, Result};
+use samples::Samples;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -77,22 +79,27 @@ impl Curve {
         }
     }
 
-    /// Measures single transfers by `mover` from the start of `source` to the start of `destination`.
+    /// Measures single transfers by `mover` from `source` to `destination`. They rotate over both regions, as
+    /// measured transfers do.
     ///
     /// # Errors
-    /// Errors of the mover; [`Error::Device`] if `stop` was set.
-    pub fn measure(
+    /// Errors of the mover; [`Error::Interrupted`](crate::Error::Interrupted) if `load.stop` was set.
+    fn measure(
         mover: &mut dyn Mover,
         source: &Region,
         destination: &Region,
-        stop: &AtomicBool,
+        load: &mut Load,
     ) -> Result<Self> {
         let mut curve = Self::default();
-        for size in sizes_within(source.len().min(destination.len())) {
-            let (source, destination) = (source.slice(0, size)?, destination.slice(0, size)?);
-            let mut times = Vec::new();
-            for round in 0..10 {
-                check_stop(stop)?;
+        let room = source.len().min(destination.len());
+        for size in sizes_within(room) {
+            let stride = size.next_multiple_of(4096);
+            let slots = (room / stride).clamp(1, MOST_SLOTS);
+            let mut samples = Samples::default();
+            for round in 0.. {
+                check_stop(&load.stop)?;
+                let (at, waited) = (round % slots * stride, interference::waited());
+                let (source, destination) = (source.slice(at, size)?, destination.slice(at, size)?);
                 let began = Instant::now();
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, CompletionMode::Poll)?;
@@ -100,15 +107,15 @@ impl Curve {
                 // The first two rounds warm up and are not recorded. A transfer longer than `LONG` is
                 // recorded in any round and ends the rounds.
                 if round >= 2 || took > LONG {
-                    times.push(took.as_nanos() as f64);
+                    samples.push(took, interference::waited().saturating_sub(waited));
                 }
-                if took > LONG {
+                if took > LONG || samples.are_enough() {
                     break;
                 }
             }
-            let median = Summary::of(&times).map_or(0.0, |summary| summary.median);
-            curve.points.push((size as u64, median));
-            if median > LONG.as_nanos() as f64 {
+            load.waited |= samples.waited();
+            curve.points.push((size as u64, samples.time()));
+            if samples.time() > LONG.as_nanos() as f64 {
                 break;
             }
         }
@@ -122,6 +129,7 @@ impl Curve {
         devices: [&Arc<Device>; 2],
         options: &PathOptions,
         [forward, backward]: [&[Region; 2]; 2],
+        load: &mut Load,
     ) -> Result<Self> {
         let [from, to] = devices;
         let mut buffers = [Buffers::over(from, to, forward), Buffers::over(to, from, backward)];
@@ -143,11 +151,22 @@ impl Curve {
             }
             let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
                 ways.iter_mut().map(|way| &mut **way as &mut dyn Mover).zip(&mut buffers).collect();
-            let rates = together(runs, size, &plan)?.into_iter().map(|way| way.bytes_per_second.median);
+            let (began, waited) = (Instant::now(), interference::waited());
+            // Take the best repeat, because other load on this machine can only make a repeat slower.
+            let rates = together(runs, size, &plan)?.into_iter().map(|way| way.bytes_per_second.max);
+            let waited = interference::waited().saturating_sub(waited);
+            load.waited |= waited > began.elapsed() / 10;
             curve.points.push((size as u64, size as f64 / rates.fold(f64::INFINITY, f64::min) * 1e9));
         }
         Ok(curve)
     }
+}
+
+/// What a calibration observes besides times.
+struct Load {
+    stop: Arc<AtomicBool>,
+    /// True if threads of this process waited for processors, so that a time may be too long.
+    waited: bool,
 }
 
 /// Returns the measured sizes that fit into `bytes`, or `bytes` itself if none fits.
@@ -187,6 +206,9 @@ pub struct PathCosts {
     pub stages: BTreeMap<String, Curve>,
     /// The paths that do not work, with the error.
     pub refused: BTreeMap<Path, String>,
+    /// True if other processes used the processors during the calibration, so that times may be too long.
+    #[serde(default)]
+    pub disturbed: bool,
 }
 
 impl PathCosts {
@@ -206,6 +228,8 @@ impl PathCosts {
         let [source, destination] = &ways[0];
         let mut costs = Self::default();
         let mut errors = Vec::new();
+        let interference = Interference::start();
+        let mut load = Load { stop: options.stop.clone(), waited: false };
         let not_considered = not_considered(from.endpoint(), to.endpoint(), options);
         for path in Path::candidates(from.endpoint(), to.endpoint()) {
             if path == Path::Cuda || not_considered.contains_key(&path) {
@@ -213,10 +237,10 @@ impl PathCosts {
             }
             let measured = match &ways[..] {
                 [forward, backward] => {
-                    Curve::measure_both_ways(path, [from, to], options, [forward, backward])
+                    Curve::measure_both_ways(path, [from, to], options, [forward, backward], &mut load)
                 }
                 _ => open_path(path, from, to, options)
-                    .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
+                    .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &mut load)),
             };
             // End here if the user interrupted the run. An interrupted path must not be recorded as refused.
             check_stop(&options.stop)?;
@@ -243,8 +267,8 @@ impl PathCosts {
         if staged {
             let bytes = source.len();
             let host = [host_buffer(from, to, bytes)?, host_buffer(from, to, bytes)?];
-            let measure = |mover: &mut dyn Mover, source: &Region, destination: &Region| {
-                Curve::measure(mover, source, destination, &options.stop)
+            let mut measure = |mover: &mut dyn Mover, source: &Region, destination: &Region| {
+                Curve::measure(mover, source, destination, &mut load)
             };
             let out = measure(&mut *stage(from, true, options)?, source, &host[0])?;
             let cpu = measure(&mut CpuMover::widest(), &host[0], &host[1])?;
@@ -252,7 +276,26 @@ impl PathCosts {
             costs.stages =
                 [("out", out), ("cpu", cpu), ("in", into)].map(|(name, curve)| (name.into(), curve)).into();
         }
+        costs.disturbed = load.waited && interference.others_are_busy();
         Ok(costs)
+    }
+
+    /// Returns these costs with the shorter of each two times, if both calibrations were disturbed. A disturbance
+    /// only makes times longer.
+    pub fn improved_by(mut self, other: &Self) -> Self {
+        if !(self.disturbed && other.disturbed) {
+            return self;
+        }
+        let curves = self.paths.iter_mut().filter_map(|(path, curve)| Some((curve, other.paths.get(path)?)));
+        let stages =
+            self.stages.iter_mut().filter_map(|(name, curve)| Some((curve, other.stages.get(name)?)));
+        for (curve, other) in curves.chain(stages) {
+            for (bytes, time) in &mut curve.points {
+                let same_size = other.points.iter().filter(|(other_bytes, _)| other_bytes == bytes);
+                *time = same_size.fold(*time, |least, (_, other_time)| least.min(*other_time));
+            }
+        }
+        self
     }
 
     /// Returns the reasons against paths: those in `others`, and the errors of paths that do not work.

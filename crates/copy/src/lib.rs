@@ -31,6 +31,7 @@ pub mod gpu;
 #[path = "no_gpu.rs"]
 pub mod gpu;
 pub mod hybrid;
+mod interference;
 mod list;
 pub mod measure;
 mod open_path;

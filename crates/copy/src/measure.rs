@@ -4,9 +4,11 @@
 //! [`measure`] is the whole of it in one call. A [`Session`] makes several measurements, which share calibrations
 //! and ceilings, and can be watched.
 
+mod contradiction;
 mod note;
 mod ways;
 
+pub use contradiction::Contradiction;
 pub use note::Note;
 
 use crate::ceiling::LinkCeilings;

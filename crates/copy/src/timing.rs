@@ -10,6 +10,7 @@ mod barrier;
 mod buffers;
 
 pub use buffers::Buffers;
+pub(crate) use buffers::MOST_SLOTS;
 
 use crate::stop::check_stop;
 use barrier::{Barrier, Member};

@@ -128,7 +128,7 @@ fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     without.dedup();
     let access = access.map_or("by memory".into(), |access| access.to_string());
     format!(
-        "inlane {}, {} x {}, Linux {}{driver} | {} -> {} | {}access {access}{}, stages {stages}, {engines:?}, {sms:?}, \
+        "calibration 2, inlane {}, {} x {}, Linux {}{driver} | {} -> {} | {}access {access}{}, stages {stages}, {engines:?}, {sms:?}, \
          resident {resident}, blocks {blocks}, without {}",
         env!("CARGO_PKG_VERSION"),
         host.cores,

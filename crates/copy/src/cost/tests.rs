@@ -124,3 +124,56 @@ fn hybrid_takes_the_sum_of_its_stages_and_staging_the_slower_one() {
     assert_eq!(costs.predict(Path::Staged, 16 << 20), Some(32e5 + 1e5));
     assert_eq!(costs.predict(Path::P2p, 16 << 20), None);
 }
+
+/// A mover that delays three of four transfers, as other work on the machine does.
+struct Delays(CpuMover, u32);
+
+impl Mover for Delays {
+    fn name(&self) -> String {
+        "delays".into()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.0.reaches(source, destination)
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<inlane_core::mover::Ticket> {
+        self.1 += 1;
+        if !self.1.is_multiple_of(4) {
+            std::thread::sleep(Duration::from_millis(4));
+        }
+        self.0.submit(source, destination)
+    }
+
+    fn done(&mut self) -> Result<inlane_core::mover::Ticket> {
+        self.0.done()
+    }
+
+    fn wait(&mut self, ticket: inlane_core::mover::Ticket, completion: CompletionMode) -> Result<()> {
+        self.0.wait(ticket, completion)
+    }
+}
+
+#[test]
+fn delayed_transfers_do_not_count() {
+    let [source, destination] = [(); 2].map(|()| Region::host(64 << 10).unwrap());
+    let mut mover = Delays(CpuMover::widest(), 0);
+    let mut load = Load { stop: Arc::default(), waited: false };
+    let curve = Curve::measure(&mut mover, &source, &destination, &mut load).unwrap();
+    for size in [4 << 10, 64 << 10] {
+        let time = curve.time(size).unwrap();
+        assert!(time < 1e6, "{size}: {time} ns");
+    }
+}
+
+#[test]
+fn disturbed_costs_keep_the_shorter_times_and_others_replace_them() {
+    let costs = |times: [f64; 2], disturbed| PathCosts {
+        paths: [(Path::Bar, curve(&[(4096, times[0]), (65536, times[1])]))].into(),
+        disturbed,
+        ..PathCosts::default()
+    };
+    let stored = costs([10.0, 400.0], true);
+    assert_eq!(costs([30.0, 300.0], true).improved_by(&stored), costs([10.0, 300.0], true));
+    assert_eq!(costs([30.0, 300.0], false).improved_by(&stored), costs([30.0, 300.0], false));
+}

@@ -1,5 +1,6 @@
 //! What a reader must know besides the figures of a measurement, as data. Documents contain the texts.
 
+use super::{Contradiction, Route};
 use crate::endpoint::Endpoint;
 use crate::field::ALLOW_BAR_READ;
 use crate::path::Path;
@@ -37,6 +38,27 @@ pub enum Note {
         /// The device with the faster link, and the state of that link.
         faster: (Endpoint, String),
     },
+    /// A measured time contradicted the stored calibration. The paths were calibrated and measured again.
+    CalibratedAgain {
+        /// The source and destination.
+        route: Route,
+        /// The measured and the calibrated time.
+        contradiction: Contradiction,
+    },
+    /// A measured time contradicts the calibration, and the paths were not calibrated again.
+    Contradicted {
+        /// The source and destination.
+        route: Route,
+        /// The measured and the calibrated time.
+        contradiction: Contradiction,
+        /// True if an earlier run made the calibration.
+        is_stored: bool,
+    },
+    /// Other processes used the processors during a calibration.
+    Disturbed {
+        /// The source and destination.
+        route: Route,
+    },
     /// A GPU stopped answering.
     GivenUp,
     /// The caller ended the run.
@@ -63,6 +85,18 @@ impl fmt::Display for Note {
                 f,
                 "links differ: {} of {}, {} of {}; the slower one bounds every path between them",
                 slower.1, slower.0, faster.1, faster.0
+            ),
+            Note::CalibratedAgain { route, contradiction } => {
+                write!(f, "{route}: calibrated again, because {contradiction} by an earlier run")
+            }
+            Note::Contradicted { route, contradiction, is_stored } => {
+                let by = if *is_stored { "an earlier run" } else { "this run" };
+                write!(f, "{route}: {contradiction} by {by}")
+            }
+            Note::Disturbed { route } => write!(
+                f,
+                "{route}: other processes used the processors during the calibration, so its times may be too long; the next \
+                 run calibrates again"
             ),
             Note::GivenUp => {
                 write!(f, "a GPU does not answer and was given up; the remaining measurements are left out")

@@ -1,11 +1,13 @@
 //! Measures the directions between two devices, and adds a row for each size and completion mode. If a measurement
 //! fails, its row contains the error, and the next measurement follows.
 
+use super::contradiction::Contradiction;
 use super::{Config, Direction, Event, Figures, Measurement, Note, Route, Session, Step};
 use crate::ceiling;
 use crate::cost::PathCosts;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
+use crate::interference::Interference;
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
 use crate::path_selector::PathSelector;
@@ -27,11 +29,17 @@ pub(super) struct Measurer<'a, 'w> {
     pub host: &'a Arc<Device>,
 }
 
-/// The buffers of one measurement, and the transfer sizes for which the buffers are large enough.
+/// The costs by which paths are chosen.
+struct Calibration {
+    costs: Option<PathCosts>,
+    /// True if an earlier run made the calibration.
+    is_stored: bool,
+}
+
+/// The buffers of one measurement.
 struct Memory {
     /// The source and destination buffers, one entry for each direction that runs.
     buffers: Vec<Buffers>,
-    sizes: Vec<usize>,
     /// A row with an error for each size for which the allocation failed.
     refused: Vec<(TransferResult, Error)>,
 }
@@ -48,6 +56,16 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
+    fn is_chosen_by_cost(&self) -> bool {
+        match self.choice {
+            PathChoice::Auto => true,
+            PathChoice::Prefer(path) => {
+                !Path::candidates(self.from.endpoint(), self.to.endpoint()).contains(&path)
+            }
+            PathChoice::Require(_) => false,
+        }
+    }
+
     fn route(&self) -> Route {
         let (from, to) = (self.from.endpoint().clone(), self.to.endpoint().clone());
         Route { from, to, both_directions: self.options.both_ways }
@@ -147,28 +165,38 @@ impl Measurer<'_, '_> {
     /// 2. newly calibrated costs, if the path is chosen by cost
     /// 3. `None` in all other cases
     ///
-    /// Call this before allocating the buffers. On a BAR, calibration needs the memory that the buffers will
-    /// occupy.
-    fn costs(&mut self, way: Way) -> Result<Option<PathCosts>> {
-        let (a, b) = (way.from.endpoint(), way.to.endpoint());
-        let kept =
-            self.session.cache.get(way.from, way.to, way.options).filter(|_| !self.config.calibrate).cloned();
-        let chosen_by_cost = match way.choice {
-            PathChoice::Auto => true,
-            PathChoice::Prefer(path) => !Path::candidates(a, b).contains(&path),
-            PathChoice::Require(_) => false,
-        };
-        if kept.is_some() || !chosen_by_cost {
-            return Ok(kept);
+    /// If the path is chosen by cost and the stored costs were disturbed, calibrates again. Call this before
+    /// allocating the buffers. On a BAR, calibration needs the memory that the buffers will occupy.
+    fn costs(&mut self, way: Way) -> Result<Calibration> {
+        let stored = self.session.cache.get(way.from, way.to, way.options).filter(|_| !self.config.calibrate);
+        let stored = stored.cloned();
+        match stored {
+            Some(costs) if !(costs.disturbed && way.is_chosen_by_cost()) => {
+                Ok(Calibration { costs: Some(costs), is_stored: true })
+            }
+            stored if way.is_chosen_by_cost() => self.calibrate(way, stored),
+            _ => Ok(Calibration { costs: None, is_stored: false }),
         }
-        self.watch(Event::Begins(&way.route(), Step::Calibration));
-        let costs = PathCosts::calibrate(way.from, way.to, way.options)?;
-        self.session.cache.put(way.from, way.to, way.options, costs.clone());
-        Ok(Some(costs))
     }
 
-    /// Opens the paths of one direction. Reports if another path replaces the requested one. Allocate all buffers before this call. Opening a path may start a resident kernel,
-    /// and a later allocation would wait until that kernel ends.
+    /// Calibrates the paths and stores the costs. `disturbed` are the costs of an earlier calibration that other
+    /// processes disturbed.
+    fn calibrate(&mut self, way: Way, disturbed: Option<PathCosts>) -> Result<Calibration> {
+        self.watch(Event::Begins(&way.route(), Step::Calibration));
+        let mut costs = PathCosts::calibrate(way.from, way.to, way.options)?;
+        if let Some(disturbed) = &disturbed {
+            costs = costs.improved_by(disturbed);
+        }
+        if costs.disturbed {
+            self.found.note(Note::Disturbed { route: way.route() });
+        }
+        self.session.cache.put(way.from, way.to, way.options, costs.clone());
+        Ok(Calibration { costs: Some(costs), is_stored: false })
+    }
+
+    /// Opens the paths of one direction. Reports if another path replaces the requested one. Allocate all buffers
+    /// before this call. Opening a path may start a resident kernel, and a later allocation would wait until that
+    /// kernel ends.
     fn selector(&mut self, way: Way, costs: Option<PathCosts>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some((requested, why)) = selector.fallback() {
@@ -179,10 +207,10 @@ impl Measurer<'_, '_> {
         Ok(selector)
     }
 
-    /// Allocates buffers for each direction. If the memory is too small, leaves out the largest size and
-    /// tries again, until the buffers fit.
-    fn memory(&mut self, ways: &[Way]) -> Result<Memory> {
-        let (mut sizes, mut refused) = (self.config.sizes.clone(), Vec::new());
+    /// Allocates buffers for each direction. If the memory is too small, removes the largest size from `sizes`, adds
+    /// a failed row for it, and tries again, until the buffers fit.
+    fn memory(&mut self, ways: &[Way], sizes: &mut Vec<usize>) -> Result<Memory> {
+        let mut refused = Vec::new();
         loop {
             // Check before each attempt whether the run was interrupted, because an attempt zeroes hundreds
             // of megabytes and takes long.
@@ -195,7 +223,7 @@ impl Measurer<'_, '_> {
                     self.watch(Event::LeftOut { size: largest, error: &error });
                     refused.push((ways[0].row(largest, self.completion()), error));
                 }
-                outcome => return Ok(Memory { buffers: outcome?, sizes, refused }),
+                outcome => return Ok(Memory { buffers: outcome?, refused }),
             }
         }
     }
@@ -233,24 +261,52 @@ impl Measurer<'_, '_> {
         ceiling::of_cpu(buffers, size, way.options.access, &self.config.plan).map(Some)
     }
 
-    /// Measures one direction, or two at once, with each size and each completion mode.
+    /// Measures one direction, or two at once, with each size and each completion mode. If a measured time
+    /// contradicts a stored calibration, calibrates again and continues with the same size.
     fn measure(&mut self, ways: &[Way]) -> ControlFlow<()> {
         let way = ways[0];
         let first = way.row(way.options.largest, self.completion());
-        let opened = (|| {
-            let ceilings = self.ceilings(way)?;
-            let costs = self.costs(way)?;
-            let memory = self.memory(ways)?;
-            Ok((ceilings, memory, self.selectors(ways, costs.clone())?, costs))
-        })();
-        let (ceilings, Memory { mut buffers, sizes, refused }, mut selectors, costs) = match opened {
+        let mut sizes = self.config.sizes.clone();
+        let opened = self.ceilings(way).and_then(|ceilings| Ok((ceilings, self.costs(way)?)));
+        let (ceilings, mut calibration) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
+        };
+        while let Some(contradiction) =
+            self.measure_sizes(ways, &mut sizes, ceilings.as_ref(), &calibration)?
+        {
+            self.found.note(Note::CalibratedAgain { route: way.route(), contradiction });
+            calibration = match self.calibrate(way, None) {
+                Ok(calibration) => calibration,
+                Err(error) => return self.failed(first, error),
+            };
+        }
+        self.watch(Event::Ended);
+        ControlFlow::Continue(())
+    }
+
+    /// Measures each size and removes it from `sizes`. Returns early if the stored calibration is wrong and another
+    /// path may be better.
+    fn measure_sizes(
+        &mut self,
+        ways: &[Way],
+        sizes: &mut Vec<usize>,
+        ceilings: Option<&[Ceiling; 2]>,
+        calibration: &Calibration,
+    ) -> ControlFlow<(), Option<Contradiction>> {
+        let way = ways[0];
+        let first = way.row(way.options.largest, self.completion());
+        let costs = &calibration.costs;
+        let memory = self.memory(ways, sizes);
+        let opened = memory.and_then(|memory| Ok((memory, self.selectors(ways, costs.clone())?)));
+        let (Memory { mut buffers, refused }, mut selectors) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return self.given_up(first, error),
         };
         for (row, error) in refused {
             self.failed(row, error)?;
         }
-        for size in sizes {
+        while let Some(&size) = sizes.first() {
             let mut measured_modes = Vec::new();
             for &asked in &self.config.completion {
                 let mut rows = Vec::new();
@@ -260,10 +316,8 @@ impl Measurer<'_, '_> {
                     if mode != asked {
                         self.found.note(Note::NotInMode { path, mode, requested: asked });
                     }
-                    rows.push(TransferResult {
-                        path: Some(selector.explain(size as u64)),
-                        ..way.row(size, mode)
-                    });
+                    let path = Some(selector.explain(size as u64));
+                    rows.push(TransferResult { path, ..way.row(size, mode) });
                 }
                 let modes: Vec<_> = rows.iter().map(|row| row.completion).collect();
                 if measured_modes.contains(&modes) {
@@ -271,37 +325,86 @@ impl Measurer<'_, '_> {
                 }
                 measured_modes.push(modes);
                 self.watch(Event::Begins(&way.route(), Step::Transfers { size, completion: asked }));
-                match self.figures(&mut selectors, &mut buffers, size, asked) {
-                    Ok(figures) => {
-                        for (index, (row, measured)) in rows.into_iter().zip(&figures).enumerate() {
-                            let (mut row, way_of_row) = (row.with(measured), &ways[index]);
-                            let path = selectors[index].path_for(size as u64);
-                            let measured = match self.cpu_ceiling(*way_of_row, &buffers[index], size) {
-                                Ok(by_cpu) => by_cpu.or_else(|| Some(ceilings.as_ref()?[index].clone())),
-                                Err(error) => return self.failed(row, error),
-                            };
-                            if let Some(ceiling) = self.ceiling_of(*way_of_row, path, measured) {
-                                row.set_ceiling(ceiling);
-                            }
-                            if !way.options.both_ways {
-                                row.predicted_ns = selectors[index].predicted_ns(size as u64);
-                            }
-                            self.found.results.push(row);
-                        }
-                    }
+                let interference = Interference::start();
+                let figures = match self.figures(&mut selectors, &mut buffers, size, asked) {
+                    Ok(figures) => figures,
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
                         // After an error, the movers may be unusable. So drop them and open new ones.
                         drop(selectors);
                         selectors = match self.selectors(ways, costs.clone()) {
                             Ok(selectors) => selectors,
-                            Err(error) => return self.failed(first, error),
+                            Err(error) => return self.given_up(first, error),
                         };
+                        continue;
                     }
+                };
+                // Calibration polls, so only polled transfers can contradict it.
+                let is_first = measured_modes.len() == 1 && rows[0].completion == CompletionMode::Poll;
+                let compared = is_first.then(|| {
+                    Contradiction::find(&selectors[0], size, &figures, interference.others_are_busy())
+                });
+                if let Some(contradiction) = compared.flatten() {
+                    if calibration.is_stored && way.is_chosen_by_cost() {
+                        return ControlFlow::Continue(Some(contradiction));
+                    }
+                    self.contradicted(way, contradiction, calibration.is_stored);
+                }
+                for (index, (row, measured)) in rows.into_iter().zip(&figures).enumerate() {
+                    let ceiling = ceilings.map(|ceilings| ceilings[index].clone());
+                    self.complete(
+                        row.with(measured),
+                        ways[index],
+                        &selectors[index],
+                        &buffers[index],
+                        ceiling,
+                    )?;
                 }
             }
+            sizes.remove(0);
         }
-        self.watch(Event::Ended);
+        ControlFlow::Continue(None)
+    }
+
+    /// Adds a row with an error after which no further size can be measured.
+    fn given_up(&mut self, row: TransferResult, error: Error) -> ControlFlow<(), Option<Contradiction>> {
+        self.failed(row, error)?;
+        ControlFlow::Continue(None)
+    }
+
+    /// Adds a note on the first contradiction of each path.
+    fn contradicted(&mut self, way: Way, contradiction: Contradiction, is_stored: bool) {
+        let route = way.route();
+        let known = |note: &Note| {
+            matches!(note, Note::Contradicted { route: of, contradiction: other, .. }
+                if *of == route && other.path == contradiction.path)
+        };
+        if !self.found.notes.iter().any(known) {
+            self.found.note(Note::Contradicted { route, contradiction, is_stored });
+        }
+    }
+
+    /// Adds a measured row, with its ceiling and its predicted time. `ceiling` is that of the links.
+    fn complete(
+        &mut self,
+        mut row: TransferResult,
+        way: Way,
+        selector: &PathSelector,
+        buffers: &Buffers,
+        ceiling: Option<Ceiling>,
+    ) -> ControlFlow<()> {
+        let size = row.size_bytes;
+        let measured = match self.cpu_ceiling(way, buffers, size as usize) {
+            Ok(by_cpu) => by_cpu.or(ceiling),
+            Err(error) => return self.failed(row, error),
+        };
+        if let Some(ceiling) = self.ceiling_of(way, selector.path_for(size), measured) {
+            row.set_ceiling(ceiling);
+        }
+        if !way.options.both_ways {
+            row.predicted_ns = selector.predicted_ns(size);
+        }
+        self.found.results.push(row);
         ControlFlow::Continue(())
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The most slots into which a region is cut. Successive transfers use the slots in turn.
-const MOST_SLOTS: usize = 64;
+pub(crate) const MOST_SLOTS: usize = 64;
 /// During a run, one transfer in this many is checked: its last bytes are compared. The number is odd, so the
 /// checks reach all slots if the number of slots is a power of two.
 const SAMPLE_INTERVAL: usize = 7;
