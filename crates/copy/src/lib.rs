@@ -30,7 +30,6 @@ pub mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
 pub mod gpu;
-pub mod hybrid;
 mod interference;
 mod list;
 pub mod measure;

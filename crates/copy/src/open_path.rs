@@ -3,7 +3,6 @@
 use crate::device::{Device, Kind};
 use crate::error::Unavailable;
 use crate::gpu;
-use crate::hybrid::Hybrid;
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::staged::Staged;
@@ -11,7 +10,7 @@ use crate::stop::{Interruptible, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::result::Reason;
-use inlane_core::{CompletionMode, Error, Location, Region, Result};
+use inlane_core::{Error, Location, Region, Result};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 
@@ -53,13 +52,13 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
         (Path::Staged, ..) => {
             let ring = host_buffer(from, to, RING.0)?;
             let (out, into) = (stage(from, true, options)?, stage(to, false, options)?);
-            Box::new(Staged::new(out, into, &ring, RING.1, options.stages)?.stopped_by(&options.stop))
+            Box::new(Staged::overlapping(out, into, &ring, RING.1, options.stages, &options.stop)?)
         }
         (Path::Hybrid, ..) => {
             let bytes = options.largest.clamp(HYBRID_BUFFER.0, HYBRID_BUFFER.1);
             let buffers = [host_buffer(from, to, bytes)?, host_buffer(from, to, bytes)?];
             let (out, into) = (stage(from, true, options)?, stage(to, false, options)?);
-            Box::new(Hybrid::new(out, into, buffers, options.stages)?.stopped_by(&options.stop))
+            Box::new(Staged::in_turn(out, into, buffers, options.stages, &options.stop)?)
         }
         _ => {
             return Err(unavailable(
@@ -166,17 +165,6 @@ pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result
         Kind::Bar { .. } | Kind::Host(_) if out => cpu(Some(device), None, options)?,
         Kind::Bar { .. } | Kind::Host(_) => cpu(None, Some(device), options)?,
     })
-}
-
-/// Sets the completion mode of both stages. Returns `mode` if at least one stage supports it. Otherwise
-/// returns `Poll`.
-pub(crate) fn set_stages_completion_mode(
-    stages: [&mut dyn Mover; 2],
-    mode: CompletionMode,
-) -> CompletionMode {
-    // Return `mode` if at least one stage supports it. The waits for that stage then use it.
-    let modes = stages.map(|stage| stage.set_completion_mode(mode));
-    if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }
 
 /// Allocates host memory that both devices reach: pinned if a GPU is among them.

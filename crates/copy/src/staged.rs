@@ -1,42 +1,53 @@
-//! Staging through a ring in host memory, driven by the CPU. One mover fills chunks while another mover
-//! empties chunks that are already full.
+//! Staging through host memory, driven by the CPU. One mover copies from the source to host memory, another one from
+//! there to the destination.
 //!
 //! ```text
-//!  fill:   0 1 2 3 4 ...        at most `slots` chunks are full or being filled or emptied
-//!  empty:    0 1 2 3 ...        a chunk is emptied after it is filled
+//!  overlapping, path staged:  fill   0 1 2 3 4 ...        a ring of chunks: while one is filled, another is emptied
+//!                             empty    0 1 2 3 ...
+//!  in turn, path hybrid:      DMA -> first buffer, copy by the CPU -> second buffer, DMA -> destination
 //! ```
+//!
+//! The published experiment ([`crate::published`]) uses path `hybrid`.
 
-use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
-use inlane_core::mover::{Mover, Ticket, TicketCounter, check_pair, out_of_reach};
+use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Copies with two movers at the same time. One mover fills a ring of chunks, the other mover empties the
-/// ring. `submit` returns when the bytes are in place.
+/// Copies with two movers through host memory. `submit` returns when the bytes are in place.
 pub struct Staged {
     out: Box<dyn Mover>,
     into: Box<dyn Mover>,
-    ring: Vec<Region>,
+    memory: HostMemory,
     completion: CompletionMode,
     stop: Arc<AtomicBool>,
     tickets: TicketCounter,
 }
 
+/// The host memory between the two movers.
+enum HostMemory {
+    /// A ring of chunks. Both movers work at the same time.
+    Ring(Vec<Region>),
+    /// Two buffers of the same length. The movers work one after the other, and the CPU copies between them.
+    Buffers([Region; 2], CpuMover),
+}
+
 impl Staged {
-    /// Joins two movers by `ring`, cut into `slots` chunks. `completion` says how the CPU waits for either
-    /// mover; [`Mover::set_completion_mode`] changes it.
+    /// Joins two movers by `ring`, cut into `slots` chunks. The movers work at the same time. `completion` says how
+    /// the CPU waits for either mover; [`Mover::set_completion_mode`] changes it. Transfers end early, with an error,
+    /// when `stop` is set, after their chunks in flight.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are fewer than 2 chunks, or the ring has fewer bytes than chunks.
-    pub fn new(
+    pub fn overlapping(
         out: Box<dyn Mover>,
         into: Box<dyn Mover>,
         ring: &Region,
         slots: usize,
         completion: CompletionMode,
+        stop: &Arc<AtomicBool>,
     ) -> Result<Self> {
         let chunk = ring.len() / slots.max(1);
         if chunk == 0 || slots < 2 {
@@ -46,65 +57,120 @@ impl Staged {
             ));
         }
         let ring = (0..slots).map(|slot| ring.slice(slot * chunk, chunk)).collect::<Result<_>>()?;
-        Ok(Self { out, into, ring, completion, stop: Arc::default(), tickets: TicketCounter::default() })
+        Ok(Self::new(out, into, HostMemory::Ring(ring), completion, stop))
     }
 
-    /// Makes transfers end early, with an error, when `stop` is set. Such a transfer still waits for its
-    /// chunks in flight.
-    #[must_use]
-    pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
-        self.stop = stop.clone();
-        self
+    /// Joins two movers by two host buffers. The movers work one after the other. Transfers longer than a buffer are
+    /// split into pieces of the buffer's length. For the other arguments, see [`Staged::overlapping`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the buffers differ in length.
+    pub fn in_turn(
+        out: Box<dyn Mover>,
+        into: Box<dyn Mover>,
+        buffers: [Region; 2],
+        completion: CompletionMode,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Self> {
+        if buffers[0].len() != buffers[1].len() {
+            return Err(Error::invalid(
+                "the host buffers of path hybrid",
+                "they differ in length; give two of the same length",
+            ));
+        }
+        Ok(Self::new(out, into, HostMemory::Buffers(buffers, CpuMover::widest()), completion, stop))
+    }
+
+    fn new(
+        out: Box<dyn Mover>,
+        into: Box<dyn Mover>,
+        memory: HostMemory,
+        completion: CompletionMode,
+        stop: &Arc<AtomicBool>,
+    ) -> Self {
+        Self { out, into, memory, completion, stop: stop.clone(), tickets: TicketCounter::default() }
     }
 
     fn run(&mut self, source: &Region, destination: &Region) -> Result<()> {
-        let chunk = self.ring[0].len();
-        let mut count = source.len().div_ceil(chunk);
-        let span = |index: usize| (index * chunk, chunk.min(source.len() - index * chunk));
-        let (mut filling, mut emptying) = (VecDeque::new(), VecDeque::new());
-        let (mut sent, mut emptied) = (0, 0);
-        let mut stopped = Ok(());
-        while emptied < count {
-            let mut progress = false;
-            if stopped.is_ok() {
-                stopped = check_stop(&self.stop);
-                if stopped.is_err() {
-                    count = sent;
+        let Self { out, into, memory, completion, stop, .. } = self;
+        match memory {
+            HostMemory::Ring(ring) => {
+                overlap(&mut **out, &mut **into, ring, source, destination, *completion, stop)
+            }
+            HostMemory::Buffers([first, second], cpu) => {
+                let step = first.len();
+                for offset in (0..source.len()).step_by(step) {
+                    check_stop(stop)?;
+                    let length = step.min(source.len() - offset);
+                    let (first, second) = (first.slice(0, length)?, second.slice(0, length)?);
+                    let ticket = out.submit(&source.slice(offset, length)?, &first)?;
+                    out.wait(ticket, *completion)?;
+                    cpu.submit(&first, &second)?;
+                    let ticket = into.submit(&second, &destination.slice(offset, length)?)?;
+                    into.wait(ticket, *completion)?;
                 }
-            }
-            while sent < count && sent - emptied < self.ring.len() {
-                let (offset, length) = span(sent);
-                let slot = self.ring[sent % self.ring.len()].slice(0, length)?;
-                filling.push_back((sent, self.out.submit(&source.slice(offset, length)?, &slot)?));
-                sent += 1;
-                progress = true;
-            }
-            let filled = self.out.done()?;
-            while let Some((index, _)) = filling.front().filter(|(_, ticket)| *ticket <= filled).copied() {
-                filling.pop_front();
-                let (offset, length) = span(index);
-                let slot = self.ring[index % self.ring.len()].slice(0, length)?;
-                emptying.push_back(self.into.submit(&slot, &destination.slice(offset, length)?)?);
-                progress = true;
-            }
-            let ended = self.into.done()?;
-            while emptying.front().is_some_and(|ticket| *ticket <= ended) {
-                emptying.pop_front();
-                emptied += 1;
-                progress = true;
-            }
-            if !progress && emptied < count {
-                // Wait for the oldest chunk that is being filled, because the second mover needs filled
-                // chunks. If none is being filled, wait for the oldest that is being emptied.
-                match (filling.front(), emptying.front()) {
-                    (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
-                    (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,
-                    (None, None) => unreachable!("a chunk that was sent is being filled or emptied"),
-                }
+                Ok(())
             }
         }
-        stopped
     }
+}
+
+/// Copies `source` through `ring` to `destination`: `out` fills chunks while `into` empties others.
+fn overlap(
+    out: &mut dyn Mover,
+    into: &mut dyn Mover,
+    ring: &[Region],
+    source: &Region,
+    destination: &Region,
+    completion: CompletionMode,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let chunk = ring[0].len();
+    let mut count = source.len().div_ceil(chunk);
+    let span = |index: usize| (index * chunk, chunk.min(source.len() - index * chunk));
+    let (mut filling, mut emptying) = (VecDeque::new(), VecDeque::new());
+    let (mut sent, mut emptied) = (0, 0);
+    let mut stopped = Ok(());
+    while emptied < count {
+        let mut progress = false;
+        if stopped.is_ok() {
+            stopped = check_stop(stop);
+            if stopped.is_err() {
+                count = sent;
+            }
+        }
+        while sent < count && sent - emptied < ring.len() {
+            let (offset, length) = span(sent);
+            let slot = ring[sent % ring.len()].slice(0, length)?;
+            filling.push_back((sent, out.submit(&source.slice(offset, length)?, &slot)?));
+            sent += 1;
+            progress = true;
+        }
+        let filled = out.done()?;
+        while let Some((index, _)) = filling.front().filter(|(_, ticket)| *ticket <= filled).copied() {
+            filling.pop_front();
+            let (offset, length) = span(index);
+            let slot = ring[index % ring.len()].slice(0, length)?;
+            emptying.push_back(into.submit(&slot, &destination.slice(offset, length)?)?);
+            progress = true;
+        }
+        let ended = into.done()?;
+        while emptying.front().is_some_and(|ticket| *ticket <= ended) {
+            emptying.pop_front();
+            emptied += 1;
+            progress = true;
+        }
+        if !progress && emptied < count {
+            // Wait for the oldest chunk that is being filled, because the second mover needs filled
+            // chunks. If none is being filled, wait for the oldest that is being emptied.
+            match (filling.front(), emptying.front()) {
+                (Some((_, ticket)), _) => out.wait(*ticket, completion)?,
+                (None, Some(ticket)) => into.wait(*ticket, completion)?,
+                (None, None) => unreachable!("a chunk that was sent is being filled or emptied"),
+            }
+        }
+    }
+    stopped
 }
 
 impl Mover for Staged {
@@ -113,9 +179,14 @@ impl Mover for Staged {
     }
 
     fn hops(&self) -> Vec<String> {
-        let chunk = inlane_core::units::bytes(self.ring[0].len() as u64);
-        let ring = format!("{} host chunks of {chunk}", self.ring.len());
-        [self.out.hops(), vec![ring], self.into.hops()].concat()
+        let between = match &self.memory {
+            HostMemory::Ring(ring) => {
+                let chunk = inlane_core::units::bytes(ring[0].len() as u64);
+                vec![format!("{} host chunks of {chunk}", ring.len())]
+            }
+            HostMemory::Buffers(_, cpu) => cpu.hops(),
+        };
+        [self.out.hops(), between, self.into.hops()].concat()
     }
 
     fn is_twin(&self) -> bool {
@@ -123,7 +194,11 @@ impl Mover for Staged {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        self.out.reaches(source, &self.ring[0]) && self.into.reaches(&self.ring[0], destination)
+        let (first, last) = match &self.memory {
+            HostMemory::Ring(ring) => (&ring[0], &ring[0]),
+            HostMemory::Buffers([first, second], _) => (first, second),
+        };
+        self.out.reaches(source, first) && self.into.reaches(last, destination)
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
@@ -139,9 +214,12 @@ impl Mover for Staged {
         true
     }
 
+    /// Sets the completion mode of both movers. Returns `completion` if at least one of them supports it, because
+    /// waits for that mover then use it. Otherwise returns `Poll`.
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         self.completion = completion;
-        set_stages_completion_mode([&mut *self.out, &mut *self.into], completion)
+        let modes = [&mut self.out, &mut self.into].map(|mover| mover.set_completion_mode(completion));
+        if modes.contains(&completion) { completion } else { CompletionMode::Poll }
     }
 
     fn done(&mut self) -> Result<Ticket> {

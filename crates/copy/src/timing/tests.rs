@@ -4,6 +4,7 @@ use crate::open_path::open_path;
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
 use crate::path_selector::PathSelector;
+use crate::staged::Staged;
 use inlane_core::Region;
 use inlane_core::mover::CpuMover;
 use inlane_core::result::Reason;
@@ -94,8 +95,10 @@ fn stages_use_the_completion_mode_that_was_set() {
     };
     let host = || Region::host(256 << 10).unwrap();
     let (out, into) = (|| stage(a.dma(false).unwrap()), || stage(b.dma(true).unwrap()));
-    let hybrid = crate::hybrid::Hybrid::new(out(), into(), [host(), host()], CompletionMode::Poll).unwrap();
-    let staged = crate::staged::Staged::new(out(), into(), &host(), 4, CompletionMode::Poll).unwrap();
+    let hybrid =
+        Staged::in_turn(out(), into(), [host(), host()], CompletionMode::Poll, &Arc::default()).unwrap();
+    let staged =
+        Staged::overlapping(out(), into(), &host(), 4, CompletionMode::Poll, &Arc::default()).unwrap();
     let mut buffers = Buffers::new(&from, &to, 256 << 10, 256 << 10).unwrap();
     for mut mover in [Box::new(hybrid) as Box<dyn Mover>, Box::new(staged)] {
         for completion in [CompletionMode::Interrupt, CompletionMode::Adaptive, CompletionMode::Poll] {
@@ -112,9 +115,11 @@ fn stages_use_the_completion_mode_that_was_set() {
     // A wait for a CPU copy always polls. If a DMA engine copies one of the two stages, the wait for this
     // stage can sleep, so the mode must change. If the CPU copies both stages, the mode must stay `Poll`.
     let cpu = || Box::new(CpuMover::widest()) as Box<dyn Mover>;
-    let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
+    let mut half =
+        Staged::in_turn(out(), cpu(), [host(), host()], CompletionMode::Poll, &Arc::default()).unwrap();
     assert_eq!(half.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Interrupt);
-    let mut none = crate::hybrid::Hybrid::new(cpu(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
+    let mut none =
+        Staged::in_turn(cpu(), cpu(), [host(), host()], CompletionMode::Poll, &Arc::default()).unwrap();
     assert_eq!(none.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Poll);
 }
 
@@ -163,14 +168,8 @@ fn a_device_lost_during_a_transfer_ends_both_directions() {
             out.faults().lose_after(100_000);
         }
         let ring = Region::host(1 << 20).unwrap();
-        crate::staged::Staged::new(
-            Box::new(out),
-            Box::new(b.dma(true).unwrap()),
-            &ring,
-            8,
-            CompletionMode::Poll,
-        )
-        .unwrap()
+        let into = Box::new(b.dma(true).unwrap());
+        Staged::overlapping(Box::new(out), into, &ring, 8, CompletionMode::Poll, &Arc::default()).unwrap()
     };
     let (mut forth, mut back) = (staged(true), staged(false));
     let mut forth_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
