@@ -54,7 +54,7 @@ mod cuda {
     /// # Errors
     /// If the driver cannot be used: the reason.
     pub fn describe_gpus() -> Result<Vec<String>, String> {
-        let devices = inlane_cuda::devices().map_err(cause)?;
+        let devices = inlane_cuda::devices().map_err(|error| error.cause())?;
         let describe = |gpu: &DeviceInfo| format!("gpu:{} {} ({})", gpu.index, gpu.name, gpu.pci_address);
         Ok(devices.iter().map(describe).collect())
     }
@@ -65,13 +65,7 @@ mod cuda {
     /// # Errors
     /// The reason why NVRTC cannot be used.
     pub fn nvrtc() -> Result<(String, PathBuf), String> {
-        inlane_cuda::compiler_version().map_err(cause)
-    }
-
-    /// Returns the error's text without the advice after the first `;`. `inlane doctor` shows its own advice
-    /// instead.
-    fn cause(error: Error) -> String {
-        error.to_string().split(';').next().unwrap_or_default().to_string()
+        inlane_cuda::compiler_version().map_err(|error| error.cause())
     }
 }
 

@@ -3,22 +3,19 @@
 use cudarc::driver::sys::{self, CUresult};
 use inlane_core::error::Class;
 use std::ffi::CStr;
+use std::fmt;
 
 /// A result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error that the CUDA driver or NVRTC returned, or an invalid argument for one of them.
-#[derive(Debug, thiserror::Error)]
+/// An error that the CUDA driver or NVRTC returned, or an invalid argument for one of them. The message is the
+/// [cause](Error::cause) and, after a semicolon, the [remedy](Error::remedy).
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// `libcuda` could not be loaded.
-    #[error("no CUDA driver: cannot load libcuda.so.1; install NVIDIA's driver, version 570 or newer")]
     NoDriver,
     /// The installed CUDA driver is older than inlane needs.
-    #[error(
-        "the CUDA driver is too old: it supports CUDA {}.{}, and inlane needs {}.{}; install a newer NVIDIA driver",
-        found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
-    )]
     DriverTooOld {
         /// The CUDA version that the driver supports, as 13000 for 13.0.
         found: i32,
@@ -26,7 +23,6 @@ pub enum Error {
         needed: i32,
     },
     /// The requested device does not exist.
-    #[error("gpu:{index} does not exist: {}; list them with 'inlane topo'", count_text(*count))]
     NoDevice {
         /// The requested number.
         index: u32,
@@ -34,7 +30,6 @@ pub enum Error {
         count: u32,
     },
     /// A call to the driver failed.
-    #[error("{device}: {call} failed: {name} ({meaning}); {remedy}")]
     Call {
         /// The function's name.
         call: &'static str,
@@ -50,17 +45,11 @@ pub enum Error {
         code: u32,
     },
     /// The run-time compiler could not be loaded.
-    #[error(
-        "no NVRTC, CUDA's run-time compiler: tried {tried}; install it with \
-         'pip install nvidia-cuda-nvrtc==13.0.*' (drivers before 580: nvidia-cuda-nvrtc-cu12==12.8.*), or set \
-         INLANE_NVRTC to a libnvrtc.so"
-    )]
     NoCompiler {
         /// The library files that inlane tried to load, and why each could not be loaded.
         tried: String,
     },
     /// A call to the run-time compiler failed, but not because of an error in the source.
-    #[error("NVRTC {version}: {call} failed: {meaning}; {remedy}")]
     Compiler {
         /// The compiler's version.
         version: String,
@@ -72,7 +61,6 @@ pub enum Error {
         remedy: &'static str,
     },
     /// The source does not compile.
-    #[error("{name}: it does not compile for {arch}:\n{log}")]
     DoesNotCompile {
         /// The source's name.
         name: String,
@@ -82,13 +70,21 @@ pub enum Error {
         log: String,
     },
     /// An argument is invalid, or the device does not support it.
-    #[error("{what}: {why}")]
     Invalid {
         /// The argument or object.
         what: String,
         /// What is wrong, and what to do.
         why: String,
     },
+}
+
+impl std::error::Error for Error {}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.cause())?;
+        self.remedy().map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
+    }
 }
 
 fn count_text(count: u32) -> String {
@@ -103,6 +99,45 @@ impl Error {
     /// Returns an [`Error::Invalid`].
     pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
+    }
+
+    /// Returns the failed object and what was found.
+    pub fn cause(&self) -> String {
+        match self {
+            Error::NoDriver => "no CUDA driver: cannot load libcuda.so.1".into(),
+            Error::DriverTooOld { found, needed } => {
+                let version = |number: &i32| format!("{}.{}", number / 1000, number % 1000 / 10);
+                let (found, needed) = (version(found), version(needed));
+                format!("the CUDA driver is too old: it supports CUDA {found}, and inlane needs {needed}")
+            }
+            Error::NoDevice { index, count } => format!("gpu:{index} does not exist: {}", count_text(*count)),
+            Error::Call { call, device, name, meaning, .. } => {
+                format!("{device}: {call} failed: {name} ({meaning})")
+            }
+            Error::NoCompiler { tried } => format!("no NVRTC, CUDA's run-time compiler: tried {tried}"),
+            Error::Compiler { version, call, meaning, .. } => {
+                format!("NVRTC {version}: {call} failed: {meaning}")
+            }
+            Error::DoesNotCompile { name, arch, log } => {
+                format!("{name}: it does not compile for {arch}:\n{log}")
+            }
+            Error::Invalid { what, why } => format!("{what}: {why}"),
+        }
+    }
+
+    /// Returns what to do. `None` if the cause already says it.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Error::NoDriver => Some("install NVIDIA's driver, version 570 or newer"),
+            Error::DriverTooOld { .. } => Some("install a newer NVIDIA driver"),
+            Error::NoDevice { .. } => Some("list them with 'inlane topo'"),
+            Error::Call { remedy, .. } | Error::Compiler { remedy, .. } => Some(remedy),
+            Error::NoCompiler { .. } => Some(
+                "install it with 'pip install nvidia-cuda-nvrtc==13.0.*' (drivers before 580: \
+                 nvidia-cuda-nvrtc-cu12==12.8.*), or set INLANE_NVRTC to a libnvrtc.so",
+            ),
+            Error::DoesNotCompile { .. } | Error::Invalid { .. } => None,
+        }
     }
 
     /// Returns the class of this error. The class determines the exit status of the command.
