@@ -1,0 +1,37 @@
+//! A model of flows that share resources. It computes the rate of each flow, what limits it, and how much it
+//! would gain without that limit.
+//!
+//! ```text
+//!  Model        a TOML file: resources, flows, stages, cases       Network      resources and flows, by number
+//!  TestBed      a file of a published system with its results      Solution     rates, limits, use of resources
+//!  fit          capacities, uses and latencies from measurements   Margin       a flow's rate without its limit
+//! ```
+//!
+//! [`Network`] is the model itself and has no names. Programs that measure build one from fitted values
+//! ([`fit::System`]). Files are read by [`Model`].
+//!
+//! ```
+//! use inlane_model::{Flow, Limit, Network, Resource};
+//!
+//! let mut network = Network::new();
+//! let link = network.add_resource(Resource::new(55e9))?;
+//! let paced = network.add_flow(Flow::default().using(link, 1.0).at_most(20e9))?;
+//! let copies = network.add_flow(Flow::default().using(link, 1.0))?;
+//! let solution = network.solve()?;
+//! assert_eq!(solution.flows[copies.index()].rate, 35e9);
+//! assert_eq!(solution.flows[paced.index()].limit, Limit::Demand);
+//! # Ok::<(), inlane_model::Error>(())
+//! ```
+//!
+//! The model is one of steady state: it knows rates and mean delays, but no bursts and no tails.
+
+mod error;
+mod fill;
+pub mod fit;
+mod network;
+pub mod pcie;
+mod solve;
+
+pub use error::{Error, Item, Place, Problem, Result, SET};
+pub use network::{Flow, FlowId, Network, RANGE, Resource, ResourceId, Sharing, WEIGHTS, Window};
+pub use solve::{FlowRate, Limit, Margin, ResourceUse, Solution};
