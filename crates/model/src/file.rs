@@ -11,6 +11,7 @@ use crate::network::Network;
 use crate::published::{Published, Status};
 use crate::solve::{Margin, Solution};
 use crate::tree::{Node, PUBLISHED, Reader, Tree, Value, similar};
+pub(crate) use resources::require;
 use resources::Resources;
 use std::collections::HashMap;
 use std::rc::Rc;

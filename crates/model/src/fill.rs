@@ -38,8 +38,6 @@ pub(crate) struct Filled {
     pub rates: Vec<f64>,
     /// What limits each flow.
     pub limiters: Vec<Limiter>,
-    /// The level at which each resource became full: rate divided by weight. Infinite if it is not full.
-    pub levels: Vec<f64>,
 }
 
 /// The uses of all flows, one flow after the other.
@@ -77,7 +75,6 @@ pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
     let mut filled = Filled {
         rates: vec![0.0; caps.len()],
         limiters: vec![Limiter::Cap; caps.len()],
-        levels: vec![f64::INFINITY; capacities.len()],
     };
     let mut left = capacities.to_vec();
     let mut active: Vec<usize> = (0..caps.len()).collect();
@@ -116,7 +113,6 @@ pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
                 (filled.rates[flow], filled.limiters[flow]) = (caps[flow], Limiter::Cap);
             } else if let Some(used) = tightest {
                 (filled.rates[flow], filled.limiters[flow]) = (rate, Limiter::Resource(used.resource));
-                filled.levels[used.resource] = rate / used.weight;
             } else {
                 return true;
             }

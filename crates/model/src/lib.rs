@@ -26,12 +26,18 @@
 //! The model is one of steady state: it knows rates and mean delays, but no bursts and no tails.
 
 mod error;
+pub mod file;
 mod fill;
 pub mod fit;
 mod network;
 pub mod pcie;
+pub mod published;
+mod quantity;
+pub mod result;
 mod solve;
+mod tree;
 
 pub use error::{Error, Item, Place, Problem, Result, SET};
+pub use file::{Case, Model};
 pub use network::{Flow, FlowId, Network, RANGE, Resource, ResourceId, Sharing, WEIGHTS, Window};
 pub use solve::{FlowRate, Limit, Margin, ResourceUse, Solution};

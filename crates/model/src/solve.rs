@@ -11,10 +11,10 @@ use crate::fill::{Filled, Limiter, Use, Uses, fill};
 use crate::network::{FlowId, Network, ResourceId, Sharing, Window};
 
 /// The relative change of rates at which the computation ends.
-const SETTLED: f64 = 1e-9;
+const SETTLED: f64 = 1e-7;
 /// The most turns between delays and filling, and the most passes over all delays in a turn.
-const TURNS: usize = 60;
-const PASSES: usize = 200;
+const TURNS: usize = 30;
+const PASSES: usize = 100;
 /// The share of its capacity from which on a resource counts as full.
 const FULL: f64 = 1.0 - 1e-6;
 /// The factor by which [`Network::margins`] raises a window to see what limits the flow next.
@@ -219,16 +219,32 @@ impl<'a> Problem<'a> {
             if settled {
                 break;
             }
-            for (flow, offered) in offered.iter_mut().enumerate() {
-                let others = self.uses.of(flow).iter().filter(|used| self.queues[used.resource].is_empty());
-                let offers = others.map(|used| used.weight * filled.levels[used.resource]);
-                let now = offers.fold(f64::INFINITY, f64::min);
-                // After some turns, take the middle of the last two offers, because they can alternate.
-                let swings = turn > TURNS / 4 && now.is_finite() && offered.is_finite();
-                *offered = if swings { (*offered + now) / 2.0 } else { now };
-            }
+            self.offer(&filled.rates, &mut offered, turn > 0);
         }
         self.solution(&filled, &delays, settled)
+    }
+
+    /// Computes the most that resources without queues offer to each flow: the share of the flow with the most, or what
+    /// is left beyond its own rate. With `damp`, takes the middle between this and the last offer, because offers
+    /// and delays can swing against each other.
+    fn offer(&self, rates: &[f64], offered: &mut [f64], damp: bool) {
+        let (mut left, mut levels) = (self.capacities.clone(), vec![0.0f64; self.capacities.len()]);
+        for (flow, rate) in rates.iter().enumerate() {
+            for used in self.uses.of(flow) {
+                left[used.resource] -= used.per_byte * rate;
+                levels[used.resource] = levels[used.resource].max(rate / used.weight);
+            }
+        }
+        for (flow, offered) in offered.iter_mut().enumerate() {
+            let others = self.uses.of(flow).iter().filter(|used| self.queues[used.resource].is_empty());
+            let offer = |used: &Use| {
+                let rest = rates[flow] + left[used.resource].max(0.0) / used.per_byte;
+                rest.max(used.weight * levels[used.resource])
+            };
+            let now = others.map(offer).fold(f64::INFINITY, f64::min);
+            let mean = damp && now.is_finite() && offered.is_finite();
+            *offered = if mean { (*offered + now) / 2.0 } else { now };
+        }
     }
 
     /// Returns the rate of a closed loop with these delays. Infinite for other flows.

@@ -49,6 +49,13 @@ impl Tree {
         Ok(Self { file: file.into(), root: Node { value, line: 1, setting: None } })
     }
 
+    /// Removes a table from the root and returns it.
+    pub fn take(&mut self, key: &str) -> Option<Node> {
+        let Value::Table(entries) = &mut self.root.value else { return None };
+        let at = entries.iter().position(|(name, _)| name == key)?;
+        Some(entries.remove(at).1)
+    }
+
     /// Replaces or adds the value that `setting` names: `KEY=VALUE`. The value is TOML, or else a text.
     pub fn set(&mut self, setting: &str) -> Result<()> {
         let origin: Rc<str> = setting.into();
@@ -196,6 +203,7 @@ pub(crate) fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
 }
 
 /// Reads the keys of a table, and refuses those that nobody read.
+#[derive(Clone)]
 pub(crate) struct Reader<'a> {
     file: Rc<str>,
     key: String,

@@ -50,8 +50,12 @@ pub(super) fn read<'a>(
         for index in way.into_iter().rev() {
             let (name, reader) = &entries[index];
             let (mut flow, packet) = read_one(reader, resources)?;
+            let ratio = reader.value("ratio");
+            if let (Some(_), None) = (&ratio, leaders[index]) {
+                let example = "a ratio is that to the followed flow, for example follows = \"reads\"";
+                return Err(reader.wrong(Problem::Missing { key: "follows", example }));
+            }
             if let Some(leader) = leaders[index].and_then(|leader| ids[leader]) {
-                let ratio = reader.value("ratio");
                 let ratio = ratio.map_or(Ok(1.0), |value| value.number(*WEIGHTS.start(), *WEIGHTS.end()))?;
                 flow.follows = Some((leader, ratio));
                 // The tags of the followed flow limit both.
@@ -60,15 +64,10 @@ pub(super) fn read<'a>(
             reader.finish()?;
             let id = network.add_flow(flow).map_err(|error| reader.wrong(Problem::Network(Box::new(error))))?;
             ids[index] = Some(id);
-            flows.push(index);
-            debug_assert_eq!(id.0 + 1, flows.len(), "{name}");
+            flows.push((FlowInfo { name: name.to_string(), packet }, reader.clone()));
         }
     }
-    let mut readers: Vec<Option<(&str, Reader<'a>)>> = entries.into_iter().map(Some).collect();
-    let packet = |reader: &Reader<'_>| reader.value("packet").map(|value| value.bytes()).transpose();
-    flows.into_iter().filter_map(|index| readers[index].take()).map(|(name, reader)| {
-        Ok((FlowInfo { name: name.into(), packet: packet(&reader)? }, reader))
-    }).collect()
+    Ok(flows)
 }
 
 /// The bytes of a flow's packets and operations.
@@ -88,8 +87,6 @@ fn read_one(reader: &Reader<'_>, resources: &Resources) -> Result<(Flow, Option<
         weight: weight("weight")?,
         ..Flow::default()
     };
-    // These keys are read elsewhere.
-    ["follows", "ratio"].map(|key| reader.get(key));
     let mut tags: Option<(f64, f64)> = None;
     for (name, used) in reader.table("use")?.iter().flat_map(Reader::entries) {
         let handle = resources.by_name.get(name);

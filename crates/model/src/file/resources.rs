@@ -189,6 +189,6 @@ impl Resources {
 }
 
 /// Returns a reader of a key that must be given.
-pub(super) fn require<'a>(reader: &Reader<'a>, key: &'static str, example: &'static str) -> Result<Reader<'a>> {
+pub(crate) fn require<'a>(reader: &Reader<'a>, key: &'static str, example: &'static str) -> Result<Reader<'a>> {
     reader.value(key).ok_or_else(|| reader.wrong(Problem::Missing { key, example }))
 }
