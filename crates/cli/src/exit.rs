@@ -83,6 +83,7 @@ fn class(cause: &(dyn Error + 'static)) -> Option<Class> {
         inlane_forward::Error,
         inlane_pci::Error,
         inlane_ntb::error::Error,
+        inlane_model::Error,
         inlane_nvme::Error,
         inlane_pgas::error::Error,
         inlane_offload::Error,

@@ -93,17 +93,17 @@ mod tests {
         use inlane_nvme::field::{OF_BENCHES, OF_EXPORTS, OF_INITIATORS, OF_TARGETS, OF_TRANSFERS};
         let initiators = ["nvme.read", "nvme.write", "nvme.bench", "nvme.export.nbd"];
         let lists: &[(&[&str], &[Field])] = &[
-            (&["copy"], inlane_copy::field::ALL),
-            (&["forward"], inlane_cuda::field::ALL),
             (&["forward"], inlane_forward::field::ALL),
             (&["forward"], inlane_ports::field::ALL),
+            (&["model"], inlane_model::field::ALL),
+            (&["copy"], inlane_copy::field::ALL),
+            (&["forward"], inlane_cuda::field::ALL),
             (&["nvme.target"], OF_TARGETS),
             (&initiators, OF_INITIATORS),
             (&["nvme.read", "nvme.write"], OF_TRANSFERS),
             (&["nvme.bench"], OF_BENCHES),
             (&["nvme.export.nbd"], OF_EXPORTS),
             (&["forward"], inlane_dpdk::field::ALL),
-        let lists: &[(&[&str], &[Field])] = &[
             (&["copy"], inlane_pci::field::ALL),
             (&["ntb.run"], inlane_ntb::field::OF_JOBS),
             (&["ntb.info", "ntb.check"], inlane_ntb::field::OF_MACHINES),

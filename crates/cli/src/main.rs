@@ -9,6 +9,7 @@ mod fields;
 mod forward;
 mod manual;
 mod misuse;
+mod model;
 mod ntb;
 mod nvme;
 mod offload;
@@ -62,6 +63,7 @@ enum Command {
     Ntb(ntb::Ntb),
     Nvme(Box<nvme::Nvme>),
     Offload(offload::Offload),
+    Model(model::ModelArgs),
     Doctor(doctor::Args),
     Topo(topo::Args),
     Schema(schema::SchemaArgs),
@@ -106,6 +108,7 @@ fn main() -> ExitCode {
         Command::Ntb(ntb) => ntb.run(),
         Command::Nvme(nvme) => nvme.run(),
         Command::Offload(offload) => offload.run(),
+        Command::Model(model) => model.run(),
         Command::Schema(schema) => schema.run(),
         Command::Report(report) => schema::SchemaArgs::from(report).run(),
     };

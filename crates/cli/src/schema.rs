@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
 use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
+use inlane_model::result::ModelResult;
 use inlane_nvme::bench::IoResult;
 use inlane_nvme::nbd::ExportResult;
 use inlane_nvme::target::TargetResult;
@@ -66,6 +67,8 @@ enum Schema {
     NvmeSubsystems,
     /// Written by `inlane offload status`
     Engine,
+    /// Written by `inlane model`
+    Model,
     /// Written by `inlane doctor`
     Doctor,
     /// Written by `inlane topo`
@@ -86,6 +89,7 @@ impl Schema {
             Schema::NvmeExport => schema::<ExportResult>(),
             Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
             Schema::Engine => schema::<EngineStatus>(),
+            Schema::Model => schema::<ModelResult>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
         }

@@ -1,12 +1,9 @@
 //! Errors of networks and of model files.
 
+use crate::field::SET;
 use crate::network::{FlowId, ResourceId};
 use inlane_core::error::Class;
-use inlane_core::setting::Field;
 use std::fmt;
-
-/// The setting that replaces a value of a model file.
-pub const SET: Field = Field::new("set");
 
 /// A number of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +123,7 @@ pub enum Problem {
     },
     /// A text that is not a quantity.
     #[error(transparent)]
-    Quantity(#[from] inlane_core::Error),
+    Quantity(#[from] inlane_core::units::ParseError),
     /// Something that contains or follows itself.
     #[error("this is a cycle: {}; remove one of these references", path.join(" -> "))]
     Cycle {

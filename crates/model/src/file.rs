@@ -11,10 +11,9 @@ use crate::network::Network;
 use crate::published::{Published, Status};
 use crate::solve::{Margin, Solution};
 use crate::tree::{Node, PUBLISHED, Reader, Tree, Value, similar};
-pub(crate) use resources::require;
 use resources::Resources;
+pub(crate) use resources::require;
 use std::collections::HashMap;
-use std::rc::Rc;
 
 /// The keys of a file's root, apart from the published results.
 const TITLE: &str = "title";
@@ -135,8 +134,7 @@ impl Model {
             if let Some(set) = case.table("set")? {
                 for (key, value) in set.entries() {
                     let words: Vec<&str> = key.split('.').collect();
-                    let origin: Rc<str> = format!("{key} (case)").into();
-                    tree.insert(&words, value.node().clone(), origin).map_err(|problem| value.wrong(problem))?;
+                    tree.insert(&words, value.placed()).map_err(|problem| value.wrong(problem))?;
                 }
             }
             settings.iter().try_for_each(|setting| tree.set(setting))?;

@@ -72,10 +72,7 @@ impl Uses {
 
 /// Allocates `capacities` to flows. No flow exceeds its cap, which may be infinite or zero.
 pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
-    let mut filled = Filled {
-        rates: vec![0.0; caps.len()],
-        limiters: vec![Limiter::Cap; caps.len()],
-    };
+    let mut filled = Filled { rates: vec![0.0; caps.len()], limiters: vec![Limiter::Cap; caps.len()] };
     let mut left = capacities.to_vec();
     let mut active: Vec<usize> = (0..caps.len()).collect();
     let mut offers = vec![0.0; caps.len()];
@@ -97,7 +94,8 @@ pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
         // unless weights differ between resources.
         let by_resource = totals.iter().zip(&left).map(|(total, left)| left / total);
         let by_cap = active.iter().map(|&flow| caps[flow] / offers[flow]);
-        let growth = by_resource.chain(by_cap).filter(|growth| !growth.is_nan()).fold(f64::INFINITY, f64::min);
+        let growth =
+            by_resource.chain(by_cap).filter(|growth| !growth.is_nan()).fold(f64::INFINITY, f64::min);
         let growth = if growth.is_finite() { growth.max(1.0) } else { 1.0 };
         let is_full = |resource: usize| {
             left[resource].is_finite() && totals[resource] * growth * (1.0 + EPSILON) >= left[resource]

@@ -36,7 +36,9 @@ pub enum FitError {
         value: f64,
     },
     /// The load's rate did not fall beside the antagonist.
-    #[error("the load kept its rate of {solo:.3e} beside an antagonist of up to {antagonist:.3e}, so the resource was never full; raise the antagonist")]
+    #[error(
+        "the load kept its rate of {solo:.3e} beside an antagonist of up to {antagonist:.3e}, so the resource was never full; raise the antagonist"
+    )]
     NotSaturated {
         /// The mean rate of the load.
         solo: f64,
@@ -85,7 +87,8 @@ impl Ladder {
             Some((flat, level, Line::through(tail)?))
         };
         let splits = (0..=points.len() - LEAST).filter_map(split);
-        let best = splits.min_by(|one, other| (one.1 + one.2.squares).total_cmp(&(other.1 + other.2.squares)));
+        let best =
+            splits.min_by(|one, other| (one.1 + one.2.squares).total_cmp(&(other.1 + other.2.squares)));
         let (flat, level, line) = best.ok_or(FitError::Undetermined)?;
         let freedom = points.len().saturating_sub(3).max(1) as f64;
         let error = ((level + line.squares) / freedom / line.spread).sqrt();
@@ -145,7 +148,9 @@ impl Solo {
         let mut points = points.to_vec();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
         let same = points.chunk_by(|one, other| one.0 == other.0);
-        Ok(Self { points: same.map(|group| (group[0].0, median(group.iter().map(|point| point.1)))).collect() })
+        Ok(Self {
+            points: same.map(|group| (group[0].0, median(group.iter().map(|point| point.1)))).collect(),
+        })
     }
 
     /// Returns the rate with `cores` cores. Interpolates between measurements, and below the first one in

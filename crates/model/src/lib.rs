@@ -37,7 +37,17 @@ pub mod result;
 mod solve;
 mod tree;
 
-pub use error::{Error, Item, Place, Problem, Result, SET};
+/// The settings that messages of this crate name.
+pub mod field {
+    use inlane_core::setting::Field;
+
+    /// Replaces a value of a model file.
+    pub const SET: Field = Field::new("set");
+    /// All fields.
+    pub const ALL: &[Field] = &[SET];
+}
+
+pub use error::{Error, Item, Place, Problem, Result};
 pub use file::{Case, Model};
 pub use network::{Flow, FlowId, Network, RANGE, Resource, ResourceId, Sharing, WEIGHTS, Window};
 pub use solve::{FlowRate, Limit, Margin, ResourceUse, Solution};

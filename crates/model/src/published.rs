@@ -96,7 +96,8 @@ pub struct Published {
 impl Published {
     pub(crate) fn read(reader: &Reader<'_>) -> Result<Self> {
         let what = crate::file::require(reader, "what", "say what was measured, for example what = \"sum\"")?;
-        let unit = crate::file::require(reader, "unit", "give the unit of the value, for example unit = \"Gb/s\"")?;
+        let unit =
+            crate::file::require(reader, "unit", "give the unit of the value, for example unit = \"Gb/s\"")?;
         let published = Self {
             what: what.text()?.into(),
             value: reader.value("value").map(|value| value.number(1e-9, 1e18)).transpose()?,

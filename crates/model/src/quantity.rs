@@ -3,27 +3,33 @@
 use crate::error::{Problem, Result};
 use crate::network::RANGE;
 use crate::tree::{Reader, Value};
-use inlane_core::Error;
-use inlane_core::units::{self, Rate};
+use inlane_core::units::{self, ParseError, Rate};
 
 const RATES: &str = "400 Gb/s, 55.4 GB/s or 1988 MiB/s";
 const TIMES: &str = "200ns, 4us or 5ms";
 
-fn scaled(text: &str, what: &'static str, example: &'static str, scale: impl Fn(&str) -> Option<f64>) -> Result<f64, Error> {
-    let bad = |why: String| Error::Quantity { text: text.into(), what, why, example };
+fn scaled(
+    text: &str,
+    what: &'static str,
+    example: &'static str,
+    scale: impl Fn(&str) -> Option<f64>,
+) -> Result<f64, ParseError> {
+    let bad = |why: String| ParseError { text: text.into(), what, why, example };
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let number: f64 = number.parse().map_err(|_| bad("it does not begin with a number".into()))?;
-    let scale = scale(unit.trim()).ok_or_else(|| bad(match unit.trim() {
-        "" => "it has no unit".into(),
-        unit => format!("'{unit}' is not a unit"),
-    }))?;
+    let scale = scale(unit.trim()).ok_or_else(|| {
+        bad(match unit.trim() {
+            "" => "it has no unit".into(),
+            unit => format!("'{unit}' is not a unit"),
+        })
+    })?;
     let value = number * scale;
     if value == 0.0 || RANGE.contains(&value) { Ok(value) } else { Err(bad("it is out of range".into())) }
 }
 
 /// Parses bytes per second: `55.4 GB/s`, `1988 MiB/s`, `400 Gb/s`.
-fn parse_byte_rate(text: &str) -> Result<f64, Error> {
+fn parse_byte_rate(text: &str) -> Result<f64, ParseError> {
     scaled(text.trim(), "a rate", RATES, |unit| {
         let (prefix, bits) = match (unit.strip_suffix("B/s"), unit.strip_suffix("b/s")) {
             (Some(prefix), _) => (prefix, 1.0),
@@ -38,7 +44,7 @@ fn parse_byte_rate(text: &str) -> Result<f64, Error> {
 }
 
 /// Parses seconds: `4us`.
-fn parse_seconds(text: &str) -> Result<f64, Error> {
+fn parse_seconds(text: &str) -> Result<f64, ParseError> {
     scaled(text.trim(), "a time", TIMES, |unit| {
         let units = [("ps", 1e-12), ("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
         units.into_iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale)
@@ -74,18 +80,29 @@ impl Reader<'_> {
     pub fn bytes(&self) -> Result<f64> {
         match self.node() {
             Value::Number(_) => self.number(1.0, *RANGE.end()),
-            _ => self.positive(|text| units::parse_size(text).map(|bytes| bytes as f64), "a size, such as 1024 or \"64K\""),
+            _ => self.positive(
+                |text| units::parse_size(text).map(|bytes| bytes as f64),
+                "a size, such as 1024 or \"64K\"",
+            ),
         }
     }
 
-    fn quantity(&self, parse: impl Fn(&str) -> Result<f64, Error>, expected: &'static str) -> Result<f64> {
+    fn quantity(
+        &self,
+        parse: impl Fn(&str) -> Result<f64, ParseError>,
+        expected: &'static str,
+    ) -> Result<f64> {
         match self.node() {
             Value::Text(text) => parse(text).map_err(|error| self.wrong(error.into())),
             _ => Err(self.wrong(Problem::Type { expected })),
         }
     }
 
-    fn positive(&self, parse: impl Fn(&str) -> Result<f64, Error>, expected: &'static str) -> Result<f64> {
+    fn positive(
+        &self,
+        parse: impl Fn(&str) -> Result<f64, ParseError>,
+        expected: &'static str,
+    ) -> Result<f64> {
         let value = self.quantity(parse, expected)?;
         let (least, most) = (*RANGE.start(), *RANGE.end());
         if value >= least { Ok(value) } else { Err(self.wrong(Problem::Range { value, least, most })) }

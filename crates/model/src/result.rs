@@ -140,33 +140,37 @@ impl ModelResult {
     /// Creates the row of a case. `margins` are those of [`Case::margins`], or none.
     pub fn new(model: &str, case: &Case, margins: Option<&[Margin]>, published: Option<&Published>) -> Self {
         let limit = |limit: Limit| match limit {
-            Limit::Resource(resource) => FlowLimit::Resource { name: case.resources[resource.index()].name.clone() },
+            Limit::Resource(resource) => {
+                FlowLimit::Resource { name: case.resources[resource.index()].name.clone() }
+            }
             Limit::Demand => FlowLimit::Demand,
             Limit::Window => FlowLimit::Window,
         };
-        let resources = case.resources.iter().zip(&case.solution.resources).map(|(info, used)| ResourceResult {
-            name: info.name.clone(),
-            unit: match info.unit {
-                Unit::Bytes => ResourceUnit::Bytes,
-                Unit::Seconds => ResourceUnit::Seconds,
-            },
-            capacity_units_per_second: info.capacity,
-            used_units_per_second: used.used,
-            used_share: used.used / info.capacity,
-            full: used.full,
-            delay_ns: used.delay * 1e9,
-        });
-        let flows = case.flows.iter().zip(&case.solution.flows).enumerate().map(|(index, (info, flow))| FlowResult {
-            name: info.name.clone(),
-            bytes_per_second: flow.rate,
-            packets_per_second: info.packet.map(|packet| flow.rate / packet),
-            limit: limit(flow.limit),
-            margin: margins.map(|margins| FlowMargin {
-                bytes_per_second: margins[index].rate,
-                gain: margins[index].rate.map(|rate| rate / flow.rate - 1.0),
-                next: margins[index].next.map(limit),
-            }),
-        });
+        let resources =
+            case.resources.iter().zip(&case.solution.resources).map(|(info, used)| ResourceResult {
+                name: info.name.clone(),
+                unit: match info.unit {
+                    Unit::Bytes => ResourceUnit::Bytes,
+                    Unit::Seconds => ResourceUnit::Seconds,
+                },
+                capacity_units_per_second: info.capacity,
+                used_units_per_second: used.used,
+                used_share: used.used / info.capacity,
+                full: used.full,
+                delay_ns: used.delay * 1e9,
+            });
+        let flows =
+            case.flows.iter().zip(&case.solution.flows).enumerate().map(|(index, (info, flow))| FlowResult {
+                name: info.name.clone(),
+                bytes_per_second: flow.rate,
+                packets_per_second: info.packet.map(|packet| flow.rate / packet),
+                limit: limit(flow.limit),
+                margin: margins.map(|margins| FlowMargin {
+                    bytes_per_second: margins[index].rate,
+                    gain: margins[index].rate.map(|rate| rate / flow.rate - 1.0),
+                    next: margins[index].next.map(limit),
+                }),
+            });
         let chains = case.chains.iter().map(|chain| ChainResult {
             name: chain.name.clone(),
             time_ns: chain.time * 1e9,

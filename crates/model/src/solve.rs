@@ -283,7 +283,8 @@ impl<'a> Problem<'a> {
                     let most = self.caps[flow].min(offered[flow]);
                     Some((per_byte, self.windows[flow]?.bytes, others, most))
                 });
-                let delay = queue_delay(self.capacities[resource], &loops.collect::<Vec<_>>(), delays[resource]);
+                let delay =
+                    queue_delay(self.capacities[resource], &loops.collect::<Vec<_>>(), delays[resource]);
                 let change = delay - delays[resource];
                 if change.abs() > SETTLED * 0.1 * delay.max(delays[resource]) {
                     quiet = false;
@@ -350,11 +351,16 @@ fn queue_delay(capacity: f64, loops: &[(f64, f64, f64, f64)], guess: f64) -> f64
         return 0.0;
     }
     // With `high`, the queue is not full even if all other delays are zero.
-    let (mut low, mut high) = (0.0, loops.iter().map(|(per_byte, bytes, ..)| per_byte * bytes / capacity).sum::<f64>());
+    let (mut low, mut high) =
+        (0.0, loops.iter().map(|(per_byte, bytes, ..)| per_byte * bytes / capacity).sum::<f64>());
     let mut delay = if guess > low && guess < high { guess } else { high };
     for _ in 0..200 {
         let (units, slope) = taken(delay);
-        if units > capacity { low = delay } else { high = delay }
+        if units > capacity {
+            low = delay
+        } else {
+            high = delay
+        }
         if high - low <= high * 1e-13 {
             break;
         }

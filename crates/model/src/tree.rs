@@ -41,8 +41,9 @@ pub(crate) struct Tree {
 impl Tree {
     /// Parses the text of a file. `file` is its name in messages.
     pub fn parse(file: &str, text: &str) -> Result<Self> {
-        let starts: Vec<usize> =
-            std::iter::once(0).chain(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1)).collect();
+        let starts: Vec<usize> = std::iter::once(0)
+            .chain(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1))
+            .collect();
         let line = |at: usize| starts.partition_point(|start| *start <= at);
         let table = DeTable::parse(text).map_err(|source| Error::Toml { file: file.into(), source })?;
         let value = table_value(table.get_ref(), &line);
@@ -58,10 +59,14 @@ impl Tree {
 
     /// Replaces or adds the value that `setting` names: `KEY=VALUE`. The value is TOML, or else a text.
     pub fn set(&mut self, setting: &str) -> Result<()> {
-        let origin: Rc<str> = setting.into();
         let file = self.file.clone();
         let wrong = |problem: Problem| {
-            let place = Place { file: file.to_string(), line: None, setting: Some(setting.into()), key: String::new() };
+            let place = Place {
+                file: file.to_string(),
+                line: None,
+                setting: Some(setting.into()),
+                key: String::new(),
+            };
             Error::File { place, problem: Box::new(problem) }
         };
         let (key, text) = setting.split_once('=').ok_or_else(|| wrong(Problem::NoValue))?;
@@ -70,18 +75,19 @@ impl Tree {
             Ok(value) => plain_value(value.get_ref(), &|_| 0),
             Err(_) => Value::Text(text.trim().into()),
         };
-        self.insert(&words, value, origin).map_err(wrong)
+        self.insert(&words, Node { value, line: 0, setting: Some(setting.into()) }).map_err(wrong)
     }
 
     /// Replaces or adds a value at a path of keys.
-    pub fn insert(&mut self, words: &[&str], value: Value, origin: Rc<str>) -> Result<(), Problem> {
+    pub fn insert(&mut self, words: &[&str], node: Node) -> Result<(), Problem> {
         if words[0] == PUBLISHED {
             return Err(Problem::Published);
         }
         let full: Vec<&str> = match TABLES.contains(&words[0]) {
             true => words.to_vec(),
             false => {
-                let has = |table: &&&str| self.root.child(table).and_then(|node| node.child(words[0])).is_some();
+                let has =
+                    |table: &&&str| self.root.child(table).and_then(|node| node.child(words[0])).is_some();
                 let table = TABLES.iter().find(has).ok_or_else(|| self.unknown(words[0], &self.names()))?;
                 [&[*table], words].concat()
             }
@@ -99,8 +105,8 @@ impl Tree {
                 return Err(unknown_name(word, &known));
             }
             if !exists {
-                let node = Node { value: Value::Table(Vec::new()), line: 0, setting: Some(origin.clone()) };
-                entries.push((word.to_string(), node));
+                let table = Node { value: Value::Table(Vec::new()), ..node.clone() };
+                entries.push((word.to_string(), table));
             }
             let entry = entries.iter_mut().find(|(key, _)| key == word);
             at = entry.map(|(_, node)| node).expect("the entry exists or was added");
@@ -108,11 +114,11 @@ impl Tree {
         let Value::Table(entries) = &mut at.value else {
             return Err(Problem::Type { expected: "a table; leave out what follows its key" });
         };
-        let line = entries.iter().find(|(key, _)| key == last).map_or(0, |(_, node)| node.line);
         if full.len() < 3 {
-            return Err(Problem::Type { expected: "that of a key in a resource, flow, stage or chain, such as link.gen=5" });
+            return Err(Problem::Type {
+                expected: "that of a key in a resource, flow, stage or chain, such as link.gen=5",
+            });
         }
-        let node = Node { value, line, setting: Some(origin) };
         match entries.iter_mut().find(|(key, _)| key == last) {
             Some((_, old)) => *old = node,
             None => entries.push((last.to_string(), node)),
@@ -162,7 +168,8 @@ impl Node {
 
 fn table_value(table: &DeTable<'_>, line: &impl Fn(usize) -> usize) -> Value {
     let node = |(key, value): (&Spanned<toml::de::DeString<'_>>, &Spanned<DeValue<'_>>)| {
-        let node = Node { value: plain_value(value.get_ref(), line), line: line(key.span().start), setting: None };
+        let node =
+            Node { value: plain_value(value.get_ref(), line), line: line(key.span().start), setting: None };
         (key.get_ref().to_string(), node)
     };
     let mut entries: Vec<(String, Node)> = table.iter().map(node).collect();
@@ -242,7 +249,9 @@ impl<'a> Reader<'a> {
         let Some(node) = self.get(key) else { return Ok(Vec::new()) };
         match &node.value {
             Value::List(nodes) => Ok(nodes.iter().map(|node| self.below(key, node)).collect()),
-            _ => Err(self.below(key, node).wrong(Problem::Type { expected: "a list, such as [\"a\", \"b\"]" })),
+            _ => {
+                Err(self.below(key, node).wrong(Problem::Type { expected: "a list, such as [\"a\", \"b\"]" }))
+            }
         }
     }
 
@@ -271,6 +280,11 @@ impl<'a> Reader<'a> {
         &self.node.value
     }
 
+    /// Returns the value of this reader with its place in the file.
+    pub fn placed(&self) -> Node {
+        self.node.clone()
+    }
+
     /// Returns this value as text.
     pub fn text(&self) -> Result<&'a str> {
         match &self.node.value {
@@ -291,7 +305,11 @@ impl<'a> Reader<'a> {
     /// Returns this value as a whole number within a range.
     pub fn whole(&self, least: u32, most: u32) -> Result<u32> {
         let value = self.number(f64::from(least), f64::from(most))?;
-        if value.fract() == 0.0 { Ok(value as u32) } else { Err(self.wrong(Problem::Type { expected: "a whole number" })) }
+        if value.fract() == 0.0 {
+            Ok(value as u32)
+        } else {
+            Err(self.wrong(Problem::Type { expected: "a whole number" }))
+        }
     }
 
     /// Returns this value as one of the words in `choices`.
@@ -306,7 +324,8 @@ impl<'a> Reader<'a> {
     /// Returns an error about this value.
     pub fn wrong(&self, problem: Problem) -> Error {
         let setting = self.node.setting.as_ref().map(ToString::to_string);
-        let place = Place { file: self.file.to_string(), line: Some(self.node.line), setting, key: self.key.clone() };
+        let place =
+            Place { file: self.file.to_string(), line: Some(self.node.line), setting, key: self.key.clone() };
         Error::File { place, problem: Box::new(problem) }
     }
 

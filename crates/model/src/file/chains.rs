@@ -82,7 +82,11 @@ impl Builder<'_> {
         for element in reader.list("stages")? {
             let (stage, factor) = match element.node() {
                 Value::Table(_) => {
-                    let stage = require(&element, "stage", "name one, for example { stage = \"send\", factor = 0.5 }")?;
+                    let stage = require(
+                        &element,
+                        "stage",
+                        "name one, for example { stage = \"send\", factor = 0.5 }",
+                    )?;
                     let factor = element.value("factor").map_or(Ok(1.0), |value| value.number(0.0, 1e9))?;
                     element.finish()?;
                     (stage, factor)

@@ -62,7 +62,8 @@ pub(super) fn read<'a>(
                 flow.window = flow.window.filter(|_| reader.get("window").is_some());
             }
             reader.finish()?;
-            let id = network.add_flow(flow).map_err(|error| reader.wrong(Problem::Network(Box::new(error))))?;
+            let id =
+                network.add_flow(flow).map_err(|error| reader.wrong(Problem::Network(Box::new(error))))?;
             ids[index] = Some(id);
             flows.push((FlowInfo { name: name.to_string(), packet }, reader.clone()));
         }
@@ -80,7 +81,8 @@ struct Sizes {
 fn read_one(reader: &Reader<'_>, resources: &Resources) -> Result<(Flow, Option<f64>)> {
     let bytes = |key: &'static str| reader.value(key).map(|value| value.bytes()).transpose();
     let sizes = Sizes { packet: bytes("packet")?, operation: bytes("operation")? };
-    let weight = |key| reader.value(key).map_or(Ok(1.0), |value| value.number(*WEIGHTS.start(), *WEIGHTS.end()));
+    let weight =
+        |key| reader.value(key).map_or(Ok(1.0), |value| value.number(*WEIGHTS.start(), *WEIGHTS.end()));
     let mut flow = Flow {
         demand: reader.value("rate").map(|value| value.traffic_rate(sizes.packet)).transpose()?,
         requesters: weight("requesters")?,
@@ -90,7 +92,9 @@ fn read_one(reader: &Reader<'_>, resources: &Resources) -> Result<(Flow, Option<
     let mut tags: Option<(f64, f64)> = None;
     for (name, used) in reader.table("use")?.iter().flat_map(Reader::entries) {
         let handle = resources.by_name.get(name);
-        let handle = handle.ok_or_else(|| used.wrong(unknown("resource", name, resources.by_name.keys().map(String::as_str))))?;
+        let handle = handle.ok_or_else(|| {
+            used.wrong(unknown("resource", name, resources.by_name.keys().map(String::as_str)))
+        })?;
         let (uses, limit) = read_use(&used, handle, sizes)?;
         flow.uses.extend(uses);
         tags = match (tags, limit) {
@@ -148,7 +152,8 @@ fn read_use(used: &Reader<'_>, handle: &Handle, sizes: Sizes) -> Result<Uses> {
     };
     if costs > 0.0 || word.is_none() {
         let (Handle::Plain(id) | Handle::Memory { id, .. } | Handle::Engine { id, .. }) = handle else {
-            let expected = "a word that names the direction, such as \"read\" for a PCIe link or \"tx\" for a line";
+            let expected =
+                "a word that names the direction, such as \"read\" for a PCIe link or \"tx\" for a line";
             return Err(used.wrong(Problem::Type { expected }));
         };
         uses.push((*id, costs));
@@ -170,7 +175,8 @@ fn by_word(word: &Reader<'_>, handle: &Handle, sizes: Sizes) -> Result<Uses> {
     let mut limit = None;
     let uses = match *handle {
         Handle::Plain(_) => {
-            let expected = "a number of units for each byte, such as 1, or a table, such as { per_packet = \"100ns\" }";
+            let expected =
+                "a number of units for each byte, such as 1, or a table, such as { per_packet = \"100ns\" }";
             return Err(word.wrong(Problem::Type { expected }));
         }
         Handle::Pcie { link, directions, tags } => {

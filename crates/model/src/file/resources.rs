@@ -113,8 +113,10 @@ impl Resources {
         };
         Ok(match kind {
             Kind::Pcie => {
-                let generation = require(reader, "gen", "give the generation, for example gen = 5")?.whole(1, 6)?;
-                let lanes = require(reader, "width", "give the number of lanes, for example width = 16")?.whole(1, 32)?;
+                let generation =
+                    require(reader, "gen", "give the generation, for example gen = 5")?.whole(1, 6)?;
+                let lanes = require(reader, "width", "give the number of lanes, for example width = 16")?
+                    .whole(1, 32)?;
                 let max_payload = whole("mps", 256, 4096)?;
                 let link = Pcie {
                     generation: generation as u8,
@@ -126,7 +128,9 @@ impl Resources {
                 let tags = reader.value("tags").map(|value| value.whole(1, MANY)).transpose()?;
                 let latency = reader.value("latency").map(|value| value.seconds()).transpose()?;
                 let tags = match (tags, latency) {
-                    (Some(tags), Some(latency)) => Some((f64::from(tags) * f64::from(link.max_read_request), latency)),
+                    (Some(tags), Some(latency)) => {
+                        Some((f64::from(tags) * f64::from(link.max_read_request), latency))
+                    }
                     (None, None) => None,
                     (Some(_), None) => {
                         let example = "tags limit reads only with a latency, for example latency = \"900ns\"";
@@ -167,7 +171,8 @@ impl Resources {
                         f64::from(channels) * transfers * 1e6 * f64::from(bits) / 8.0
                     }
                 };
-                let write_cost = reader.value("write_cost").map_or(Ok(1.0), |value| value.number(1e-3, 1e3))?;
+                let write_cost =
+                    reader.value("write_cost").map_or(Ok(1.0), |value| value.number(1e-3, 1e3))?;
                 Handle::Memory { id: add("", capacity, Unit::Bytes)?, write_cost }
             }
             Kind::Cores => {
@@ -181,7 +186,9 @@ impl Resources {
                 Handle::Engine { id, per_byte, per_operation }
             }
             Kind::Rate => match reader.value("capacity") {
-                Some(capacity) => Handle::Plain(add("", capacity.number(*RANGE.start(), *RANGE.end())?, Unit::Bytes)?),
+                Some(capacity) => {
+                    Handle::Plain(add("", capacity.number(*RANGE.start(), *RANGE.end())?, Unit::Bytes)?)
+                }
                 None => Handle::Plain(add("", required("rate")?, Unit::Bytes)?),
             },
         })
@@ -189,6 +196,10 @@ impl Resources {
 }
 
 /// Returns a reader of a key that must be given.
-pub(crate) fn require<'a>(reader: &Reader<'a>, key: &'static str, example: &'static str) -> Result<Reader<'a>> {
+pub(crate) fn require<'a>(
+    reader: &Reader<'a>,
+    key: &'static str,
+    example: &'static str,
+) -> Result<Reader<'a>> {
     reader.value(key).ok_or_else(|| reader.wrong(Problem::Missing { key, example }))
 }

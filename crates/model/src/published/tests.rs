@@ -27,7 +27,10 @@ fn each_case_of_a_test_bed_has_a_result_and_each_result_a_case() {
             );
         }
         for (name, _) in &published {
-            assert!(cases.iter().any(|case| case.published.as_ref() == Some(name)), "{bed}: {name} has no case");
+            assert!(
+                cases.iter().any(|case| case.published.as_ref() == Some(name)),
+                "{bed}: {name} has no case"
+            );
         }
     }
 }
@@ -84,9 +87,14 @@ fn identities_are_exact() {
         for case in cases.iter().filter(|case| case.status == Some(Status::Identity)) {
             let published = find(&published, case.published.as_ref().unwrap());
             // The published shares divide MiB by MB, which the case corrects.
-            let expected = published.value.unwrap() * if published.unit == PublishedUnit::Percent { 1.0737 } else { 1.0 };
+            let expected = published.value.unwrap()
+                * if published.unit == PublishedUnit::Percent { 1.0737 } else { 1.0 };
             let value = published.model_value(case).unwrap();
-            assert!((value / expected - 1.0).abs() < 0.003, "{bed}: {}: {value} and not {expected}", case.name);
+            assert!(
+                (value / expected - 1.0).abs() < 0.003,
+                "{bed}: {}: {value} and not {expected}",
+                case.name
+            );
         }
     }
 }

@@ -188,7 +188,8 @@ impl Instance {
             })
             .collect();
         let common = program.add_var(f64::from(u8::from(goal.is_none())), (0.0, f64::INFINITY));
-        for (flow, (_, weight, _)) in self.flows.iter().enumerate().filter(|(flow, _)| fixed[*flow].is_none()) {
+        for (flow, (_, weight, _)) in self.flows.iter().enumerate().filter(|(flow, _)| fixed[*flow].is_none())
+        {
             if goal.is_none() {
                 program.add_constraint([(rates[flow], 1.0), (common, -weight)], ComparisonOp::Ge, 0.0);
             } else {
@@ -317,7 +318,12 @@ proptest! {
 }
 
 /// Creates `flows` flows over `resources` resources. Each flow uses five resources.
-pub(crate) fn large(flows: usize, resources: usize, seed: u64, sharing: impl Fn(usize) -> Sharing) -> Network {
+pub(crate) fn large(
+    flows: usize,
+    resources: usize,
+    seed: u64,
+    sharing: impl Fn(usize) -> Sharing,
+) -> Network {
     let mut state = seed;
     let mut random = move || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -346,7 +352,9 @@ pub(crate) fn large(flows: usize, resources: usize, seed: u64, sharing: impl Fn(
 /// tests run without optimization and on busy machines.
 #[test]
 fn large_networks_are_solved_in_time() {
-    let mixed = |index: usize| [Sharing::Requester, Sharing::Scheduler, Sharing::Fifo][usize::from(index % 50 == 0) * 2];
+    let mixed = |index: usize| {
+        [Sharing::Requester, Sharing::Scheduler, Sharing::Fifo][usize::from(index % 50 == 0) * 2]
+    };
     for sharing in [&(|_| Sharing::Scheduler) as &dyn Fn(usize) -> Sharing, &mixed, &|_| Sharing::Fifo] {
         let network = large(10_000, 1_000, 7, sharing);
         let began = Instant::now();
