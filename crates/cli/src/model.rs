@@ -81,6 +81,10 @@ impl ModelArgs {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document: Document<ModelResult> = Document::new("model");
         let mut titles = Vec::new();
+        if self.published && !self.set.is_empty() {
+            let note = "--set has replaced values, so the values of the model are not those of the test bed";
+            document.notes.push(note.into());
+        }
         for file in &files {
             let text = read(file)?;
             let model = Model::parse(file, &text).map_err(|error| explained(error, file, &text))?;
@@ -95,7 +99,7 @@ impl ModelArgs {
         output.write(
             &mut document,
             |out, document| match self.published {
-                true => show_published(out, &files, &titles, &document.results),
+                true => show_published(out, &files, &titles, document),
                 false => show_cases(out, document),
             },
             |_| None,
@@ -200,6 +204,7 @@ fn show_cases(out: &mut dyn Write, document: &Document<ModelResult>) -> io::Resu
         let used: Vec<&ResourceResult> =
             row.resources.iter().filter(|it| it.used_units_per_second > 0.0).collect();
         if !used.is_empty() {
+            writeln!(out)?;
             let header = ["resource", "used", "capacity", "share", "delay"];
             write!(out, "{}", grid(&header, &used.iter().map(|it| resource_cells(it)).collect::<Vec<_>>()))?;
         }
@@ -212,10 +217,11 @@ fn show_cases(out: &mut dyn Write, document: &Document<ModelResult>) -> io::Resu
         }
         write!(out, "{}", lines.render())?;
     }
-    for note in &document.notes {
-        writeln!(out, "note: {note}")?;
-    }
-    Ok(())
+    show_notes(out, document)
+}
+
+fn show_notes(out: &mut dyn Write, document: &Document<ModelResult>) -> io::Result<()> {
+    document.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
 fn flow_cells(flow: &FlowResult) -> Vec<String> {
@@ -281,7 +287,7 @@ fn show_published(
     out: &mut dyn Write,
     files: &[String],
     titles: &[String],
-    rows: &[ModelResult],
+    document: &Document<ModelResult>,
 ) -> io::Result<()> {
     for (index, (file, title)) in files.iter().zip(titles).enumerate() {
         if index > 0 {
@@ -289,10 +295,10 @@ fn show_published(
         }
         writeln!(out, "{file}: {title}")?;
         let header = ["result", "published", "model", "residual", "status", "case", "assumed"];
-        let of_file = rows.iter().filter(|row| row.model == *file);
+        let of_file = document.results.iter().filter(|row| row.model == *file);
         write!(out, "{}", grid(&header, &of_file.filter_map(published_cells).collect::<Vec<_>>()))?;
     }
-    Ok(())
+    show_notes(out, document)
 }
 
 fn published_cells(row: &ModelResult) -> Option<Vec<String>> {

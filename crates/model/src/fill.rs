@@ -1,12 +1,15 @@
 //! Weighted max-min allocation by progressive filling.
 //!
-//! A round computes for each resource the level at which it would be full, and for each flow the lowest share
-//! that its resources offer. All flows of a resource whose flows have no lower offer elsewhere get their
-//! shares, and the resource is full. Their use is subtracted before the next round. With one weight for each flow,
-//! the result is the only max-min fair allocation.
+//! If each flow has one weight, the level of all flows rises together. At the level at which a resource is full,
+//! its flows stop. The order of these levels comes from a heap. The result is the only max-min fair allocation.
 //!
-//! If the weights of a flow differ between resources, every resource can wait for another. The round then raises
-//! all offers by one factor until a resource is full. The result still gives each flow a full resource.
+//! If the weights of a flow differ between resources, there is no common level. A round then computes for each flow the
+//! lowest share that its resources offer. All flows of a resource whose flows have no lower offer elsewhere
+//! get their shares, and the resource is full. Every resource can wait for another in this way. The
+//! round then raises all offers by one factor until a resource is full. So each flow has a full resource in the end.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// The relative difference below which two rates count as equal.
 const EPSILON: f64 = 1e-12;
@@ -40,7 +43,7 @@ pub(crate) struct Filled {
     pub limiters: Vec<Limiter>,
 }
 
-/// The uses of all flows, one flow after the other.
+/// The uses of all flows, one flow after the other. A flow uses each resource once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     all: Vec<Use>,
@@ -59,12 +62,6 @@ impl Uses {
         &self.all[self.range(flow)]
     }
 
-    /// Returns the uses of a flow for changes of weights.
-    pub fn of_mut(&mut self, flow: usize) -> &mut [Use] {
-        let range = self.range(flow);
-        &mut self.all[range]
-    }
-
     fn range(&self, flow: usize) -> std::ops::Range<usize> {
         self.starts[flow]..self.starts.get(flow + 1).copied().unwrap_or(self.all.len())
     }
@@ -72,6 +69,81 @@ impl Uses {
 
 /// Allocates `capacities` to flows. No flow exceeds its cap, which may be infinite or zero.
 pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
+    let has_one_weight = |flow: usize| uses.of(flow).windows(2).all(|pair| pair[0].weight == pair[1].weight);
+    match (0..caps.len()).all(has_one_weight) {
+        true => by_level(capacities, uses, caps),
+        false => by_rounds(capacities, uses, caps),
+    }
+}
+
+/// A positive number that can be ordered.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+struct Level(f64);
+
+impl Eq for Level {}
+
+impl Ord for Level {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// Allocates to flows that have one weight each.
+fn by_level(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
+    let weight = |flow: usize| uses.of(flow).first().map_or(1.0, |used| used.weight);
+    let mut filled = Filled { rates: vec![f64::NAN; caps.len()], limiters: vec![Limiter::Cap; caps.len()] };
+    let mut left = capacities.to_vec();
+    // The flows at each resource that have not stopped, with their units for each level.
+    let mut active: Vec<Vec<(usize, f64)>> = vec![Vec::new(); left.len()];
+    for flow in 0..caps.len() {
+        for used in uses.of(flow) {
+            active[used.resource].push((flow, used.per_byte * used.weight));
+        }
+    }
+    // The level of an entry may have risen since it was pushed. It then goes back with its new level. Caps come
+    // before resources at the same level.
+    let mut events: BinaryHeap<Reverse<(Level, Result<usize, usize>)>> = BinaryHeap::new();
+    events.extend((0..caps.len()).map(|flow| Reverse((Level(caps[flow] / weight(flow)), Ok(flow)))));
+    // Adds up the weights again each time, because differences would leave rests of rounding.
+    let level_of =
+        |left: f64, active: &[(usize, f64)]| Level(left / active.iter().map(|flow| flow.1).sum::<f64>());
+    let used = (0..left.len()).filter(|at| !active[*at].is_empty());
+    events.extend(used.map(|at| Reverse((level_of(left[at], &active[at]), Err(at)))));
+    while let Some(Reverse((level, event))) = events.pop() {
+        let stopped: Vec<usize> = match event {
+            Ok(flow) if filled.rates[flow].is_nan() => {
+                filled.rates[flow] = caps[flow];
+                vec![flow]
+            }
+            Ok(_) => continue,
+            Err(resource) => {
+                active[resource].retain(|(flow, _)| filled.rates[*flow].is_nan());
+                if active[resource].is_empty() {
+                    continue;
+                }
+                let now = level_of(left[resource], &active[resource]);
+                if now > level {
+                    events.push(Reverse((now, Err(resource))));
+                    continue;
+                }
+                let stopped: Vec<usize> = active[resource].iter().map(|(flow, _)| *flow).collect();
+                for &flow in &stopped {
+                    filled.rates[flow] = (weight(flow) * now.0).min(caps[flow]);
+                    filled.limiters[flow] = Limiter::Resource(resource);
+                }
+                stopped
+            }
+        };
+        for (used, flow) in each_use(uses, &stopped) {
+            let left = &mut left[used.resource];
+            *left = (*left - used.per_byte * filled.rates[flow]).max(0.0);
+        }
+    }
+    filled
+}
+
+/// Allocates to flows whose weights differ between resources.
+fn by_rounds(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
     let mut filled = Filled { rates: vec![0.0; caps.len()], limiters: vec![Limiter::Cap; caps.len()] };
     let mut left = capacities.to_vec();
     let mut active: Vec<usize> = (0..caps.len()).collect();
@@ -133,4 +205,33 @@ pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
 /// Iterates over the uses of `flows`, each with its flow.
 fn each_use<'a>(uses: &'a Uses, flows: &'a [usize]) -> impl Iterator<Item = (&'a Use, usize)> {
     flows.iter().flat_map(|&flow| uses.of(flow).iter().map(move |used| (used, flow)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Both ways to fill give the same rates if each flow has one weight.
+        #[test]
+        fn levels_and_rounds_agree(
+            capacities in prop::collection::vec(0.5..20.0f64, 1..8),
+            flows in prop::collection::vec(
+                (prop::collection::btree_map(0usize..8, 0.1..3.0f64, 0..4), 0.2..5.0f64, prop::option::of(0.0..10.0f64)),
+                1..30
+            ),
+        ) {
+            let mut uses = Uses::default();
+            for (used, weight, _) in &flows {
+                let used = used.iter().filter(|(at, _)| **at < capacities.len()).map(|(at, per_byte)| (*at, *per_byte));
+                uses.push(used.map(|(resource, per_byte)| Use { resource, per_byte, weight: *weight }));
+            }
+            let caps: Vec<f64> = flows.iter().map(|flow| flow.2.unwrap_or(f64::INFINITY)).collect();
+            let (one, other) = (by_level(&capacities, &uses, &caps), by_rounds(&capacities, &uses, &caps));
+            for (one, other) in one.rates.iter().zip(&other.rates) {
+                prop_assert!(one == other || (one - other).abs() <= 1e-9 * one.max(1e-3), "{one} and {other}");
+            }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 //! | measurement | function | result |
 //! | --- | --- | --- |
 //! | a load beside an antagonist, whose rate rises step by step | [`Ladder::fit`] | use of a resource for each byte, capacity |
+//! | the same, if only the antagonist slows down | [`use_below_share`] | use of a resource for each byte |
 //! | a load alone, by cores | [`Solo`] | its highest rate |
 //! | a load alone, by bytes in flight | [`Loop::fit`] | latency, plateau |
 //! | memory alone, by the share of writes | [`WriteShare::fit`] | capacity for any share |
@@ -35,9 +36,10 @@ pub enum FitError {
         /// The number.
         value: f64,
     },
-    /// The load's rate did not fall beside the antagonist.
+    /// The load's rate did not fall beside the antagonist. Either the resource was never full, or the load needs less
+    /// than its fair share of it. In the second case, [`use_below_share`] gives the use.
     #[error(
-        "the load kept its rate of {solo:.3e} beside an antagonist of up to {antagonist:.3e}, so the resource was never full; raise the antagonist"
+        "the load kept its rate of {solo:.3e} beside an antagonist of up to {antagonist:.3e}; raise the antagonist, or use its rate beside the load if it cannot be raised"
     )]
     NotSaturated {
         /// The mean rate of the load.
@@ -76,7 +78,7 @@ impl Ladder {
         /// The least points on the falling line, so that its slope has an error that can be estimated.
         const LEAST: usize = 3;
         /// The least ratio of the slope to its standard error. Smaller slopes are noise.
-        const SIGNIFICANT: f64 = 4.0;
+        const SIGNIFICANT: f64 = 6.0;
         check(points, LEAST + 1)?;
         let mut points = points.to_vec();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -195,7 +197,8 @@ impl Loop {
             let error: f64 = points.iter().map(|(bytes, rate)| (model(*bytes) / rate).ln().abs()).sum();
             (Self { latency, plateau }, error)
         };
-        let fits = (1..=points.len()).map(with);
+        // If two fits are equal, the one without a plateau is taken.
+        let fits = (1..=points.len()).rev().map(with);
         let best = fits.min_by(|one, other| one.1.total_cmp(&other.1));
         Ok(best.ok_or(FitError::Undetermined)?.0)
     }
@@ -287,6 +290,17 @@ impl System {
         let all = (count > 2).then(|| (0..count).collect());
         pairs.chain(all).map(|loads| Ok((loads.clone(), self.predict(&loads)?))).collect()
     }
+}
+
+/// Returns the use of a load that is never slowed down, because it needs less than its fair share. The
+/// antagonist then reaches `capacity` alone, and only `beside` next to the load with rate `rate`. Errors of the
+/// measurements weigh more the less the load uses. Returns zero if the antagonist was not slowed down either.
+///
+/// # Errors
+/// [`FitError::Value`] if a number is invalid.
+pub fn use_below_share(capacity: f64, beside: f64, rate: f64) -> Result<f64, FitError> {
+    check(&[(beside, capacity), (beside, rate)], 2)?;
+    Ok((capacity - beside).max(0.0) / rate)
 }
 
 /// Returns the capacity of a resource from the ladders of several loads: the median of their capacities.

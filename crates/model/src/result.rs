@@ -1,6 +1,6 @@
 //! The rows of the result document: one for each case.
 
-use crate::file::{Case, Unit};
+use crate::file::{Case, Quantity, Unit};
 use crate::published::{Published, PublishedUnit, Status};
 use crate::solve::{Limit, Margin};
 use schemars::JsonSchema;
@@ -19,7 +19,7 @@ pub struct ModelResult {
     pub resources: Vec<ResourceResult>,
     /// The flows.
     pub flows: Vec<FlowResult>,
-    /// The chains of stages.
+    /// The chains of stages: the one that the case predicts, or all.
     pub chains: Vec<ChainResult>,
     /// The published result beside the model's value.
     pub published: Option<PublishedResult>,
@@ -171,14 +171,16 @@ impl ModelResult {
                     next: margins[index].next.map(limit),
                 }),
             });
-        let chains = case.chains.iter().map(|chain| ChainResult {
-            name: chain.name.clone(),
-            time_ns: chain.time * 1e9,
-            bytes_per_second: chain.rate(),
-            stages: (chain.stages.iter())
-                .map(|stage| StageResult { name: stage.name.clone(), time_ns: stage.time * 1e9 })
-                .collect(),
-        });
+        let shown = |index: &usize| !matches!(case.quantity, Some(Quantity::Chain(only)) if only != *index);
+        let chains =
+            (0..case.chains.len()).filter(shown).map(|index| &case.chains[index]).map(|chain| ChainResult {
+                name: chain.name.clone(),
+                time_ns: chain.time * 1e9,
+                bytes_per_second: chain.rate(),
+                stages: (chain.stages.iter())
+                    .map(|stage| StageResult { name: stage.name.clone(), time_ns: stage.time * 1e9 })
+                    .collect(),
+            });
         let published = published.map(|published| {
             let value = published.model_value(case);
             PublishedResult {

@@ -203,31 +203,37 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    fn solve(mut self) -> Solution {
+    fn solve(self) -> Solution {
         let mut delays = vec![0.0; self.capacities.len()];
         // The most that resources other than queues offer to each flow.
         let mut offered = vec![f64::INFINITY; self.caps.len()];
         let has_queues = self.queues.iter().any(|flows| !flows.is_empty());
         let mut settled = !has_queues;
         let mut filled = self.fill(&delays);
+        let (mut last, mut damp) = (f64::INFINITY, false);
         for turn in 0..if has_queues { TURNS } else { 0 } {
             let quiet = self.find_delays(&mut delays, &offered);
             let next = self.fill(&delays);
-            let moved = |(now, before): (&f64, &f64)| (now - before).abs() > SETTLED * now.abs();
-            settled = quiet && turn > 0 && !next.rates.iter().zip(&filled.rates).any(moved);
+            let pairs = next.rates.iter().zip(&filled.rates).filter(|(now, before)| now != before);
+            let change =
+                pairs.map(|(now, before)| (now - before).abs() / now.max(*before)).fold(0.0, f64::max);
+            settled = quiet && turn > 0 && change <= SETTLED;
             filled = next;
             if settled {
                 break;
             }
-            self.offer(&filled.rates, &mut offered, turn > 0);
+            // Offers and delays can swing against each other. If the rates do not come closer, damp them.
+            damp |= turn > 2 && change > last / 2.0;
+            last = change;
+            self.offer(&filled, &mut offered, damp);
         }
         self.solution(&filled, &delays, settled)
     }
 
-    /// Computes the most that resources without queues offer to each flow: the share of the flow with the most, or what
-    /// is left beyond its own rate. With `damp`, takes the middle between this and the last offer, because offers
+    /// Computes the most that resources without queues offer to each flow. This is the flow's rate if such a resource limits
+    /// it. Otherwise it is the share of the flow with the most, or what is left beyond the flow's own rate. With `damp`, takes the middle between this and the last offer, because offers
     /// and delays can swing against each other.
-    fn offer(&self, rates: &[f64], offered: &mut [f64], damp: bool) {
+    fn offer(&self, Filled { rates, limiters }: &Filled, offered: &mut [f64], damp: bool) {
         let (mut left, mut levels) = (self.capacities.clone(), vec![0.0f64; self.capacities.len()]);
         for (flow, rate) in rates.iter().enumerate() {
             for used in self.uses.of(flow) {
@@ -241,7 +247,10 @@ impl<'a> Problem<'a> {
                 let rest = rates[flow] + left[used.resource].max(0.0) / used.per_byte;
                 rest.max(used.weight * levels[used.resource])
             };
-            let now = others.map(offer).fold(f64::INFINITY, f64::min);
+            let now = match limiters[flow] {
+                Limiter::Resource(resource) if self.queues[resource].is_empty() => rates[flow],
+                _ => others.map(offer).fold(f64::INFINITY, f64::min),
+            };
             let mean = damp && now.is_finite() && offered.is_finite();
             *offered = if mean { (*offered + now) / 2.0 } else { now };
         }
@@ -254,15 +263,9 @@ impl<'a> Problem<'a> {
         window.bytes / waits.fold(window.latency, |sum, delay| sum + delay)
     }
 
-    fn fill(&mut self, delays: &[f64]) -> Filled {
+    fn fill(&self, delays: &[f64]) -> Filled {
         let caps: Vec<f64> =
             (0..self.caps.len()).map(|flow| self.caps[flow].min(self.loop_rate(flow, delays))).collect();
-        // The delays have already divided the queues. Equal factors for all flows correct what rounding left.
-        for (flow, cap) in caps.iter().enumerate().filter(|(_, cap)| cap.is_finite() && **cap > 0.0) {
-            let queues = &self.queues;
-            let of_queue = |used: &&mut Use| !queues[used.resource].is_empty();
-            self.uses.of_mut(flow).iter_mut().filter(of_queue).for_each(|used| used.weight = *cap);
-        }
         fill(&self.capacities, &self.uses, &caps)
     }
 

@@ -42,7 +42,8 @@ pub(super) fn read<'a>(
                 path.drain(..way.iter().position(|at| *at == index).unwrap_or(0));
                 path.push(entries[index].0.into());
                 path.truncate(10);
-                return Err(entries[index].1.wrong(Problem::Cycle { path }));
+                let place = entries[index].1.value("follows").unwrap_or(entries[index].1.clone());
+                return Err(place.wrong(Problem::Cycle { path }));
             }
             way.push(index);
             next = leaders[index];

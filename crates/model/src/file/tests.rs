@@ -111,7 +111,7 @@ fn mistakes_in_settings_name_the_setting_and_the_nearest_name() {
         ("link=5", "link.gen=5"),
         ("published.x.value=5", "not inputs"),
         ("reads.window=many", "'many' is not a size"),
-        ("reads.follows=sends", "cycle"),
+        ("sends.follows=sends", "cycle"),
         ("=", "there is no name ''"),
         ("link.gen.x=1", "the value must be"),
     ] {
@@ -144,7 +144,7 @@ fn mistakes_in_files_name_line_and_key() {
         ("link = \"read\"", "lnk = \"read\"", "a.toml:31: flow.reads.use.lnk: ", "did you mean link"),
         ("link = \"read\"", "link = \"raed\"", "a.toml:31: flow.reads.use.link: ", "choose read, write"),
         ("link = \"read\"", "link = 1", "a.toml:31: flow.reads.use.link: ", "a word"),
-        ("\"reads\"", "\"sends\"", "a.toml:33: flow.sends: ", "cycle: sends -> sends"),
+        ("\"reads\"", "\"sends\"", "a.toml:34: flow.sends.follows: ", "cycle: sends -> sends"),
         ("\"reads\"", "\"raeds\"", "a.toml:34: flow.sends.follows: ", "did you mean reads"),
         ("packet = 1024", "", "a.toml:36: flow.sends.use.line: ", "'packet'"),
         ("operation = 20000", "", "a.toml:40: flow.copies.use.copier: ", "'operation'"),

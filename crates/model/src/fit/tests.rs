@@ -61,10 +61,9 @@ fn a_noisy_ladder_is_within_its_interval() {
         let (per_byte, capacity) = (1.0 + 2.0 * random.next(), 80.0 + 40.0 * random.next());
         let points: Vec<(f64, f64)> = (0..16)
             .map(|step| {
-                let antagonist = f64::from(step) * 5.5;
+                let antagonist = f64::from(step) * capacity / 16.0;
                 (antagonist, 25f64.min((capacity - antagonist) / per_byte).max(0.5) * random.factor(0.02))
             })
-            .take_while(|point| point.1 > 1.5)
             .collect();
         let ladder = Ladder::fit(&points).unwrap();
         assert!((ladder.per_byte / per_byte - 1.0).abs() < 0.12, "{ladder:?} and not {per_byte}");
@@ -125,26 +124,37 @@ fn held_out_mixes_are_predicted() {
             .collect();
         // Measure: each load alone, and beside an antagonist of each resource at 16 paces.
         let mut ladders: Vec<Vec<Ladder>> = vec![Vec::new(); 3];
+        let mut alones: Vec<Vec<f64>> = vec![Vec::new(); 3];
         let mut fitted: Vec<Load> = Vec::new();
         for (solo, uses) in &loads {
             let mut load = Load { solo: solo * random.factor(0.01), uses: vec![0.0; 3] };
             for resource in 0..3 {
                 let points: Vec<(f64, f64)> = (0..16)
                     .map(|step| {
-                        let pace = capacities[resource] * f64::from(step) / 16.0;
+                        let pace = capacities[resource] * f64::from(step) / 15.0;
                         let mut antagonist = (pace, vec![0.0; 3]);
                         antagonist.1[resource] = 1.0;
                         let rates = simulate(&capacities, &[(*solo, uses.clone()), antagonist]);
                         (rates[1] * random.factor(0.01), rates[0] * random.factor(0.01))
                     })
                     .collect();
-                let ladder = Ladder::fit(&points).unwrap();
-                load.uses[resource] = ladder.per_byte;
-                ladders[resource].push(ladder);
+                let alone = capacities[resource] * random.factor(0.01);
+                let (beside, rate) = points[points.len() - 1];
+                match Ladder::fit(&points) {
+                    Ok(ladder) => {
+                        load.uses[resource] = ladder.per_byte;
+                        ladders[resource].push(ladder);
+                    }
+                    Err(_) => load.uses[resource] = use_below_share(alone, beside, rate).unwrap(),
+                }
+                alones[resource].push(alone);
             }
             fitted.push(load);
         }
-        let resources = ladders.iter().map(|of| Resource::new(capacity(of).unwrap())).collect();
+        let capacity = |(ladders, alone): (&Vec<Ladder>, &Vec<f64>)| {
+            Resource::new(capacity(ladders).unwrap_or(median(alone.iter().copied())))
+        };
+        let resources = ladders.iter().zip(&alones).map(capacity).collect();
         let system = System { resources, loads: fitted };
         let predicted = system.predict_mixes().unwrap();
         assert_eq!(predicted.len(), 7, "six pairs and all together");

@@ -7,6 +7,9 @@ use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Progra
 use proptest::prelude::*;
 use std::time::Instant;
 
+#[path = "large.rs"]
+mod large;
+
 const CLOSE: f64 = 1e-6;
 
 fn is_close(one: f64, other: f64) -> bool {
@@ -317,37 +320,6 @@ proptest! {
     }
 }
 
-/// Creates `flows` flows over `resources` resources. Each flow uses five resources.
-pub(crate) fn large(
-    flows: usize,
-    resources: usize,
-    seed: u64,
-    sharing: impl Fn(usize) -> Sharing,
-) -> Network {
-    let mut state = seed;
-    let mut random = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as f64 / (1u64 << 31) as f64
-    };
-    let mut network = Network::new();
-    let ids: Vec<_> = (0..resources)
-        .map(|index| {
-            let capacity = 10f64.powf(9.0 + 2.0 * random());
-            network.add_resource(Resource { capacity, sharing: sharing(index) }).unwrap()
-        })
-        .collect();
-    for _ in 0..flows {
-        let mut flow = Flow { weight: 0.5 + random(), ..Flow::default() };
-        for _ in 0..5 {
-            flow = flow.using(ids[(random() * resources as f64) as usize], 0.1 + random());
-        }
-        flow.demand = (random() < 0.3).then(|| 10f64.powf(6.0 + 3.0 * random()));
-        let bytes = 10f64.powf(3.0 + 3.0 * random());
-        network.add_flow(flow.in_flight(bytes, 1e-6 + 100e-6 * random())).unwrap();
-    }
-    network
-}
-
 /// 10,000 flows over 1,000 resources take less than a second in a release build. The bound is generous, because
 /// tests run without optimization and on busy machines.
 #[test]
@@ -356,7 +328,7 @@ fn large_networks_are_solved_in_time() {
         [Sharing::Requester, Sharing::Scheduler, Sharing::Fifo][usize::from(index % 50 == 0) * 2]
     };
     for sharing in [&(|_| Sharing::Scheduler) as &dyn Fn(usize) -> Sharing, &mixed, &|_| Sharing::Fifo] {
-        let network = large(10_000, 1_000, 7, sharing);
+        let network = large::network(10_000, 1_000, 7, sharing);
         let began = Instant::now();
         let solution = network.solve().unwrap();
         let took = began.elapsed();
@@ -365,17 +337,36 @@ fn large_networks_are_solved_in_time() {
     }
 }
 
-/// Each flow is limited by its demand, just below the share that the flows before it leave. So each round of the
-/// filling ends one flow only.
+proptest! {
+    /// Queues and other resources together: nothing exceeds its capacity, and each flow has a limit.
+    #[test]
+    fn queues_and_other_resources_fit_together(
+        seed in any::<u64>(),
+        flows in 1..40usize,
+        resources in 1..12usize,
+        kinds in prop::collection::vec(0..3usize, 12),
+    ) {
+        let sharing = |index: usize| [Sharing::Requester, Sharing::Scheduler, Sharing::Fifo][kinds[index]];
+        let network = large::network(flows, resources, seed, sharing);
+        let solution = network.solve().unwrap();
+        for (used, resource) in solution.resources.iter().zip(&network.resources) {
+            prop_assert!(used.used <= resource.capacity * (1.0 + 1e-9));
+        }
+        for (rate, flow) in solution.flows.iter().zip(&network.flows) {
+            prop_assert!(rate.rate > 0.0);
+            let limited = match rate.limit {
+                Limit::Resource(resource) => solution.resources[resource.0].full,
+                Limit::Demand => flow.demand.is_some_and(|demand| is_close(demand, rate.rate)),
+                Limit::Window => flow.window.is_some_and(|window| window.bytes / rate.rate >= window.latency * 0.999),
+            };
+            prop_assert!(limited || !solution.settled, "{rate:?} {flow:?}");
+        }
+    }
+}
+
 #[test]
 fn the_most_rounds_are_done_in_time() {
-    let (mut network, ids) = network(&[1e9], Sharing::Requester);
-    let (count, mut left) = (3_000, 1e9);
-    for index in 0..count {
-        let share = left / (count - index) as f64 * (1.0 - 1e-9);
-        network.add_flow(Flow::default().using(ids[0], 1.0).at_most(share)).unwrap();
-        left -= share;
-    }
+    let network = large::rounds(3_000);
     let began = Instant::now();
     network.solve().unwrap();
     assert!(began.elapsed().as_secs() < 30, "{:?}", began.elapsed());
