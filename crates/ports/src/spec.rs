@@ -221,6 +221,9 @@ pub enum PortSpec {
     Own(OwnPort),
 }
 
+/// A function that opens a port. The clock is that of the run.
+pub type OpenPort = Arc<dyn Fn(&Clock) -> Result<Box<dyn Port>> + Send + Sync>;
+
 /// A port of the library's user: a name, the port's properties, and a function that opens it.
 #[derive(Clone)]
 pub struct OwnPort {
@@ -230,7 +233,7 @@ pub struct OwnPort {
     pub properties: Properties,
     /// Opens the port. A run calls it once. The experiments around a run call it again if `properties.source` is
     /// [`Source::Made`].
-    pub open: Arc<dyn Fn(&Clock) -> Result<Box<dyn Port>> + Send + Sync>,
+    pub open: OpenPort,
 }
 
 impl PartialEq for OwnPort {

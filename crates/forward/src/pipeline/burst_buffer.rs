@@ -40,9 +40,22 @@ impl BurstBuffer {
     }
 
     /// Returns the packets as a mutable slice.
+    ///
+    /// # Safety
+    /// The caller leaves packets of the buffer's pool in every place, each once, and may reorder them.
     #[inline]
-    pub fn as_mut_slice(&mut self) -> &mut [Packet] {
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [Packet] {
         &mut self.packets[self.start..self.end]
+    }
+
+    /// Allocates up to `count` packets from the buffer's pool, as far as places are free. Returns how many.
+    pub fn allocate(&mut self, count: usize) -> usize {
+        let pool = self.pool.clone();
+        let limit = self.len() + count;
+        let got = pool.allocate(self.free_places(limit));
+        // SAFETY: the pool has written these packets to the first free places, and gives each away once.
+        unsafe { self.extend(got) };
+        got
     }
 
     /// Returns the free places, limited so that the buffer holds at most `limit` packets. Write packets from
@@ -56,20 +69,26 @@ impl BurstBuffer {
         &mut self.packets[self.end..end]
     }
 
-    /// Adds the `count` packets that the caller has written to the first free places. The packets must come
-    /// from the buffer's pool. See [`BurstBuffer::free_places`].
+    /// Adds the `count` packets that the caller has written to the first free places. See
+    /// [`BurstBuffer::free_places`].
+    ///
+    /// # Safety
+    /// The caller owns these packets, they are from the buffer's pool, and the caller does not use them again.
     #[inline]
-    pub fn extend(&mut self, count: usize) {
+    pub unsafe fn extend(&mut self, count: usize) {
         self.end += count;
         debug_assert!(self.end <= self.packets.len());
     }
 
-    /// Adds a packet, which must come from the buffer's pool.
+    /// Adds a packet.
     ///
     /// # Panics
     /// If the buffer is full.
+    ///
+    /// # Safety
+    /// The caller owns the packet, it is from the buffer's pool, and the caller does not use it again.
     #[inline]
-    pub fn push(&mut self, packet: Packet) {
+    pub unsafe fn push(&mut self, packet: Packet) {
         self.free_places(self.packets.len())[0] = packet;
         self.end += 1;
     }
@@ -117,7 +136,8 @@ impl BurstBuffer {
         room: u32,
         tally: &mut Tally,
     ) {
-        let done = apply_verdicts(self.as_mut_slice(), verdict, room);
+        // SAFETY: the function reorders the packets, and changes lengths and ports only.
+        let done = apply_verdicts(unsafe { self.as_mut_slice() }, verdict, room);
         tally.dropped_verdict += (done.dropped - done.invalid) as u64;
         tally.dropped_invalid += done.invalid as u64;
         self.free_from(done.forwarded);
@@ -144,14 +164,14 @@ mod tests {
     fn packets_return_to_their_pool() {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
         let mut buffer = BurstBuffer::new(pool.clone(), 8);
-        let got = pool.allocate(buffer.free_places(6));
-        buffer.extend(got);
+        assert_eq!(buffer.allocate(6), 6);
         assert_eq!((buffer.len(), pool.outstanding()), (6, 6));
         assert_eq!(buffer.free_from(4), 2);
         let released: Vec<_> = buffer.as_slice()[..1].to_vec();
         buffer.release_front(1);
         assert_eq!((buffer.len(), pool.outstanding()), (3, 4));
-        buffer.push(released[0]);
+        // SAFETY: the buffer has just released this packet of its pool.
+        unsafe { buffer.push(released[0]) };
         assert_eq!(buffer.len(), 4);
         drop(buffer);
         assert_eq!(pool.outstanding(), 0);
@@ -163,8 +183,7 @@ mod tests {
         let inner = pool.clone();
         let outcome = std::thread::spawn(move || {
             let mut buffer = BurstBuffer::new(inner.clone(), 8);
-            let got = inner.allocate(buffer.free_places(8));
-            buffer.extend(got);
+            buffer.allocate(8);
             panic!("a worker panics");
         })
         .join();

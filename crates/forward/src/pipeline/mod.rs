@@ -26,6 +26,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use burst_buffer::BurstBuffer;
 pub use single::run as run_single;
 pub use split::run as run_split;
 

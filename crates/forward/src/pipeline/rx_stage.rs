@@ -73,7 +73,8 @@ impl RxStage {
                 if self.timed && self.burst.is_empty() {
                     self.received = clock.raw();
                 }
-                self.burst.extend(got);
+                // SAFETY: the queue has just received these packets of its pool, which is the burst's pool.
+                unsafe { self.burst.extend(got) };
                 self.remaining -= got as u64;
             }
         }

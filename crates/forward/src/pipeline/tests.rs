@@ -298,9 +298,9 @@ fn send_to_two_ports(ports: &[u32]) -> ([Vec<u64>; 2], Tally) {
     };
     let mut stage = TxStage::new(seen.iter().map(sink).collect(), &pool, &settings);
     let mut burst = BurstBuffer::new(pool.clone(), 16);
-    let got = pool.allocate(burst.free_places(ports.len()));
-    burst.extend(got);
-    for (number, (packet, &port)) in burst.as_mut_slice().iter_mut().zip(ports).enumerate() {
+    burst.allocate(ports.len());
+    // SAFETY: the loop changes lengths and ports only.
+    for (number, (packet, &port)) in unsafe { burst.as_mut_slice() }.iter_mut().zip(ports).enumerate() {
         (packet.length, packet.port) = (60, port);
         // SAFETY: this thread has just allocated the packet, in host memory.
         let bytes = unsafe { packet.bytes_mut() };

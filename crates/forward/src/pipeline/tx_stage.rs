@@ -161,7 +161,9 @@ impl TxStage {
     #[inline(never)]
     fn send_by_port(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         for packet in burst.as_slice() {
-            self.by_port.get_mut(packet.port as usize).unwrap_or(&mut self.invalid).push(*packet);
+            let buffer = self.by_port.get_mut(packet.port as usize).unwrap_or(&mut self.invalid);
+            // SAFETY: the packet is from the same pool, and the burst releases it below.
+            unsafe { buffer.push(*packet) };
         }
         burst.release_all();
         self.dropped_invalid += self.invalid.free_all() as u64;

@@ -272,7 +272,7 @@ fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize])
     client.report_finished();
     member.iter().for_each(Member::finish);
     let points = if bench.driver { points } else { Vec::new() };
-    Ok(Measurements { points, ucx: Some(reason.into()) })
+    Ok(Measurements { points, ucx: Some(reason) })
 }
 
 /// An index in `Bench::words`. `agree` uses this word to send PE 0's value to PE 1. The indices of all words

@@ -390,11 +390,12 @@ impl Connection {
         let namespace = subsystem.namespace(id).expect("a validated namespace");
         let Storage::File(file) = &namespace.storage else { unreachable!("memory needs no calls") };
         let call = progress.call();
-        if call == Call::Sync && entry.turn == Turn::None {
-            if !subsystem.flushes[id as usize - 1].begin(|| (reach.clone(), slot)) {
-                entry.turn = Turn::Waits;
-                return None;
-            }
+        if call == Call::Sync
+            && entry.turn == Turn::None
+            && !subsystem.flushes[id as usize - 1].begin(|| (reach.clone(), slot))
+        {
+            entry.turn = Turn::Waits;
+            return None;
         }
         if call == Call::Sync {
             // A flush that waits is called again when it is its turn.
