@@ -92,7 +92,9 @@ pub fn connect(
         let created = subsystem.create_controller(host, address, discovery, trusted, keep_alive_ms);
         created.ok_or((Status::CONNECT_CONTROLLER_BUSY, 0))?
     } else {
-        let controller = subsystem.controller(id).filter(|it| it.host == host && it.discovery == discovery);
+        // Do not compare the host identifiers. Linux's target does not, and some hosts send a new one with each queue.
+        let controller = subsystem.controller(id);
+        let controller = controller.filter(|it| it.host.nqn == host.nqn && it.discovery == discovery);
         let controller = controller.ok_or(invalid(true, controller_offset))?;
         if queue > controller.granted_io_queues() {
             return Err(invalid(false, field::QUEUE));

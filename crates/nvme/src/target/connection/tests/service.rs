@@ -41,9 +41,11 @@ fn connect_names_the_parameter_that_it_refuses() {
     host.initialize(Digests::default());
     let id = host.enable(NQN);
     let own = ConnectData::new([1; 16], id, NQN, HOST);
+    const OTHER: &str = "nqn.2026-11.inlane:other-host";
+    subsystem.set_hosts(Some([(HOST.to_string(), None), (OTHER.to_string(), None)].into())).unwrap();
     assert_eq!(refused(Command::connect(5, 32, 0, 0), own), (invalid, 42));
     assert_eq!(
-        refused(Command::connect(1, 32, 0, 0), ConnectData { host_id: [2; 16], ..own }),
+        refused(Command::connect(1, 32, 0, 0), ConnectData::new([1; 16], id, NQN, OTHER)),
         (invalid, 0x1_0000 | 16)
     );
     let mut queue = Host::new(&subsystem);
@@ -274,8 +276,8 @@ fn discovery_controllers_of_strangers_leave_controllers_to_listed_hosts() {
     drop(strangers);
 }
 
-/// Some hosts choose all supported command sets (CSS 110b) without a look at the capabilities, and connect an I/O queue
-/// before they ask for a number of queues.
+/// Some hosts choose all supported command sets (CSS 110b) without a look at the capabilities, connect an I/O queue
+/// before they ask for a number of queues, and send another host identifier with it.
 #[test]
 fn hosts_that_ask_for_too_little_are_served() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
@@ -288,7 +290,9 @@ fn hosts_that_ask_for_too_little_are_served() {
     let status = admin.call(Command::property_get(property::CSTS, false), &[]).0;
     assert_eq!(status.dw0.get(), csts::READY);
     queue.initialize(Digests::default());
-    assert!(queue.connect(1, controller, NQN).status().is_success());
+    // Another host identifier than on the admin queue.
+    let data = ConnectData::new([2; 16], controller, NQN, HOST);
+    assert!(queue.call(Command::connect(1, 32, 0, 0), data.as_bytes()).0.status().is_success());
     assert!(read(&mut queue, 1, 0, 8, 512).0.is_success());
     let mut command = Command { sgl: Sgl::transport(4096), ..Command::new(admin::IDENTIFY, u32::MAX) };
     command.cdw10 = u32::from(cns::NAMESPACE).into();
