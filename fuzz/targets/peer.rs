@@ -10,7 +10,7 @@ use inlane_ntb::handshake::{self, Offer};
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_ntb::window::Window;
 use inlane_pgas::transport::Transport;
-use inlane_pgas::transport::layout::{Layout, MAGIC};
+use inlane_pgas::transport::windows::layout::{Layout, MAGIC};
 use inlane_pgas::transport::windows::{Settings, Windows};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, Mutex, OnceLock};

@@ -5,7 +5,7 @@ use inlane_ntb::error::Error as Bridge;
 use inlane_ntb::fault::Faults;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pgas::error::Error;
-use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::windows::layout::Layout;
 use inlane_pgas::transport::windows::{Settings, Windows};
 use inlane_pgas::world::World;
 use std::os::fd::AsRawFd;

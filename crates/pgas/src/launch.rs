@@ -23,6 +23,7 @@ mod hub;
 pub mod leftovers;
 pub mod manager;
 mod member;
+mod membership;
 mod mover;
 pub mod network;
 mod processors;
@@ -32,9 +33,9 @@ pub mod variables;
 
 pub use inlane_core::cores::allowed as processors;
 pub use manager::is_in_job;
-pub use member::Member;
+pub use membership::{End, Membership};
 pub use mover::MoverChoice;
-pub use session::{AnySession, Session, UcxSession};
+pub use session::Session;
 
 use crate::error::{Error, Result};
 use crate::field::{FAULTS, FAULTY, HEAP as HEAP_SIZE, MOVER, MOVER_FROM};
@@ -182,7 +183,7 @@ impl Job {
         if let Some(seen) = hub.events() {
             let sender = sender.clone();
             thread(move || {
-                seen.iter().for_each(|(pe, seen)| drop(sender.send(JobEvent::Hub(pe, seen))));
+                seen.for_each(|(pe, seen)| drop(sender.send(JobEvent::Hub(pe, seen))));
             })?;
         }
         let mut running = Vec::new();

@@ -10,9 +10,6 @@
 //! inbound   | inboxes | workspace  | statics    | heap |   <-- what the peers' windows show
 //! ```
 
-use inlane_ntb::device::Ntb;
-use inlane_ntb::twin::Twin;
-use inlane_pgas::error::Result;
 use std::ffi::c_void;
 
 /// Returns the address and length of the program's writable segments, in whole pages. `None` if there are
@@ -55,26 +52,4 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         unsafe { *found.cast::<Option<(usize, usize)>>() = Some((start, end - start)) };
     }
     1
-}
-
-/// Maps the inbound memory at `offset` in place of the program's static objects at `address`. Other PEs can
-/// then access these objects. Moves `length` bytes, which are whole pages, and keeps their contents.
-///
-/// # Safety
-/// `find` returned the address and length. Nothing else uses this part of the inbound memory. During the
-/// call, no other thread writes the program's static objects.
-///
-/// # Errors
-/// The system's error if the mapping fails.
-pub unsafe fn move_to(twin: &Twin, offset: usize, address: usize, length: usize) -> Result<()> {
-    let inbound = twin.inbound().slice(offset, length)?;
-    let (from, to) = (address as *const u64, inbound.as_ptr().cast::<u64>());
-    // Copy word by word, because the span contains red zones of AddressSanitizer between static objects.
-    // AddressSanitizer would report a memcpy that reads these.
-    for word in 0..length / 8 {
-        // SAFETY: both spans are mapped. The caller guarantees that no thread writes to them during the call.
-        unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
-    }
-    // SAFETY: the pages of the inbound memory hold the segment's contents now.
-    Ok(unsafe { twin.map_inbound_at(offset, length, address as *mut u8) }?)
 }

@@ -2,47 +2,16 @@
 //! it. `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
-use inlane_ntb::device::Ntb;
-use inlane_ntb::twin::Hub;
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::{AnySession, Member, Session, UcxSession, leftovers, variables};
-use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
-use inlane_pgas::transport::layout::Layout;
-use inlane_pgas::transport::rendezvous::Server;
+use inlane_pgas::launch::{End, Membership, Session, leftovers, variables};
+use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::select::AnyTransport;
 use inlane_pgas::transport::ucx::Ucx;
-use inlane_pgas::transport::windows::Windows;
-use inlane_pgas::transport::{Statics, Transport};
 use inlane_pgas::world::World;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-/// This process's place in its job, from before the transport connects.
-struct Job {
-    pe: u32,
-    control: Arc<dyn JobControl>,
-    member: Option<Arc<Member>>,
-}
-
-impl Job {
-    /// Asks all PEs to end with `status`.
-    fn end_all(&self, status: c_int) {
-        self.control.request_exit_all(status);
-        if let Some(member) = &self.member {
-            member.end_all(status);
-        }
-    }
-
-    /// Reports how this process has finished, and leaves the job.
-    fn finish(&self) {
-        self.control.report_finished();
-        if let Some(member) = &self.member {
-            member.finish();
-        }
-    }
-}
 
 struct Process {
     /// The ID of the process that called shmem_init. A forked child has another ID, so it does not act as a
@@ -51,13 +20,11 @@ struct Process {
     world: World<AnyTransport>,
     /// The reason why this job uses its transport, as text for the user.
     reason: String,
-    _hub: Option<Hub>,
-    _server: Option<Server>,
 }
 
 // Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
-static JOB: OnceLock<Job> = OnceLock::new();
+static JOB: OnceLock<Arc<Membership>> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
 /// True once this process has called shmem_global_exit and therefore ends by `exit`. The thread that ends the
 /// process for the launcher then does nothing.
@@ -127,13 +94,11 @@ pub fn fail(error: &Error) -> ! {
                 // If the other PE has ended the job, this process is asked to end, too. Nothing has failed then.
                 std::thread::sleep(END_LIMIT);
             }
-            print(&format!("PE {}: {error}", job.pe));
+            print(&format!("PE {}: {error}", job.me()));
             match error {
                 // The lost PE ended first, so report its number to the launcher. The launcher's message then
                 // names that PE as the cause.
-                Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => {
-                    job.control.report_lost(*peer)
-                }
+                Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => job.report_lost(*peer),
                 _ => job.end_all(1),
             }
         }
@@ -151,72 +116,40 @@ pub fn invalid(what: String, why: &str) -> ! {
 }
 
 fn connect() -> Result<Process> {
-    let (address, length) = statics::find().unwrap_or((0, 0));
-    let session = match AnySession::from_environment(length)? {
-        AnySession::Windows(session) => session,
-        AnySession::Ucx(session) => return connect_over_ucx(session, address, length),
-    };
-    let (pe, pes, bytes) = (session.twin.port(), session.twin.ports(), session.bytes);
-    if length > 0 {
-        let offset = Layout::overhead(pes) + World::<Windows>::statics_offset(pes);
-        // SAFETY: `find` returned the span, and the inbound memory is fresh. Programs call shmem_init before
-        // other threads use static objects.
-        unsafe { statics::move_to(&session.twin, offset, address, length) }?;
-    }
-    let Session { twin, settings, hub, member, .. } = session;
-    let (twin, member) = (Arc::new(twin), member.map(Arc::new));
-    let job = join(Job { pe, control: twin.clone(), member });
-    if hub.is_none() {
+    let statics = statics::find();
+    let (address, length) = statics.unwrap_or((0, 0));
+    let session = Session::from_environment(length)?;
+    let job = JOB.get_or_init(|| session.membership());
+    if !job.is_alone() {
         start_watching(job)?;
     }
-    let windows = AnyTransport::Windows(Windows::connect(twin.clone(), bytes, settings)?);
-    let world = World::new(windows, address, length)?;
-    let reason = "all PEs run on this machine".into();
-    Ok(Process { id: std::process::id(), world, reason, _hub: hub, _server: None })
-}
-
-/// Joins a job over UCX, with `length` bytes of static objects at `address`.
-fn connect_over_ucx(session: UcxSession, address: usize, length: usize) -> Result<Process> {
-    let UcxSession { client, heap_bytes, settings, server, member, reason } = session;
-    let (pe, pes, member) = (client.me(), client.pes(), member.map(Arc::new));
-    let job = join(Job { pe, control: client.clone(), member });
-    if server.is_none() {
-        start_watching(job)?;
-    }
-    let offset = World::<AnyTransport>::statics_offset(pes);
-    let statics = (length > 0).then_some(Statics { offset, address, bytes: length });
-    let bytes = World::<AnyTransport>::symmetric_bytes(pes, length, heap_bytes);
-    // SAFETY: the static objects exist as long as the process.
-    let ucx = unsafe { Ucx::connect(client, bytes, statics, settings)? };
-    let world = World::new(AnyTransport::Ucx(ucx), address, length)?;
-    Ok(Process { id: std::process::id(), world, reason, _hub: None, _server: server })
-}
-
-/// Records the job that this process has joined.
-fn join(job: Job) -> &'static Job {
-    JOB.get_or_init(|| job)
+    let (reason, heap_bytes) = (session.reason().to_string(), session.heap_bytes());
+    // SAFETY: `find` returned the span, which exists as long as the process. Programs call shmem_init before other
+    // threads use static objects.
+    let transport = unsafe { session.connect(heap_bytes, statics)? };
+    let world = World::new(transport, address, length)?;
+    Ok(Process { id: std::process::id(), world, reason })
 }
 
 /// Waits until the launcher asks this process to end, or until the launcher has ended. Then ends this
 /// process, unless it is already ending.
-fn watch(Job { pe, control, member }: &Job) {
-    let status = match (control.wait_for_end(), member) {
-        (Some(_), _) if EXITING.load(Ordering::Acquire) => return,
-        (Some(status), member) => {
-            if let Some(member) = member {
-                member.leave();
-            }
+fn watch(job: &Membership) {
+    let (pe, end) = (job.me(), job.wait_for_end());
+    let status = match end {
+        End::Asked(_) if EXITING.load(Ordering::Acquire) => return,
+        End::Asked(status) => {
+            job.leave();
             status
         }
         // A process manager started this job. In such a job, PE 0 has the hub or TCP server to which all PEs
         // are connected. PE 0 ends after all PEs have finished. So if this PE has finished, a closed
         // connection is no failure.
-        (None, Some(_)) if FINISHED.load(Ordering::Acquire) => return,
-        (None, Some(_)) => {
+        End::FirstPeLost if FINISHED.load(Ordering::Acquire) => return,
+        End::FirstPeLost => {
             print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));
             1
         }
-        (None, None) => {
+        End::LauncherLost => {
             print(&format!("PE {pe}: its launcher has ended, so it ends too"));
             if let Ok(job) = std::env::var(leftovers::JOB) {
                 leftovers::end_by_one(&job);
@@ -240,7 +173,7 @@ fn watch(Job { pe, control, member }: &Job) {
 
 /// Starts the thread that runs [`watch`]. The thread blocks all signals, because the program expects them in
 /// its own threads.
-fn start_watching(job: &'static Job) -> Result<()> {
+fn start_watching(job: &'static Membership) -> Result<()> {
     // SAFETY: the sets are local variables, and the calls change only this thread's mask.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
@@ -327,7 +260,7 @@ pub fn finish() {
     let Some(process) = own_process() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
         check(process.world.leave());
-        JOB.get().into_iter().for_each(Job::finish);
+        JOB.get().into_iter().for_each(|job| job.finish());
     }
 }
 
@@ -336,9 +269,7 @@ pub fn exit_all(status: c_int) {
     EXITING.store(true, Ordering::Release);
     if let Some(job) = JOB.get().filter(|_| own_process().is_some()) {
         job.end_all(status);
-        if let Some(member) = &job.member {
-            member.leave();
-        }
+        job.leave();
     }
     FINISHED.store(true, Ordering::Release);
     std::process::exit(status)

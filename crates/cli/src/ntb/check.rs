@@ -8,11 +8,9 @@ use inlane_core::units::counted;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::Address;
-use inlane_pgas::launch::{AnySession, Member, UcxSession};
+use inlane_pgas::launch::Session;
 use inlane_pgas::transport::Transport;
-use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
-use inlane_pgas::transport::layout::Layout;
-use inlane_pgas::transport::ucx::Ucx;
+use inlane_pgas::transport::windows::layout::Layout;
 use inlane_pgas::transport::windows::{Settings, Windows};
 use inlane_pgas::world::World;
 use std::sync::Arc;
@@ -58,45 +56,24 @@ impl Check {
     /// The first wrong result, and errors of the bridge.
     pub fn run(self) -> anyhow::Result<()> {
         let heap = 1 << 20;
-        let mut settings = Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() };
-        let mut twin = None;
-        let ntb: Arc<dyn Ntb> = match self.ivshmem {
-            Some(address) => Arc::new(Ivshmem::open(address, self.machines)?),
-            None => {
-                let session = match AnySession::from_environment(heap)? {
-                    AnySession::Ucx(session) => return self.over_ucx(session, heap),
-                    AnySession::Windows(session) => session,
-                };
-                settings = session.settings;
-                let port = Arc::new(session.twin);
-                twin = Some((port.clone(), session.hub, session.member));
-                port
-            }
-        };
-        settings.completion = self.completion.unwrap_or(settings.completion);
-        let pes = ntb.ports();
-        at_least_two(pes)?;
-        let bytes = Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, 0, heap);
-        let name = ntb.capabilities().name;
-        self.check(Windows::connect(ntb, bytes, settings)?, name)?;
-        if let Some((port, _hub, member)) = &twin {
-            port.report_finished();
-            member.iter().for_each(Member::finish);
+        if let Some(address) = self.ivshmem {
+            let ntb: Arc<dyn Ntb> = Arc::new(Ivshmem::open(address, self.machines)?);
+            let completion = self.completion.unwrap_or(CompletionMode::Adaptive);
+            let connect_timeout = Duration::from_secs(60);
+            let settings = Settings { completion, connect_timeout, ..Settings::default() };
+            let (pes, name) = (ntb.ports(), ntb.capabilities().name);
+            let bytes = Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, 0, heap);
+            return self.check(Windows::connect(ntb, bytes, settings)?, name);
         }
-        Ok(())
-    }
-
-    fn over_ucx(&self, session: UcxSession, heap: usize) -> anyhow::Result<()> {
-        let UcxSession { client, mut settings, member, .. } = session;
-        let pes = client.pes();
-        at_least_two(pes)?;
-        settings.completion = self.completion.unwrap_or(settings.completion);
-        let bytes = World::<Ucx>::symmetric_bytes(pes, 0, heap);
-        // SAFETY: the call gets no static objects (`None`), so no memory has to stay mapped.
-        let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, settings)? };
-        self.check(ucx, "ucx")?;
-        client.report_finished();
-        member.iter().for_each(Member::finish);
+        let mut session = Session::from_environment(heap)?;
+        at_least_two(session.pes())?;
+        self.completion.into_iter().for_each(|mode| session.set_completion(mode));
+        let membership = session.membership();
+        // SAFETY: there are no static objects.
+        let transport = unsafe { session.connect(heap, None)? };
+        let name = transport.name();
+        self.check(transport, name)?;
+        membership.finish();
         Ok(())
     }
 

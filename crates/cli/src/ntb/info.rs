@@ -18,9 +18,9 @@ use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pci::{Address, Sysfs};
 use inlane_pgas::launch::{HEAP, MoverChoice, variables};
-use inlane_pgas::transport::layout::Layout;
 use inlane_pgas::transport::select;
-use inlane_pgas::transport::wakeup::BACKSTOP;
+use inlane_pgas::transport::windows::layout::Layout;
+use inlane_pgas::transport::windows::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
 use std::sync::Arc;
 

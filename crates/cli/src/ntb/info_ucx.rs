@@ -5,8 +5,7 @@ use crate::exit::NotReady;
 use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::result::{Cell, PathExplanation};
-use inlane_pgas::launch::{AnySession, Job};
-use inlane_pgas::transport::bootstrap::{Exchange, JobControl};
+use inlane_pgas::launch::{Job, Session};
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::{Capabilities, Transport};
@@ -39,14 +38,13 @@ impl InfoPe {
     /// # Errors
     /// If the PEs cannot connect, or the file cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
-        let AnySession::Ucx(session) = AnySession::from_environment(0)? else {
+        let session = Session::from_environment(0)?;
+        if session.kind() != TransportKind::Ucx {
             bail!("the job is not over UCX");
-        };
-        let client = session.client;
-        let bytes = World::<Ucx>::symmetric_bytes(client.pes(), 0, 1 << 20);
-        // SAFETY: the call gets no static objects (`None`), so no memory has to stay mapped.
-        let ucx = unsafe { Ucx::connect(client.clone(), bytes, None, session.settings)? };
-        let world = World::new(ucx, 0, 0)?;
+        }
+        let membership = session.membership();
+        // SAFETY: there are no static objects.
+        let world = World::new(unsafe { session.connect(1 << 20, None)? }, 0, 0)?;
         // Communicate with the other PE first. UCX chooses its transports only during this communication.
         world.barrier_all()?;
         if world.me() == 0 {
@@ -54,7 +52,7 @@ impl InfoPe {
             std::fs::write(&self.out, found).with_context(|| format!("writing {}", self.out.display()))?;
         }
         world.leave()?;
-        client.report_finished();
+        membership.finish();
         Ok(())
     }
 }

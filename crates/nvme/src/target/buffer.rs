@@ -11,7 +11,7 @@
 //! * **Commands of the admin queue always get a buffer** for the data in their capsules. They hold it only while
 //!   they execute.
 //!
-//! [`budget`] says how much of the rest a host may take.
+//! The module `budget` says how much of the rest a host may take.
 //!
 //! ```text
 //!   Pool --share--> Share of a connection --allocate--> Buffer --drop--> free list of its size

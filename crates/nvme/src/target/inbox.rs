@@ -28,7 +28,7 @@ pub enum Message {
     Event(ConnectionId),
     /// Continue the authentication on this connection with the result of another thread.
     Authentication(ConnectionId, Box<ControllerSide>),
-    /// Continue a flush that has waited for another one, see [`super::flush`].
+    /// Continue a flush that has waited for another one, see the module `flush`.
     Flush {
         /// The connection of the flush.
         connection: ConnectionId,

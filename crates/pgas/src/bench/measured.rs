@@ -6,9 +6,9 @@ use super::{Bench, Point};
 use crate::error::Result;
 use crate::transport::Transport;
 use crate::transport::ucx::Ucx;
-use crate::transport::wait::{FailureScope, WaitOptions};
-use crate::transport::wakeup::Interest;
 use crate::transport::windows::Windows;
+use crate::transport::windows::wait::{FailureScope, WaitOptions};
+use crate::transport::windows::wakeup::Interest;
 use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 

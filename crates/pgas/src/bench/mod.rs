@@ -17,11 +17,11 @@ pub use row::{Delivery, WindowResult};
 
 use crate::error::{Error, Result};
 use crate::field::ONLY;
-use crate::launch::{AnySession, Member, UcxSession, processors};
-use crate::transport::bootstrap::{Exchange, JobControl};
-use crate::transport::layout::Layout;
-use crate::transport::select::TransportKind;
+use crate::launch::{Membership, Session, processors};
+use crate::transport::Transport;
+use crate::transport::select::{AnyTransport, TransportKind};
 use crate::transport::ucx;
+use crate::transport::windows::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::{Symmetric, World};
 use inlane_core::cores;
@@ -206,24 +206,28 @@ pub fn pe(
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     let _ = cores::bind(if spare.len() < 2 { &processors } else { spare });
-    let largest = plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize;
+    let largest = largest(plan);
     let heap = 2 * largest.next_multiple_of(4096) + (1 << 20);
-    let (ntb, settings, twin): (Arc<dyn Ntb>, _, _) = match bridge {
+    let (windows, membership) = match bridge {
         Some(ntb) => {
-            (ntb, Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() }, None)
+            let settings = Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() };
+            let bytes = Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, heap);
+            (Windows::connect(ntb, bytes, settings)?, None)
         }
-        None => match AnySession::over(plan.transport, heap)? {
-            AnySession::Ucx(session) => return over_ucx(plan, session, heap, &processors),
-            AnySession::Windows(session) => {
-                let twin = Arc::new(session.twin);
-                (twin.clone(), session.settings, Some((twin, session.member)))
+        None => {
+            let session = Session::over(plan.transport, heap)?;
+            let (membership, yields, reason) =
+                (session.membership(), session.yields(), session.reason().to_string());
+            // SAFETY: there are no static objects.
+            let transport = unsafe { session.connect(heap, None)? };
+            needs_processors(yields)?;
+            match transport {
+                AnyTransport::Ucx(ucx) => return over_ucx(plan, ucx, &membership, reason, &processors),
+                AnyTransport::Windows(windows) => (windows, Some(membership)),
             }
-        },
+        }
     };
-    let bytes = Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, heap);
-    let (yields, own) = (settings.yields, ntb.port() as usize);
-    let windows = Windows::connect(ntb, bytes, settings)?;
-    needs_processors(yields)?;
+    let own = windows.me() as usize;
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         let _ = cores::bind(&[*engine]);
     }
@@ -236,10 +240,7 @@ pub fn pe(
     let mut points = bench.run()?;
     points.extend(bench.moved(mover)?);
     bench.world.leave()?;
-    if let Some((twin, member)) = &twin {
-        twin.report_finished();
-        member.iter().for_each(Member::finish);
-    }
+    membership.iter().for_each(|membership| membership.finish());
     Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
 }
 
@@ -251,28 +252,31 @@ fn needs_processors(yields: bool) -> Result<()> {
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
 }
 
-/// Runs this process as one of the two PEs of a bench over UCX. `heap` is the size of the symmetric heap in
-/// bytes.
-fn over_ucx(plan: &Plan, session: UcxSession, heap: usize, processors: &[usize]) -> Result<Measurements> {
+/// Runs this process as one of the two PEs of a bench over UCX. `reason` says why the PEs communicate over UCX.
+fn over_ucx(
+    plan: &Plan,
+    ucx: ucx::Ucx,
+    membership: &Membership,
+    reason: String,
+    processors: &[usize],
+) -> Result<Measurements> {
     if plan.only == Some(Part::Mover) {
         return Err(Error::invalid(ONLY.with("mover"), "UCX has no mover; leave it out, or measure windows"));
     }
-    let UcxSession { client, settings, member, reason, .. } = session;
-    let (yields, largest) = (settings.yields, (heap - (1 << 20)) / 2);
-    let bytes = World::<ucx::Ucx>::symmetric_bytes(client.pes(), 0, heap);
-    // SAFETY: there are no static objects that must stay mapped.
-    let ucx = unsafe { ucx::Ucx::connect(client.clone(), bytes, None, settings)? };
-    needs_processors(yields)?;
-    if let Some(own) = processors.get(client.me() as usize) {
+    if let Some(own) = processors.get(ucx.me() as usize) {
         let _ = cores::bind(&[*own]);
     }
-    let bench = Bench::new(World::new(ucx, 0, 0)?, plan.clone(), largest, processors)?;
+    let bench = Bench::new(World::new(ucx, 0, 0)?, plan.clone(), largest(plan), processors)?;
     let points = bench.run()?;
     bench.world.leave()?;
-    client.report_finished();
-    member.iter().for_each(Member::finish);
+    membership.finish();
     let points = if bench.driver { points } else { Vec::new() };
     Ok(Measurements { points, ucx: Some(reason) })
+}
+
+/// Returns the size in bytes of the memory that the bench transfers.
+fn largest(plan: &Plan) -> usize {
+    plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize
 }
 
 /// An index in `Bench::words`. `agree` uses this word to send PE 0's value to PE 1. The indices of all words

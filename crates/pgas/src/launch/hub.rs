@@ -8,6 +8,7 @@
 use super::{Job, STATICS};
 use crate::error::{Error, Result};
 use crate::field::{FAULTS, MOVER, TRANSPORT};
+use crate::transport::bootstrap::PeEvent;
 use crate::transport::rendezvous::Server;
 use crate::transport::select::TransportKind;
 use inlane_core::setting::Field;
@@ -15,7 +16,6 @@ use inlane_ntb::twin::{Hub, PortEvent};
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 /// The environment variable with the address and the token of the launcher's server, for jobs over UCX.
 pub(super) const MEETING: &str = "INLANE_NTB_MEETING";
@@ -61,12 +61,12 @@ impl JobHub {
         }
     }
 
-    /// Returns the receiver of the PEs' events. Returns `None` after the first call.
-    pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
-        match self {
-            Self::Windows(hub) => hub.events(),
-            Self::Ucx(server) => server.events(),
-        }
+    /// Returns the PEs' events as they happen. Returns `None` after the first call.
+    pub fn events(&self) -> Option<Box<dyn Iterator<Item = (u32, PeEvent)> + Send>> {
+        Some(match self {
+            Self::Windows(hub) => Box::new(hub.events()?.into_iter().map(|(pe, event)| (pe, event.into()))),
+            Self::Ucx(server) => Box::new(server.events()?.into_iter()),
+        })
     }
 
     /// Asks all PEs to end with `status`.
@@ -97,6 +97,18 @@ impl JobHub {
                 }
                 Ok(None)
             }
+        }
+    }
+}
+
+impl From<PortEvent> for PeEvent {
+    fn from(event: PortEvent) -> Self {
+        match event {
+            PortEvent::Attached => Self::Attached,
+            PortEvent::Finished => Self::Finished,
+            PortEvent::Lost(peer) => Self::Lost(peer),
+            PortEvent::ExitAll(status) => Self::ExitAll(status),
+            PortEvent::Gone => Self::Gone,
         }
     }
 }

@@ -13,9 +13,10 @@ use super::manager::ProcessManager;
 use super::network::{self, Meetings};
 use super::processors;
 use crate::error::{Error, Result};
+use crate::transport::bootstrap::PeEvent;
 use crate::transport::machine::machine;
 use crate::transport::rendezvous::{Client, Server};
-use inlane_ntb::twin::{Hub, MAX_PORTS, PortEvent};
+use inlane_ntb::twin::{Hub, MAX_PORTS};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -73,7 +74,7 @@ impl Ends {
 }
 
 /// This process's membership in a job that a process manager started.
-pub struct Member {
+pub(super) struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
     /// At PE 0: the job's hub (the owner of the twin bridge) or its TCP server, and the record of finished
     /// and ended PEs. `None` at other PEs.
@@ -253,12 +254,12 @@ fn watch(hub: &JobHub, ends: &Ends) {
     let Some(events) = hub.events() else { return };
     for (pe, event) in events {
         match event {
-            PortEvent::ExitAll(status) => hub.end_all(status),
-            PortEvent::Finished | PortEvent::Gone => {
+            PeEvent::ExitAll(status) => hub.end_all(status),
+            PeEvent::Finished | PeEvent::Gone => {
                 ends.lock()[pe as usize] = true;
                 ends.changed.notify_all();
             }
-            PortEvent::Attached | PortEvent::Lost(_) => {}
+            PeEvent::Attached | PeEvent::Lost(_) => {}
         }
     }
 }

@@ -3,16 +3,18 @@
 use super::hub::{MEETING, PE};
 use super::manager::ProcessManager;
 use super::member::{self, Joined, Member};
+use super::membership::{Membership, Owned};
 use super::variables::{self, parsed};
 use super::{HEAP, MoverChoice, STATICS, manager, network, processors};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
+use crate::transport::Statics;
 use crate::transport::bootstrap::Exchange;
-use crate::transport::layout::Layout;
 use crate::transport::rendezvous::{Client, Meeting, Server};
-use crate::transport::select::TransportKind;
+use crate::transport::select::{AnyTransport, TransportKind};
 use crate::transport::ucx;
-use crate::transport::windows::{Settings, Windows};
+use crate::transport::windows::layout::Layout;
+use crate::transport::windows::{self, Windows};
 use crate::world::World;
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
@@ -22,72 +24,43 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A process's membership in a job over windows: its port of the twin NTB bridge, and the transport's
-/// settings.
+/// A process's place in a job that has no transport yet.
 pub struct Session {
-    /// This process's port of the twin bridge that joins the PEs.
-    pub twin: Twin,
-    /// The size in bytes of the memory that this PE offers to its peers. It contains the protocol's areas,
-    /// the symmetric heap, and the additional memory of the caller.
-    pub bytes: usize,
-    /// The settings of the transport.
-    pub settings: Settings,
-    /// The job's hub (the owner of the twin bridge), if this process was started alone and is a job of one
-    /// PE. Otherwise `None`, because the launcher or PE 0's [`Member`] has the hub.
-    pub hub: Option<Hub>,
-    /// The membership in a job that a process manager such as `mpirun` started, else `None`. Call
-    /// [`Member::finish`] after the last communication.
-    pub member: Option<Member>,
-}
-
-/// A process's membership in a job over UCX: its connection to the launcher or to PE 0, the heap size, and
-/// the settings of the transport.
-pub struct UcxSession {
-    /// The connection to inlane's launcher or, if a process manager started the job, to PE 0.
-    pub client: Arc<Client>,
+    membership: Arc<Membership>,
     /// Size of the symmetric heap in bytes.
-    pub heap_bytes: usize,
-    /// The settings of the transport.
-    pub settings: ucx::Settings,
-    /// The job's TCP server, if this process was started alone and is a job of one PE. Otherwise `None`.
-    pub server: Option<Server>,
-    /// This process's membership in a job that a process manager such as `mpirun` started. `None` if there is
-    /// no process manager. Call `finish` on it after the last communication.
-    pub member: Option<Member>,
-    /// Why the PEs communicate over UCX, as text for the user.
-    pub reason: String,
+    heap_bytes: usize,
+    /// Why the PEs communicate in this way, as text for the user.
+    reason: String,
+    network: Network,
 }
 
-/// This process's membership in a job. The job communicates over windows or over UCX.
-// A process makes only one value, so it does not matter that one variant is larger than the other.
-#[allow(clippy::large_enum_variant)]
-pub enum AnySession {
-    /// Over windows.
-    Windows(Session),
-    /// Over UCX.
-    Ucx(UcxSession),
+/// What a transport needs to connect.
+enum Network {
+    Windows { twin: Arc<Twin>, settings: windows::Settings },
+    Ucx { client: Arc<Client>, settings: ucx::Settings },
 }
 
-impl AnySession {
+impl Session {
     /// Joins the job that environment variables describe. Without such variables, the process is a job of one
-    /// PE. `additional` is the number of bytes of symmetric memory that the caller needs besides the heap.
+    /// PE. `additional` is the number of bytes of symmetric memory that the caller needs besides the heap, for example
+    /// for the program's static objects.
     ///
     /// In a job of inlane's launcher, the launcher chooses the transport. Other jobs use the transport that
     /// [`variables::TRANSPORT`] names. Without this variable, they use UCX if the PEs run on several
     /// machines, and windows otherwise.
     ///
     /// # Errors
-    /// As for [`Session::from_environment`] and [`Client::join`].
+    /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`] and [`Client::join`].
     pub fn from_environment(additional: usize) -> Result<Self> {
         Self::over(None, additional)
     }
 
-    /// Joins the job as [`AnySession::from_environment`] does. `asked` is the transport that the user has
+    /// Joins the job as [`Session::from_environment`] does. `asked` is the transport that the user has
     /// chosen for this program, or `None`. `asked` has priority over the environment variable
     /// [`variables::TRANSPORT`].
     ///
     /// # Errors
-    /// The same as [`AnySession::from_environment`]. Also [`Error::Invalid`] if inlane's launcher has chosen
+    /// The same as [`Session::from_environment`]. Also [`Error::Invalid`] if inlane's launcher has chosen
     /// the other transport.
     pub fn over(asked: Option<TransportKind>, additional: usize) -> Result<Self> {
         let refuse = |launched: TransportKind| match asked {
@@ -99,11 +72,11 @@ impl AnySession {
         };
         if let Some(meeting) = variable::<Meeting>(MEETING)? {
             refuse(TransportKind::Ucx)?;
-            return UcxSession::of_launcher(&meeting).map(Self::Ucx);
+            return Self::over_ucx_of_launcher(&meeting);
         }
         if variable::<RawFd>("INLANE_NTB_FD")?.is_some() {
             refuse(TransportKind::Windows)?;
-            return Session::join(additional, None).map(Self::Windows);
+            return Self::over_windows(additional, None);
         }
         let manager = manager::connect()?;
         let spread = manager
@@ -112,83 +85,183 @@ impl AnySession {
         let by_variable = variables::transport()?;
         match (asked.or(by_variable), spread) {
             (Some(TransportKind::Ucx), _) if asked.is_some() => {
-                UcxSession::of_manager(manager, format!("{TRANSPORT} asks for it")).map(Self::Ucx)
+                Self::over_ucx(manager, format!("{TRANSPORT} asks for it"))
             }
-            (Some(TransportKind::Ucx), _) => UcxSession::of_manager(manager, ASKED.into()).map(Self::Ucx),
-            (None, true) => UcxSession::of_manager(manager, SEVERAL.into()).map(Self::Ucx),
-            (Some(TransportKind::Windows), _) | (None, false) => {
-                Session::join(additional, manager).map(Self::Windows)
-            }
+            (Some(TransportKind::Ucx), _) => Self::over_ucx(manager, ASKED.into()),
+            (None, true) => Self::over_ucx(manager, SEVERAL.into()),
+            (Some(TransportKind::Windows), _) | (None, false) => Self::over_windows(additional, manager),
         }
     }
-}
 
-/// The value of [`UcxSession::reason`] if the user chose UCX by the environment variable.
-const ASKED: &str = "INLANE_NTB_TRANSPORT asks for it";
-/// The value of [`UcxSession::reason`] if the PEs run on several machines. Memory windows cannot connect
-/// these PEs.
-const SEVERAL: &str = "the PEs run on several machines";
+    /// Returns the membership in the job. It ends with the job, not with the session.
+    pub fn membership(&self) -> Arc<Membership> {
+        self.membership.clone()
+    }
 
-impl UcxSession {
+    /// Returns the number of PEs.
+    pub fn pes(&self) -> u32 {
+        match &self.network {
+            Network::Windows { twin, .. } => twin.ports(),
+            Network::Ucx { client, .. } => client.pes(),
+        }
+    }
+
+    /// Returns the size of the symmetric heap in bytes that the user asks for.
+    pub fn heap_bytes(&self) -> usize {
+        self.heap_bytes
+    }
+
+    /// Returns how the PEs communicate.
+    pub fn kind(&self) -> TransportKind {
+        match self.network {
+            Network::Windows { .. } => TransportKind::Windows,
+            Network::Ucx { .. } => TransportKind::Ucx,
+        }
+    }
+
+    /// Returns why the PEs communicate in this way, as text for the user.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// Sets the completion mode of waits.
+    pub fn set_completion(&mut self, mode: CompletionMode) {
+        match &mut self.network {
+            Network::Windows { settings, .. } => settings.completion = mode,
+            Network::Ucx { settings, .. } => settings.completion = mode,
+        }
+    }
+
+    /// Returns true if waiting PEs leave their processor to others.
+    pub fn yields(&self) -> bool {
+        match &self.network {
+            Network::Windows { settings, .. } => settings.yields,
+            Network::Ucx { settings, .. } => settings.yields,
+        }
+    }
+
+    /// Connects to all PEs of the job. All PEs call it with the same `heap_bytes`. `statics` are the address and the
+    /// length of the program's static objects in whole pages, for which [`World::new`] expects symmetric offsets.
+    ///
+    /// # Errors
+    /// Errors of the transport.
+    ///
+    /// # Safety
+    /// The memory of `statics` stays mapped and writable until the process ends. No other thread accesses it during this
+    /// call.
+    pub unsafe fn connect(self, heap_bytes: usize, statics: Option<(usize, usize)>) -> Result<AnyTransport> {
+        let (pes, of_statics) = (self.pes(), statics.map_or(0, |(_, bytes)| bytes));
+        let bytes = World::<AnyTransport>::symmetric_bytes(pes, of_statics, heap_bytes);
+        let offset = World::<AnyTransport>::statics_offset(pes);
+        let statics = statics.map(|(address, bytes)| Statics { offset, address, bytes });
+        // SAFETY: the caller keeps the promises about the static objects.
+        unsafe {
+            Ok(match self.network {
+                Network::Windows { twin, settings } => {
+                    AnyTransport::Windows(Windows::connect_twin(twin, bytes, statics, settings)?)
+                }
+                Network::Ucx { client, settings } => {
+                    AnyTransport::Ucx(ucx::Ucx::connect(client, bytes, statics, settings)?)
+                }
+            })
+        }
+    }
+
     /// Joins the job over UCX that inlane's launcher started. `meeting` is the address of the launcher's
     /// server.
-    fn of_launcher(meeting: &Meeting) -> Result<Self> {
+    fn over_ucx_of_launcher(meeting: &Meeting) -> Result<Self> {
         let Some(pe) = variable::<u32>(PE)? else {
             return Err(Error::invalid(MEETING, format!("{PE} is missing; pass both to each PE")));
         };
         // Check for UCX first, because its absence is the most frequent error.
         ucx::Ucx::version()?;
         let client = Client::join(meeting, pe)?;
-        let settings = Self::settings(&client)?;
-        Ok(Self {
-            client: Arc::new(client),
-            heap_bytes: heap_bytes()? as usize,
-            settings,
-            server: None,
-            member: None,
-            reason: "the launcher was asked for it".into(),
-        })
+        Self::with_client(client, heap_bytes()?, (None, None), "the launcher was asked for it".into())
     }
 
     /// Joins the job over UCX that `manager` started. If `manager` is `None`, the process is a job of one PE.
     /// `reason` says why the PEs communicate over UCX.
-    fn of_manager(manager: Option<Box<dyn ProcessManager>>, reason: String) -> Result<Self> {
+    fn over_ucx(manager: Option<Box<dyn ProcessManager>>, reason: String) -> Result<Self> {
         ucx::Ucx::version()?;
         let (heap_bytes, address) = (heap_bytes()?, variables::address()?);
-        let (client, heap_bytes, server, member) = match manager {
+        match manager {
             Some(manager) => {
                 let (member, client, heap_bytes) = member::join_over_ucx(manager, heap_bytes, address)?;
-                (client, heap_bytes, None, Some(member))
+                Self::with_client(client, heap_bytes, (Some(member), None), reason)
             }
             None => {
                 let server = Server::new(1, network::listening_address(address, true))?;
-                (Client::join(server.meeting(), 0)?, heap_bytes, Some(server), None)
+                let client = Client::join(server.meeting(), 0)?;
+                Self::with_client(client, heap_bytes, (None, Some(Box::new(server))), reason)
             }
-        };
-        let heap_bytes = heap_bytes as usize;
-        let settings = Self::settings(&client)?;
-        Ok(Self { client: Arc::new(client), heap_bytes, settings, server, member, reason })
+        }
     }
 
-    /// Returns the transport's settings from environment variables. If the PEs of this machine are more than the
-    /// processors that they may use, waiting PEs yield their processor, unless INLANE_NTB_YIELD is set to 0.
-    /// All PEs must call it.
-    fn settings(client: &Client) -> Result<ucx::Settings> {
+    /// Makes the session of a PE that has joined over UCX. All PEs must call it, because it exchanges the PEs'
+    /// processors. If the PEs of this machine are more than the processors that they may use, waiting PEs yield their
+    /// processor, unless INLANE_NTB_YIELD is set to 0.
+    fn with_client(
+        client: Client,
+        heap_bytes: u64,
+        (member, owned): (Option<Member>, Option<Owned>),
+        reason: String,
+    ) -> Result<Self> {
         let own = processors::announcement();
         let all = client.gather(own.as_bytes())?;
         let texts = all.iter().map(|text| std::str::from_utf8(text).unwrap_or_default());
         let share_processors = processors::are_shared(&own, texts);
         let (_, request_timeout) = variables::timeouts()?;
         let settings = ucx::Settings {
-            completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
-                .unwrap_or(CompletionMode::Adaptive),
+            completion: completion()?,
             request_timeout,
             yields: yields(share_processors)?,
             one_processor: super::processors().len() == 1,
         };
-        Ok(settings)
+        let client = Arc::new(client);
+        let membership = Arc::new(Membership::new(client.me(), client.clone(), member, owned));
+        let network = Network::Ucx { client, settings };
+        Ok(Self { membership, heap_bytes: heap_bytes as usize, reason, network })
+    }
+
+    /// Joins the job over windows. The environment variables of inlane's launcher or `manager` describe the job.
+    /// Without both, the process is a job of one PE.
+    fn over_windows(additional: usize, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
+        let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
+        let heap_bytes = heap_bytes()?;
+        let (connect_timeout, request_timeout) = variables::timeouts()?;
+        let mover_from = variable::<u64>("INLANE_NTB_MOVER_FROM")?.map(|from| from as usize);
+        let mover = match variable::<MoverChoice>("INLANE_NTB_MOVER")? {
+            Some(choice) => Some((choice.start_twin()?, mover_from)),
+            None => None,
+        };
+        let Place { socket, heap_bytes, hub, member, share_processors } = Place::find(heap_bytes, manager)?;
+        let needed = |pes| {
+            Layout::overhead(pes)
+                + World::<AnyTransport>::symmetric_bytes(pes, additional, heap_bytes as usize)
+        };
+        let twin = Arc::new(Twin::attach_with(socket, &faults, needed)?);
+        let settings = windows::Settings {
+            completion: completion()?,
+            yields: yields(share_processors)?,
+            faults,
+            mover,
+            connect_timeout: connect_timeout.unwrap_or(Duration::MAX),
+            request_timeout,
+            ..windows::Settings::default()
+        };
+        let owned = hub.map(|hub| Box::new(hub) as Owned);
+        let membership = Arc::new(Membership::new(twin.port(), twin.clone(), member, owned));
+        let reason = "all PEs run on this machine".into();
+        let network = Network::Windows { twin, settings };
+        Ok(Self { membership, heap_bytes: heap_bytes as usize, reason, network })
     }
 }
+
+/// The value of [`Session::reason`] if the user chose UCX by the environment variable.
+const ASKED: &str = "INLANE_NTB_TRANSPORT asks for it";
+/// The value of [`Session::reason`] if the PEs run on several machines. Memory windows cannot connect
+/// these PEs.
+const SEVERAL: &str = "the PEs run on several machines";
 
 /// Returns the size in bytes of the symmetric heap that the launcher or the user asks for.
 fn heap_bytes() -> Result<u64> {
@@ -217,46 +290,9 @@ fn yields(usual: bool) -> Result<bool> {
     }
 }
 
-impl Session {
-    /// Joins the job over windows. The environment variables of inlane's launcher or of a process manager
-    /// describe the job. Without such variables, the process is a job of one PE. `additional` is the number
-    /// of bytes of symmetric memory that the caller needs besides the heap, for example for the program's
-    /// static objects.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
-    pub fn from_environment(additional: usize) -> Result<Self> {
-        let launched = variable::<RawFd>("INLANE_NTB_FD")?.is_some();
-        Self::join(additional, if launched { None } else { manager::connect()? })
-    }
-
-    fn join(additional: usize, manager: Option<Box<dyn ProcessManager>>) -> Result<Self> {
-        let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
-        let heap_bytes = heap_bytes()?;
-        let (connect_timeout, request_timeout) = variables::timeouts()?;
-        let mover_from = variable::<u64>("INLANE_NTB_MOVER_FROM")?.map(|from| from as usize);
-        let mover = match variable::<MoverChoice>("INLANE_NTB_MOVER")? {
-            Some(choice) => Some((choice.start_twin()?, mover_from)),
-            None => None,
-        };
-        let Place { socket, heap_bytes, hub, member, share_processors } = Place::find(heap_bytes, manager)?;
-        let needed = |pes| {
-            Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, additional, heap_bytes as usize)
-        };
-        let twin = Twin::attach_with(socket, &faults, needed)?;
-        let bytes = needed(twin.ports());
-        let settings = Settings {
-            completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
-                .unwrap_or(CompletionMode::Adaptive),
-            yields: yields(share_processors)?,
-            faults,
-            mover,
-            connect_timeout: connect_timeout.unwrap_or(Duration::MAX),
-            request_timeout,
-            ..Settings::default()
-        };
-        Ok(Self { twin, bytes, settings, hub, member })
-    }
+/// Returns the completion mode that the launcher or the user asks for.
+fn completion() -> Result<CompletionMode> {
+    Ok(variable("INLANE_NTB_COMPLETION")?.unwrap_or(CompletionMode::Adaptive))
 }
 
 /// This process's socket to the job's hub (the owner of the twin bridge), and the job's heap size. `hub` and

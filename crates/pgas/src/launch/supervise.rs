@@ -1,7 +1,7 @@
 //! Watches the processes of a job, and decides which failure the job reports.
 
 use super::hub::JobHub;
-use inlane_ntb::twin::PortEvent;
+use crate::transport::bootstrap::PeEvent;
 use rustix::process::{Signal, pidfd_send_signal};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {
-    Hub(u32, PortEvent),
+    Hub(u32, PeEvent),
     Ended(u32, ExitStatus),
 }
 
@@ -54,11 +54,11 @@ impl Running {
 fn record(running: &mut [Running], events: JobEvent) -> Option<(u32, i32)> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
-        JobEvent::Hub(pe, PortEvent::Attached) => running[pe as usize].attached = true,
-        JobEvent::Hub(pe, PortEvent::Finished) => running[pe as usize].finished = true,
-        JobEvent::Hub(pe, PortEvent::Gone) => running[pe as usize].gone = true,
-        JobEvent::Hub(pe, PortEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
-        JobEvent::Hub(pe, PortEvent::ExitAll(status)) => return Some((pe, status)),
+        JobEvent::Hub(pe, PeEvent::Attached) => running[pe as usize].attached = true,
+        JobEvent::Hub(pe, PeEvent::Finished) => running[pe as usize].finished = true,
+        JobEvent::Hub(pe, PeEvent::Gone) => running[pe as usize].gone = true,
+        JobEvent::Hub(pe, PeEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
+        JobEvent::Hub(pe, PeEvent::ExitAll(status)) => return Some((pe, status)),
     }
     None
 }

@@ -3,7 +3,21 @@
 //! addresses through scratchpads.
 
 use crate::error::Result;
-use inlane_ntb::twin::Twin;
+
+/// An event of a PE, as the process that supervises the job sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeEvent {
+    /// The PE has joined the job.
+    Attached,
+    /// The PE has finished. It needs the other PEs no more.
+    Finished,
+    /// The PE ends because it lost the PE with this number. So that other PE is the cause.
+    Lost(u32),
+    /// The PE asks to end all PEs, and the launcher to exit with this status.
+    ExitAll(i32),
+    /// The PE's connection closed, because its process exited or was killed.
+    Gone,
+}
 
 /// The exchange of addresses and keys between the PEs of a job.
 pub trait Exchange: Send + Sync {
@@ -40,22 +54,4 @@ pub trait JobControl: Send + Sync {
     /// Blocks until the launcher asks this PE to end. Returns the exit status that the launcher requests, or
     /// `None` if the launcher has ended. Call it from one thread only.
     fn wait_for_end(&self) -> Option<i32>;
-}
-
-impl JobControl for Twin {
-    fn report_finished(&self) {
-        Twin::report_finished(self);
-    }
-
-    fn report_lost(&self, peer: u32) {
-        Twin::report_lost(self, peer);
-    }
-
-    fn request_exit_all(&self, status: i32) {
-        Twin::request_exit_all(self, status);
-    }
-
-    fn wait_for_end(&self) -> Option<i32> {
-        Twin::wait_for_end(self)
-    }
 }

@@ -6,20 +6,11 @@
 //! communicate. [`select`] chooses the transport.
 
 pub mod bootstrap;
-pub mod layout;
 pub(crate) mod machine;
 mod poll_limit;
-mod record;
 pub mod rendezvous;
-mod requests;
 pub mod select;
-mod service;
-#[cfg(test)]
-mod tests;
-pub mod threshold;
 pub mod ucx;
-pub mod wait;
-pub mod wakeup;
 pub mod windows;
 mod word;
 

@@ -7,6 +7,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// How often a wait lets other PEs run before it sleeps, if PEs share processors. The event often happens
+/// meanwhile, and a sleep costs the waiter and the notifier more than many of these system calls.
+pub(super) const YIELDS: u32 = 32;
+
 /// How long waits usually poll before they sleep. It is about twice the cost of a wake-up.
 const SHORT: Duration = Duration::from_micros(50);
 /// How long waits poll after a wait that has slept, but has ended within this time. If that wait had polled

@@ -60,6 +60,14 @@ macro_rules! either {
 }
 
 impl AnyTransport {
+    /// Returns the name of what connects the PEs: the back-end of windows, such as `twin`, or `ucx`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            AnyTransport::Windows(windows) => windows.ntb().capabilities().name,
+            AnyTransport::Ucx(_) => "ucx",
+        }
+    }
+
     /// Returns which transport is in use.
     pub fn kind(&self) -> TransportKind {
         match self {

@@ -20,7 +20,7 @@ use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Size in bytes of the arena. It has room for 39 channels of 1,024 PEs, or for 993 channels of two PEs.
+/// Size in bytes of the arena. It has room for 39 channels of 1,024 PEs, or for 992 channels of two PEs.
 const ARENA: usize = 8 << 20;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;

@@ -378,7 +378,7 @@ impl Connection {
     }
 
     /// Returns the next system call of a command's file operation, and the file. Returns `None` if the command has to
-    /// wait for a flush of another one: [`Message::Flush`] says how to continue.
+    /// wait for a flush of another one: the message `Flush` says how to continue.
     ///
     /// # Panics
     /// If the command has no file operation.

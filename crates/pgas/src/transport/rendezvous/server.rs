@@ -3,7 +3,7 @@
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
 use crate::error::{Error, Result};
-use inlane_ntb::twin::PortEvent;
+use crate::transport::bootstrap::PeEvent;
 use rustix::net::listen;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,7 +23,7 @@ const MAX_STRANGERS: usize = 2 * MAX_PES as usize;
 pub struct Server {
     shared: Arc<Shared>,
     meeting: Meeting,
-    receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
+    receiver: Mutex<Option<Receiver<(u32, PeEvent)>>>,
 }
 
 struct Shared {
@@ -34,7 +34,7 @@ struct Shared {
 
 struct State {
     members: Vec<Member>,
-    events: Sender<(u32, PortEvent)>,
+    events: Sender<(u32, PeEvent)>,
     /// The number of connections that have not sent a HELLO yet.
     strangers: usize,
     /// True once a PE has left before all others have announced that they leave.
@@ -104,7 +104,7 @@ impl Server {
 
     /// Returns a channel of events. An event is the number of a PE and how it ends: it finished, it lost a
     /// peer, it asked all PEs to exit, or its connection closed. Returns `None` after the first call.
-    pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
+    pub fn events(&self) -> Option<Receiver<(u32, PeEvent)>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -194,7 +194,7 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>) {
         let gone: Vec<u32> =
             (0..).zip(&state.members).filter(|(_, one)| one.gone).map(|(pe, _)| pe).collect();
         gone.into_iter().for_each(|gone| state.send(pe, &Frame::Gone(gone)));
-        let _ = state.events.send((pe, PortEvent::Attached));
+        let _ = state.events.send((pe, PeEvent::Attached));
     }
     let Some(pe) = greeted else { return };
     // Send the frames by another thread, because a PE that does not read would otherwise delay other PEs.
@@ -249,10 +249,10 @@ impl State {
             }
             Frame::Finished => {
                 self.members[pe as usize].finished = true;
-                PortEvent::Finished
+                PeEvent::Finished
             }
-            Frame::Exit(status) => PortEvent::ExitAll(status),
-            Frame::Lost(peer) => PortEvent::Lost(peer),
+            Frame::Exit(status) => PeEvent::ExitAll(status),
+            Frame::Lost(peer) => PeEvent::Lost(peer),
             _ => return false,
         };
         let _ = self.events.send((pe, event));
@@ -294,6 +294,6 @@ impl State {
         if member.gone {
             self.send_all(&Frame::Gone(pe));
         }
-        let _ = self.events.send((pe, PortEvent::Gone));
+        let _ = self.events.send((pe, PeEvent::Gone));
     }
 }

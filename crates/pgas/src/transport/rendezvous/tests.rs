@@ -1,7 +1,7 @@
 use super::{Client, Frame, Meeting, Server};
 use crate::error::Error;
+use crate::transport::bootstrap::PeEvent;
 use crate::transport::bootstrap::{Exchange, JobControl};
-use inlane_ntb::twin::PortEvent;
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -11,7 +11,7 @@ use std::time::Duration;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LONG: Duration = Duration::from_secs(60);
 
-fn server(pes: u32) -> (Server, Receiver<(u32, PortEvent)>) {
+fn server(pes: u32) -> (Server, Receiver<(u32, PeEvent)>) {
     let server = Server::new(pes, HERE).unwrap();
     let events = server.events().unwrap();
     (server, events)
@@ -47,17 +47,17 @@ fn the_launcher_learns_how_pes_end() {
     let (server, events) = server(3);
     let next = || events.recv_timeout(LONG).unwrap();
     let first = join(&server, 0);
-    assert_eq!(next(), (0, PortEvent::Attached));
+    assert_eq!(next(), (0, PeEvent::Attached));
     let second = join(&server, 1);
-    assert_eq!(next(), (1, PortEvent::Attached));
+    assert_eq!(next(), (1, PeEvent::Attached));
     first.report_finished();
-    assert_eq!(next(), (0, PortEvent::Finished));
+    assert_eq!(next(), (0, PeEvent::Finished));
     drop(first);
-    assert_eq!(next(), (0, PortEvent::Gone));
+    assert_eq!(next(), (0, PeEvent::Gone));
     second.report_lost(2);
-    assert_eq!(next(), (1, PortEvent::Lost(2)));
+    assert_eq!(next(), (1, PeEvent::Lost(2)));
     second.request_exit_all(7);
-    assert_eq!(next(), (1, PortEvent::ExitAll(7)));
+    assert_eq!(next(), (1, PeEvent::ExitAll(7)));
     server.end_all(7);
     assert_eq!(second.wait_for_end(), Some(7));
 }
@@ -68,7 +68,7 @@ fn a_lost_pe_ends_an_exchange() {
     let (first, second) = (join(&server, 0), join(&server, 1));
     assert_eq!(first.lost(), None);
     drop(second);
-    while events.recv_timeout(LONG).unwrap() != (1, PortEvent::Gone) {}
+    while events.recv_timeout(LONG).unwrap() != (1, PeEvent::Gone) {}
     assert!(matches!(first.gather(b"0"), Err(Error::LinkLost { peer: 1, .. })));
     assert_eq!(first.lost(), Some(1));
     // If a PE joins later, the server must also tell it which PE was lost.
@@ -127,10 +127,7 @@ fn strangers_and_second_copies_are_refused() {
     }
     // The job still works.
     let second = join(&server, 1);
-    assert_eq!(
-        events.iter().take(2).collect::<Vec<_>>(),
-        [(0, PortEvent::Attached), (1, PortEvent::Attached)]
-    );
+    assert_eq!(events.iter().take(2).collect::<Vec<_>>(), [(0, PeEvent::Attached), (1, PeEvent::Attached)]);
     drop(second);
 }
 
@@ -142,7 +139,7 @@ fn a_pe_that_breaks_the_rules_is_lost() {
     stream.write_all(&hello.encode()).unwrap();
     assert_eq!(Frame::read(&mut stream, 64).unwrap(), Frame::Welcome(1));
     stream.write_all(&Frame::Welcome(3).encode()).unwrap();
-    while events.recv_timeout(LONG).unwrap() != (0, PortEvent::Gone) {}
+    while events.recv_timeout(LONG).unwrap() != (0, PeEvent::Gone) {}
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::operations::PROGRESS_EVERY;
 use super::{Handles, Shared, Ucx};
 use crate::error::{Error, Lost, Result};
-use crate::transport::wait::YIELDS;
+use crate::transport::poll_limit::YIELDS;
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,11 +1,11 @@
 //! Connects to peers: a first handshake with each peer, and a new handshake after the link to a peer was
 //! lost.
 
+use super::layout::{HEADER_WORDS, Layout, MAGIC};
+use super::requests::Requests;
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};
 use crate::field::HEAP;
-use crate::transport::layout::{HEADER_WORDS, Layout, MAGIC};
-use crate::transport::requests::Requests;
 use inlane_core::region::Region;
 use inlane_ntb::device::{Ntb, Ordering as Promise};
 use inlane_ntb::handshake::{self, Offer};

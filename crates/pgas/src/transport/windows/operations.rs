@@ -1,10 +1,10 @@
 //! The operations of the window transport: put, get, atomics, ordering, notifications and waits.
 
+use super::service::encode_atomic;
+use super::wait::{FailureScope, WaitOptions};
+use super::wakeup::{Interest, Stored};
 use super::{PeContext, Peer, Windows};
 use crate::error::{Error, Result};
-use crate::transport::service::encode_atomic;
-use crate::transport::wait::{FailureScope, WaitOptions};
-use crate::transport::wakeup::{Interest, Stored};
 use crate::transport::{Atomic, Capabilities, Operation, Transport};
 use inlane_core::access::store_fence;
 use std::sync::PoisonError;

@@ -4,9 +4,9 @@
 use super::layout::{HEADER_WORDS, Layout, MAGIC, SLOTS};
 use super::record::CONTENTS;
 use super::requests::sequence;
-use super::windows::{Settings, Windows};
-use super::{Atomic, Operation, Transport};
+use super::{Settings, Windows};
 use crate::error::{Error, Result};
+use crate::transport::{Atomic, Operation, Transport};
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_ntb::device::Ntb;
@@ -345,7 +345,7 @@ fn two_with(
 
 #[test]
 fn puts_do_not_ring_a_waiter_for_another_word() {
-    const WAKE: u64 = super::windows::WAKE;
+    const WAKE: u64 = super::WAKE;
     let second = |windows: &Windows| {
         windows.take_notification(0).unwrap();
         let word = windows.symmetric().0.wrapping_add(64) as usize;

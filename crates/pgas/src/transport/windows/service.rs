@@ -7,8 +7,8 @@ use super::layout::{LANDING, REPLY};
 use super::record::{self, CONTENTS};
 use super::requests::{DONE, REFUSED, sequence};
 use super::wakeup::{Stored, Word, concerns};
-use super::windows::{PeContext, REQUEST};
-use super::{Atomic, Operation, word};
+use super::{PeContext, REQUEST};
+use crate::transport::{Atomic, Operation, word};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
@@ -201,7 +201,7 @@ impl PeContext {
     /// Wakes `pe` if it sleeps until a store of kind `what` arrives. Call this after each store to the memory
     /// of `pe`.
     #[inline(always)]
-    pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
+    pub(super) fn stored(&self, pe: u32, peer: &super::Peer, what: Stored) {
         // Test one flag for both exceptions: this PE's own memory, and peers that need a barrier. Every put
         // executes this code, so it must be fast.
         if peer.is_exceptional {
@@ -217,7 +217,7 @@ impl PeContext {
     /// this PE's threads that wait for the store. Otherwise, executes a full barrier, and then wakes the peer
     /// if the peer has announced a sleep.
     #[inline(never)]
-    fn stored_exceptionally(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
+    fn stored_exceptionally(&self, pe: u32, peer: &super::Peer, what: Stored) {
         if pe == self.me {
             return self.changed_own_memory();
         }
@@ -228,7 +228,7 @@ impl PeContext {
     /// Wakes `pe` if it has announced that it sleeps until a store of the kind `what`. Does nothing if `pe`
     /// has already got a doorbell for this announcement.
     #[inline(always)]
-    fn wake_if_announced(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
+    fn wake_if_announced(&self, pe: u32, peer: &super::Peer, what: Stored) {
         let announcement = self.word(self.layout.announcement(pe));
         let now = Word::load(announcement);
         if now != peer.answered.load(Ordering::Relaxed) && concerns(now, what) {

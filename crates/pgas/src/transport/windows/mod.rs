@@ -2,14 +2,18 @@
 //! the PE that owns the memory, and wakes sleeping waiters by doorbells.
 
 mod connection;
+pub mod layout;
 mod operations;
+mod record;
+mod requests;
+mod service;
+#[cfg(test)]
+mod tests;
+pub mod threshold;
+mod twin;
+pub mod wait;
+pub mod wakeup;
 
-use super::layout::{HEADER_WORDS, LANDING, Layout, MAGIC};
-use super::requests::Requests;
-use super::service::{NextRequests, encode_push};
-use super::threshold::calibrate;
-use super::wait::{FailureScope, WaitOptions, Waits};
-use super::wakeup::{BACKSTOP, Interest, Notifier, Stored, register_for_barriers};
 use crate::error::{Error, Lost, Result};
 use connection::connect_peers;
 use inlane_core::completion::CompletionMode;
@@ -19,14 +23,20 @@ use inlane_ntb::device::Ntb;
 use inlane_ntb::fault::Faults;
 use inlane_ntb::handshake;
 use inlane_ntb::window::Window;
+use layout::{HEADER_WORDS, LANDING, Layout, MAGIC};
+use requests::Requests;
+use service::{NextRequests, encode_push};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use threshold::calibrate;
+use wait::{FailureScope, WaitOptions, Waits};
+use wakeup::{BACKSTOP, Interest, Notifier, Stored, register_for_barriers};
 
 /// The doorbell bit for requests.
-pub(super) const REQUEST: u64 = 1;
+const REQUEST: u64 = 1;
 /// The doorbell bit for sleeping waiters.
-pub(super) const WAKE: u64 = 1 << 32;
+const WAKE: u64 = 1 << 32;
 /// The link is checked once for this many gets from a peer, if the window is coherent. After a failed check,
 /// the next get checks again. The peer's memory stays mapped after the link is lost. Gets between two checks
 /// therefore still return what the peer has stored.
@@ -76,7 +86,7 @@ impl Default for Settings {
     }
 }
 
-pub(super) struct Peer {
+struct Peer {
     pub window: Window,
     pub tag: AtomicU32,
     /// The peer's epoch in this connection. An epoch identifies one attempt of the peer to connect.
@@ -112,7 +122,7 @@ pub(super) struct Peer {
 }
 
 /// The state of a PE, shared by all threads of the PE.
-pub(super) struct PeContext {
+struct PeContext {
     pub ntb: Arc<dyn Ntb>,
     pub me: u32,
     pub pes: u32,
@@ -123,7 +133,7 @@ pub(super) struct PeContext {
     pub next_requests: Mutex<NextRequests>,
     pub yields: bool,
     /// The counted bytes that were issued before the last fence or quiet; see
-    /// [`super::Transport::yield_if_idle`]. Used only if PEs share processors.
+    /// [`crate::transport::Transport::yield_if_idle`]. Used only if PEs share processors.
     ordered: AtomicU64,
     pub faults: Faults,
     pub backstop: (Duration, Duration),
@@ -322,10 +332,10 @@ impl Windows {
     /// `completion` is `None`, uses the mode of the settings.
     ///
     /// # Errors
-    /// As for [`Transport::get`](super::Transport::get).
+    /// As for [`Transport::get`](crate::transport::Transport::get).
     ///
     /// # Safety
-    /// As for [`Transport::get`](super::Transport::get).
+    /// As for [`Transport::get`](crate::transport::Transport::get).
     pub unsafe fn get_pushed(
         &self,
         pe: u32,
@@ -397,7 +407,7 @@ impl PeContext {
     pub(super) fn peer(&self, pe: u32) -> Result<&Peer> {
         match self.peers.get(pe as usize) {
             Some(peer) => Ok(peer),
-            None => Err(super::no_such_pe(pe, self.pes)),
+            None => Err(crate::transport::no_such_pe(pe, self.pes)),
         }
     }
 

@@ -135,7 +135,7 @@ mod tests {
             spans.push((layout.announcement(pe), 8));
             for number in 0..SLOTS {
                 spans.push((layout.reply(pe, number), REPLY));
-                spans.push((layout.request(pe, number), crate::transport::record::BYTES));
+                spans.push((layout.request(pe, number), crate::transport::windows::record::BYTES));
             }
         }
         spans.sort();

@@ -1,10 +1,10 @@
 //! Waits for a condition by polling, by sleeping until a doorbell, or adaptively. Each wait chooses its
 //! completion mode.
 
-use super::poll_limit::PollLimit;
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, LostDoorbells, Waiter, barrier_everywhere};
-use super::windows::{PeContext, WAKE};
+use super::{PeContext, WAKE};
 use crate::error::{Error, Result};
+use crate::transport::poll_limit::{PollLimit, YIELDS};
 use inlane_core::completion::{CompletionMode, ExpectedDurations, Slept, Wait, WaitPlan};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -59,10 +59,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
-
-/// How often a wait lets other PEs run before it sleeps, if PEs share processors. The event often happens
-/// meanwhile, and a sleep costs the waiter and the notifier more than many of these system calls.
-pub(super) const YIELDS: u32 = 32;
 
 /// How long a thread sleeps between two checks while it waits for words of memory. The kernel may add its
 /// timer slack of 50 us.

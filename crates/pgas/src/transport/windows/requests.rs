@@ -7,7 +7,7 @@
 use super::layout::SLOTS;
 use super::record::{CONTENTS, WordSink, write};
 use super::wait::{FailureScope, WaitOptions};
-use super::windows::{PeContext, Peer, REQUEST};
+use super::{PeContext, Peer, REQUEST};
 use crate::error::{Error, Result};
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::window::Window;
