@@ -9,9 +9,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// field, and the flag.
 ///
 /// `ntb check` and the processes of `ntb bench` run as PEs. Their messages name the flags of `ntb run`.
-const RENAMED: [(&str, &str, &str); 5] = [
+const RENAMED: &[(&str, &str, &str)] = &[
     ("forward", "queues", "pipelines"),
     ("offload.serve", "queues", "threads"),
+    // Clients name this setting of the engine in their messages.
+    ("offload.run", "socket-mode", "socket-mode"),
+    ("offload.status", "socket-mode", "socket-mode"),
     ("ntb.check", "heap", "heap"),
     ("ntb.check", "address", "address"),
     ("ntb.check", "transport", "transport"),
@@ -109,8 +112,9 @@ mod tests {
             (&["ntb.info", "ntb.check"], inlane_ntb::field::OF_MACHINES),
             (&["ntb.run"], inlane_pgas::field::OF_JOBS),
             (&["ntb.bench"], inlane_pgas::field::OF_BENCHES),
-            (&["offload.serve", "nvme.target"], &[inlane_core::privileges::USER]),
             (&["offload.serve"], &[inlane_core::privileges::USER]),
+            (&["offload.serve"], inlane_offload::field::ALL),
+            (&["offload.run", "offload.status"], &[inlane_offload::field::SOCKET]),
         ];
         for (subcommands, fields) in lists {
             for (subcommand, field) in

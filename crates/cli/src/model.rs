@@ -7,6 +7,7 @@ use inlane_model::published::{self, Published, TEST_BEDS};
 use inlane_model::result::{ChainResult, FlowLimit, FlowResult, ModelResult, ResourceResult, ResourceUnit};
 use inlane_model::{Case, Model};
 use inlane_offload::toml_error;
+use inlane_ports::pcap::same_file;
 use inlane_report::{Lines, grid};
 use std::io::{self, Write};
 
@@ -77,6 +78,13 @@ impl ModelArgs {
         if self.print {
             let text = read(&files[0])?;
             return crate::print(|out| out.write_all(text.as_bytes()));
+        }
+        if let (Some(file), Some(json)) = (&self.file, &self.json)
+            && json != "-"
+            && same_file(json.as_ref(), file.as_ref())
+        {
+            let why = "it is the model itself; name another file for the result";
+            return Err(inlane_core::Error::invalid(format!("--json {json}"), why).into());
         }
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document: Document<ModelResult> = Document::new("model");

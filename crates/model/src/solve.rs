@@ -15,6 +15,8 @@ const SETTLED: f64 = 1e-7;
 /// The most turns between delays and filling, and the most passes over all delays in a turn.
 const TURNS: usize = 30;
 const PASSES: usize = 100;
+/// The relative accuracy of the delay of one queue.
+const ACCURATE: f64 = 1e-11;
 /// The share of its capacity from which on a resource counts as full.
 const FULL: f64 = 1.0 - 1e-6;
 /// The factor by which [`Network::margins`] raises a window to see what limits the flow next.
@@ -277,9 +279,14 @@ impl<'a> Problem<'a> {
             waits.fold(self.windows[flow].map_or(0.0, |window| window.latency), |sum, delay| sum + delay)
         };
         let mut waits: Vec<f64> = (0..self.caps.len()).map(|flow| wait(flow, delays)).collect();
+        // The queues whose flows wait for another time elsewhere than in the last pass.
+        let mut stale = vec![true; delays.len()];
         for _ in 0..PASSES {
             let mut quiet = true;
             for (resource, flows) in self.queues.iter().enumerate() {
+                if !std::mem::take(&mut stale[resource]) {
+                    continue;
+                }
                 // A flow without a window is alone at its queue, and needs no delay.
                 let loops = flows.iter().filter_map(|&(flow, per_byte)| {
                     let others = (waits[flow] - delays[resource]).max(0.0);
@@ -293,6 +300,8 @@ impl<'a> Problem<'a> {
                     quiet = false;
                     for &(flow, _) in flows {
                         waits[flow] = (waits[flow] + change).max(0.0);
+                        let elsewhere = self.uses.of(flow).iter().filter(|used| used.resource != resource);
+                        elsewhere.for_each(|used| stale[used.resource] = true);
                     }
                     delays[resource] = delay;
                 }
@@ -364,12 +373,12 @@ fn queue_delay(capacity: f64, loops: &[(f64, f64, f64, f64)], guess: f64) -> f64
         } else {
             high = delay
         }
-        if high - low <= high * 1e-13 {
+        if high - low <= high * ACCURATE {
             break;
         }
         let newton = delay + (capacity - units) / slope;
         let next = if newton > low && newton < high { newton } else { (low + high) / 2.0 };
-        if (next - delay).abs() <= delay * 1e-15 {
+        if (next - delay).abs() <= delay * ACCURATE {
             break;
         }
         delay = next;

@@ -19,7 +19,8 @@ pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";
 /// The environment variable with the rules, one per line. The rules say which sockets the engine runs and
 /// which stay with the kernel ([`rules`]).
 pub const RULES_VARIABLE: &str = "_INLANE_OFFLOAD_RULES";
-/// If this environment variable is set, a socket that would stay with the kernel is an error.
+/// If this environment variable is set, a socket that would stay with the kernel is an error. Its first line is how users demand
+/// this, and the second line is the command that starts an engine on the control socket. Messages of the library contain both.
 pub const REQUIRE_VARIABLE: &str = "_INLANE_OFFLOAD_REQUIRE";
-/// The path of the engine's control socket if the engine was started without `--socket`.
+/// The path of the engine's control socket, unless another one was chosen.
 pub const DEFAULT_SOCKET: &str = "/run/inlane/offload.sock";

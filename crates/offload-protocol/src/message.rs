@@ -286,26 +286,6 @@ pub fn read_options(value: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
     value.chunks_exact(12).map(move |bytes| (number(bytes), number(&bytes[4..]), number(&bytes[8..])))
 }
 
-/// The record that the engine writes into a listener's socket pair for each new connection. The record
-/// carries the new connection's descriptor. The program's accept call reads one record.
-pub mod accept {
-    use crate::name::{SOCKET_LEN, SocketName};
-
-    /// The length of a connection's record in bytes. The record holds only the name for the connection's program's end. The
-    /// program's library binds the end to this name. An end without a name was never accepted.
-    pub const LEN: usize = SOCKET_LEN;
-
-    /// Encodes the record of the connection with the name `name`.
-    pub fn encode(name: &SocketName) -> [u8; LEN] {
-        name.encode()
-    }
-
-    /// Decodes a record into the name of the connection.
-    pub fn decode(bytes: &[u8]) -> Option<SocketName> {
-        SocketName::decode(bytes)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,6 +37,10 @@ const PREFIX: [u8; 8] = *b"\0inlane\x02";
 /// The kind byte in the name of the engine's end of a socket pair.
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
+///
+/// The engine writes the name of each new connection into the pair of its listener. The record carries the descriptor of the
+/// connection's program's end. The library binds the end to this name when the program accepts the connection, so an end
+/// without a name was never accepted.
 pub const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length in bytes of the name of the engine's end of a socket pair, without options. The name consists
 /// of [`PREFIX`] and kind (9), the numbers of engine and socket (16), errno (4), and the local address.

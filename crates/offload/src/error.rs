@@ -1,7 +1,9 @@
 //! The errors of an engine and of the programs that connect to its control socket.
 
+use crate::field::{SOCKET, SOCKET_MODE};
 use inlane_core::error::Class;
 use inlane_core::privileges::user_name;
+use inlane_core::setting::Subject;
 use rustix::net::SocketAddrUnix;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -30,17 +32,17 @@ pub enum Error {
     /// A setting that is wrong, or contradicts another setting.
     #[error("{what}: {why}")]
     Setting {
-        /// The flag or key.
-        what: String,
+        /// The setting, or the place in a file.
+        what: Subject,
         /// What is wrong, and what to write instead.
         why: String,
     },
     /// Another engine uses the control socket.
-    #[error("an engine already listens on {0}; stop it, or choose another path with --socket")]
+    #[error("an engine already listens on {0}; stop it, or choose another path with {SOCKET}")]
     Busy(String),
     /// No engine listens on the control socket.
     #[error(
-        "no engine listens on {path}: {why}; start one with 'inlane offload serve', or give its --socket"
+        "no engine listens on {path}: {why}; start one with 'inlane offload serve', or give its {SOCKET}"
     )]
     NoEngine {
         /// The control socket's path.
@@ -151,7 +153,7 @@ pub(crate) fn not_connected(path: &Path, error: io::Error) -> Error {
         Some(libc::EACCES) => return Error::NotAllowed { path: shown, why: why_not_allowed(path) },
         Some(libc::EPROTOTYPE) => {
             let why = "it belongs to another program; give the control socket of an engine";
-            return Error::Setting { what: format!("--socket {shown}"), why: why.into() };
+            return Error::Setting { what: SOCKET.with(shown).into(), why: why.into() };
         }
         Some(libc::ENOENT) => "there is no such socket".into(),
         Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE) => {
@@ -171,11 +173,12 @@ fn why_not_allowed(path: &Path) -> String {
             let mode = socket.mode() & 0o777;
             format!(
                 "it belongs to user {owner} and has mode {mode:03o}, so user {own} may not use it; run the command as {owner}, \
-                 or start the engine with --socket-mode 666"
+                 or start the engine with {}",
+                SOCKET_MODE.with("666")
             )
         }
         Err(_) => format!(
-            "user {own} may not enter its directory; run the command as the engine's user, or start the engine with --socket \
+            "user {own} may not enter its directory; run the command as the engine's user, or start the engine with {SOCKET} \
              in another directory"
         ),
     }
@@ -187,7 +190,7 @@ fn why_not_allowed(path: &Path) -> String {
 /// [`Error::Setting`] if the path is too long.
 pub(crate) fn address_of(path: &Path) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new(path).map_err(|_| Error::Setting {
-        what: format!("--socket {}", path.display()),
+        what: SOCKET.with(path.display()).into(),
         why: format!("the path has {} bytes; give at most 107", path.as_os_str().len()),
     })
 }
@@ -224,7 +227,7 @@ mod tests {
             refused(&path),
             format!(
                 "control socket {shown}: it belongs to user {own} and has mode 600, so user {own} may not use it; run the \
-                 command as {own}, or start the engine with --socket-mode 666"
+                 command as {own}, or start the engine with socket-mode=666"
             )
         );
         let hidden = refused(&folder.path().join("no/socket"));

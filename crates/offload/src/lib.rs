@@ -22,6 +22,7 @@ mod closer;
 mod direct;
 pub mod engine;
 mod error;
+pub mod field;
 mod network;
 mod pair;
 mod ring;

@@ -12,6 +12,7 @@ pub use reassembly::{Outcome, Reassembly};
 pub use send::{Heard, Payload};
 
 use crate::error::{Error, Result};
+use crate::field;
 use crate::settings::Settings;
 use inlane_core::clock::Clock;
 use inlane_core::packet::{Packet, Pool};
@@ -159,7 +160,7 @@ impl Network {
         let most = port.info().max_queues;
         if queues > most {
             return Err(Error::Setting {
-                what: format!("--threads {queues}"),
+                what: field::THREADS.with(queues).into(),
                 why: too_few_queues(settings, most),
             });
         }
@@ -355,8 +356,8 @@ impl Network {
 /// is the number of queues of the port.
 fn too_few_queues(settings: &Settings, most: u16) -> String {
     let has = match most {
-        1 => "the port has 1 queue; leave --threads out".to_owned(),
-        most => format!("the port has {most} queues; give --threads {most} or less"),
+        1 => format!("the port has 1 queue; leave {} out", field::THREADS),
+        most => format!("the port has {most} queues; give {} or less", field::THREADS.with(most)),
     };
     match settings.port.interface() {
         Some(name) => {
@@ -395,7 +396,7 @@ pub fn parse_port(text: &str) -> Result<PortSpec> {
         None => "there is no such kind of port",
     };
     let why = format!("{why}; give af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
-    Err(Error::Setting { what: format!("--port {}", without_secret(text)), why })
+    Err(Error::Setting { what: field::PORT.with(without_secret(text)).into(), why })
 }
 
 /// Returns the size of packet buffers for packets of `mtu` bytes.
@@ -417,24 +418,28 @@ pub fn check_interface(settings: &Settings) -> Result<()> {
         let text = std::fs::read_to_string(format!("/sys/class/net/{name}/{file}")).ok()?;
         text.trim().parse::<usize>().ok()
     };
-    let wrong = |why| Err(Error::Setting { what: format!("--port {}", settings.port), why });
+    let wrong = |why| Err(Error::Setting { what: field::PORT.with(&settings.port).into(), why });
     if number("type") == Some(LOOPBACK) {
         return wrong(format!(
-            "{name} is the kernel's loopback interface and reaches no other host; choose another interface, and add --loopback \
-             for connections within this machine"
+            "{name} is the kernel's loopback interface and reaches no other host; choose another interface, and add {} \
+             for connections within this machine",
+            field::LOOPBACK
         ));
     }
     match number("mtu") {
         Some(mtu) if settings.port.kind() == Kind::AfPacket && room(mtu) > room(settings.mtu.into()) => {
             wrong(format!(
-                "the MTU of {name} is {mtu}, and the engine's is {}; add --mtu {mtu}, or lower the interface's: ip link set {name} mtu {}",
-                settings.mtu, settings.mtu
+                "the MTU of {name} is {mtu}, and the engine's is {}; add {}, or lower the interface's: ip link set {name} mtu {}",
+                settings.mtu,
+                field::MTU.with(mtu),
+                settings.mtu
             ))
         }
         Some(mtu) if mtu < settings.mtu.into() => {
-            let what = format!("--mtu {}", settings.mtu);
+            let what = field::MTU.with(settings.mtu).into();
             let why = format!(
-                "{name} carries packets of at most {mtu} bytes; give --mtu {mtu}, or raise its limit: ip link set {name} mtu {}",
+                "{name} carries packets of at most {mtu} bytes; give {}, or raise its limit: ip link set {name} mtu {}",
+                field::MTU.with(mtu),
                 settings.mtu
             );
             Err(Error::Setting { what, why })

@@ -34,10 +34,10 @@ const KEYS: [(&str, &str); 6] = [
 /// # Errors
 /// [`Error::Setting`] names the first wrong rule.
 pub fn read(name: &str, toml: &str) -> Result<String> {
-    let wrong = |why: String| Error::Setting { what: format!("rules in {name}"), why };
+    let wrong = |why: String| Error::Setting { what: format!("rules in {name}").into(), why };
     let file: Table = toml.parse().map_err(|error| {
         let (line, why) = explain(&error, toml);
-        Error::Setting { what: format!("rules in {name}:{line}"), why }
+        Error::Setting { what: format!("rules in {name}:{line}").into(), why }
     })?;
     if let Some(key) = file.keys().find(|key| *key != "rule") {
         return Err(wrong(format!("the key '{key}' is unknown; begin each rule with the line [[rule]]")));

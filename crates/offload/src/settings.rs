@@ -1,6 +1,8 @@
 //! The settings of an engine, and their check: port, addresses and gateways, control socket, and limits.
 
 use crate::error::{Error, Result};
+use crate::field;
+use inlane_core::setting::Subject;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::fault::Faults;
@@ -56,41 +58,43 @@ impl Settings {
     /// # Errors
     /// [`Error::Setting`] names the first setting that is wrong.
     pub fn check(&self) -> Result<()> {
-        let wrong = |what: &str, why: String| Err(Error::Setting { what: what.into(), why });
+        let wrong = |what: Subject, why: String| Err(Error::Setting { what, why });
         let most = Self::MAX_THREADS;
         if self.cores.len() > most.into() {
             let why = format!("it names {} cores; name at most {most}", self.cores.len());
-            return wrong("--cores", why);
+            return wrong(field::CORES.into(), why);
         }
         if !(1..=most).contains(&self.threads) {
-            return wrong(&format!("--threads {}", self.threads), format!("give 1 to {most}"));
+            return wrong(field::THREADS.with(self.threads).into(), format!("give 1 to {most}"));
         }
         if let Some((core, why)) = inlane_core::cores::refused(&self.cores) {
-            return wrong(&format!("--cores: core {core}"), why);
+            return wrong(format!("{}: core {core}", field::CORES).into(), why);
         }
         if self.addresses.is_empty() {
-            return wrong("--address", "give at least one, such as 10.0.0.1/24".into());
+            return wrong(field::ADDRESS.into(), "give at least one, such as 10.0.0.1/24".into());
         }
         for (index, prefix) in self.addresses.iter().enumerate() {
             let ip = prefix.address;
-            let what = format!("--address {prefix}");
+            let what = || field::ADDRESS.with(prefix).into();
             if ip.is_loopback() {
-                let why =
-                    "it cannot be an interface's address; for connections within the machine add --loopback";
-                return wrong(&what, why.into());
+                let why = format!(
+                    "it cannot be an interface's address; for connections within the machine add {}",
+                    field::LOOPBACK
+                );
+                return wrong(what(), why);
             }
             if ip.is_unspecified() || ip.is_multicast() {
                 return wrong(
-                    &what,
+                    what(),
                     "it cannot be an interface's address; give for example 10.0.0.1/24".into(),
                 );
             }
             if self.addresses[..index].iter().any(|other| other.address == ip) {
-                return wrong(&what, format!("{ip} is given twice; give each address once"));
+                return wrong(what(), format!("{ip} is given twice; give each address once"));
             }
             if let Some(why) = reserved(prefix) {
                 return wrong(
-                    &what,
+                    what(),
                     format!("{why}; give the address of a host in it, for example {}", host(prefix)),
                 );
             }
@@ -98,38 +102,43 @@ impl Settings {
         for (index, gateway) in self.gateways.iter().enumerate() {
             if self.gateways[..index].iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) {
                 return wrong(
-                    &format!("--gateway {gateway}"),
+                    field::GATEWAY.with(gateway).into(),
                     "it is the second of its family; give one for IPv4 and one for IPv6".into(),
                 );
             }
             if !self.addresses.iter().any(|prefix| prefix.contains(*gateway)) {
-                let why =
-                    "no --address has a network that contains it; choose a router in one of these networks";
-                return wrong(&format!("--gateway {gateway}"), why.into());
+                let why = format!(
+                    "no {} has a network that contains it; choose a router in one of these networks",
+                    field::ADDRESS
+                );
+                return wrong(field::GATEWAY.with(gateway).into(), why);
             }
             if self.addresses.iter().any(|prefix| prefix.address == *gateway) {
                 let why = "it is an address of the engine itself; give the address of a router";
-                return wrong(&format!("--gateway {gateway}"), why.into());
+                return wrong(field::GATEWAY.with(gateway).into(), why.into());
             }
             // Routers of an IPv6 network may have the network's own address (RFC 4291), so allow it.
             let near = self.addresses.iter().filter(|it| it.contains(*gateway) && gateway.is_ipv4());
             let mut as_host = near.map(|prefix| Prefix { address: *gateway, ..*prefix });
             if let Some(why) = as_host.find_map(|prefix| reserved(&prefix)) {
                 return wrong(
-                    &format!("--gateway {gateway}"),
+                    field::GATEWAY.with(gateway).into(),
                     format!("{why}; give the address of a router"),
                 );
             }
         }
         if self.mtu < Self::MIN_MTU {
-            return wrong(&format!("--mtu {}", self.mtu), format!("give {} to {}", Self::MIN_MTU, u16::MAX));
+            return wrong(
+                field::MTU.with(self.mtu).into(),
+                format!("give {} to {}", Self::MIN_MTU, u16::MAX),
+            );
         }
         if !self.buffer.is_power_of_two() || !(4096..=1 << 30).contains(&self.buffer) {
-            return wrong(&format!("--buffer {}", self.buffer), "give a power of two from 4K to 1G".into());
+            return wrong(field::BUFFER.with(self.buffer).into(), "give a power of two from 4K to 1G".into());
         }
         if !(1..=Self::MAX_SOCKETS).contains(&self.sockets_per_program) {
-            let what = format!("--sockets {}", self.sockets_per_program);
-            return wrong(&what, format!("give 1 to {}", Self::MAX_SOCKETS));
+            let what = field::SOCKETS.with(self.sockets_per_program);
+            return wrong(what.into(), format!("give 1 to {}", Self::MAX_SOCKETS));
         }
         if let Some(mac) = self.mac.filter(|mac| mac.is_multicast() || *mac == Mac::default()) {
             let why = if mac.is_multicast() {
@@ -137,7 +146,7 @@ impl Settings {
             } else {
                 "no interface has this address; give another, such as 02:00:00:00:00:01"
             };
-            return wrong(&format!("--mac {mac}"), why.into());
+            return wrong(field::MAC.with(mac).into(), why.into());
         }
         Ok(())
     }
@@ -236,7 +245,7 @@ mod tests {
         };
         assert_eq!(check("10.0.0.254"), Ok(()));
         for bad in ["10.0.0.0", "10.0.0.1", "10.0.0.255", "10.0.1.1"] {
-            assert!(check(bad).is_err_and(|why| why.contains(&format!("--gateway {bad}: "))), "{bad}");
+            assert!(check(bad).is_err_and(|why| why.contains(&format!("gateway={bad}: "))), "{bad}");
         }
     }
 
@@ -246,18 +255,18 @@ mod tests {
             let settings = Settings { threads: cores.len() as u16, cores, ..settings() };
             settings.check().unwrap_err().to_string()
         };
-        assert_eq!(check((0..65).collect()), "--cores: it names 65 cores; name at most 64");
-        assert!(check(vec![100_000]).starts_with("--cores: core 100000: this process may use only the core"));
+        assert_eq!(check((0..65).collect()), "cores: it names 65 cores; name at most 64");
+        assert!(check(vec![100_000]).starts_with("cores: core 100000: this process may use only the core"));
     }
 
     #[test]
     fn a_group_address_and_a_limit_of_zero_sockets_are_refused() {
         let mac = Some(Mac::BROADCAST);
         assert!(
-            Settings { mac, ..settings() }.check().is_err_and(|error| error.to_string().contains("--mac"))
+            Settings { mac, ..settings() }.check().is_err_and(|error| error.to_string().contains("mac="))
         );
         let sockets_per_program = 0;
         let checked = Settings { sockets_per_program, ..settings() }.check();
-        assert!(checked.is_err_and(|error| error.to_string().contains("--sockets 0: give 1 to")));
+        assert!(checked.is_err_and(|error| error.to_string().contains("sockets=0: give 1 to")));
     }
 }

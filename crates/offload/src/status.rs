@@ -1,6 +1,7 @@
 //! The state of an engine, as `inlane offload status` shows it.
 
 use crate::error::{ANSWER_SECONDS, Error, Result};
+use crate::field::SOCKET;
 use crate::network::LinkCounters;
 use crate::pair;
 use inlane_core::result::{Cell, Row};
@@ -259,7 +260,7 @@ fn fetch_within(path: &Path, limit: Duration) -> Result<EngineStatus> {
     let shown = path.display().to_string();
     if let Some(kind) = crate::error::kind_of_no_socket(path) {
         let why = format!("it is {kind}, not a socket; give the control socket of an engine");
-        return Err(Error::Setting { what: format!("--socket {shown}"), why });
+        return Err(Error::Setting { what: SOCKET.with(shown).into(), why });
     }
     let no_engine = |error: io::Error| crate::error::not_connected(path, error);
     let address = crate::error::address_of(path)?;

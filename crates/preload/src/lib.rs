@@ -36,7 +36,6 @@ mod memory;
 mod open;
 mod real;
 mod receive;
-mod relisten;
 mod send;
 mod settings;
 mod signals;

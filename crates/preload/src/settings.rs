@@ -50,7 +50,7 @@ impl<const N: usize> Text<N> {
 
 static SOCKET: Text<108> = Text::new();
 static RULES: Text<16384> = Text::new();
-static REQUIRE: Text<16> = Text::new();
+static REQUIRE: Text<1024> = Text::new();
 static PROGRAM: Text<256> = Text::new();
 /// The environment variables for the programs that this program starts. Each is `NAME=VALUE` with a
 /// terminating zero byte.
@@ -115,6 +115,28 @@ pub fn program() -> &'static [u8] {
 /// Returns true if the user demands offloading of all sockets.
 pub fn require() -> bool {
     REQUIRE.get().is_some_and(|value| !value.is_empty() && value != b"0")
+}
+
+/// Returns how the user has demanded offloading, for messages.
+pub fn demand() -> &'static [u8] {
+    lines().0
+}
+
+/// Returns the command that starts an engine, for messages.
+pub fn engine_command() -> &'static [u8] {
+    lines().1
+}
+
+fn lines() -> (&'static [u8], &'static [u8]) {
+    split_line(REQUIRE.get().unwrap_or_default())
+}
+
+/// Returns the first line of `text` and the rest of it.
+fn split_line(text: &[u8]) -> (&[u8], &[u8]) {
+    match text.iter().position(|&byte| byte == b'\n') {
+        Some(end) => (&text[..end], &text[end + 1..]),
+        None => (text, &[]),
+    }
 }
 
 /// Returns the action for a socket of this program, as the user's rules decide. Returns `None` if no rule

@@ -5,6 +5,7 @@ mod accept;
 mod connect;
 mod names;
 mod options;
+pub mod relisten;
 
 pub use accept::{accept, listen, note_option};
 pub use connect::{

@@ -80,13 +80,15 @@ impl Run {
             preload.push(others);
         }
         let mut command = Command::new(name);
-        command.args(arguments).env(SOCKET_VARIABLE, socket).env("LD_PRELOAD", preload);
+        command.args(arguments).env(SOCKET_VARIABLE, &socket).env("LD_PRELOAD", preload);
         match rules {
             Some(rules) => command.env(RULES_VARIABLE, rules),
             None => command.env_remove(RULES_VARIABLE),
         };
+        // The library shows these texts in its messages.
+        let texts = format!("--require\ninlane offload serve --socket {}", socket.display());
         match self.require {
-            true => command.env(REQUIRE_VARIABLE, "1"),
+            true => command.env(REQUIRE_VARIABLE, texts),
             false => command.env_remove(REQUIRE_VARIABLE),
         };
         let error = command.exec();

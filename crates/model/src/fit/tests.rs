@@ -21,7 +21,7 @@ impl Random {
 /// Shares capacities by turns: each load that has not reached its rate takes a quantum if all its resources have
 /// room.
 fn simulate(capacities: &[f64], loads: &[(f64, Vec<f64>)]) -> Vec<f64> {
-    const TURNS: f64 = 20_000.0;
+    const TURNS: f64 = 3_000.0;
     let mut left = capacities.to_vec();
     let mut rates = vec![0.0; loads.len()];
     let quantum = loads.iter().map(|load| load.0).fold(0.0, f64::max) / TURNS;
@@ -112,7 +112,7 @@ fn loops_solo_curves_and_write_shares_are_fitted() {
 fn held_out_mixes_are_predicted() {
     let mut random = Random(11);
     let (mut errors, mut naive, mut mixes) = (Vec::new(), Vec::new(), 0);
-    for _ in 0..12 {
+    for _ in 0..10 {
         // Memory, one direction of a link, and cores.
         let capacities = [100.0, 55.0, 40.0].map(|capacity| capacity * (0.8 + 0.4 * random.next()));
         let loads: Vec<(f64, Vec<f64>)> = (0..4)
@@ -173,5 +173,5 @@ fn held_out_mixes_are_predicted() {
     }
     let (error, naive) = (median(errors.into_iter()), median(naive.into_iter()));
     eprintln!("median error {error:.4}, without interference {naive:.4}, {mixes} degraded rates");
-    assert!(mixes > 50 && error < 0.05 && error < naive / 4.0, "{error} and {naive}");
+    assert!(mixes > 40 && error < 0.05 && error < naive / 4.0, "{error} and {naive}");
 }

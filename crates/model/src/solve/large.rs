@@ -41,3 +41,9 @@ pub fn rounds(flows: usize) -> Network {
     }
     network
 }
+
+/// Returns the processor time of this thread in seconds. Other programs on the machine do not count.
+pub fn processor_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

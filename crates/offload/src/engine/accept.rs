@@ -8,7 +8,6 @@ use super::stream::CHECKED_READS;
 use crate::arena::Key;
 use crate::pair;
 use crate::socket::{Pending, Role, Socket};
-use inlane_offload_protocol::message::accept;
 use inlane_tcp::{Connection, Flow, Header, Segment, TimeWait, Verdict};
 use inlane_wire::tcp::RST;
 use std::io;
@@ -136,7 +135,7 @@ impl Engine {
         while !listening.full
             && let Some(pending) = listening.take()
         {
-            let record = accept::encode(&pending.name);
+            let record = pending.name.encode();
             match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
                 Ok(_) => listening.failures = 0,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {

@@ -9,6 +9,7 @@ use crate::arena::{Arena, Key};
 use crate::closer::UserCloser;
 use crate::direct::SharedArea;
 use crate::error::{Error, Result, address_of, kind_of_no_socket};
+use crate::field::SOCKET;
 use crate::pair;
 use crate::settings::Settings;
 use inlane_offload_protocol::message::{self, Message, Operation};
@@ -25,8 +26,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What to do if the path of the control socket cannot be used.
-const OTHER_PATH: &str = "run as root, or choose another path with --socket";
+/// Returns what to do if the path of the control socket cannot be used.
+fn other_path() -> String {
+    format!("run as root, or choose another path with {SOCKET}")
+}
+
 /// The most requests that the engine processes for one client in one round. Without this limit, one client
 /// could hold up the engine.
 const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
@@ -198,10 +202,9 @@ impl Control {
         net::bind(&listener, &address).map_err(|error| {
             let why = match error {
                 rustix::io::Errno::ADDRINUSE => {
-                    "another program listens on it; stop that program, or choose another path with --socket"
-                        .into()
+                    format!("another program listens on it; stop that program, or choose another path with {SOCKET}")
                 }
-                error => format!("{}; {OTHER_PATH}", io::Error::from(error)),
+                error => format!("{}; {}", io::Error::from(error), other_path()),
             };
             inlane_core::Error::device_environment(format!("cannot create the control socket {shown}"), why)
         })?;
@@ -264,7 +267,7 @@ impl Folders {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     let what = format!("cannot create the directory {}", path.display());
-                    let why = format!("{error}; {OTHER_PATH}");
+                    let why = format!("{error}; {}", other_path());
                     return Err(inlane_core::Error::device_environment(what, why).into());
                 }
             }
@@ -293,7 +296,7 @@ fn check_replaceable(path: &Path) -> Result<()> {
         },
     };
     let why = format!("it is {kind}, not a socket; choose another path");
-    Err(Error::Setting { what: format!("--socket {}", path.display()), why })
+    Err(Error::Setting { what: SOCKET.with(path.display()).into(), why })
 }
 
 /// A request and the client that sent it.

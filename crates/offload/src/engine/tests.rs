@@ -69,7 +69,7 @@ fn the_loopback_interface_is_refused_with_the_flag_to_use() {
     for port in ["af_packet:lo", "af_xdp:lo"] {
         let settings = Settings { port: port.parse().unwrap(), ..settings(&folder, 8) };
         let error = Threads::open(settings).err().unwrap().to_string();
-        assert!(error.contains("--loopback") && error.contains(port), "{error}");
+        assert!(error.contains("add loopback") && error.contains(port), "{error}");
     }
 }
 
@@ -321,7 +321,7 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     assert_eq!(reply.status, 0);
     let client = client.unwrap();
     bench.turn();
-    let mut record = [0; inlane_offload_protocol::message::accept::LEN];
+    let mut record = [0; inlane_offload_protocol::name::SOCKET_LEN];
     let (_, server) = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap();
     let server = server.unwrap();
     let data: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
@@ -476,7 +476,7 @@ fn a_listener_accepts_during_a_flood_of_syns() {
     let (reply, client) = bench.connecting("10.0.0.1:8080");
     assert_eq!(reply.status, 0);
     bench.turn();
-    let mut record = [0; inlane_offload_protocol::message::accept::LEN];
+    let mut record = [0; inlane_offload_protocol::name::SOCKET_LEN];
     assert!(pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.is_some());
     drop(client);
 }
@@ -508,7 +508,7 @@ fn a_peer_that_never_reads_keeps_no_closed_socket() {
     let listener = bench.listening("10.0.0.1:8080");
     let client = bench.connecting("10.0.0.1:8080").1.unwrap();
     bench.turn();
-    let mut record = [0; inlane_offload_protocol::message::accept::LEN];
+    let mut record = [0; inlane_offload_protocol::name::SOCKET_LEN];
     let accepted = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1;
     assert!(accepted.is_some());
     for _ in 0..50 {
@@ -535,7 +535,7 @@ fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_re
     let listener = bench.listening("10.0.0.1:8080");
     let client = bench.connecting("10.0.0.1:8080").1.unwrap();
     bench.turn();
-    let mut record = [0; inlane_offload_protocol::message::accept::LEN];
+    let mut record = [0; inlane_offload_protocol::name::SOCKET_LEN];
     let accepted = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
     let mut sent = 0;
     for _ in 0..50 {

@@ -5,6 +5,7 @@ use super::shared::Shared;
 use super::{Engine, random_bytes};
 use crate::closer::Closer;
 use crate::error::{Error, Result};
+use crate::field;
 use crate::network::{self, Network};
 use crate::settings::Settings;
 use inlane_core::clock::Clock;
@@ -158,7 +159,7 @@ pub(super) fn pin(cores: &[usize], thread: usize) -> Result<()> {
     let Some(&core) = cores.get(thread) else { return Ok(()) };
     inlane_core::cores::bind(&[core]).map_err(|_| {
         let why = "this process may not use the core; choose another".to_owned();
-        Error::Setting { what: format!("--cores {core}"), why }
+        Error::Setting { what: field::CORES.with(core).into(), why }
     })
 }
 

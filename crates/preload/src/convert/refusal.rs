@@ -54,17 +54,21 @@ pub(super) fn stays(message: &Message, reason: &[u8], matters: bool) -> Conversi
         return Conversion::Kernel;
     }
     let remedy: [&[u8]; 3] = match reason == NO_ANSWER {
-        true => [b"; start one with 'inlane offload serve --socket ", settings::socket(), b"'"],
-        false => [b"; to leave the socket with the kernel, start the program without --require", b"", b""],
+        true => [b"; start one with '", settings::engine_command(), b"'"],
+        false => {
+            [b"; to leave the socket with the kernel, start the program without ", settings::demand(), b""]
+        }
     };
-    let [before, path, after] = remedy;
+    let [before, command, after] = remedy;
     print(&[
         b"inlane: ",
         settings::program(),
-        b": cannot offload a socket, as --require demands: ",
+        b": cannot offload a socket, as ",
+        settings::demand(),
+        b" demands: ",
         reason,
         before,
-        path,
+        command,
         after,
         b"\n",
     ]);

@@ -1,7 +1,8 @@
 //! Functions that wait for events.
 
 use crate::epoll::{self, deferred};
-use crate::{real, relisten, wait};
+use crate::socket::relisten;
+use crate::{real, wait};
 use libc::{
     c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval,
 };

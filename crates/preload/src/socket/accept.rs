@@ -1,13 +1,11 @@
 //! Listens, accepts connections from the engine, and shuts down a listener.
 
 use super::addresses;
-use super::{Flags, name_of};
+use super::{Flags, name_of, relisten};
 use crate::convert::Conversion;
-use crate::{
-    control, convert, datagram, direct, errno, fail, memory, real, relisten, set_errno, unconnected, wait,
-};
-use inlane_offload_protocol::message::{self, Message, Operation};
-use inlane_offload_protocol::name::{Local, SocketName};
+use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::{Local, SOCKET_LEN, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, sockaddr, socklen_t};
 use std::os::fd::RawFd;
@@ -75,7 +73,7 @@ pub fn accept(
         libc::close(free);
     }
     let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
-    let mut record = [0; message::accept::LEN];
+    let mut record = [0; SOCKET_LEN];
     let mut waits = name.kind.is_stand_in();
     let connection = loop {
         let (received, passed) = match std::mem::take(&mut waits) {
@@ -112,7 +110,7 @@ pub fn accept(
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
     }
     // The name tells the engine that the connection was accepted.
-    let named = message::accept::decode(&record).ok_or(libc::ECONNABORTED).and_then(|accepted| {
+    let named = SocketName::decode(&record).ok_or(libc::ECONNABORTED).and_then(|accepted| {
         let bound = accepted.to_address();
         // SAFETY: the name outlives the call.
         match unsafe { real::bind(connection, (&raw const bound.raw).cast(), bound.len) } {

@@ -7,7 +7,6 @@ use crate::closer::Closer;
 use crate::engine::control::MOST_PASSED;
 use crate::engine::places::Kind;
 use crate::socket::{Listening, Role, Socket};
-use inlane_offload_protocol::message::accept;
 
 mod direct;
 
@@ -58,9 +57,10 @@ impl Trio {
 
 /// Accepts the next connection as a program does. Returns the connection's remote port and the program's end.
 fn accepted(listener: &OwnedFd) -> Option<(u16, OwnedFd)> {
-    let mut record = [0; accept::LEN];
+    let mut record = [0; inlane_offload_protocol::name::SOCKET_LEN];
     let (len, end) = pair::receive_descriptor(listener.as_raw_fd(), &mut record).ok()?;
-    let (name, end) = (accept::decode(&record[..len]).unwrap(), end.unwrap());
+    let (name, end) =
+        (inlane_offload_protocol::name::SocketName::decode(&record[..len]).unwrap(), end.unwrap());
     pair::set_name(&end, &name).unwrap();
     Some((name.remote.unwrap().port(), end))
 }

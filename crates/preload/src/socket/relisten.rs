@@ -12,9 +12,9 @@
 //! Processes may share a lost listener. Each of them then gets a listener of its own. The engine lets them share the port,
 //! and spreads connections over them. A process that never calls accept does not listen again.
 
+use super::{Flags, name_of};
 use crate::convert::{self, replace_listener};
 use crate::direct::now_ns;
-use crate::socket::{self, Flags, name_of};
 use crate::unconnected::{self, Hint};
 use crate::{control, errno, real, set_errno, signals, wait};
 use inlane_offload_protocol::address::is_possible;
@@ -308,10 +308,10 @@ pub fn wait_for_engine(fd: RawFd) -> Result<(), c_int> {
         match outcome {
             Outcome::Listens => return Ok(()),
             Outcome::Ended => return Err(libc::EINVAL),
-            Outcome::Waits if !socket::blocks(fd) => return Err(libc::EAGAIN),
+            Outcome::Waits if !super::blocks(fd) => return Err(libc::EAGAIN),
             Outcome::Waits => {}
         }
-        let limit = socket::receive_limit(fd).map(|limit| limit as u64 * 1_000_000);
+        let limit = super::receive_limit(fd).map(|limit| limit as u64 * 1_000_000);
         let rest = limit.map(|limit| limit.saturating_sub(now_ns().saturating_sub(start)));
         if rest == Some(0) {
             return Err(libc::EAGAIN);
