@@ -5,6 +5,7 @@ mod effects;
 mod list;
 mod run;
 
+use crate::fields::flag;
 use crate::values::{choice, count, size, time_to_an_hour, time_within_an_hour};
 use clap::Args;
 use inlane_copy::measure::{Config, Direction, Figures, Transfers};
@@ -358,7 +359,7 @@ impl Copy {
                 "each stream needs two chunks; give --slots {} or fewer --streams",
                 2 * engines.streams
             );
-            return Err(Error::invalid(format!("--slots {}", engines.slots), why));
+            return Err(Error::invalid(flag("slots").with(engines.slots), why));
         }
         Ok(PathOptions {
             largest,

@@ -64,7 +64,8 @@ fn flags_of(command: &Command, subcommand: &str) -> HashMap<String, (String, Sep
         true => Separator::Equals,
         false => Separator::Space,
     };
-    let arguments = found.into_iter().flat_map(Command::get_arguments);
+    let global = command.get_arguments().filter(|argument| argument.is_global_set());
+    let arguments = found.into_iter().flat_map(Command::get_arguments).chain(global);
     let mut flags: HashMap<_, _> = arguments
         .filter_map(|argument| Some((argument.get_long()?.to_string(), separator(argument))))
         .map(|(long, separator)| (long.clone(), (long, separator)))
@@ -130,7 +131,7 @@ mod tests {
     fn fields_are_shown_as_flags_of_the_subcommand() {
         let forward = flags_of(&crate::Cli::command(), "forward");
         let text = |name, value| shown(&forward, Field::new(name), value);
-        assert_eq!(text("burst", None), "--burst");
+        assert_eq!((text("burst", None), text("config", None)), ("--burst".into(), "--config".into()));
         assert_eq!(text("burst", Some("64")), "--burst 64");
         assert_eq!(text("compete", Some("compute")), "--compete=compute");
         assert_eq!(text("namespace", Some("memory:1G")), "namespace=memory:1G");

@@ -2,6 +2,7 @@
 
 use crate::Cli;
 use crate::exit::NotReady;
+use crate::fields::flag;
 use clap::CommandFactory;
 use std::path::{Path, PathBuf};
 
@@ -57,7 +58,7 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     command.build();
     if let Some(directory) = &args.directory {
         if directory.exists() && !directory.is_dir() {
-            let what = format!("--directory {}", directory.display());
+            let what = flag("directory").with(directory.display());
             return Err(inlane_core::Error::invalid(what, "it is a file; name a directory").into());
         }
         return write_all(command, directory).map_err(|error| {

@@ -9,6 +9,7 @@ mod sizes;
 
 pub use info::TransportInfo;
 
+use crate::fields::flag;
 use crate::values::count;
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -155,7 +156,7 @@ impl Run {
         };
         if let Some(address) = self.address.filter(|_| transport != TransportKind::Ucx) {
             let why = "it applies to --transport ucx only; add --transport ucx, or leave --address out";
-            return Err(Error::invalid(format!("--address {address}"), why).into());
+            return Err(Error::invalid(flag("address").with(address), why).into());
         }
         let job = Job {
             pes: self.pes,

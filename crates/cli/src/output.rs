@@ -1,5 +1,6 @@
 //! Writes a command's result: text to standard output; JSON, CSV and a figure to files.
 
+use crate::fields::flag;
 use inlane_core::result::{Document, Start};
 use inlane_ports::pcap::same_file;
 use inlane_report::OutputTarget;
@@ -27,7 +28,8 @@ impl Output {
         let is_stdout = |file: &Path| file.as_os_str() == "-";
         let (json_to_stdout, csv_to_stdout) = (json == Some("-"), csv.is_some_and(is_stdout));
         if json_to_stdout && csv_to_stdout {
-            let why = "it is the output of both --json and --csv; name two files";
+            let why =
+                format!("it is the output of both {} and {}; name two files", flag("json"), flag("csv"));
             return Err(inlane_core::Error::invalid("standard output", why).into());
         }
         let texts = json.map(Path::new).into_iter().chain(csv).filter(|file| !is_stdout(file));
@@ -74,7 +76,8 @@ impl Output {
             match figure(document) {
                 Some(figure) => svg.text(&figure)?,
                 None => anyhow::bail!(
-                    "--svg: no file was written, because no row has a value that the figure shows"
+                    "{}: no file was written, because no row has a value that the figure shows",
+                    flag("svg")
                 ),
             }
         }

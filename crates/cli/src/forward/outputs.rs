@@ -1,7 +1,9 @@
 //! Refuses a run that would overwrite one of its inputs, or would write two outputs to the same file.
 
 use super::args::Forward;
+use crate::fields::flag;
 use inlane_core::Error;
+use inlane_core::setting::Field;
 use inlane_forward::config::Route;
 use inlane_ports::pcap::same_file;
 use inlane_ports::spec::PortSpec;
@@ -17,43 +19,43 @@ pub(super) fn check(forward: &Forward, route: &Route, settings: Option<&Path>) -
         Route::OneWay { rx, tx } => (vec![rx], tx.iter().collect()),
         Route::Between(one, other) => (Vec::new(), vec![one, other]),
     };
-    let mut inputs: Vec<(&str, PathBuf)> =
-        rx.into_iter().filter_map(capture).map(|file| ("--rx", file)).collect();
+    let mut inputs: Vec<(Field, PathBuf)> =
+        rx.into_iter().filter_map(capture).map(|file| (flag("rx"), file)).collect();
     // Count the source file of a user's function (FILE.cu:NAME) as an input file, because the run reads it.
     let source = forward.function.function.rsplit_once(':').map(|(file, _)| file);
-    inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| ("--function", file.into())));
-    inputs.extend(settings.map(|file| ("--config", file.into())));
+    inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| (flag("function"), file.into())));
+    inputs.extend(settings.map(|file| (flag("config"), file.into())));
     let output = &forward.output;
     let is_stdout = |path: &PathBuf| path.as_os_str() == "-";
-    let to_stdout: Vec<&str> = tx
+    let to_stdout: Vec<Field> = tx
         .iter()
         .filter(|port| port.is_standard_stream())
-        .map(|_| "--tx")
-        .chain(forward.ports.capture.as_ref().filter(|file| is_stdout(file)).map(|_| "--capture"))
-        .chain(output.json.as_ref().filter(|file| *file == "-").map(|_| "--json"))
-        .chain(output.csv.as_ref().filter(|file| is_stdout(file)).map(|_| "--csv"))
+        .map(|_| flag("tx"))
+        .chain(forward.ports.capture.as_ref().filter(|file| is_stdout(file)).map(|_| flag("capture")))
+        .chain(output.json.as_ref().filter(|file| *file == "-").map(|_| flag("json")))
+        .chain(output.csv.as_ref().filter(|file| is_stdout(file)).map(|_| flag("csv")))
         .collect();
     if let [one, other, ..] = to_stdout[..] {
         let why = format!("it is the output of both {one} and {other}; name two files");
         return Err(Error::invalid("standard output", why));
     }
-    let mut outputs: Vec<(&str, PathBuf)> =
-        tx.into_iter().filter_map(capture).map(|file| ("--tx", file)).collect();
-    outputs.extend(forward.ports.capture.clone().map(|file| ("--capture", file)));
-    outputs.extend(output.json.as_ref().filter(|file| *file != "-").map(|file| ("--json", file.into())));
-    outputs.extend(output.csv.clone().filter(|file| !is_stdout(file)).map(|file| ("--csv", file)));
-    outputs.extend(output.svg.clone().map(|file| ("--svg", file)));
-    for (index, (flag, file)) in outputs.iter().enumerate() {
+    let mut outputs: Vec<(Field, PathBuf)> =
+        tx.into_iter().filter_map(capture).map(|file| (flag("tx"), file)).collect();
+    outputs.extend(forward.ports.capture.clone().map(|file| (flag("capture"), file)));
+    outputs.extend(output.json.as_ref().filter(|file| *file != "-").map(|file| (flag("json"), file.into())));
+    outputs.extend(output.csv.clone().filter(|file| !is_stdout(file)).map(|file| (flag("csv"), file)));
+    outputs.extend(output.svg.clone().map(|file| (flag("svg"), file)));
+    for (index, (name, file)) in outputs.iter().enumerate() {
         for (other, input) in &inputs {
             if same_file(file, input) {
                 let why =
-                    format!("it is the input of {other}, which {flag} would overwrite; name another file");
+                    format!("it is the input of {other}, which {name} would overwrite; name another file");
                 return Err(Error::invalid(file.display().to_string(), why));
             }
         }
         for (other, earlier) in &outputs[..index] {
             if same_file(file, earlier) {
-                let why = format!("it is the output of both {other} and {flag}; name two files");
+                let why = format!("it is the output of both {other} and {name}; name two files");
                 return Err(Error::invalid(file.display().to_string(), why));
             }
         }

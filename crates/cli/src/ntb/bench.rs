@@ -3,6 +3,7 @@
 use super::info::{path, ucx_path};
 use super::sizes::Sizes;
 use crate::exit::NotReady;
+use crate::fields::flag;
 use crate::output::Output;
 use crate::signal;
 use crate::values::{count, time_within_an_hour};
@@ -162,7 +163,7 @@ fn check_program(program: &std::path::Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let what = if program.exists() { "it is not executable" } else { "there is no such program" };
-    let why = format!("--ucx {}: {what}; give the path of ucx_perftest", program.display());
+    let why = format!("{}: {what}; give the path of ucx_perftest", flag("ucx").with(program.display()));
     Err(NotReady(why).into())
 }
 
@@ -194,13 +195,13 @@ impl Bench {
     pub fn run(self) -> anyhow::Result<()> {
         if self.only == Some(Part::Mover) && self.sizes.largest() < LEAST_MOVED {
             let why = format!("a mover is measured from {LEAST_MOVED} bytes; give larger --sizes");
-            return Err(Error::invalid("--only mover", why).into());
+            return Err(Error::invalid(flag("only").with("mover"), why).into());
         }
         if let Some(program) = &self.ucx {
             if self.only == Some(Part::Mover) {
                 let why =
                     "ucx_perftest is compared with puts, which --only mover leaves out; leave --ucx out";
-                return Err(Error::invalid(format!("--ucx {}", program.display()), why).into());
+                return Err(Error::invalid(flag("ucx").with(program.display()), why).into());
             }
             check_program(program)?;
         }
@@ -213,9 +214,12 @@ impl Bench {
             check_mover(&mover)?;
         }
         if kind == TransportKind::Ucx && (self.only == Some(Part::Mover) || self.mover.is_some()) {
-            let flag = if self.mover.is_some() { "--mover" } else { "--only mover" };
-            let why = format!("UCX has no mover; leave {flag} out, or choose --transport windows");
-            return Err(Error::invalid(flag, why).into());
+            let what = match self.mover.is_some() {
+                true => flag("mover").to_string(),
+                false => flag("only").with("mover").into(),
+            };
+            let why = format!("UCX has no mover; leave {what} out, or choose --transport windows");
+            return Err(Error::invalid(what, why).into());
         }
         let plan = Plan {
             sizes: self.sizes.0.clone(),

@@ -1,6 +1,7 @@
 //! `inlane nvme bench`: measures a namespace with fio's workloads.
 
 use super::connect::{Connect, stop_on_signal};
+use crate::fields::flag;
 use crate::output::Output;
 use crate::values::{count, time_above_zero};
 use anyhow::bail;
@@ -89,7 +90,7 @@ impl Bench {
     pub fn run(&self) -> anyhow::Result<()> {
         if self.rwmixread.is_some() && !(self.rw.reads() && self.rw.writes()) {
             let why = "it applies to --rw rw and --rw randrw only; leave it out";
-            return Err(inlane_core::Error::invalid("--rwmixread", why).into());
+            return Err(inlane_core::Error::invalid(flag("rwmixread"), why).into());
         }
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
         let stop = stop_on_signal()?;

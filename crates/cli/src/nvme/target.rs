@@ -2,6 +2,7 @@
 
 use super::connect::parse_nqn;
 use super::secret::{GroupName, HashName};
+use crate::fields::flag;
 use crate::output::Output;
 use crate::signal;
 use crate::values::{core_list, count, time_above_zero};
@@ -123,7 +124,7 @@ impl Target {
         let output = Output::open(self.json.as_deref(), None, None)?;
         for (index, address) in self.listen.iter().enumerate() {
             if address.port() != 0 && self.listen[..index].contains(address) {
-                let what = format!("--listen {address}");
+                let what = flag("listen").with(address).to_string();
                 return Err(inlane_core::Error::invalid(what, "it is given twice; give it once").into());
             }
         }

@@ -3,6 +3,7 @@
 use super::connect::{Connect, stop_on_signal};
 use super::device::{DeviceMemory, parse_endpoint};
 use super::transfer_result::NvmeTransfer;
+use crate::fields::flag;
 use anyhow::Context;
 use clap::Args;
 use inlane_copy::Endpoint;
@@ -155,7 +156,7 @@ impl Read {
     ) -> anyhow::Result<NvmeTransfer> {
         if length == 0 {
             let why = "there is nothing to read into a device; give at least 1".into();
-            return Err(Error::Invalid { what: "--length 0".into(), why }.into());
+            return Err(Error::Invalid { what: flag("length").with(0).into(), why }.into());
         }
         let memory = DeviceMemory::allocate(endpoint, length, stop)?;
         let mut sink = memory.sink()?;
@@ -251,7 +252,7 @@ impl Write {
             Some(endpoint) => {
                 let Some(length) = length.filter(|length| *length > 0) else {
                     let why = "the length of the input is unknown; give it, for example --length 1M".into();
-                    return Err(Error::Invalid { what: "--length".into(), why }.into());
+                    return Err(Error::Invalid { what: flag("length").into(), why }.into());
                 };
                 let memory = DeviceMemory::allocate(endpoint, length, &stop)?;
                 let source = memory.source(&mut input);

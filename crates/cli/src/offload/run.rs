@@ -2,6 +2,7 @@
 
 use super::program;
 use crate::exit::NotReady;
+use crate::fields::flag;
 use anyhow::Context;
 use clap::Args;
 use inlane_core::Error;
@@ -108,13 +109,15 @@ impl Run {
 
 fn read_rules(path: &Path) -> anyhow::Result<String> {
     let name = path.display().to_string();
-    let wrong = |why: &str| anyhow::Error::from(Error::invalid(format!("--rules {name}"), why));
+    let wrong = |why: &str| anyhow::Error::from(Error::invalid(flag("rules").with(&name), why));
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
         ErrorKind::IsADirectory => wrong("it is a directory; name a TOML file in it"),
         ErrorKind::InvalidData => wrong("it is not text in UTF-8; give a TOML file"),
         _ => {
-            NotReady(format!("--rules {name}: cannot be read: {error}; name a file that you may read")).into()
+            let rules = flag("rules").with(&name);
+            NotReady(format!("{rules}: cannot be read: {error}; name a file that you may read"))
         }
+        .into(),
     })?;
     Ok(inlane_offload::rules::read(&name, &text)?)
 }

@@ -1,5 +1,6 @@
 //! `inlane offload serve`: runs the engine.
 
+use crate::fields::flag;
 use crate::values::{core_list, count, power_of_two};
 use clap::Args;
 use inlane_core::privileges::{Successor, drop_privileges_to};
@@ -150,7 +151,7 @@ impl Serve {
         };
         // SAFETY: has no preconditions.
         if self.user.is_some() && unsafe { libc::geteuid() } != 0 {
-            let what = format!("--user {}", self.user.unwrap_or_default());
+            let what = flag("user").with(self.user.unwrap_or_default()).to_string();
             let why = "only root can become another user; start the engine as that user, or with sudo";
             return Err(inlane_core::Error::invalid(what, why).into());
         }
