@@ -3,7 +3,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: help setup demo test test-programs build install docs fuzz bench-forward
+.PHONY: help setup demo test test-all test-programs build install docs fuzz bench-forward
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,9 +24,13 @@ build: setup ## build the release binary, target/release/inlane, and the OpenSHM
 install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
 	@DESTDIR="$(DESTDIR)" packaging/install "$(PREFIX)"
 
-test: ## install what tests need and run every check (under 30 minutes on two cores)
+test: ## install what tests need and run every check (under 15 minutes on two cores)
 	@packaging/setup test
 	@packaging/test
+
+test-all: ## run every check at its full length, also random input and advisories about dependencies (about 40 minutes)
+	@packaging/setup test
+	@packaging/test --all
 
 test-programs: ## run unmodified servers and clients on the offload engine, check their results (PROGRAMS='nginx socat')
 	@packaging/setup programs
