@@ -20,16 +20,29 @@ fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, B
     (port, rx, tx)
 }
 
-/// Receives packets until `count` have arrived, or until no packet arrives for a second.
+/// Receives `count` packets. Returns fewer if no packet arrives for 20 seconds.
 fn receive(rx: &mut dyn Rx, count: usize) -> Vec<Packet> {
+    receive_until_quiet(rx, count, Duration::from_secs(20))
+}
+
+/// Receives packets until none arrives for a second.
+fn receive_rest(rx: &mut dyn Rx) -> Vec<Packet> {
+    receive_until_quiet(rx, usize::MAX, Duration::from_secs(1))
+}
+
+fn receive_until_quiet(rx: &mut dyn Rx, count: usize, quiet: Duration) -> Vec<Packet> {
     let mut all = Vec::new();
     let mut last = Instant::now();
-    while all.len() < count && last.elapsed() < Duration::from_secs(1) {
+    while all.len() < count {
+        // Read the clock before receiving, because this thread may not run for seconds in between.
+        let is_quiet = last.elapsed() >= quiet;
         let mut packets = [Packet::EMPTY; 32];
         let received = rx.receive(&mut packets).unwrap();
         all.extend_from_slice(&packets[..received]);
         if received > 0 {
             last = Instant::now();
+        } else if is_quiet {
+            break;
         }
     }
     all
@@ -55,7 +68,7 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     let raw = RawSocket::open(peer);
     // The link of a veth comes up late, so wait. Then free the frames that arrived meanwhile.
     std::thread::sleep(Duration::from_millis(300));
-    let early = receive(&mut *rx, 64);
+    let early = receive_rest(&mut *rx);
     free(&pool, &early);
 
     for round in 0..40u8 {
@@ -169,7 +182,7 @@ fn af_packet_keeps_vlan_tags_or_refuses_them() {
     let packets = receive(&mut *rx, kept.len());
     assert_eq!(bytes(&packets), kept);
     free(&pool, &packets);
-    assert_eq!(receive(&mut *rx, 1).len(), 0);
+    assert_eq!(receive_rest(&mut *rx).len(), 0);
     assert_eq!(port.device_counters().errors, refused.len() as u64);
     port.stop();
     assert_eq!(port.device_counters().errors, refused.len() as u64);
@@ -216,7 +229,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     let sizes = [60, 958, 959, 1000, 64, 1514, 958];
     let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, 7)).collect();
     frames.iter().for_each(|frame| raw.send(frame));
-    let packets: Vec<Packet> = rxs.iter_mut().flat_map(|rx| receive(&mut **rx, 4)).collect();
+    let packets: Vec<Packet> = rxs.iter_mut().flat_map(|rx| receive_rest(&mut **rx)).collect();
     let mut lengths: Vec<u32> = packets.iter().map(|packet| packet.length).collect();
     lengths.sort_unstable();
     assert_eq!(lengths, [60, 64, 958, 958], "only whole frames are received");
@@ -244,7 +257,7 @@ fn fragments_are_not_reassembled() {
     ip("link set v1 up");
     let raw = RawSocket::open("v1");
     std::thread::sleep(Duration::from_millis(300));
-    let early = receive(&mut *rx, 64);
+    let early = receive_rest(&mut *rx);
     free(&pool, &early);
     // Two fragments of a datagram. The kernel must not reassemble them, because the datagram would exceed the
     // buffers.
