@@ -9,6 +9,7 @@
 //! sending, in nanoseconds. Generator and checker use the same clock. The CRC covers all payload bytes before
 //! the CRC.
 
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use inlane_wire::checksum::Sum;
 
 /// Length of a stamp, in bytes.
@@ -35,8 +36,10 @@ impl Stamp {
         bytes[0..4].copy_from_slice(&self.flow.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.sequence.to_be_bytes());
         bytes[8..14].copy_from_slice(&self.due_ns.to_be_bytes()[2..]);
-        let crc = crc32c::crc32c_append(body_crc, &bytes[..COVERED]);
-        bytes[COVERED..].copy_from_slice(&crc.to_be_bytes());
+        // The state of a CRC-32C is the complement of the CRC so far.
+        let mut crc = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!body_crc));
+        crc.update(&bytes[..COVERED]);
+        bytes[COVERED..].copy_from_slice(&(crc.finalize() as u32).to_be_bytes());
         bytes
     }
 
@@ -60,7 +63,7 @@ impl Stamp {
 #[inline(always)]
 pub fn crc_ok(payload: &[u8]) -> bool {
     let Some((covered, crc)) = payload.split_last_chunk::<4>() else { return false };
-    crc32c::crc32c(covered) == u32::from_be_bytes(*crc)
+    crc32_iscsi(covered) == u32::from_be_bytes(*crc)
 }
 
 /// Returns what a stamp adds to an internet checksum. Set `odd` if the stamp begins at an odd offset of the
@@ -83,7 +86,7 @@ mod tests {
         #[test]
         fn a_stamp_is_read_as_written(flow: u32, sequence: u32, due_ns in 0u64..1 << 48, body: Vec<u8>) {
             let stamp = Stamp { flow, sequence, due_ns };
-            let bytes = stamp.to_bytes(crc32c::crc32c(&body));
+            let bytes = stamp.to_bytes(crc32_iscsi(&body));
             prop_assert_eq!(Stamp::from_bytes(&bytes), stamp);
             let mut payload = [&body[..], &bytes[..]].concat();
             prop_assert!(crc_ok(&payload));

@@ -74,7 +74,7 @@ impl Template {
         let template = Self {
             header,
             length: frame.len() as u32,
-            body_crc: crc32c::crc32c(&frame[payload..stamp_at]),
+            body_crc: crc_fast::crc32_iscsi(&frame[payload..stamp_at]),
             base,
             header_len: payload as u8,
             checksum_at: checksum_at as u8,

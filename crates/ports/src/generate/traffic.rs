@@ -182,7 +182,7 @@ impl Traffic {
         let payload = self.header_length(headers);
         let stamp_at = size - stamp::BYTES;
         bytes[payload..stamp_at].copy_from_slice(&body[..stamp_at - payload]);
-        let crc = crc32c::crc32c(&bytes[payload..stamp_at]);
+        let crc = crc_fast::crc32_iscsi(&bytes[payload..stamp_at]);
         bytes[stamp_at..].copy_from_slice(&stamp.to_bytes(crc));
 
         let mut frame = ethernet::Frame::new(&mut bytes[..]).expect("sizes were checked against the headers");
