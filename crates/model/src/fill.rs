@@ -77,10 +77,16 @@ pub(crate) fn fill(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
 }
 
 /// A positive number that can be ordered.
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, PartialEq)]
 struct Level(f64);
 
 impl Eq for Level {}
+
+impl PartialOrd for Level {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Ord for Level {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {

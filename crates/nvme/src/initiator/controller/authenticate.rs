@@ -38,7 +38,7 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
         Some(credentials) if !required && credentials.target.is_some() && subsystem != DISCOVERY_NQN => {
             return Err(failed(format!(
                 "the target does not prove its identity, because it requires no authentication of {}; require it \
-                 there, or remove the target's secret from the line of this host in --secrets-file",
+                 there, or remove the target's secret from the line of this host in {SECRETS_FILE}",
                 host.nqn
             )));
         }
