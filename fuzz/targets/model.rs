@@ -17,7 +17,13 @@ fuzz_target!(|text: &str| {
         Ok(cases) => {
             for case in cases {
                 for (info, used) in case.resources.iter().zip(&case.solution.resources) {
-                    assert!(used.used <= info.capacity * 1.000001, "{}: {} of {}", info.name, used.used, info.capacity);
+                    assert!(
+                        used.used <= info.capacity * 1.000001,
+                        "{}: {} of {}",
+                        info.name,
+                        used.used,
+                        info.capacity
+                    );
                 }
                 assert!(case.solution.flows.iter().all(|flow| flow.rate.is_finite() && flow.rate >= 0.0));
                 let _ = case.margins();
