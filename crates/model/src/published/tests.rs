@@ -1,6 +1,9 @@
 use super::*;
 
-fn cases() -> Vec<(String, Vec<Case>, Vec<(String, Published)>)> {
+/// A file's name, its cases, and its published figures.
+type PublishedFile = (String, Vec<Case>, Vec<(String, Published)>);
+
+fn cases() -> Vec<PublishedFile> {
     let read = |(name, _): &(&str, &str)| {
         let model = test_bed(name).unwrap().unwrap();
         (name.to_string(), model.cases(&[]).unwrap(), model.published().unwrap())

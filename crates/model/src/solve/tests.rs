@@ -150,11 +150,14 @@ fn unusable_numbers_are_refused() {
     assert!(matches!(network.solve(), Err(Error::NoWindow { flow: FlowId(0), .. })));
 }
 
+/// The uses of resources, the weight and the cap of a flow.
+type RandomFlow = (Vec<(usize, f64)>, f64, Option<f64>);
+
 /// A random network: capacities, and for each flow its uses, weight and demand.
 #[derive(Clone, Debug)]
 struct Instance {
     capacities: Vec<f64>,
-    flows: Vec<(Vec<(usize, f64)>, f64, Option<f64>)>,
+    flows: Vec<RandomFlow>,
 }
 
 fn instances(resources: usize, flows: usize) -> impl Strategy<Value = Instance> {
@@ -324,7 +327,7 @@ proptest! {
 #[test]
 fn large_networks_are_solved_in_time() {
     let mixed = |index: usize| {
-        [Sharing::Requester, Sharing::Scheduler, Sharing::Fifo][usize::from(index % 50 == 0) * 2]
+        [Sharing::Requester, Sharing::Scheduler, Sharing::Fifo][usize::from(index.is_multiple_of(50)) * 2]
     };
     for sharing in [&(|_| Sharing::Scheduler) as &dyn Fn(usize) -> Sharing, &mixed, &|_| Sharing::Fifo] {
         let network = large::network(10_000, 1_000, 7, sharing);

@@ -120,8 +120,7 @@ impl Host {
 
     fn run(&mut self) {
         while let Some(slot) = self.connection.next_operation() {
-            loop {
-                let Some((descriptor, call)) = self.connection.call(slot) else { break };
+            while let Some((descriptor, call)) = self.connection.call(slot) {
                 if !self.connection.returned(slot, storage::make(call, descriptor), self.now_ms) {
                     break;
                 }
