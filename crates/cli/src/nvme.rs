@@ -8,6 +8,7 @@ mod discover;
 mod export;
 mod secret;
 mod target;
+mod timed_stream;
 mod transfer;
 mod transfer_result;
 

@@ -34,4 +34,4 @@ pub use queues::Queues;
 #[cfg(test)]
 pub(crate) use session::tests as session_tests;
 pub use session::{Session, SessionOptions};
-pub use transfer::{Sink, Source, check_range, flush, read_range, read_to, write_from, write_range};
+pub use transfer::{Sink, Source, Supply, check_range, flush, read_range, read_to, write_from, write_range};

@@ -13,7 +13,7 @@ use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::result::{ByteVerification, PathExplanation};
 use inlane_core::{CompletionMode, Region};
-use inlane_nvme::initiator::{Buffer, Sink, Source};
+use inlane_nvme::initiator::{Buffer, Sink, Source, Supply};
 use inlane_nvme::pdu::RunningDigest;
 use inlane_nvme::{Error, Result};
 use inlane_pci::Permission;
@@ -259,7 +259,7 @@ impl DeviceSink<'_> {
 }
 
 impl Sink for DeviceSink<'_> {
-    fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
+    fn buffer(&mut self, bytes: usize) -> Result<Option<Buffer>> {
         let region = match self.stage.free_buffer(bytes)? {
             Some(region) => region,
             // Wait for the oldest copy, which frees its buffer. A copy must be in flight: all buffers are in
@@ -268,7 +268,7 @@ impl Sink for DeviceSink<'_> {
         };
         // SAFETY: only one user at a time has the region: first the returned buffer, then the copy to the
         // device.
-        Ok(unsafe { Buffer::from_region(region) }?)
+        Ok(Some(unsafe { Buffer::from_region(region) }?))
     }
 
     fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()> {
@@ -306,7 +306,7 @@ impl DeviceSource {
 }
 
 impl Source for DeviceSource {
-    fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
+    fn next(&mut self, most: usize) -> Result<Supply> {
         self.chunk = self.chunk.max(most);
         let total = self.stage.memory.len();
         // Start copies from the device before the write commands that will send the bytes. These copies may
@@ -319,12 +319,12 @@ impl Source for DeviceSource {
             self.stage.copied += bytes;
             self.stage.in_flight.push_back((ticket, region, bytes));
         }
-        let Some((region, bytes)) = self.stage.oldest()? else { return Ok(None) };
+        let Some((region, bytes)) = self.stage.oldest()? else { return Ok(Supply::End) };
         // SAFETY: the copy into the region has ended, and from now on only the buffer uses the region.
         let mut buffer = unsafe { Buffer::from_region(region) }?;
         buffer.set_len(bytes);
         self.sent.update(buffer.bytes());
-        Ok(Some(buffer))
+        Ok(Supply::Data(buffer))
     }
 
     fn recycle(&mut self, buffer: Buffer) {

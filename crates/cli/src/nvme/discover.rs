@@ -76,7 +76,17 @@ impl Discover {
     pub fn run(&self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
         let address = self.address.with_default_port(Address::DISCOVERY_PORT);
-        let found = discover(&address, &self.host.identity()?, &self.host.queue(31))?;
+        let found = discover(&address, &self.host.identity()?, &self.host.queue(31));
+        let found = match found {
+            Err(inlane_nvme::Error::Unreachable { peer, why }) if address != self.address => {
+                let other = self.address.with_default_port(Address::IO_PORT);
+                let why = format!(
+                    "{why}; some targets, such as inlane's, answer discovery at their I/O port: give {other}"
+                );
+                return Err(inlane_nvme::Error::Unreachable { peer, why }.into());
+            }
+            found => found?,
+        };
         let mut document = Document::<DiscoveredSubsystem>::new("nvme discover");
         if found.is_empty() {
             document.notes.push(

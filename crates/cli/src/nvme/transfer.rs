@@ -2,6 +2,7 @@
 
 use super::connect::{Connect, stop_on_signal};
 use super::device::{DeviceMemory, parse_endpoint};
+use super::timed_stream::TimedStream;
 use super::transfer_result::NvmeTransfer;
 use crate::fields::flag;
 use anyhow::Context;
@@ -13,7 +14,8 @@ use inlane_nvme::Error;
 use inlane_nvme::initiator::{Session, check_range, read_range, read_to, write_from, write_range};
 use inlane_report::OutputTarget;
 use std::fs::File;
-use std::io::{self, Seek as _, Write as _};
+use std::io::{self, Seek as _};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,7 +167,7 @@ impl Read {
         sink.finish()?;
         let run = started.elapsed();
         let verification = match output {
-            Some(output) => sink.read_back(|bytes| output.stream().write_all(bytes)),
+            Some(output) => sink.read_back(|bytes| write_all(output.stream(), bytes)),
             None => sink.read_back(|_| Ok(())),
         }?;
         let row = NvmeTransfer::new("read", session, [self.offset, length], run);
@@ -174,16 +176,31 @@ impl Read {
     }
 }
 
-/// Where `read` writes the data: a file or standard output.
+/// Writes all bytes, however long the other side of a pipe takes.
+fn write_all(stream: &mut dyn io::Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Where `read` writes the data: a file, or a pipe such as standard output.
 enum Destination {
     File(File, PathBuf),
-    Stdout(io::StdoutLock<'static>),
+    Stream(TimedStream, String),
 }
 
 impl Destination {
     fn open(path: &Path) -> anyhow::Result<Self> {
         if path == Path::new("-") {
-            return Ok(Destination::Stdout(io::stdout().lock()));
+            let descriptor = io::stdout().as_fd().try_clone_to_owned();
+            let stream = TimedStream::new(descriptor.context("cannot write to standard output")?);
+            return Ok(Destination::Stream(stream, "standard output".into()));
         }
         let shown = path.display();
         let file = File::create(path).map_err(|source| {
@@ -198,32 +215,33 @@ impl Destination {
                 }
             }
         })?;
-        Ok(Destination::File(file, path.into()))
+        match file.metadata().is_ok_and(|file| file.file_type().is_fifo()) {
+            true => Ok(Destination::Stream(TimedStream::new(file.into()), shown.to_string())),
+            false => Ok(Destination::File(file, path.into())),
+        }
     }
 
     fn stream(&mut self) -> &mut dyn io::Write {
         match self {
             Destination::File(file, _) => file,
-            Destination::Stdout(out) => out,
+            Destination::Stream(stream, _) => stream,
         }
     }
 
     fn name(&self) -> String {
         match self {
             Destination::File(_, path) => path.display().to_string(),
-            Destination::Stdout(_) => "standard output".into(),
+            Destination::Stream(_, name) => name.clone(),
         }
     }
 
-    /// Syncs a regular file to its disk (fsync), or flushes standard output. Does nothing for pipes and
-    /// devices.
+    /// Syncs a regular file to its disk (fsync). Does nothing for pipes and devices.
     fn close(mut self) -> anyhow::Result<()> {
         let name = self.name();
         match &mut self {
             // Sync only regular files. fsync fails for pipes and for devices such as /dev/null.
             Destination::File(file, _) if file.metadata().is_ok_and(|file| file.is_file()) => file.sync_all(),
-            Destination::File(..) => Ok(()),
-            Destination::Stdout(out) => out.flush(),
+            Destination::File(..) | Destination::Stream(..) => Ok(()),
         }
         .with_context(|| format!("cannot write {name}"))
     }
@@ -298,7 +316,9 @@ impl Write {
     /// Opens the input. Returns a reader, and the size of the input if it is a file or a block device.
     fn open(&self) -> anyhow::Result<(Box<dyn io::Read>, Option<u64>)> {
         if self.file.as_path() == Path::new("-") {
-            return Ok((Box::new(io::stdin().lock()), None));
+            let descriptor =
+                io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?;
+            return Ok((self.input(descriptor), None));
         }
         let shown = self.file.display();
         let os = |source| {
@@ -311,7 +331,7 @@ impl Write {
             return Err(Error::Invalid { what: shown.to_string(), why }.into());
         }
         if !kind.is_file() && !kind.is_block_device() {
-            return Ok((Box::new(file), None));
+            return Ok((self.input(file.into()), None));
         }
         let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
         file.rewind().map_err(os)?;
@@ -328,6 +348,15 @@ impl Write {
             return Err(Error::Invalid { what: shown.to_string(), why }.into());
         }
         Ok((Box::new(file), size))
+    }
+
+    /// Returns a reader of a pipe or a terminal. With `--from`, the whole input is read before the transfer, so the reads
+    /// may block.
+    fn input(&self, descriptor: OwnedFd) -> Box<dyn io::Read> {
+        match self.from {
+            Some(_) => Box::new(File::from(descriptor)),
+            None => Box::new(TimedStream::new(descriptor)),
+        }
     }
 
     /// Without `--length`, checks that a file of `size` bytes fits into the namespace.

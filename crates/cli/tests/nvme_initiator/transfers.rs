@@ -2,6 +2,7 @@
 //! of devices.
 
 use super::*;
+use std::io::Read as _;
 
 #[test]
 fn a_drive_is_discovered_written_and_read() {
@@ -187,4 +188,66 @@ fn a_block_device_is_served() {
     // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
     drop(target);
     assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
+}
+
+/// While standard input has no data, the command must send keep-alives and react to a signal.
+#[test]
+fn a_write_that_waits_for_its_input_stays_connected() {
+    let (_target, address) = target("memory:1M");
+    let write = |arguments: &[&str]| {
+        let all =
+            [&["nvme", "write", &address, "--keep-alive", "500ms", "--reconnect", "0"], arguments, &["-"]]
+                .concat();
+        Command::new(INLANE)
+            .args(all)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("inlane starts")
+    };
+    let mut child = write(&[]);
+    let mut input = child.stdin.take().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    input.write_all(&pattern(4096)).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    input.write_all(&pattern(4096)).unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let mut child = write(&[]);
+    let input = child.stdin.take();
+    std::thread::sleep(Duration::from_secs(1));
+    signal(&child, libc::SIGINT);
+    let start = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < TIMEOUT, "the signal has no effect");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(input);
+}
+
+/// A reader that pauses must not make the target end the connection, and gets all bytes.
+#[test]
+fn a_read_that_waits_for_its_reader_stays_connected() {
+    let (_target, address) = target("memory:8M");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data");
+    std::fs::write(&file, pattern(8 << 20)).unwrap();
+    succeeds(&["nvme", "write", &address, file.to_str().unwrap()]);
+    let mut child = Command::new(INLANE)
+        .args(["nvme", "read", &address, "--keep-alive", "500ms", "--reconnect", "0", "-"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("inlane starts");
+    let mut output = child.stdout.take().unwrap();
+    let mut found = vec![0; 1000];
+    output.read_exact(&mut found).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    output.read_to_end(&mut found).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(found == pattern(8 << 20), "the data differs");
 }

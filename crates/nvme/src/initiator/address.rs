@@ -59,6 +59,9 @@ impl FromStr for Address {
             what: format!("'{text}'"),
             why: format!("{why}; give HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420"),
         };
+        if text.contains("://") {
+            return Err(invalid("a scheme such as nvme:// is not part of an address"));
+        }
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, rest) =

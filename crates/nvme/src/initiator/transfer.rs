@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use inlane_core::setting::Field;
 use inlane_core::units;
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,12 +28,16 @@ struct Chunk {
 }
 
 /// Provides buffers for [`read_to`] and consumes the data. Implement it to read into device memory.
+///
+/// While a call blocks, the session sends no keep-alives and `stop` has no effect. So a call should end within about
+/// 100 ms.
 pub trait Sink {
-    /// Returns a buffer of at least `bytes` bytes for the next command. Blocks until the sink has one.
+    /// Returns a buffer of at least `bytes` bytes for the next command. Returns `None` to be called again if none is free
+    /// yet.
     ///
     /// # Errors
     /// If the sink cannot provide memory, or earlier data could not be stored.
-    fn buffer(&mut self, bytes: usize) -> Result<Buffer>;
+    fn buffer(&mut self, bytes: usize) -> Result<Option<Buffer>>;
 
     /// Consumes a buffer of whole blocks that were read. Only the bytes in the range `data` were requested.
     /// Buffers arrive in the order of their offsets in the namespace.
@@ -41,63 +45,125 @@ pub trait Sink {
     /// # Errors
     /// If the data cannot be stored.
     fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()>;
+
+    /// Stores more of the data that was taken. Returns false to be called again if some is left.
+    ///
+    /// # Errors
+    /// If the data cannot be stored.
+    fn store_rest(&mut self) -> Result<bool> {
+        Ok(true)
+    }
 }
 
-/// Provides the data that [`write_from`] writes. Implement it to write from a device's memory.
+/// What a [`Source`] has.
+#[derive(Debug)]
+pub enum Supply {
+    /// The next bytes.
+    Data(Buffer),
+    /// Nothing yet. Ask again.
+    NotYet,
+    /// No data is left.
+    End,
+}
+
+/// Provides the data that [`write_from`] writes. Implement it to write from a device's memory. As with [`Sink`], a call
+/// should end within about 100 ms.
 pub trait Source {
     /// Returns a buffer with the next `most` bytes of the data. At the end of the data it may be fewer bytes.
-    /// The buffer's length is exactly the number of these bytes. Returns `None` if no data is left.
+    /// The buffer's length is exactly the number of these bytes.
     ///
     /// # Errors
     /// If the data cannot be read.
-    fn next(&mut self, most: usize) -> Result<Option<Buffer>>;
+    fn next(&mut self, most: usize) -> Result<Supply>;
 
     /// Takes a buffer back after its data was written.
     fn recycle(&mut self, buffer: Buffer);
 }
 
+/// Returns true if a read or write of a stream must be repeated.
+fn is_transient(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
 /// A [`Sink`] that writes to a stream.
 struct WriterSink<'a> {
     out: &'a mut dyn Write,
+    /// The data that the stream has not taken yet.
+    waiting: VecDeque<(Buffer, Range<usize>)>,
     spare: Vec<Buffer>,
 }
 
 impl Sink for WriterSink<'_> {
-    fn buffer(&mut self, bytes: usize) -> Result<Buffer> {
+    fn buffer(&mut self, bytes: usize) -> Result<Option<Buffer>> {
+        if self.waiting.len() >= DEPTH && !self.store_rest()? && self.waiting.len() >= DEPTH {
+            return Ok(None);
+        }
         match self.spare.pop() {
-            Some(buffer) => Ok(buffer),
-            None => Ok(Buffer::new(bytes)?),
+            Some(buffer) => Ok(Some(buffer)),
+            None => Ok(Some(Buffer::new(bytes)?)),
         }
     }
 
     fn take(&mut self, buffer: Buffer, data: Range<usize>) -> Result<()> {
-        self.out
-            .write_all(&buffer.bytes()[data])
-            .map_err(|source| Error::Os { what: "cannot write the data".into(), source })?;
-        self.spare.push(buffer);
-        Ok(())
+        self.waiting.push_back((buffer, data));
+        self.store_rest().map(drop)
     }
+
+    fn store_rest(&mut self) -> Result<bool> {
+        while let Some((buffer, data)) = self.waiting.front_mut() {
+            while data.start < data.end {
+                match self.out.write(&buffer.bytes()[data.clone()]) {
+                    Ok(0) => return Err(cannot_write(ErrorKind::WriteZero.into())),
+                    Ok(written) => data.start += written,
+                    Err(error) if is_transient(&error) => return Ok(false),
+                    Err(error) => return Err(cannot_write(error)),
+                }
+            }
+            self.spare.extend(self.waiting.pop_front().map(|(buffer, _)| buffer));
+        }
+        Ok(true)
+    }
+}
+
+fn cannot_write(source: std::io::Error) -> Error {
+    Error::Os { what: "cannot write the data".into(), source }
 }
 
 /// A [`Source`] that reads a stream.
 struct ReaderSource<'a> {
     input: &'a mut dyn Read,
+    /// A buffer that is not full yet, and the number of bytes in it.
+    partial: Option<(Buffer, usize)>,
     spare: Vec<Buffer>,
 }
 
 impl Source for ReaderSource<'_> {
-    fn next(&mut self, most: usize) -> Result<Option<Buffer>> {
-        let mut buffer = match self.spare.pop() {
-            Some(buffer) if buffer.capacity() >= most => buffer,
-            _ => Buffer::new(most)?,
+    fn next(&mut self, most: usize) -> Result<Supply> {
+        let (mut buffer, mut filled) = match (self.partial.take(), self.spare.pop()) {
+            (Some(partial), spare) => {
+                self.spare.extend(spare);
+                partial
+            }
+            (None, Some(buffer)) if buffer.capacity() >= most => (buffer, 0),
+            (None, _) => (Buffer::new(most)?, 0),
         };
         buffer.set_len(most);
-        let filled = fill(self.input, buffer.bytes_mut())?;
+        while filled < most {
+            match self.input.read(&mut buffer.bytes_mut()[filled..]) {
+                Ok(0) => break,
+                Ok(bytes) => filled += bytes,
+                Err(error) if is_transient(&error) => {
+                    self.partial = Some((buffer, filled));
+                    return Ok(Supply::NotYet);
+                }
+                Err(source) => return Err(Error::Os { what: "cannot read the input".into(), source }),
+            }
+        }
         if filled == 0 {
-            return Ok(None);
+            return Ok(Supply::End);
         }
         buffer.set_len(filled);
-        Ok(Some(buffer))
+        Ok(Supply::Data(buffer))
     }
 
     fn recycle(&mut self, buffer: Buffer) {
@@ -156,7 +222,8 @@ fn status(done: &Done, what: &str) -> Result<()> {
     Err(Error::Status { what, status: done.status() })
 }
 
-/// Reads `length` bytes from `offset` and writes them to `out`. The range need not be aligned to blocks.
+/// Reads `length` bytes from `offset` and writes them to `out`. The range need not be aligned to blocks. If a write fails
+/// with [`ErrorKind::WouldBlock`], repeats it.
 ///
 /// # Errors
 /// If the range exceeds the namespace, a command fails, no path works, `out` fails, or `stop` is set.
@@ -167,7 +234,8 @@ pub fn read_range(
     out: &mut dyn Write,
     stop: &AtomicBool,
 ) -> Result<()> {
-    read_to(session, offset, length, &mut WriterSink { out, spare: Vec::new() }, stop)
+    let mut sink = WriterSink { out, waiting: VecDeque::new(), spare: Vec::new() };
+    read_to(session, offset, length, &mut sink, stop)
 }
 
 /// Reads `length` bytes from `offset` into the buffers of `sink`. The range need not be aligned to blocks.
@@ -195,7 +263,7 @@ pub fn read_to(
         while at < end && chunks.len() < DEPTH && session.available() > 0 {
             let start = at / unit * unit;
             let stop = end.next_multiple_of(unit).min(start + most);
-            let mut buffer = sink.buffer(most as usize)?;
+            let Some(mut buffer) = sink.buffer(most as usize)? else { break };
             buffer.set_len((stop - start) as usize);
             let blocks = ((stop - start) / unit) as u32;
             let command = Command::blocks(io::READ, nsid, start / unit, blocks, Sgl::NONE);
@@ -207,7 +275,8 @@ pub fn read_to(
             token += 1;
             at = stop.min(end);
         }
-        session.progress(true)?;
+        // Do not wait for the target if only the sink is late.
+        session.progress(session.in_flight() > 0 || session.available() == 0)?;
         while let Some(done) = session.next_done() {
             status(&done, "read")?;
             let chunk = chunks.iter_mut().find(|chunk| chunk.token == done.token);
@@ -217,6 +286,12 @@ pub fn read_to(
             let chunk = chunks.pop_front().expect("looked at before");
             sink.take(buffer, chunk.skip..chunk.skip + chunk.len)?;
         }
+    }
+    while !sink.store_rest()? {
+        if stop.load(Ordering::Relaxed) {
+            return Err(stopped());
+        }
+        session.progress(false)?;
     }
     Ok(())
 }
@@ -240,7 +315,7 @@ pub fn write_range(
     input: &mut dyn Read,
     stop: &AtomicBool,
 ) -> Result<u64> {
-    write_from(session, offset, length, &mut ReaderSource { input, spare: Vec::new() }, stop)
+    write_from(session, offset, length, &mut ReaderSource { input, partial: None, spare: Vec::new() }, stop)
 }
 
 /// Writes the data of `source` as [`write_range`] does.
@@ -287,9 +362,13 @@ pub fn write_from(
                 ended = true;
                 break;
             }
-            let Some(buffer) = source.next(wanted)? else {
-                ended = true;
-                break;
+            let buffer = match source.next(wanted)? {
+                Supply::Data(buffer) => buffer,
+                Supply::NotYet => break,
+                Supply::End => {
+                    ended = true;
+                    break;
+                }
             };
             let got = buffer.len();
             ended = got < wanted || written + got as u64 == length;
@@ -312,9 +391,7 @@ pub fn write_from(
             token += 1;
             written += got as u64;
         }
-        if session.in_flight() > 0 || session.available() == 0 {
-            session.progress(true)?;
-        }
+        session.progress(session.in_flight() > 0 || session.available() == 0)?;
         while let Some(done) = session.next_done() {
             status(&done, "write")?;
             if let Some(buffer) = done.buffer {
@@ -351,18 +428,4 @@ pub fn flush(session: &mut Session) -> Result<()> {
             return status(&done, "flush");
         }
     }
-}
-
-/// Reads until `buffer` is full or the input ends.
-fn fill(input: &mut dyn Read, buffer: &mut [u8]) -> Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match input.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(bytes) => filled += bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(source) => return Err(Error::Os { what: "cannot read the input".into(), source }),
-        }
-    }
-    Ok(filled)
 }

@@ -6,11 +6,15 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The ioctl that returns the size of a block device in bytes (linux/fs.h).
 const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 /// The ioctl that returns the size of a block device's logical block (linux/fs.h).
 const BLKSSZGET: libc::c_ulong = 0x1268;
+
+/// How long the lock of an ended target is waited for.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// An open file or block device. It is locked, so no second target can write to it.
 #[derive(Debug)]
@@ -202,20 +206,30 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
     Error::with_remedy(format!("cannot open {}", path.display()), source, remedy)
 }
 
-/// Locks a namespace's file: exclusively if `writable` is set, else shared. Returns an error if another
-/// process holds a conflicting lock.
+/// Locks a namespace's file: exclusively if `writable` is set, else shared. Tries for a second, because the kernel keeps
+/// the lock of a killed target until its last request to the disk has ended.
+///
+/// # Errors
+/// If a conflicting lock is held, by another process or for another namespace of this target.
 fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
     let kind = if writable { libc::LOCK_EX } else { libc::LOCK_SH };
-    // SAFETY: the descriptor is open.
-    if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
-        return Ok(());
+    let start = Instant::now();
+    loop {
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
+            return Ok(());
+        }
+        let source = std::io::Error::last_os_error();
+        if source.raw_os_error() != Some(libc::EWOULDBLOCK) {
+            return Err(os(path, "cannot lock", source));
+        }
+        if start.elapsed() > LOCK_WAIT {
+            let why = "it is locked, by another process such as a target, or because it is served twice here; stop that \
+                       process, or serve it with ,ro in both";
+            return Err(Error::Environment { what: path.display().to_string(), why: why.into() });
+        }
+        std::thread::sleep(LOCK_WAIT / 50);
     }
-    let source = std::io::Error::last_os_error();
-    if source.raw_os_error() == Some(libc::EWOULDBLOCK) {
-        let why = "another process has locked it, perhaps another target; stop that process, or serve it with ,ro in both";
-        return Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
-    }
-    Err(os(path, "cannot lock", source))
 }
 
 /// Returns the bytes that identify a block device. `root` is the root directory.

@@ -116,6 +116,12 @@ impl Namespace {
         }
         let block_shift = block_bytes.trailing_zeros() as u8;
         let blocks = bytes >> block_shift;
+        let rest = bytes % u64::from(block_bytes);
+        if blocks > 0 && rest > 0 {
+            tracing::warn!(
+                "{name}: the last {rest} bytes are no whole block of {block_bytes} bytes and are not served"
+            );
+        }
         if blocks == 0 {
             let why = format!(
                 "it has {bytes} bytes, less than one block of {block_bytes} bytes; enlarge it or name another"

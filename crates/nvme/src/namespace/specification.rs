@@ -92,20 +92,18 @@ impl FromStr for Specification {
         if rest.is_empty() {
             return Err(invalid(format!("nothing follows '{kind}:'; give a size or a path")));
         }
-        let kind = match kind {
-            "memory" => {
-                let bytes = units::parse_size(rest).map_err(|error| invalid(error.to_string()))?;
-                let block = block_bytes.unwrap_or(512);
-                if bytes == 0 || !bytes.is_multiple_of(block.into()) {
-                    return Err(invalid(format!(
-                        "give a multiple of {block} bytes, the block size, above 0"
-                    )));
-                }
-                StorageKind::Memory { bytes }
-            }
-            "file" => StorageKind::File { path: rest.into(), create_bytes: size, direct },
-            "block" => StorageKind::Block { path: rest.into(), direct },
-            other => {
+        if kind == "memory" {
+            size = Some(units::parse_size(rest).map_err(|error| invalid(error.to_string()))?);
+        }
+        let block = u64::from(block_bytes.unwrap_or(512));
+        if size.is_some_and(|bytes| bytes == 0 || !bytes.is_multiple_of(block)) {
+            return Err(invalid(format!("give a multiple of {block} bytes, the block size, above 0")));
+        }
+        let kind = match (kind, size) {
+            ("memory", Some(bytes)) => StorageKind::Memory { bytes },
+            ("file", _) => StorageKind::File { path: rest.into(), create_bytes: size, direct },
+            ("block", _) => StorageKind::Block { path: rest.into(), direct },
+            (other, _) => {
                 return Err(invalid(format!(
                     "unknown kind '{other}'; give memory:SIZE, file:PATH or block:PATH"
                 )));

@@ -65,9 +65,36 @@ fn a_file_is_served_by_one_writer_only() {
     let directory = tempfile::tempdir().unwrap();
     let text = format!("file:{}/disk,size=1M", directory.path().display());
     let _first = open(&text).unwrap();
-    let error = open(&text).unwrap_err().to_string();
-    assert!(error.contains("another process has locked it"), "{error}");
+    let error = open(&text).unwrap_err();
+    assert!(error.to_string().contains("it is locked"), "{error}");
+    assert_eq!(error.class(), inlane_core::error::Class::Environment);
     assert!(open(&format!("file:{}/disk,size=2M", directory.path().display())).is_err());
+}
+
+/// The kernel releases the lock of a killed target only when its last request has ended.
+#[test]
+fn a_lock_that_is_released_soon_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!("file:{}/disk,size=1M", directory.path().display());
+    let first = open(&text).unwrap();
+    let holder = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(first);
+    });
+    open(&text).unwrap();
+    holder.join().unwrap();
+}
+
+#[test]
+fn a_file_that_is_no_multiple_of_its_blocks_is_not_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    for options in ["size=1", "size=0", "size=10000,lba=4096"] {
+        assert!(open(&format!("file:{},{options}", path.display())).is_err(), "{options}");
+        assert!(!path.exists(), "{options} leaves a file");
+    }
+    std::fs::write(&path, vec![0; 10_000]).unwrap();
+    assert_eq!(open(&format!("file:{},lba=4096", path.display())).unwrap().blocks(), 2);
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(super) struct Active {
     /// The number of commands of this request that have not completed.
     left: usize,
     error: u32,
+    /// True for a trim with FUA: a flush must follow it, because Dataset Management has no FUA.
+    flush: bool,
     /// The data of a read, with one buffer for each command, in order of offsets. A buffer is `None` until
     /// its command completes.
     data: Vec<Option<Buffer>>,
@@ -186,6 +188,7 @@ impl Client<'_> {
                 kind: request.kind,
                 left: count,
                 error: 0,
+                flush: request.kind == RequestType::Trim && request.flags & FUA != 0,
                 data: (0..count).map(|_| None).collect(),
             },
         );
@@ -211,6 +214,12 @@ impl Client<'_> {
             release(&mut self.spare, buffer);
         }
         active.left -= 1;
+        if active.left == 0 && active.error == 0 && std::mem::take(&mut active.flush) {
+            active.left = 1;
+            let command = Command::new(io::FLUSH, self.session.namespace().nsid);
+            self.waiting.push_back(Request { token: done.token, command, buffer: None });
+            return;
+        }
         if active.left > 0 {
             return;
         }

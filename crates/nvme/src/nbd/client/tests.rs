@@ -96,3 +96,28 @@ fn the_server_does_not_wait_for_a_client_that_has_ended() {
     client.serve(&AtomicBool::new(false)).unwrap();
     target.stop().unwrap();
 }
+
+/// Dataset Management has no FUA, so the server flushes after a trim that must be durable.
+#[test]
+fn a_trim_with_fua_is_flushed() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = target("127.0.0.1:0", &format!("file:{},size=1M", folder.path().join("disk").display()));
+    let (mut program, stream) = UnixStream::pair().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let counters = Counters::default();
+    let client = Client::new(Stream::Unix(stream), session(&target), Features::default(), &counters);
+    let mut trim = request(4, 1, 4096);
+    trim[5] = 1;
+    program.write_all(&trim).unwrap();
+    program.write_all(&request(4, 2, 4096)).unwrap();
+    program.write_all(&request(2, 0, 0)).unwrap();
+    let replies = std::thread::spawn(move || {
+        let mut replies = [0; 32];
+        program.read_exact(&mut replies).unwrap();
+        replies
+    });
+    client.serve(&AtomicBool::new(false)).unwrap();
+    let replies = replies.join().unwrap();
+    assert_eq!((&replies[4..8], &replies[20..24]), (&[0; 4][..], &[0; 4][..]));
+    assert_eq!(target.stop().unwrap().namespaces[0].flushes, 1);
+}

@@ -59,23 +59,22 @@ impl Connection {
     pub(super) fn receive_command(&mut self, command: Command, layout: &Layout) -> Result<bool, Fault> {
         let (at, length) = (layout.data_at(), layout.data_bytes as usize);
         let plan = self.plan(&command, layout.data_bytes);
-        let in_place = matches!(plan, Ok((Some(request), _)) if self.is_in_memory(request.namespace));
         let mut buffer = None;
-        if length > 0 && !in_place && plan.is_ok() {
-            let Some(filled) = self.buffer_for_capsule(&command, at, length) else {
+        if length > 0
+            && plan.is_ok_and(|(request, _)| !request.is_some_and(|it| self.is_in_memory(it.namespace)))
+        {
+            buffer = self.buffer_for_capsule(&command, at, length);
+            if buffer.is_none() {
                 self.receiving = Receiving::Starved;
                 return Ok(false);
-            };
-            buffer = Some(filled);
+            }
         }
         self.receiving = Receiving::Header;
         self.take_command(layout)?;
-        let data = &self.input.bytes()[at..];
-        let corrupted = layout.data_digest && digest(&data[..length]) != data[length..length + 4];
-        if corrupted {
-            self.report_digest_error();
-        }
-        let plan = if corrupted { plan.and(Err(Status::TRANSIENT_TRANSPORT_ERROR)) } else { plan };
+        let plan = match layout.data_digest && !self.has_right_digest(at, length) {
+            true => plan.and(Err(Status::TRANSIENT_TRANSPORT_ERROR)),
+            false => plan,
+        };
         let fresh = self.remember_identifier(command.cid.get());
         let done = fresh && self.execute_at_once(&command, &plan, at..at + length);
         self.input.consume(layout.total_bytes());
@@ -94,6 +93,16 @@ impl Connection {
             }
         }
         Ok(true)
+    }
+
+    /// Returns true if the digest after a capsule's data is right. Otherwise reports it.
+    fn has_right_digest(&self, at: usize, length: usize) -> bool {
+        let (data, rest) = self.input.bytes()[at..].split_at(length);
+        let right = rest.starts_with(&digest(data));
+        if !right {
+            self.report_digest_error();
+        }
+        right
     }
 
     /// Returns a buffer with the data of a capsule: `length` bytes from byte `at` of the input on. Returns `None` if
