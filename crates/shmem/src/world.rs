@@ -72,8 +72,8 @@ fn called_function() -> Option<String> {
             (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
         }
     };
-    let mut names = addresses[..count.max(0) as usize].iter().filter_map(name);
-    names.rfind(|name| name.trim_start_matches('p').starts_with("shmem_"))
+    let mut names = addresses[..count.max(0) as usize].iter().rev().filter_map(name);
+    names.find(|name| name.trim_start_matches('p').starts_with("shmem_"))
 }
 
 /// Returns the value in `result`. If `result` is an error, prints the error and ends the job.
