@@ -17,8 +17,8 @@ macro_rules! hooks {
         /// # Safety
         /// As for the C library's function.
         // "C-unwind", because pthread_cancel of glibc unwinds a waiting thread through this function.
-        // SAFETY: the name is meant to replace the C library's.
-        #[unsafe(no_mangle)]
+        // SAFETY: the name is meant to replace the C library's. A test must call the C library.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the program passes valid arguments for the C library's function.
             #[allow(unused_unsafe, reason = "some bodies call no unsafe function")]

@@ -31,6 +31,7 @@ mod duplicates;
 mod epoll;
 mod exec;
 mod hooks;
+#[cfg(not(test))]
 mod imports;
 mod memory;
 mod open;
@@ -44,8 +45,8 @@ mod unconnected;
 mod wait;
 
 /// Runs before the program's `main`.
-#[used]
-#[unsafe(link_section = ".init_array")]
+#[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
+#[cfg_attr(test, allow(dead_code, reason = "the program of the tests is not offloaded"))]
 static INITIALISE: extern "C" fn() = initialise;
 
 extern "C" fn initialise() {

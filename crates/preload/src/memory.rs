@@ -276,3 +276,60 @@ impl OptionValue {
         &self.bytes[..self.len]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    /// Maps two pages, of which the second one is inaccessible. Returns the address of the second one.
+    fn edge() -> *mut u8 {
+        // SAFETY: the system chooses the address. The pages are never unmapped.
+        unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let start = libc::mmap(null_mut(), 2 * PAGE, access, private, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            let second = start.cast::<u8>().add(PAGE);
+            assert_eq!(libc::mprotect(second.cast(), PAGE, libc::PROT_NONE), 0);
+            second
+        }
+    }
+
+    #[test]
+    fn copies_stop_at_inaccessible_memory_without_a_signal() {
+        let edge = edge();
+        let mut bytes = [1; 8];
+        set_errno(77);
+        // SAFETY: the accessible page stays accessible.
+        unsafe {
+            assert!(write_bytes(edge.sub(8), &[7; 8]) && read_bytes(edge.sub(8), &mut bytes));
+            assert_eq!(bytes, [7; 8]);
+            for start in [edge.sub(4), edge, 16 as *mut u8, null_mut()] {
+                assert!(!read_bytes(start, &mut bytes) && !write_bytes(start, &bytes), "{start:?}");
+            }
+            // Nothing is accessed.
+            assert!(read_bytes(null(), &mut []) && write_bytes(null_mut(), &[]));
+        }
+        assert_eq!(errno(), 77);
+    }
+
+    #[test]
+    fn options_are_read_as_the_kernel_reads_them() {
+        let value = 0x0102_0304_i32.to_ne_bytes();
+        let read = |level, name, value: *const u8, len| {
+            // SAFETY: the value has four bytes, or no program can have memory there.
+            unsafe { OptionValue::read(level, name, value.cast(), len) }.map(|value| value.bytes().to_vec())
+        };
+        let tcp = |value, len| read(libc::IPPROTO_TCP, libc::TCP_NODELAY, value, len);
+        assert_eq!(tcp(value.as_ptr(), 4), Ok(value.to_vec()));
+        assert_eq!(
+            (tcp(value.as_ptr(), 3), tcp(value.as_ptr(), -1i32 as u32)),
+            (Err(libc::EINVAL), Err(libc::EINVAL))
+        );
+        assert_eq!((tcp(null(), 4), tcp(16 as *const u8, 4)), (Err(libc::EFAULT), Err(libc::EFAULT)));
+        assert_eq!(read(libc::IPPROTO_IP, libc::IP_TOS, value.as_ptr(), 1), Ok(value[..1].to_vec()));
+        assert_eq!(read(libc::IPPROTO_IP, libc::IP_TOS, null(), 0), Ok(vec![0; 4]));
+        assert_eq!(read(libc::IPPROTO_TCP, libc::TCP_CONGESTION, value.as_ptr(), 2), Ok(value[..2].to_vec()));
+    }
+}

@@ -146,3 +146,32 @@ pub fn decide(datagrams: bool, address: SocketAddr, usage: Use) -> Option<Action
     let program = std::str::from_utf8(program()).unwrap_or_default();
     rules::decide(rules, program, datagrams, address.ip(), address.port(), usage)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_stored_once_and_only_if_it_fits() {
+        let text = Text::<8>::new();
+        assert_eq!(text.get(), None);
+        text.set(b"too long for it");
+        assert_eq!(text.get(), None);
+        text.set_parts(&[b"1234", b"", b"5678"]);
+        text.set(b"other");
+        assert_eq!(text.get(), Some(&b"12345678"[..]));
+        let empty = Text::<8>::new();
+        empty.set(b"");
+        assert_eq!(empty.get(), Some(&b""[..]));
+    }
+
+    #[test]
+    fn a_demand_has_two_lines() {
+        assert_eq!(
+            split_line(b"--require\ninlane offload serve"),
+            (&b"--require"[..], &b"inlane offload serve"[..])
+        );
+        assert_eq!(split_line(b"1"), (&b"1"[..], &b""[..]));
+        assert_eq!(split_line(b""), (&b""[..], &b""[..]));
+    }
+}

@@ -107,3 +107,25 @@ pub fn listens(fd: RawFd) -> bool {
         listens
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Hint;
+
+    #[test]
+    fn a_hint_has_one_bit_for_each_descriptor() {
+        static HINT: Hint = Hint::new();
+        let all = [0, 63, 64, 4000, 65535];
+        for fd in all {
+            assert!(!HINT.has(fd));
+            HINT.set(fd, true);
+        }
+        for outside in [-1, i32::MIN, 65536, i32::MAX] {
+            HINT.set(outside, true);
+            assert!(!HINT.has(outside));
+        }
+        assert_eq!(HINT.iter().collect::<Vec<_>>(), all);
+        HINT.set(64, false);
+        assert!(!HINT.has(64) && HINT.has(63));
+    }
+}

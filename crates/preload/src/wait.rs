@@ -199,3 +199,35 @@ pub unsafe fn of_timespec(timeout: *const timespec) -> Option<u64> {
 pub fn to_timespec(nanoseconds: u64) -> timespec {
     timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_in_vain_lets_more_and_more_waits_sleep() {
+        let patience = Patience::new();
+        let mut skipped = Vec::new();
+        for _ in 0..9 {
+            patience.note(false);
+            skipped.push(std::iter::repeat_with(|| patience.skips()).take_while(|&skips| skips).count());
+        }
+        assert_eq!(skipped, [1, 3, 7, 15, 31, 63, 63, 63, 63]);
+        patience.note(true);
+        assert!(!patience.skips());
+    }
+
+    #[test]
+    fn timeouts_convert_as_the_kernel_reads_them() {
+        assert_eq!((of_milliseconds(-1), of_milliseconds(0), of_milliseconds(7)), (u64::MAX, 0, 7_000_000));
+        assert_eq!(of_parts(2, 5), Some(2_000_000_005));
+        assert_eq!(of_parts(i64::MAX, 0), Some(u64::MAX));
+        assert_eq!([of_parts(-1, 0), of_parts(0, -1), of_parts(0, 1_000_000_000)], [None; 3]);
+        let wrong = 16 as *const timespec;
+        // SAFETY: null, an address without memory, and a structure.
+        unsafe {
+            assert_eq!((of_timespec(std::ptr::null()), of_timespec(wrong)), (Some(u64::MAX), None));
+            assert_eq!(of_timespec(&to_timespec(3_000_000_007)), Some(3_000_000_007));
+        }
+    }
+}

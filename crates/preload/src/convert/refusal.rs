@@ -74,3 +74,15 @@ pub(super) fn stays(message: &Message, reason: &[u8], matters: bool) -> Conversi
     ]);
     Conversion::Failed(libc::ENETDOWN)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::digits;
+
+    #[test]
+    fn digits_are_written_without_leading_zeros() {
+        for number in 0..=u8::MAX {
+            assert_eq!(digits(number, &mut [0; 3]), number.to_string().as_bytes());
+        }
+    }
+}

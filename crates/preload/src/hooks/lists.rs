@@ -21,7 +21,7 @@ macro_rules! list_hook {
         /// # Safety
         /// As for the C library's function.
         // SAFETY: the name is meant to replace the C library's. The instructions keep to the calling convention.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         #[cfg(target_arch = "x86_64")]
         pub unsafe extern "C" fn $name(path: *const c_char) -> c_int {
@@ -50,7 +50,7 @@ macro_rules! list_hook {
         /// # Safety
         /// As for the C library's function.
         // SAFETY: the name is meant to replace the C library's. The instructions keep to the calling convention.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         #[cfg(target_arch = "aarch64")]
         pub unsafe extern "C" fn $name(path: *const c_char) -> c_int {

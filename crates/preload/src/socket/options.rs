@@ -306,3 +306,39 @@ fn is_known(level: c_int, name: c_int) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::is_in_range;
+
+    #[test]
+    fn values_outside_of_linux_ranges_are_refused() {
+        let accepts = |level, name, value: i32| is_in_range(level, name, &value.to_ne_bytes(), false);
+        let (tcp, ip, ip6) = (libc::IPPROTO_TCP, libc::IPPROTO_IP, libc::IPPROTO_IPV6);
+        for (level, name, good, bad) in [
+            (tcp, libc::TCP_KEEPIDLE, vec![1, 32767], vec![i32::MIN, -1, 0, 32768]),
+            (tcp, libc::TCP_KEEPINTVL, vec![1, 32767], vec![0, 32768]),
+            (tcp, libc::TCP_KEEPCNT, vec![1, 127], vec![0, 128]),
+            (tcp, libc::TCP_USER_TIMEOUT, vec![0, i32::MAX], vec![-1]),
+            (tcp, libc::TCP_MAXSEG, vec![0, 88, 32767], vec![-1, 1, 87, 32768]),
+            (tcp, libc::TCP_NODELAY, vec![-1, 0, 1, 7], vec![]),
+            (ip, libc::IP_TTL, vec![-1, 1, 255], vec![-2, 0, 256]),
+            (ip6, libc::IPV6_UNICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
+        ] {
+            for value in good {
+                assert!(accepts(level, name, value), "{level} {name} {value}");
+            }
+            for value in bad {
+                assert!(!accepts(level, name, value), "{level} {name} {value}");
+            }
+        }
+        assert!(is_in_range(ip, libc::IP_TTL, &[64], false) && !is_in_range(ip, libc::IP_TTL, &[0], false));
+        let congestion = |name: &[u8]| is_in_range(tcp, libc::TCP_CONGESTION, name, false);
+        assert!(
+            congestion(b"cubic")
+                && congestion(b"cubic\0rest")
+                && !congestion(b"cubi")
+                && !congestion(b"reno")
+        );
+    }
+}

@@ -338,3 +338,76 @@ fn drop_connection(fd: RawFd) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls `test` while this process seems to wait for an engine. Only one test may do so at a time.
+    fn waiting<T>(test: impl FnOnce() -> T) -> T {
+        static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _one = ONE.lock().unwrap();
+        WAITING.store(process(), Ordering::Relaxed);
+        let result = test();
+        WAITING.store(0, Ordering::Relaxed);
+        result
+    }
+
+    #[test]
+    fn a_wait_has_one_step_unless_a_stand_in_waits() {
+        let mut limits = Vec::new();
+        let mut wait = |limit| {
+            limits.push(limit);
+            0
+        };
+        waiting(|| {
+            wait_milliseconds(0, &mut wait);
+            WAITING.store(0, Ordering::Relaxed);
+            wait_milliseconds(5000, &mut wait);
+        });
+        assert_eq!(limits, [0, 5000]);
+    }
+
+    #[test]
+    fn a_wait_continues_without_limit_once_no_stand_in_waits() {
+        for end in [-1, 3] {
+            let mut limits = Vec::new();
+            let result = waiting(|| {
+                wait_milliseconds(-1, |limit| {
+                    limits.push(limit);
+                    if limits.len() == 2 { end } else { 0 }
+                })
+            });
+            assert_eq!((result, limits), (end, vec![1000, -1]));
+        }
+        let mut limits = Vec::new();
+        waiting(|| {
+            wait_milliseconds(700, |limit| {
+                limits.push(limit);
+                0
+            })
+        });
+        assert_eq!(limits, [700], "a shorter limit is one step");
+    }
+
+    #[test]
+    fn the_sets_of_a_select_are_whole_in_each_step() {
+        // SAFETY: an all-zero set is valid. The sets have more than 70 bits.
+        unsafe {
+            let mut read: libc::fd_set = std::mem::zeroed();
+            libc::FD_SET(5, &mut read);
+            libc::FD_SET(69, &mut read);
+            let sets = [&raw mut read, null_mut(), null_mut()];
+            let mut steps = 0;
+            let result = waiting(|| {
+                wait_selected(70, sets, null(), |_| {
+                    assert!(libc::FD_ISSET(5, sets[0]) && libc::FD_ISSET(69, sets[0]));
+                    libc::FD_ZERO(sets[0]);
+                    steps += 1;
+                    c_int::from(steps == 2)
+                })
+            });
+            assert_eq!((result, steps), (1, 2));
+        }
+    }
+}
