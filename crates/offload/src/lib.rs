@@ -35,7 +35,7 @@ pub mod toml_error;
 mod wheel;
 
 pub use error::{Error, Result};
-pub use network::{LinkCounters, parse_port};
+pub use network::{LinkCounters, parse_port, shared_addresses};
 pub use settings::Settings;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -7,6 +7,7 @@ mod reassembly;
 mod send;
 
 pub use datagram::Datagram;
+use interface::kernel_addresses;
 pub use interface::{InterfaceState, WatchedInterface};
 pub use reassembly::{Outcome, Reassembly};
 pub use send::{Heard, Payload};
@@ -397,6 +398,15 @@ pub fn parse_port(text: &str) -> Result<PortSpec> {
     };
     let why = format!("{why}; give af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
     Err(Error::Setting { what: field::PORT.with(without_secret(text)).into(), why })
+}
+
+/// Returns the addresses of the engine that the kernel, too, has on the port's interface, and the interface's name. Both would answer for
+/// them, and connections to the kernel would break.
+pub fn shared_addresses(settings: &Settings) -> Option<(String, Vec<Prefix>)> {
+    let name = settings.port.interface()?;
+    let kernel = kernel_addresses(name);
+    let shared = settings.addresses.iter().filter(|prefix| kernel.contains(&prefix.address)).copied();
+    Some((name.to_owned(), shared.collect()))
 }
 
 /// Returns the size of packet buffers for packets of `mtu` bytes.

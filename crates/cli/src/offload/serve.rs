@@ -165,6 +165,14 @@ impl Serve {
             _ => crate::signal::end_by(signal),
         })?;
         raise_descriptor_limit();
+        if let Some((interface, shared)) = inlane_offload::shared_addresses(&settings) {
+            for prefix in shared {
+                crate::print_to_stderr(format_args!(
+                    "inlane: warning: --address {prefix}: the kernel has this address on {interface}, too. Both answer for it, so connections to \
+                     the kernel, such as SSH, may break; give the engine an address of its own"
+                ));
+            }
+        }
         let mut engine = Threads::open(settings)?;
         drop_privileges_to(successor)?;
         let (mac, path) = engine.link();

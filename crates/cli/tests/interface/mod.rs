@@ -50,6 +50,32 @@ fn check(test: &str, port: &str, queues: u32) {
 }
 
 #[test]
+fn an_address_that_the_kernel_has_too_is_warned_of() {
+    let Some(lab) = Lab::new("if-address", &[]) else { return };
+    for address in ["10.79.0.1/24", "fd79::1/64 nodad"] {
+        shell(&format!("ip -n {} address add {address} dev e0", lab.name("e"))).unwrap();
+    }
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &lab.name("e"), env!("CARGO_BIN_EXE_inlane"), "offload", "serve"]);
+    command.args(["--port", "af_packet:e0", "--address", "10.79.0.1/24", "--address", "10.79.0.9/24"]);
+    command.args(["--address", "fd79::1/64", "--socket"]).arg(lab.socket());
+    let mut engine = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(engine.stderr.take().unwrap()));
+    let said: Vec<String> = (0..3).map(|_| lines.next().unwrap().unwrap()).collect();
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    for (line, address) in said.iter().zip(["10.79.0.1/24", "fd79::1/64"]) {
+        assert!(
+            line.starts_with(&format!(
+                "inlane: warning: --address {address}: the kernel has this address on e0"
+            )),
+            "{line}"
+        );
+    }
+    assert!(said[2].contains("engine ready"), "{said:?}");
+}
+
+#[test]
 fn an_engine_on_af_xdp_notices_its_interface() {
     check("if-xdp", "af_xdp:e0", 1);
 }

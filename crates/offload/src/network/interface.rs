@@ -3,8 +3,11 @@
 //! The kernel announces changes of interfaces on a netlink socket, which the engine's epoll watches. The engine then asks
 //! the kernel for the state of its interface.
 
+use inlane_offload_protocol::address::read_sockaddr;
+use std::ffi::CStr;
 use std::io;
 use std::mem::zeroed;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The state of an interface.
@@ -16,6 +19,39 @@ pub enum InterfaceState {
     Down,
     /// The interface does not exist any more, or is in another network namespace.
     Removed,
+}
+
+/// Returns the IP addresses that the kernel has on the interface `name`. Returns none if the kernel does not say.
+pub fn kernel_addresses(name: &str) -> Vec<IpAddr> {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the call stores a pointer to a new list in `first`. The list is freed below.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Vec::new();
+    }
+    let (mut addresses, mut next) = (Vec::new(), first);
+    // SAFETY: each element of the list is valid until the list is freed. Names are terminated strings, and addresses are null or
+    // have the length of their family's structure.
+    while let Some(interface) = unsafe { next.as_ref() } {
+        next = interface.ifa_next;
+        // SAFETY: as above.
+        unsafe {
+            if CStr::from_ptr(interface.ifa_name).to_bytes() != name.as_bytes()
+                || interface.ifa_addr.is_null()
+            {
+                continue;
+            }
+            let len = match i32::from((*interface.ifa_addr).sa_family) {
+                libc::AF_INET => size_of::<libc::sockaddr_in>(),
+                libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+                _ => continue,
+            };
+            let address = read_sockaddr(interface.ifa_addr, len as libc::socklen_t);
+            addresses.extend(address.map(|address| address.ip()));
+        }
+    }
+    // SAFETY: `getifaddrs` allocated the list. It is freed only here.
+    unsafe { libc::freeifaddrs(first) };
+    addresses
 }
 
 /// The watched interface of a port.
