@@ -28,13 +28,13 @@ impl Key {
 /// A table of objects.
 #[derive(Debug)]
 pub struct Arena<T> {
-    places: Vec<(u32, Option<T>)>,
+    entries: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
 }
 
 impl<T> Default for Arena<T> {
     fn default() -> Self {
-        Self { places: Vec::new(), free: Vec::new() }
+        Self { entries: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -42,32 +42,32 @@ impl<T> Arena<T> {
     /// Adds the object that `make` returns. `make` gets the object's key.
     pub fn insert_with(&mut self, make: impl FnOnce(Key) -> T) -> Key {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push((0, None));
-            self.places.len() as u32 - 1
+            self.entries.push((0, None));
+            self.entries.len() as u32 - 1
         });
-        let place = &mut self.places[index as usize];
-        let key = Key { index, generation: place.0 };
-        place.1 = Some(make(key));
+        let entry = &mut self.entries[index as usize];
+        let key = Key { index, generation: entry.0 };
+        entry.1 = Some(make(key));
         key
     }
 
     /// Returns an object, or `None` if it was removed.
     #[inline]
     pub fn get(&self, key: Key) -> Option<&T> {
-        let (generation, object) = self.places.get(key.index as usize)?;
+        let (generation, object) = self.entries.get(key.index as usize)?;
         object.as_ref().filter(|_| *generation == key.generation)
     }
 
     /// Returns an object for writing, or `None` if it was removed.
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        let (generation, object) = self.places.get_mut(key.index as usize)?;
+        let (generation, object) = self.entries.get_mut(key.index as usize)?;
         object.as_mut().filter(|_| *generation == key.generation)
     }
 
     /// Removes an object.
     pub fn remove(&mut self, key: Key) -> Option<T> {
-        let (generation, object) = self.places.get_mut(key.index as usize)?;
+        let (generation, object) = self.entries.get_mut(key.index as usize)?;
         if *generation != key.generation {
             return None;
         }
@@ -81,14 +81,14 @@ impl<T> Arena<T> {
 
     /// Returns the objects with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
-        self.places.iter().zip(0u32..).filter_map(|((generation, object), index)| {
+        self.entries.iter().zip(0u32..).filter_map(|((generation, object), index)| {
             Some((Key { index, generation: *generation }, object.as_ref()?))
         })
     }
 
     /// Returns the number of objects.
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 }
 

@@ -35,7 +35,7 @@ struct Batch {
     user: Arc<UserCloser>,
     descriptors: Vec<OwnedFd>,
     /// Is dropped once the descriptors are closed. It counts them elsewhere. `None` if the closer counts them itself.
-    place: Option<Box<dyn Send>>,
+    permit: Option<Box<dyn Send>>,
 }
 
 /// The batches of one user.
@@ -216,19 +216,19 @@ impl Closer {
         let _ = self.cores.as_ref().map(CoreSet::bind);
         let mut state = lock(&self.state);
         loop {
-            if let Some(Batch { user, descriptors, place }) = state.take() {
+            if let Some(Batch { user, descriptors, permit }) = state.take() {
                 // The same user may have a further batch.
                 self.provide_thread(&mut state);
                 drop(state);
                 for descriptor in descriptors {
                     drop(descriptor);
                     self.unclosed.fetch_sub(1, Ordering::Relaxed);
-                    if place.is_none() {
+                    if permit.is_none() {
                         user.held.fetch_sub(1, Ordering::Relaxed);
                         self.held.fetch_sub(1, Ordering::Relaxed);
                     }
                 }
-                drop(place);
+                drop(permit);
                 state = lock(&self.state);
                 state.finish(user.user);
                 continue;
@@ -276,18 +276,18 @@ impl UserCloser {
         self.held.load(Ordering::Relaxed) + all >= self.closer.full_at + margin
     }
 
-    /// Closes descriptors on another thread, then drops `place`, which counts them until then. Without a place, they count
+    /// Closes descriptors on another thread, then drops `permit`, which counts them until then. Without a permit, they count
     /// as received descriptors.
     #[cold]
-    pub fn close(self: &Arc<Self>, descriptors: Vec<OwnedFd>, place: Option<Box<dyn Send>>) {
+    pub fn close(self: &Arc<Self>, descriptors: Vec<OwnedFd>, permit: Option<Box<dyn Send>>) {
         if descriptors.is_empty() {
             return;
         }
-        if place.is_none() {
+        if permit.is_none() {
             self.held.fetch_add(descriptors.len(), Ordering::Relaxed);
             self.closer.held.fetch_add(descriptors.len(), Ordering::Relaxed);
         }
-        self.closer.close(Batch { user: self.clone(), descriptors, place });
+        self.closer.close(Batch { user: self.clone(), descriptors, permit });
     }
 }
 

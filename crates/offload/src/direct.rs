@@ -242,7 +242,7 @@ impl Direct {
 
     /// Returns the area that contains the connection's slot of shared memory, and the slot's index in the
     /// area.
-    pub fn place(&self) -> (&Arc<SharedArea>, usize) {
+    pub fn location(&self) -> (&Arc<SharedArea>, usize) {
         (&self.area, self.index)
     }
 

@@ -1,7 +1,7 @@
 //! The engine's side of the socket pairs. Each pair of UNIX sockets stands for one offloaded socket.
 
 use crate::closer::{Closer, UserCloser};
-use crate::engine::Place;
+use crate::engine::Permit;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketKind, SocketName, UnixAddress};
@@ -118,20 +118,20 @@ pub struct Filled {
     /// value, unless [`Self::set_capacity`] has changed it.
     capacity: i32,
     /// Counts `program` if it is a duplicate. Is dropped after it.
-    _place: Option<Place>,
+    _permit: Option<Permit>,
 }
 
 impl Filled {
     /// Fills the socket pair with bytes from the program's end, so that the program's end is not writable.
-    /// Keeps `program` open to restore its SO_SNDBUF later, and `place` as long. `usual` is true if SO_SNDBUF
+    /// Keeps `program` open to restore its SO_SNDBUF later, and `permit` as long. `usual` is true if SO_SNDBUF
     /// still has the system's default.
     ///
     /// # Errors
     /// Errors of the system calls.
-    pub fn new(program: Arc<OwnedFd>, place: Option<Place>, usual: bool) -> io::Result<Self> {
+    pub fn new(program: Arc<OwnedFd>, permit: Option<Permit>, usual: bool) -> io::Result<Self> {
         let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
         let bytes = filler::fill(|name, value| set_option(&program, name, value), fill_from(&program))?;
-        Ok(Self { program, bytes, capacity, _place: place })
+        Ok(Self { program, bytes, capacity, _permit: permit })
     }
 
     /// Takes over the program's end of a socket pair. The preloaded library has already filled it with
@@ -142,7 +142,7 @@ impl Filled {
     pub fn prepared(program: Arc<OwnedFd>, bytes: i32) -> io::Result<Self> {
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= 2 * filler::LEN => {
-                Ok(Self { program, bytes, capacity: usual_capacity()?, _place: None })
+                Ok(Self { program, bytes, capacity: usual_capacity()?, _permit: None })
             }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }

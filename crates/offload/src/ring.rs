@@ -85,7 +85,7 @@ impl ByteRing {
         self.bytes.len()
     }
 
-    fn place(&self, index: u64) -> usize {
+    fn offset(&self, index: u64) -> usize {
         (index & (self.bytes.len() as u64 - 1)) as usize
     }
 
@@ -96,14 +96,14 @@ impl ByteRing {
     /// If the range is longer than the ring.
     #[inline]
     pub fn parts(&self, range: Range<u64>) -> (&[u8], &[u8]) {
-        let (start, len) = (self.place(range.start), (range.end - range.start) as usize);
+        let (start, len) = (self.offset(range.start), (range.end - range.start) as usize);
         let first = len.min(self.bytes.len() - start);
         (&self.bytes[start..start + first], &self.bytes[..len - first])
     }
 
     /// Like [`ByteRing::parts`], for writing.
     pub fn parts_mut(&mut self, range: Range<u64>) -> (&mut [u8], &mut [u8]) {
-        let (start, len) = (self.place(range.start), (range.end - range.start) as usize);
+        let (start, len) = (self.offset(range.start), (range.end - range.start) as usize);
         let first = len.min(self.bytes.len() - start);
         let (low, high) = self.bytes.split_at_mut(start);
         (&mut high[..first], &mut low[..len - first])

@@ -4,7 +4,7 @@
 use crate::arena::Key;
 use crate::closer::UserCloser;
 use crate::direct::Direct;
-use crate::engine::{Duplicate, Place};
+use crate::engine::{Duplicate, Permit};
 use crate::network::Route;
 use crate::pair::{self, Filled};
 use crate::ring::ByteRing;
@@ -55,7 +55,7 @@ pub struct Socket {
     /// True if the socket is in the engine's list of changed sockets. The engine serves these sockets next.
     pub dirty: bool,
     /// Counts the socket, or the copy's duplicate of the end, also while the end is being closed.
-    pub place: Option<Arc<Place>>,
+    pub permit: Option<Arc<Permit>>,
     /// Closes descriptors of the program's user.
     pub closer: Arc<UserCloser>,
 }
@@ -418,13 +418,13 @@ impl SocketOptions {
 
     /// Returns the most bytes that the connection may use of a send ring of `capacity` bytes. This is the
     /// whole ring, unless the program has set SO_SNDBUF.
-    pub fn send_share(&self, capacity: usize) -> usize {
+    pub fn send_limit(&self, capacity: usize) -> usize {
         Self::share(self.send_buffer, capacity)
     }
 
     /// Returns the most bytes of a receive ring of `capacity` bytes that the connection may use. This is
     /// `capacity`, unless the program has set SO_RCVBUF.
-    pub fn receive_share(&self, capacity: usize) -> usize {
+    pub fn receive_limit(&self, capacity: usize) -> usize {
         Self::share(self.receive_buffer, capacity)
     }
 
@@ -444,7 +444,7 @@ impl SocketOptions {
         Config {
             send_capacity: buffer as u32,
             // The window that the peer sees first must not be larger than the later ones.
-            receive_capacity: self.receive_share(buffer) as u32,
+            receive_capacity: self.receive_limit(buffer) as u32,
             mss,
             base_mss: usual.base_mss.min(mss),
             no_delay: self.no_delay,

@@ -1,7 +1,7 @@
 //! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
 //! round.
 
-use super::places::{Kind, MOST_CLIENTS, Place, Places};
+use super::permits::{Kind, MOST_CLIENTS, Permit, Permits};
 use super::report::KernelSocket;
 use super::shared::Task;
 use super::{CLIENT, Engine};
@@ -56,7 +56,7 @@ pub(super) struct Client {
     /// The number of this client's unanswered requests at other threads of the engine.
     passed: AtomicUsize,
     /// Counts the client until its descriptor is closed. `None` if the process or the user has too many.
-    place: Option<Place>,
+    permit: Option<Permit>,
 }
 
 /// Work that other threads do for a client. Until this value is dropped, it counts as `weight` passed
@@ -95,9 +95,9 @@ pub(super) struct PassedRequest {
 }
 
 impl Client {
-    pub fn new(fd: OwnedFd, process: i32, closer: Arc<UserCloser>, place: Option<Place>) -> Self {
+    pub fn new(fd: OwnedFd, process: i32, closer: Arc<UserCloser>, permit: Option<Permit>) -> Self {
         let (fd, passed) = (ManuallyDrop::new(fd), AtomicUsize::new(0));
-        Self { fd, process, closer, area: Mutex::default(), passed, place }
+        Self { fd, process, closer, area: Mutex::default(), passed, permit }
     }
 
     /// Closes descriptors that came with a request and may block. If the closer is full, disconnects the client and
@@ -106,12 +106,12 @@ impl Client {
         if descriptors.is_empty() {
             return;
         }
-        let mut place = None;
+        let mut permit = None;
         if self.closer.is_full() {
             let _ = net::shutdown(&*self.fd, net::Shutdown::Both);
-            place = self.place.as_ref().map(Place::another);
+            permit = self.permit.as_ref().map(Permit::another);
         }
-        self.closer.close(descriptors, place.map(|place| Box::new(place) as Box<dyn Send>));
+        self.closer.close(descriptors, permit.map(|permit| Box::new(permit) as Box<dyn Send>));
     }
 
     /// Sends a reply. Sends `descriptor` with it if there is one. Disconnects a client that does not read its
@@ -137,11 +137,11 @@ impl Drop for Client {
     /// Closes the client's descriptor: on another thread if messages wait there, because these may have descriptors whose
     /// close blocks.
     fn drop(&mut self) {
-        let place = self.place.take();
+        let permit = self.permit.take();
         // SAFETY: the descriptor is not used any more.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
         if !pair::drop_messages(&fd) {
-            self.closer.close(vec![fd], place.map(|place| Box::new(place) as Box<dyn Send>));
+            self.closer.close(vec![fd], permit.map(|permit| Box::new(permit) as Box<dyn Send>));
         }
     }
 }
@@ -167,7 +167,7 @@ pub(super) struct Control {
     /// was processed in vain.
     early: VecDeque<(PassedRequest, u64)>,
     /// The numbers of sockets and clients of each process and user. All threads share this table.
-    pub places: Places,
+    pub permits: Permits,
     /// True if the number of the client's descriptor that was accepted last is reserved for the closer.
     exhausted: bool,
 }
@@ -218,7 +218,7 @@ impl Control {
             clients: Arena::default(),
             reports: VecDeque::new(),
             early: VecDeque::new(),
-            places: Places::new(settings.sockets_per_program),
+            permits: Permits::new(settings.sockets_per_program),
             exhausted: false,
         })
     }
@@ -226,9 +226,9 @@ impl Control {
     /// Creates the `Control` of another engine thread. It accepts no clients. All threads share the limits on
     /// the sockets of a process.
     pub fn share(&self) -> Self {
-        let (places, clients) = (self.places.clone(), Arena::default());
+        let (permits, clients) = (self.permits.clone(), Arena::default());
         let (reports, early) = (VecDeque::new(), VecDeque::new());
-        Self { listener: None, clients, reports, early, places, exhausted: false }
+        Self { listener: None, clients, reports, early, permits, exhausted: false }
     }
 
     /// Returns the listening socket, or `None` if another thread accepts the clients.
@@ -355,9 +355,9 @@ impl Engine {
             let (process, user) = (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
             let free = self.closer.free_after(&fd);
             self.control.exhausted = free == 0;
-            let place = self.control.places.admit(Kind::Client, process, user, free);
-            let client = Client::new(fd, process, self.closer.of_user(user), place);
-            if client.place.is_none() {
+            let permit = self.control.permits.admit(Kind::Client, process, user, free);
+            let client = Client::new(fd, process, self.closer.of_user(user), permit);
+            if client.permit.is_none() {
                 continue;
             }
             // Spread the clients over the threads, because a thread also runs the connections of its clients.

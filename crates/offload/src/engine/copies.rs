@@ -4,7 +4,7 @@
 
 use super::Engine;
 use super::control::{Client, Outstanding};
-use super::places::{Kind, Place};
+use super::permits::{Kind, Permit};
 use super::shared::Task;
 use crate::arena::Key;
 use crate::closer::UserCloser;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Duplicate {
     pub descriptor: OwnedFd,
     /// Counts the duplicate. Keep it until the descriptor is closed.
-    pub place: Place,
+    pub permit: Permit,
 }
 
 /// The announcement of a new or changed listener. It is for the threads that get copies of the listener.
@@ -115,8 +115,8 @@ impl Engine {
     pub(super) fn duplicate(&self, of: &OwnedFd, process: i32, user: u32) -> Result<Duplicate, i32> {
         let descriptor = of.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
         let free = self.closer.free_after(&descriptor);
-        let place = self.control.places.admit(Kind::Duplicate, process, user, free).ok_or(libc::ENFILE)?;
-        Ok(Duplicate { descriptor, place })
+        let permit = self.control.permits.admit(Kind::Duplicate, process, user, free).ok_or(libc::ENFILE)?;
+        Ok(Duplicate { descriptor, permit })
     }
 
     /// Adds or changes this thread's copy of a listener. The last thread to do so replies to the program.
@@ -168,7 +168,7 @@ impl Engine {
             armed: u64::MAX,
             copy: true,
             dirty: false,
-            place: Some(Arc::new(end.place)),
+            permit: Some(Arc::new(end.permit)),
             closer: announcement.closer.clone(),
         });
         self.hold_port(key, local.port());

@@ -91,7 +91,7 @@ impl Engine {
             stream.direct = Direct::new(&area, status.st_ino, status.st_dev).map(Box::new);
         }
         let direct = stream.direct.as_ref().ok_or(libc::ENOBUFS)?;
-        let (owner, index) = direct.place();
+        let (owner, index) = direct.location();
         if !Arc::ptr_eq(owner, &area) {
             return Err(Refusal::Errno(libc::EBUSY));
         }
@@ -203,7 +203,7 @@ impl Engine {
         worked
     }
 
-    /// Removes the entry at `index` from the list of leases, and moves the last entry to its place.
+    /// Removes the entry at `index` from the list of leases, and moves the last entry into the gap.
     fn unlist(&mut self, index: usize) {
         self.leases.listed.swap_remove(index);
         if let Some(moved) = self.leases.listed.get(index)

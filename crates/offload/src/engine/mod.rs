@@ -22,7 +22,7 @@ mod input;
 mod lease;
 mod open;
 mod pass;
-mod places;
+mod permits;
 mod report;
 mod request;
 mod shared;
@@ -56,7 +56,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use copies::Duplicate;
-pub(crate) use places::Place;
+pub(crate) use permits::Permit;
 pub use threads::Threads;
 
 /// The most packets that one round of the engine's loop receives before it serves sockets.
@@ -581,7 +581,7 @@ impl Engine {
         }
         // A socket counts until its end of the socket pair is closed.
         if let Some(end) = blocking {
-            socket.closer.close(vec![end], Some(Box::new(socket.place.take())));
+            socket.closer.close(vec![end], Some(Box::new(socket.permit.take())));
         }
         match socket.role {
             Role::Stream(stream) => {

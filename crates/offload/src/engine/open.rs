@@ -8,7 +8,7 @@
 
 use super::Engine;
 use super::control::Request;
-use super::places::Place;
+use super::permits::Permit;
 use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
 use crate::pair::{self, Filled};
 use crate::socket::{Role, SocketOptions, Stream};
@@ -54,7 +54,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::EBADF));
         };
         let prepared = self.prepare(now, request, &end, Arc::new(program));
-        let (stream, cookie, program, place) = match prepared {
+        let (stream, cookie, program, permit) = match prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
@@ -71,7 +71,7 @@ impl Engine {
         let (flow, id) = (stream.flow, self.next_id());
         let role = Role::Stream(Box::new(stream));
         let options = SocketOptions::default();
-        let new = NewSocket { id, cookie, end, local: flow.local, options, role, place };
+        let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit };
         let key = self.add(owner(request), new, &program)?;
         self.claim_flow(flow, key);
         self.touch(key);
@@ -79,14 +79,14 @@ impl Engine {
     }
 
     /// Creates the connection for a request, and counts its socket. Returns four values: the connection, the
-    /// cookie of the program's end of the socket pair, the program's end, and the socket's place.
+    /// cookie of the program's end of the socket pair, the program's end, and the socket's permit.
     fn prepare(
         &mut self,
         now: u64,
         request: &Request,
         end: &OwnedFd,
         program: Arc<OwnedFd>,
-    ) -> Result<(Stream, u64, Arc<OwnedFd>, Place), Refusal> {
+    ) -> Result<(Stream, u64, Arc<OwnedFd>, Permit), Refusal> {
         let message = &request.message;
         let cookie = pair::cookie(&program)?;
         if self.by_cookie.contains_key(&cookie) {
@@ -104,8 +104,8 @@ impl Engine {
         // Do not read from the socket pair until epoll reports the program's first data.
         stream.readable = false;
         stream.filled = Some(filled);
-        let place = self.admit_socket(request.process, request.user, [end, &program])?;
-        Ok((stream, cookie, program, place))
+        let permit = self.admit_socket(request.process, request.user, [end, &program])?;
+        Ok((stream, cookie, program, permit))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Processes requests that programs send on the control socket, for example a request to create a socket.
 
 use super::control::Request;
-use super::places::{Kind, Place};
+use super::permits::{Kind, Permit};
 use super::{Engine, report};
 use crate::arena::Key;
 use crate::closer::UserCloser;
@@ -72,7 +72,7 @@ pub(super) struct NewSocket {
     /// What the socket does.
     pub role: Role,
     /// Counts the socket.
-    pub place: Place,
+    pub permit: Permit,
 }
 
 /// Returns the program that sent a request.
@@ -211,8 +211,8 @@ impl Engine {
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
         let (end, program) = pair::create_unnamed(kind)?;
         let cookie = pair::cookie(&program)?;
-        let place = self.admit_socket(owner.process, owner.closer.user(), [&end, &program])?;
-        let new = NewSocket { id, cookie, end, local, options, role, place };
+        let permit = self.admit_socket(owner.process, owner.closer.user(), [&end, &program])?;
+        let new = NewSocket { id, cookie, end, local, options, role, permit };
         Ok((self.add(owner, new, &program)?, program, name))
     }
 
@@ -220,9 +220,9 @@ impl Engine {
     ///
     /// # Errors
     /// `ENFILE` if the process or its user has as many sockets as allowed.
-    pub(super) fn admit_socket(&self, process: i32, user: u32, ends: [&OwnedFd; 2]) -> Result<Place, i32> {
+    pub(super) fn admit_socket(&self, process: i32, user: u32, ends: [&OwnedFd; 2]) -> Result<Permit, i32> {
         let free = ends.map(|end| self.closer.free_after(end)).into_iter().min().unwrap_or(0);
-        self.control.places.admit(Kind::Socket, process, user, free).ok_or(libc::ENFILE)
+        self.control.permits.admit(Kind::Socket, process, user, free).ok_or(libc::ENFILE)
     }
 
     /// Returns the number of a new socket.
@@ -239,7 +239,7 @@ impl Engine {
         other: &OwnedFd,
     ) -> Result<Key, Refusal> {
         let OwningProgram { process, program, v6, closer } = owner;
-        let NewSocket { id, cookie, end, local, options, role, place } = new;
+        let NewSocket { id, cookie, end, local, options, role, permit } = new;
         let key = self.sockets.insert_with(|_| Socket {
             id,
             cookie,
@@ -254,7 +254,7 @@ impl Engine {
             armed: u64::MAX,
             copy: false,
             dirty: false,
-            place: Some(Arc::new(place)),
+            permit: Some(Arc::new(permit)),
             closer: closer.clone(),
         });
         self.by_cookie.insert(cookie, key);
@@ -400,10 +400,10 @@ impl Engine {
     }
 
     /// Fills the pair, because the program's end must not be writable during the handshake. Removes the
-    /// socket on failure. `place` counts `program` if it is a duplicate.
-    fn fill(&mut self, key: Key, program: Arc<OwnedFd>, place: Option<Place>) -> Result<(), Refusal> {
+    /// socket on failure. `permit` counts `program` if it is a duplicate.
+    fn fill(&mut self, key: Key, program: Arc<OwnedFd>, permit: Option<Permit>) -> Result<(), Refusal> {
         let size = self.sockets.get(key).and_then(|socket| socket.options.send_buffer);
-        let filled = Filled::new(program, place, size.is_none());
+        let filled = Filled::new(program, permit, size.is_none());
         match (filled, self.sockets.get_mut(key)) {
             (Ok(filled), Some(Socket { role: Role::Stream(stream), .. })) => {
                 stream.filled = Some(filled);
@@ -455,7 +455,7 @@ impl Engine {
         stream.limit_rings(&options, socket.end.as_ref());
         socket.local = local;
         socket.role = Role::Stream(Box::new(stream));
-        self.fill(key, Arc::new(program.descriptor), Some(program.place))?;
+        self.fill(key, Arc::new(program.descriptor), Some(program.permit))?;
         self.touch(key);
         Ok((Message::new(Operation::Connect), None))
     }

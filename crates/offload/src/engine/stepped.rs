@@ -45,7 +45,7 @@ impl Engine {
             flows: self.flows.len(),
             ports: self.ports.len() + self.datagram_ports.len(),
             ends: self.by_cookie.len(),
-            processes: self.control.places.processes(),
+            processes: self.control.permits.processes(),
             time_waits: self.time_waits.len(),
             own_packets: self.network.own.len(),
         }

@@ -207,7 +207,7 @@ impl Engine {
         let hung_up = fd.is_some() && stream.program_finished && stream.hung_up;
         if hung_up && let Some(end) = socket.end.take_if(|end| !stream.closes_at_once(end)) {
             super::stop_watching(&self.epoll, &end);
-            socket.closer.close(vec![end], Some(Box::new(socket.place.clone())));
+            socket.closer.close(vec![end], Some(Box::new(socket.permit.clone())));
         }
         if hung_up {
             socket.end = None;
@@ -286,8 +286,8 @@ impl Stream {
     /// Limits the connection's rings to the bytes that the program has set by SO_SNDBUF and SO_RCVBUF. Sets the limit of
     /// SO_RCVBUF for the socket pair, too, through `end`, the engine's end of the pair.
     pub(super) fn limit_rings(&mut self, options: &SocketOptions, end: Option<&OwnedFd>) {
-        self.connection.set_send_share(options.send_share(self.send.capacity()) as u32);
-        self.connection.set_receive_capacity(options.receive_share(self.receive.capacity()) as u32);
+        self.connection.set_send_limit(options.send_limit(self.send.capacity()) as u32);
+        self.connection.set_receive_capacity(options.receive_limit(self.receive.capacity()) as u32);
         if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
             // The ring gets half of `bytes`, and the socket pair the other half. Pass a quarter of `bytes`,
             // because setsockopt doubles the number. If the call fails, the pair keeps its size.
@@ -447,7 +447,7 @@ impl Stream {
         options: &SocketOptions,
         closer: &Arc<UserCloser>,
     ) -> Result<bool, Hostile> {
-        let share = options.send_share(self.send.capacity()) as u64;
+        let share = options.send_limit(self.send.capacity()) as u64;
         let mut again = false;
         if !self.collect_direct(now, share, &mut again)? {
             return Ok(again);

@@ -21,8 +21,8 @@ impl Connection {
 
     /// Sets the most bytes that the application keeps in the send ring. Segments have at most half of this size, so that two of
     /// them can be in flight. Without a call, it is [`crate::Config::send_capacity`].
-    pub fn set_send_share(&mut self, bytes: u32) {
-        self.snd.share = bytes;
+    pub fn set_send_limit(&mut self, bytes: u32) {
+        self.snd.capacity = bytes;
     }
 
     /// Publishes that the application has consumed the receive ring up to `index`. Afterwards poll for

@@ -126,7 +126,7 @@ impl Connection {
                 wl1: 0,
                 wl2: 0,
                 max_window: 1,
-                share: config.send_capacity,
+                capacity: config.send_capacity,
                 mss: DEFAULT_MSS.min(config.mss),
                 max_mss: config.mss,
                 scale: 0,
@@ -249,6 +249,6 @@ impl Connection {
             most if most > DEFAULT_MSS as u32 => most / 2,
             most => most,
         };
-        self.effective_mss().min(window).min(self.snd.share / 2).max(1)
+        self.effective_mss().min(window).min(self.snd.capacity / 2).max(1)
     }
 }

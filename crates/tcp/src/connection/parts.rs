@@ -24,7 +24,7 @@ pub(super) struct Sender {
     /// The largest window that the peer has announced, in bytes.
     pub(super) max_window: u32,
     /// The most bytes that the application keeps in the send ring.
-    pub(super) share: u32,
+    pub(super) capacity: u32,
     /// The greatest payload of a segment without options, in bytes. It is less than `max_mss` if the path
     /// carries less.
     pub(super) mss: u16,

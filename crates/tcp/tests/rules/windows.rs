@@ -62,10 +62,10 @@ fn two_segments_fit_into_a_window_that_is_smaller_than_the_mss() {
 #[test]
 fn two_segments_fit_into_a_small_send_buffer() {
     let mut script = Script::open(&config(), plain());
-    script.connection.set_send_share(2304);
+    script.connection.set_send_limit(2304);
     script.connection.set_written(2304).unwrap();
     assert_eq!(script.ranges(), [(0, 1152), (1152, 2304)]);
-    script.connection.set_send_share(1 << 20);
+    script.connection.set_send_limit(1 << 20);
     script.receive(ack(2304));
     script.connection.set_written(2304 + 1460).unwrap();
     assert_eq!(script.ranges(), [(2304, 2304 + 1460)]);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::closer::Closer;
-use crate::engine::places::Kind;
+use crate::engine::permits::Kind;
 use inlane_offload_protocol::message;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::net::{TcpListener, TcpStream};
@@ -137,13 +137,13 @@ fn a_client_counts_until_it_is_closed() {
     lingering.send(&client, b"second message", 1);
     lingering.leave();
     bench.turn();
-    let table = bench.engine.control.places.clone();
+    let table = bench.engine.control.permits.clone();
     let admit = || table.admit(Kind::Client, process, 1000, 1 << 20);
-    let places: Vec<_> = std::iter::from_fn(admit).collect();
-    assert_eq!((places.len(), bench.engine.control.clients()), (1023, 0));
+    let permits: Vec<_> = std::iter::from_fn(admit).collect();
+    assert_eq!((permits.len(), bench.engine.control.clients()), (1023, 0));
     drop(lingering);
     bench.wait_until_closed();
-    // The thread drops the place after it has closed the descriptor.
+    // The thread drops the permit after it has closed the descriptor.
     let start = Instant::now();
     while admit().is_none() {
         assert!(start.elapsed() < Duration::from_secs(20));
@@ -383,15 +383,15 @@ fn bound_sockets_and_listeners_end_if_the_closer_is_full() {
 #[test]
 fn a_user_cannot_use_up_the_descriptors_of_the_engine() {
     let mut bench = Bench::new(100_000);
-    let places = bench.engine.control.places.clone();
+    let permits = bench.engine.control.permits.clone();
     let mut held = Vec::new();
     let mut open = |user| {
         let before = held.len();
         for process in 0.. {
             // Each process may have more sockets than there are descriptors. A socket takes two.
             let room = 3000usize.saturating_sub(2 * held.len());
-            match places.admit(Kind::Socket, process / 100, user, room) {
-                Some(place) => held.push(place),
+            match permits.admit(Kind::Socket, process / 100, user, room) {
+                Some(permit) => held.push(permit),
                 None => break,
             }
         }
@@ -423,8 +423,8 @@ fn a_bound_socket_that_connects_counts_its_duplicate() {
         bench.user = user;
         bench.bound("10.0.0.1:0").1.unwrap()
     });
-    let places = bench.engine.control.places.clone();
-    let admit = || places.admit(Kind::Duplicate, 1, USER, 5000);
+    let permits = bench.engine.control.permits.clone();
+    let admit = || permits.admit(Kind::Duplicate, 1, USER, 5000);
     // With the two sockets and one more descriptor, the user has its share.
     let mut held: Vec<_> = std::iter::from_fn(admit).collect();
     held.truncate(4998 - 1);
@@ -444,8 +444,8 @@ fn a_bound_socket_that_connects_counts_its_duplicate() {
 #[test]
 fn a_user_cannot_use_up_the_clients() {
     let bench = Bench::new(100);
-    let places = bench.engine.control.places.clone();
-    let admit = |process, user| places.admit(Kind::Client, process, user, 1 << 20);
+    let permits = bench.engine.control.permits.clone();
+    let admit = |process, user| permits.admit(Kind::Client, process, user, 1 << 20);
     let hostile: Vec<_> =
         (0..40).flat_map(|process| std::iter::from_fn(move || admit(process, USER))).collect();
     assert_eq!(hostile.len(), 8192);
@@ -476,7 +476,7 @@ fn a_connection_counts_until_its_end_is_closed() {
     assert_eq!(bench.bound("127.0.0.1:0").0.status, libc::ENFILE);
     drop(lingering);
     bench.wait_until_closed();
-    // The thread drops the place after it has closed the descriptor.
+    // The thread drops the permit after it has closed the descriptor.
     let start = Instant::now();
     while bench.bound("127.0.0.1:0").0.status != 0 {
         assert!(start.elapsed() < Duration::from_secs(20));

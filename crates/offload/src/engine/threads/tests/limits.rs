@@ -5,7 +5,7 @@ use super::*;
 use crate::arena::Key;
 use crate::closer::Closer;
 use crate::engine::control::MOST_PASSED;
-use crate::engine::places::Kind;
+use crate::engine::permits::Kind;
 use crate::socket::{Listening, Role, Socket};
 
 mod direct;
@@ -134,15 +134,15 @@ fn a_listener_without_descriptors_for_its_copies_stays_bound() {
     assert_eq!(listeners(&trio), 0);
     trio.engine.parts_mut().engines_mut()[thread].closer = closer;
     let process = std::process::id() as i32;
-    let places = trio.threads().engines()[0].control.places.clone();
+    let permits = trio.threads().engines()[0].control.permits.clone();
     // The counts of this process: the socket, its client, and from now on the two copies.
     for _ in 0..2 {
         assert_eq!(trio.ask(&program, message, Some(&fd)).0.status, 0);
-        assert_eq!((listeners(&trio), places.of_process(process)), (THREADS, 1 + 1 + 2));
+        assert_eq!((listeners(&trio), permits.of_process(process)), (THREADS, 1 + 1 + 2));
     }
     drop((fd, program));
     trio.assert_empty();
-    assert_eq!(places.of_process(process), 0);
+    assert_eq!(permits.of_process(process), 0);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_process_has_a_limited_number_of_clients() {
     let trio = Trio::new();
     let engines = trio.threads().engines();
     let admit =
-        |thread: usize, process| engines[thread].control.places.admit(Kind::Client, process, 1000, 1 << 20);
+        |thread: usize, process| engines[thread].control.permits.admit(Kind::Client, process, 1000, 1 << 20);
     let mut admitted: Vec<_> =
         (0..THREADS).flat_map(|thread| (0..2000).filter_map(move |_| admit(thread, 7))).collect();
     assert_eq!(admitted.len(), 1024);
@@ -314,8 +314,8 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
         engine.note_time_wait(flow);
     }
     let process = std::process::id() as i32;
-    let places = engine.control.places.clone();
-    let admit = || places.admit(Kind::Socket, process, 0, 1 << 20);
+    let permits = engine.control.permits.clone();
+    let admit = || permits.admit(Kind::Socket, process, 0, 1 << 20);
     let _admitted: Vec<_> = std::iter::from_fn(admit).collect();
     let mut message = Message::new(Operation::Connect);
     message.remote = Some(remote);

@@ -19,7 +19,7 @@ pub(super) const MOST_CLIENTS: usize = 16384;
 /// threads of a process send requests at the same time, each of them needs its own client.
 const MOST_OF_PROCESS: usize = 1024;
 
-/// What needs a place.
+/// What needs a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A socket that the engine runs.
@@ -84,9 +84,9 @@ fn subtract<K: Hash + Eq>(usages: &mut HashMap<K, Usage>, key: K, kind: Kind) {
     }
 }
 
-/// The places of all processes and users. Clones share the counts.
+/// The permits of all processes and users. Clones share the counts.
 #[derive(Clone)]
-pub(super) struct Places {
+pub(super) struct Permits {
     counts: Arc<Mutex<Counts>>,
     /// The most sockets of one process.
     most_sockets: usize,
@@ -94,14 +94,14 @@ pub(super) struct Places {
 
 /// One socket, client or duplicate in the counts. Dropping it subtracts it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Permit {
     counts: Arc<Mutex<Counts>>,
     kind: Kind,
     process: i32,
     user: u32,
 }
 
-impl Places {
+impl Permits {
     /// Creates the table. A process gets at most `most_sockets` sockets.
     pub fn new(most_sockets: usize) -> Self {
         Self { counts: Arc::default(), most_sockets }
@@ -109,7 +109,7 @@ impl Places {
 
     /// Counts a new socket, client or duplicate. `free` is the number of descriptors that the engine may still keep. Returns `None`,
     /// without counting, if the process or its user has as many as allowed.
-    pub fn admit(&self, kind: Kind, process: i32, user: u32, free: usize) -> Option<Place> {
+    pub fn admit(&self, kind: Kind, process: i32, user: u32, free: usize) -> Option<Permit> {
         let mut counts = lock(&self.counts);
         let of_process = *counts.processes.get(&process).copied().unwrap_or_default().of(kind);
         let of_user = counts.users.get(&user).copied().unwrap_or_default();
@@ -122,7 +122,7 @@ impl Places {
         let shares = of_user.all() < free || is_trusted(user) && free > 0;
         (of_process < most && fits && shares).then(|| {
             counts.add(kind, process, user);
-            Place { counts: self.counts.clone(), kind, process, user }
+            Permit { counts: self.counts.clone(), kind, process, user }
         })
     }
 
@@ -138,7 +138,7 @@ impl Places {
     }
 }
 
-impl Place {
+impl Permit {
     /// Counts one more of the same kind for the same process, also beyond the limit.
     pub fn another(&self) -> Self {
         lock(&self.counts).add(self.kind, self.process, self.user);
@@ -146,7 +146,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         lock(&self.counts).subtract(self.kind, self.process, self.user);
     }
