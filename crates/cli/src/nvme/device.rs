@@ -8,7 +8,7 @@
 //! Commands and copies overlap: while the mover copies some buffers, further commands use the others. The
 //! buffers are pinned if the device is a GPU. A digest of each MiB verifies the bytes.
 
-use inlane_copy::cost::{Cache, PathCosts};
+use inlane_copy::cost::Cache;
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::result::{ByteVerification, PathExplanation};
@@ -133,15 +133,7 @@ impl DeviceMemory {
     /// host memory. If no costs of paths are in this machine's cache, calibrates the paths.
     fn selector(&self, into: bool) -> Result<PathSelector> {
         let (from, to) = if into { (&self.host, &self.device) } else { (&self.device, &self.host) };
-        let mut cache = Cache::load();
-        let costs = match cache.get(from, to, &self.options).cloned() {
-            Some(costs) => costs,
-            None => {
-                let costs = PathCosts::calibrate(from, to, &self.options)?;
-                cache.put(from, to, &self.options, costs.clone());
-                costs
-            }
-        };
+        let costs = Cache::load().get_or_calibrate(from, to, &self.options)?;
         Ok(PathSelector::open(from, to, PathChoice::Auto, &self.options, Some(costs))?)
     }
 

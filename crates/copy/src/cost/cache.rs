@@ -10,11 +10,13 @@
 use super::PathCosts;
 use crate::device::Device;
 use crate::path_options::PathOptions;
+use inlane_core::Result;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The most entries in the file. The oldest measurements are removed first.
@@ -60,6 +62,42 @@ impl Cache {
     /// none.
     pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&PathCosts> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
+    }
+
+    /// Returns the stored costs. If there are none, or other processes disturbed their calibration, calibrates first.
+    ///
+    /// # Errors
+    /// As for [`PathCosts::calibrate`].
+    pub fn get_or_calibrate(
+        &mut self,
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        options: &PathOptions,
+    ) -> Result<PathCosts> {
+        match self.get(from, to, options).cloned() {
+            Some(costs) if !costs.disturbed => Ok(costs),
+            stored => self.calibrate(from, to, options, stored.as_ref()),
+        }
+    }
+
+    /// Calibrates the paths between two devices, and stores the costs. `disturbed` are the costs of an earlier
+    /// calibration that other processes disturbed.
+    ///
+    /// # Errors
+    /// As for [`PathCosts::calibrate`].
+    pub fn calibrate(
+        &mut self,
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        options: &PathOptions,
+        disturbed: Option<&PathCosts>,
+    ) -> Result<PathCosts> {
+        let mut costs = PathCosts::calibrate(from, to, options)?;
+        if let Some(disturbed) = disturbed {
+            costs = costs.improved_by(disturbed);
+        }
+        self.put(from, to, options, costs.clone());
+        Ok(costs)
     }
 
     /// Stores costs in memory and in the file. Keeps the entries that other processes added to the file
@@ -150,7 +188,6 @@ mod tests {
     use inlane_core::CompletionMode;
     use inlane_core::mover::Access;
     use inlane_twin::{Accelerator, Costs};
-    use std::sync::Arc;
 
     fn twins() -> [Arc<Device>; 2] {
         [0, 1].map(|index| Device::twin(Accelerator::new(index, Costs::published(index))))

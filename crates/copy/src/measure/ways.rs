@@ -183,14 +183,10 @@ impl Measurer<'_, '_> {
     /// processes disturbed.
     fn calibrate(&mut self, way: Way, disturbed: Option<PathCosts>) -> Result<Calibration> {
         self.watch(Event::Begins(&way.route(), Step::Calibration));
-        let mut costs = PathCosts::calibrate(way.from, way.to, way.options)?;
-        if let Some(disturbed) = &disturbed {
-            costs = costs.improved_by(disturbed);
-        }
+        let costs = self.session.cache.calibrate(way.from, way.to, way.options, disturbed.as_ref())?;
         if costs.disturbed {
             self.found.note(Note::Disturbed { route: way.route() });
         }
-        self.session.cache.put(way.from, way.to, way.options, costs.clone());
         Ok(Calibration { costs: Some(costs), is_stored: false })
     }
 
