@@ -6,7 +6,6 @@ use inlane_core::units;
 use inlane_model::published::{self, Published, TEST_BEDS};
 use inlane_model::result::{ChainResult, FlowLimit, FlowResult, ModelResult, ResourceResult, ResourceUnit};
 use inlane_model::{Case, Model};
-use inlane_offload::toml_error;
 use inlane_ports::pcap::same_file;
 use inlane_report::{Lines, grid};
 use std::io::{self, Write};
@@ -174,7 +173,7 @@ fn read(file: &str) -> anyhow::Result<String> {
 fn explained(error: inlane_model::Error, file: &str, text: &str) -> anyhow::Error {
     match error {
         inlane_model::Error::Toml { source, .. } => {
-            let (line, why) = toml_error::explain(&source, text);
+            let (line, why) = crate::settings::explain(&source, text);
             inlane_core::Error::invalid(format!("model {file}:{line}"), why).into()
         }
         other => other.into(),

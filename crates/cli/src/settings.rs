@@ -178,18 +178,22 @@ pub fn read(
     let variable = variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = named.or(variable) {
         let text = text_of(&path)?;
-        let place =
-            |at: usize| format!("settings file {}:{}", path.display(), text[..at].matches('\n').count() + 1);
-        let refused = |at: usize, why: String| Error::invalid(place(at), why);
+        let place = |line: usize| format!("settings file {}:{line}", path.display());
+        let refused = |line: usize, why: String| Error::invalid(place(line), why);
         let file = DeTable::parse(&text).map_err(|error| {
-            refused(error.span().map_or(0, |span| span.start), error.message().replace('\n', ", "))
+            let (line, why) = explain(&error, &text);
+            refused(line, why)
         })?;
         let mut found = Vec::new();
-        collect(command, "", file.get_ref(), &mut found).map_err(|(at, why)| refused(at, why))?;
+        collect(command, "", file.get_ref(), &mut found)
+            .map_err(|(at, why)| refused(line_of(&text, at), why))?;
         for setting in found.iter().filter(|setting| setting.table == settings.table) {
-            insert(setting, format!("the {}", place(setting.at))).map_err(|why| {
-                let line = text[setting.at..].lines().next().unwrap_or_default().trim();
-                refused(setting.at, format!("{line}: {why}"))
+            let line = line_of(&text, setting.at);
+            insert(setting, format!("the {}", place(line))).map_err(|why| {
+                // Show only the beginning of a long value.
+                let shown = text[setting.at..].lines().next().unwrap_or_default().trim();
+                let shown: String = shown.chars().take(80).collect();
+                refused(line, format!("{shown}: {why}"))
             })?;
         }
         settings.file = Some(path);
@@ -205,6 +209,16 @@ pub fn read(
         settings.arguments.splice(at..at, inserted);
     }
     Ok(settings)
+}
+
+/// Returns the number of the faulty line of `text`, and why the line is not TOML.
+pub fn explain(error: &toml::de::Error, text: &str) -> (usize, String) {
+    (line_of(text, error.span().map_or(0, |span| span.start)), error.message().replace('\n', ", "))
+}
+
+/// Returns the number of the line that contains the byte at `at`.
+fn line_of(text: &str, at: usize) -> usize {
+    text[..at].matches('\n').count() + 1
 }
 
 /// Returns the names of the subcommands on a command line, and the matches of the last.
