@@ -3,8 +3,9 @@
 use crate::output::Output;
 use inlane_core::result::Document;
 use inlane_core::units;
-use inlane_model::published::{self, Published, TEST_BEDS};
+use inlane_model::published::{Published, Status};
 use inlane_model::result::{ChainResult, FlowLimit, FlowResult, ModelResult, ResourceResult, ResourceUnit};
+use inlane_model::test_beds::TEST_BEDS;
 use inlane_model::{Case, Model};
 use inlane_ports::pcap::same_file;
 use inlane_report::{Lines, grid};
@@ -320,7 +321,7 @@ fn published_cells(row: &ModelResult) -> Option<Vec<String>> {
         value(result.published),
         value(result.model),
         result.residual.map_or("-".into(), |residual| format!("{:+.1} %", residual * 100.0)),
-        result.status.map_or("-", published::Status::words).into(),
+        result.status.map_or("-", Status::words).into(),
         row.case.clone(),
         row.assumptions.join("; "),
     ])

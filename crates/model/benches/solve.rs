@@ -23,7 +23,7 @@ fn measure(name: &str, network: &Network) {
 fn main() {
     println!("10,000 flows over 1,000 resources; median (minimum to maximum) of 9");
     measure("weights", &large::network(10_000, 1_000, 7, |_| Sharing::Scheduler));
-    let mixed = |index: usize| if index % 50 == 0 { Sharing::Fifo } else { Sharing::Requester };
+    let mixed = |index: usize| if index.is_multiple_of(50) { Sharing::Fifo } else { Sharing::Requester };
     measure("one queue in 50", &large::network(10_000, 1_000, 7, mixed));
     measure("queues", &large::network(10_000, 1_000, 7, |_| Sharing::Fifo));
     measure("10,000 levels", &large::rounds(10_000));

@@ -1,7 +1,7 @@
 //! Errors of networks and of model files.
 
 use crate::field::SET;
-use crate::network::{FlowId, ResourceId};
+use crate::id::{FlowId, ResourceId};
 use inlane_core::error::Class;
 use std::fmt;
 
@@ -221,9 +221,6 @@ pub enum Error {
         /// The resource.
         resource: ResourceId,
     },
-    /// A fit that the measurements do not allow.
-    #[error(transparent)]
-    Fit(#[from] crate::fit::FitError),
     /// A model file that is not TOML.
     #[error("model {file}: {}", source.message())]
     Toml {

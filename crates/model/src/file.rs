@@ -8,11 +8,10 @@ pub use chains::{Chain, Stage};
 
 use crate::error::{Error, Problem, Result};
 use crate::network::Network;
-use crate::published::{Published, Status};
+use crate::published::{Published, PublishedUnit, Status};
 use crate::solve::{Margin, Solution};
 use crate::tree::{Node, PUBLISHED, Reader, Tree, Value, similar};
 use resources::Resources;
-pub(crate) use resources::require;
 use std::collections::HashMap;
 
 /// The keys of a file's root, apart from the published results.
@@ -91,6 +90,23 @@ pub struct Case {
 }
 
 impl Case {
+    /// Returns the value that the case predicts, in a unit. `None` if it predicts another kind of quantity.
+    pub fn value(&self, unit: PublishedUnit) -> Option<f64> {
+        let sum = |flows: &[usize]| flows.iter().map(|flow| self.solution.flows[*flow].rate).sum::<f64>();
+        let (rate, time, share) = match self.quantity.as_ref()? {
+            Quantity::Rates(of, over) if over.is_empty() => (Some(sum(of)), None, None),
+            Quantity::Rates(of, over) => (None, None, Some(sum(of) / sum(over))),
+            Quantity::Chain(chain) => (self.chains[*chain].rate(), Some(self.chains[*chain].time), None),
+        };
+        match unit {
+            PublishedUnit::Gigabits => rate.map(|rate| rate * 8.0 / 1e9),
+            PublishedUnit::Megabits => rate.map(|rate| rate * 8.0 / 1e6),
+            PublishedUnit::Mebibytes => rate.map(|rate| rate / 1048576.0),
+            PublishedUnit::Microseconds => time.map(|time| time * 1e6),
+            PublishedUnit::Percent => share.map(|share| share * 100.0),
+        }
+    }
+
     /// Returns the margin of each flow.
     pub fn margins(&self) -> Vec<Margin> {
         self.network.margins(&self.solution)

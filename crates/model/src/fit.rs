@@ -13,7 +13,8 @@
 //! that the antagonist gains, so `u = -1 / (dx/da)`.
 
 use crate::error::Result;
-use crate::network::{Flow, Network, Resource, ResourceId};
+use crate::id::ResourceId;
+use crate::network::{Flow, Network, Resource};
 use crate::solve::Solution;
 
 /// Why measurements allow no fit.

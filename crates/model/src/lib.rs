@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  Model        a TOML file: resources, flows, stages, cases       Network      resources and flows, by number
-//!  TestBed      a file of a published system with its results      Solution     rates, limits, use of resources
+//!  test_beds    files of published systems with their results      Solution     rates, limits, use of resources
 //!  fit          capacities, uses and latencies from measurements   Margin       a flow's rate without its limit
 //! ```
 //!
@@ -29,12 +29,14 @@ mod error;
 pub mod file;
 mod fill;
 pub mod fit;
+mod id;
 mod network;
 pub mod pcie;
 pub mod published;
 mod quantity;
 pub mod result;
 mod solve;
+pub mod test_beds;
 mod tree;
 
 /// The settings that messages of this crate name.
@@ -49,5 +51,6 @@ pub mod field {
 
 pub use error::{Error, Item, Place, Problem, Result};
 pub use file::{Case, Model};
-pub use network::{Flow, FlowId, Network, RANGE, Resource, ResourceId, Sharing, WEIGHTS, Window};
+pub use id::{FlowId, ResourceId};
+pub use network::{Flow, Network, RANGE, Resource, Sharing, WEIGHTS, Window};
 pub use solve::{FlowRate, Limit, Margin, ResourceUse, Solution};

@@ -1,6 +1,7 @@
 //! Resources and flows.
 
 use crate::error::{Error, Item, Result};
+use crate::id::{FlowId, ResourceId};
 use std::ops::RangeInclusive;
 
 /// The values that capacities, rates, uses, windows and latencies may have, apart from zero. Products and
@@ -8,28 +9,6 @@ use std::ops::RangeInclusive;
 pub const RANGE: RangeInclusive<f64> = 1e-30..=1e30;
 /// The values that weights, numbers of requesters and ratios may have.
 pub const WEIGHTS: RangeInclusive<f64> = 1e-9..=1e9;
-
-/// The number of a resource in its network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ResourceId(pub(crate) usize);
-
-/// The number of a flow in its network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowId(pub(crate) usize);
-
-impl ResourceId {
-    /// Returns the index of the resource in [`crate::Solution::resources`].
-    pub fn index(self) -> usize {
-        self.0
-    }
-}
-
-impl FlowId {
-    /// Returns the index of the flow in [`crate::Solution::flows`].
-    pub fn index(self) -> usize {
-        self.0
-    }
-}
 
 /// How a full resource divides its capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

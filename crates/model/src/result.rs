@@ -182,7 +182,7 @@ impl ModelResult {
                     .collect(),
             });
         let published = published.map(|published| {
-            let value = published.model_value(case);
+            let value = case.value(published.unit);
             PublishedResult {
                 what: published.what.clone(),
                 unit: published.unit,

@@ -8,7 +8,8 @@
 
 use crate::error::{Error, Result};
 use crate::fill::{Filled, Limiter, Use, Uses, fill};
-use crate::network::{FlowId, Network, ResourceId, Sharing, Window};
+use crate::id::{FlowId, ResourceId};
+use crate::network::{Network, Sharing, Window};
 
 /// The relative change of rates at which the computation ends.
 const SETTLED: f64 = 1e-7;

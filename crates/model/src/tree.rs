@@ -265,6 +265,11 @@ impl<'a> Reader<'a> {
         Some(self.below(key, self.get(key)?))
     }
 
+    /// Returns a reader of the value of a key that must be given. `example` says what to give.
+    pub fn require(&self, key: &'static str, example: &'static str) -> Result<Reader<'a>> {
+        self.value(key).ok_or_else(|| self.wrong(Problem::Missing { key, example }))
+    }
+
     fn below(&self, key: &str, node: &'a Node) -> Reader<'a> {
         let dot = if self.key.is_empty() { "" } else { "." };
         Reader::new(self.file.clone(), format!("{}{dot}{key}", self.key), node)

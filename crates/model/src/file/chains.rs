@@ -1,6 +1,5 @@
 //! Chains of stages, whose times add up.
 
-use super::resources::require;
 use super::unknown;
 use crate::error::{Problem, Result};
 use crate::network::RANGE;
@@ -77,16 +76,13 @@ impl Builder<'_> {
         }
         within.push(index);
         let bytes = reader.value("bytes").map(|value| value.bytes()).transpose()?;
-        require(reader, "stages", "list them, for example stages = [\"send\", \"receive\"]")?;
+        reader.require("stages", "list them, for example stages = [\"send\", \"receive\"]")?;
         let mut stages = Vec::new();
         for element in reader.list("stages")? {
             let (stage, factor) = match element.node() {
                 Value::Table(_) => {
-                    let stage = require(
-                        &element,
-                        "stage",
-                        "name one, for example { stage = \"send\", factor = 0.5 }",
-                    )?;
+                    let stage = element
+                        .require("stage", "name one, for example { stage = \"send\", factor = 0.5 }")?;
                     let factor = element.value("factor").map_or(Ok(1.0), |value| value.number(0.0, 1e9))?;
                     element.finish()?;
                     (stage, factor)

@@ -3,7 +3,8 @@
 use super::resources::{Handle, Resources};
 use super::{FlowInfo, unknown};
 use crate::error::{Problem, Result};
-use crate::network::{Flow, Network, ResourceId, WEIGHTS, Window};
+use crate::id::ResourceId;
+use crate::network::{Flow, Network, WEIGHTS, Window};
 use crate::pcie::Transfer;
 use crate::tree::{Reader, Value};
 use inlane_core::units::Rate;

@@ -2,7 +2,8 @@
 
 use super::{ResourceInfo, Unit};
 use crate::error::{Problem, Result};
-use crate::network::{Network, RANGE, Resource, ResourceId, Sharing};
+use crate::id::ResourceId;
+use crate::network::{Network, RANGE, Resource, Sharing};
 use crate::pcie::Pcie;
 use crate::tree::Reader;
 use std::collections::HashMap;
@@ -87,14 +88,14 @@ impl Resources {
     }
 
     fn read_one(&mut self, name: &str, reader: &Reader<'_>, network: &mut Network) -> Result<Handle> {
-        let kind = require(reader, "kind", "choose one, for example kind = \"pcie\"")?.choice(&KINDS)?;
+        let kind = reader.require("kind", "choose one, for example kind = \"pcie\"")?.choice(&KINDS)?;
         let sharing = reader.value("sharing").map(|value| value.choice(&SHARING)).transpose()?;
         let default = if matches!(kind, Kind::Cores) { Sharing::Scheduler } else { Sharing::Requester };
         let sharing = sharing.unwrap_or(default);
         let efficiency = reader.value("efficiency").map_or(Ok(1.0), |value| value.number(1e-3, 1.0))?;
         let rate = |key: &'static str| reader.value(key).map(|value| value.rate()).transpose();
         let whole = |key, default, most| reader.value(key).map_or(Ok(default), |value| value.whole(1, most));
-        let required = |key| require(reader, key, "give a rate, for example rate = \"55 GB/s\"")?.rate();
+        let required = |key| reader.require(key, "give a rate, for example rate = \"55 GB/s\"")?.rate();
         let mut add = |suffix: &str, capacity: f64, unit: Unit| {
             let capacity = capacity * efficiency;
             let id = network.add_resource(Resource { capacity, sharing });
@@ -114,8 +115,9 @@ impl Resources {
         Ok(match kind {
             Kind::Pcie => {
                 let generation =
-                    require(reader, "gen", "give the generation, for example gen = 5")?.whole(1, 6)?;
-                let lanes = require(reader, "width", "give the number of lanes, for example width = 16")?
+                    reader.require("gen", "give the generation, for example gen = 5")?.whole(1, 6)?;
+                let lanes = reader
+                    .require("width", "give the number of lanes, for example width = 16")?
                     .whole(1, 32)?;
                 let max_payload = whole("mps", 256, 4096)?;
                 let link = Pcie {
@@ -165,8 +167,8 @@ impl Resources {
                     Some(rate) => rate,
                     None => {
                         let example = "give a rate, or channels and megatransfers, for example channels = 2, megatransfers = 5600";
-                        let channels = require(reader, "channels", example)?.whole(1, MANY)?;
-                        let transfers = require(reader, "megatransfers", example)?.number(1.0, 1e6)?;
+                        let channels = reader.require("channels", example)?.whole(1, MANY)?;
+                        let transfers = reader.require("megatransfers", example)?.number(1.0, 1e6)?;
                         let bits = whole("bits", 64, 8192)?;
                         f64::from(channels) * transfers * 1e6 * f64::from(bits) / 8.0
                     }
@@ -176,7 +178,7 @@ impl Resources {
                 Handle::Memory { id: add("", capacity, Unit::Bytes)?, write_cost }
             }
             Kind::Cores => {
-                let count = require(reader, "count", "give the number of cores, for example count = 4")?;
+                let count = reader.require("count", "give the number of cores, for example count = 4")?;
                 Handle::Plain(add("", count.number(1e-3, f64::from(MANY))?, Unit::Seconds)?)
             }
             Kind::Engine => {
@@ -193,13 +195,4 @@ impl Resources {
             },
         })
     }
-}
-
-/// Returns a reader of a key that must be given.
-pub(crate) fn require<'a>(
-    reader: &Reader<'a>,
-    key: &'static str,
-    example: &'static str,
-) -> Result<Reader<'a>> {
-    reader.value(key).ok_or_else(|| reader.wrong(Problem::Missing { key, example }))
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::published::TEST_BEDS;
+use crate::test_beds::TEST_BEDS;
 use proptest::prelude::*;
 
 const SYSTEM: &str = r#"title = "a system"

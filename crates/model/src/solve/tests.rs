@@ -150,14 +150,14 @@ fn unusable_numbers_are_refused() {
     assert!(matches!(network.solve(), Err(Error::NoWindow { flow: FlowId(0), .. })));
 }
 
-/// The uses of resources, the weight and the cap of a flow.
-type RandomFlow = (Vec<(usize, f64)>, f64, Option<f64>);
+/// The uses, weight and demand of a flow.
+type FlowOf = (Vec<(usize, f64)>, f64, Option<f64>);
 
-/// A random network: capacities, and for each flow its uses, weight and demand.
+/// A random network.
 #[derive(Clone, Debug)]
 struct Instance {
     capacities: Vec<f64>,
-    flows: Vec<RandomFlow>,
+    flows: Vec<FlowOf>,
 }
 
 fn instances(resources: usize, flows: usize) -> impl Strategy<Value = Instance> {

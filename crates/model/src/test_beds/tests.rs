@@ -1,9 +1,11 @@
 use super::*;
+use crate::file::{Case, Quantity};
+use crate::published::{Published, PublishedUnit, Status};
 
-/// A file's name, its cases, and its published figures.
-type PublishedFile = (String, Vec<Case>, Vec<(String, Published)>);
+/// A test bed: its name, cases and results.
+type Bed = (String, Vec<Case>, Vec<(String, Published)>);
 
-fn cases() -> Vec<PublishedFile> {
+fn cases() -> Vec<Bed> {
     let read = |(name, _): &(&str, &str)| {
         let model = test_bed(name).unwrap().unwrap();
         (name.to_string(), model.cases(&[]).unwrap(), model.published().unwrap())
@@ -20,7 +22,7 @@ fn each_case_of_a_test_bed_has_a_result_and_each_result_a_case() {
     for (bed, cases, published) in cases() {
         for case in &cases {
             let name = case.published.as_deref().expect("a case of a test bed names its result");
-            let value = find(&published, name).model_value(case);
+            let value = case.value(find(&published, name).unit);
             assert!(value.is_some_and(f64::is_finite), "{bed}: {}: no value", case.name);
             assert!(case.status.is_some(), "{bed}: {}: no status", case.name);
             assert!(
@@ -92,7 +94,7 @@ fn identities_are_exact() {
             // The published shares divide MiB by MB, which the case corrects.
             let expected = published.value.unwrap()
                 * if published.unit == PublishedUnit::Percent { 1.0737 } else { 1.0 };
-            let value = published.model_value(case).unwrap();
+            let value = case.value(published.unit).unwrap();
             assert!(
                 (value / expected - 1.0).abs() < 0.003,
                 "{bed}: {}: {value} and not {expected}",
