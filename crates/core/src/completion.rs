@@ -17,8 +17,9 @@ pub use expectation::ExpectedDurations;
 pub use wait::{Slept, Wait, WaitPlan, Waited, sleep_precisely};
 
 /// How the end of an operation is detected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "documents", serde(rename_all = "lowercase"))]
 pub enum CompletionMode {
     /// Poll until the operation has completed.
     #[default]

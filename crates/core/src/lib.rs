@@ -9,13 +9,15 @@
 //! | [`mover`], [`access`] | copies between regions; the CPU's loads and stores to device memory |
 //! | [`completion`] | how the end of an operation is detected |
 //! | [`code_cache`] | compiled code on disk |
-//! | [`result`], [`stats`] | the fields that all result documents share; statistics |
+//! | `result` | the fields that all result documents share |
+//! | [`stats`], [`verification`] | statistics; the outcome of checking what a run moved |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
 //! | [`setting`], [`secret`] | the names of settings in messages; secrets that messages leave out |
 //! | [`cgroup`] | limits of control groups |
 //! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
-//! This crate contains no device code.
+//! This crate contains no device code. The module `result` needs the cargo feature `documents`, so who uses rings or ports does not build
+//! JSON schemas.
 
 pub mod access;
 mod cache;
@@ -31,12 +33,14 @@ pub mod packet;
 pub mod port;
 pub mod privileges;
 pub mod region;
+#[cfg(feature = "documents")]
 pub mod result;
 pub mod ring;
 pub mod secret;
 pub mod setting;
 pub mod stats;
 pub mod units;
+pub mod verification;
 
 pub use completion::CompletionMode;
 pub use error::{Error, Result};

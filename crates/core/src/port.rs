@@ -6,8 +6,8 @@ pub mod spec;
 
 use crate::error::Result;
 use crate::packet::{Packet, Pool};
-use crate::result::Verification;
 use crate::stats::LatencyHistogram;
+use crate::verification::Verification;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 

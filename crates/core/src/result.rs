@@ -7,16 +7,16 @@
 
 mod explanation;
 mod row;
-mod verification;
+mod setting;
 
 use crate::secret::without_secret;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
+pub use crate::verification::{ByteVerification, Verification};
 pub use explanation::{Baseline, Ceiling, NotTaken, PathExplanation, Reason};
 pub use row::{Cell, Row};
-pub use verification::{ByteVerification, Verification};
 
 /// The version of the JSON schema of result documents.
 pub const SCHEMA_VERSION: u32 = 5;

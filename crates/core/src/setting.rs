@@ -4,9 +4,6 @@
 //! file or a field of a structure. A program can install a translator, which shows each field as its users know it.
 //! The `inlane` command shows flags.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Serialize, Serializer};
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -36,23 +33,6 @@ impl Field {
     /// Returns the field with a value. Use it where a message repeats the value or proposes one.
     pub fn with(self, value: impl fmt::Display) -> FieldValue {
         FieldValue { field: self, value: value.to_string() }
-    }
-}
-
-/// Documents contain the name without translation.
-impl Serialize for Field {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0)
-    }
-}
-
-impl JsonSchema for Field {
-    fn schema_name() -> Cow<'static, str> {
-        "Field".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "description": "The name of a setting." })
     }
 }
 

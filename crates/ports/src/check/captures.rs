@@ -4,7 +4,7 @@
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
-use inlane_core::result::Verification;
+use inlane_core::verification::Verification;
 use inlane_core::{Error, Result};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;

@@ -7,8 +7,8 @@ use crate::pcap::{CaptureSink, CaptureSource, Playback, TimestampSource};
 use crate::spec::PortSpec;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
-use inlane_core::result::Verification;
 use inlane_core::units::Rate;
+use inlane_core::verification::Verification;
 use inlane_core::{Error, HeapPool, Packet, Pool, Port, Result, Rx, Tx};
 use std::sync::Arc;
 

@@ -1,31 +1,29 @@
 //! The outcome of checking the data that a run moved. It counts lost, duplicated, reordered and altered
 //! packets, or altered bytes.
 
-use schemars::JsonSchema;
-use serde::Serialize;
-
 /// The outcome of checking packets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct Verification {
     /// How packets were checked, for example `every packet against the reference function macswap`.
     pub method: String,
     /// The number of packets that had to arrive. Null if the sender is another process or has sent nothing.
-    #[serde(rename = "expected_packets")]
+    #[cfg_attr(feature = "documents", serde(rename = "expected_packets"))]
     pub expected: Option<u64>,
     /// The number of packets that were checked.
-    #[serde(rename = "verified_packets")]
+    #[cfg_attr(feature = "documents", serde(rename = "verified_packets"))]
     pub checked: u64,
     /// Packets that were sent and not received.
-    #[serde(rename = "lost_packets")]
+    #[cfg_attr(feature = "documents", serde(rename = "lost_packets"))]
     pub lost: u64,
     /// Packets that were received more than once.
-    #[serde(rename = "duplicated_packets")]
+    #[cfg_attr(feature = "documents", serde(rename = "duplicated_packets"))]
     pub duplicated: u64,
     /// Packets that arrived after a later packet of the same flow.
-    #[serde(rename = "reordered_packets")]
+    #[cfg_attr(feature = "documents", serde(rename = "reordered_packets"))]
     pub reordered: u64,
     /// Packets whose bytes differ from what was expected.
-    #[serde(rename = "altered_packets")]
+    #[cfg_attr(feature = "documents", serde(rename = "altered_packets"))]
     pub altered: u64,
     /// An altered packet, and its first difference from what was expected. Null if no altered packet could be identified.
     pub altered_example: Option<String>,
@@ -82,7 +80,8 @@ impl Verification {
 }
 
 /// The outcome of checking transferred bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct ByteVerification {
     /// How bytes were checked.
     pub method: String,
