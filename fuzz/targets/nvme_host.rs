@@ -59,8 +59,7 @@ impl Host {
             }
             self.connection.received(total, 1);
             while let Some(slot) = self.connection.next_operation() {
-                loop {
-                    let Some((descriptor, call)) = self.connection.call(slot) else { break };
+                while let Some((descriptor, call)) = self.connection.call(slot) {
                     if !self.connection.returned(slot, storage::make(call, descriptor), 1) {
                         break;
                     }
