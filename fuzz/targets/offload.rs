@@ -6,7 +6,8 @@
 
 use inlane_offload_protocol::datagram::{self, Header};
 use inlane_offload_protocol::lease::{PostedReceive, RECEIVE, SendLease};
-use inlane_offload_protocol::message::{Message, accept, read_options};
+use inlane_offload_protocol::message::{Message, read_options};
+use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::{Rule, Use, decide};
 use inlane_offload_protocol::{address, message};
 use libfuzzer_sys::fuzz_target;
@@ -26,7 +27,10 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(found) = address::decode(bytes) {
         assert_eq!(address::decode(&address::encode(Some(found))), Some(found));
     }
-    let _ = accept::decode(bytes);
+    if let Some(name) = SocketName::decode(bytes) {
+        // A stand-in has the name of a listener.
+        assert!(name.kind.is_stand_in() || SocketName::decode(&name.encode()) == Some(name));
+    }
     if let Some(engine) = bytes.first_chunk() {
         let engine = u64::from_le_bytes(*engine);
         let header = Header::decode(engine, bytes);
