@@ -101,12 +101,14 @@ mod tests {
             (&["forward"], inlane_ports::field::ALL),
             (&["model"], inlane_model::field::ALL),
             (&["copy"], inlane_copy::field::ALL),
+            #[cfg(feature = "cuda")]
             (&["forward"], inlane_cuda::field::ALL),
             (&["nvme.target"], OF_TARGETS),
             (&initiators, OF_INITIATORS),
             (&["nvme.read", "nvme.write"], OF_TRANSFERS),
             (&["nvme.bench"], OF_BENCHES),
             (&["nvme.export.nbd"], OF_EXPORTS),
+            #[cfg(feature = "dpdk")]
             (&["forward"], inlane_dpdk::field::ALL),
             (&["copy"], inlane_pci::field::ALL),
             (&["ntb.run"], inlane_ntb::field::OF_JOBS),
