@@ -47,7 +47,7 @@ fn a_model_is_not_overwritten_and_other_files_are_refused() {
         (&[folder.path().to_str().unwrap()], 2, "it is a directory"),
         (&["/bin/sh"], 2, "it is not text in UTF-8"),
         (&[name, "--published"], 2, "leave out --published"),
-        (&[], 2, "FILE is missing"),
+        (&[], 2, "<FILE>"),
     ] {
         let output = inlane(arguments);
         let error = String::from_utf8_lossy(&output.stderr);
