@@ -4,7 +4,8 @@
 use crate::input::Input;
 use crate::world::World;
 use crate::{HONEST, MOST_ENDS};
-use inlane_offload_protocol::message::{self, Message, Operation, accept, write_options};
+use inlane_offload_protocol::message::{self, Message, Operation, write_options};
+use inlane_offload_protocol::name::SOCKET_LEN;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
@@ -147,7 +148,7 @@ impl World {
                 input.choose(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]),
             )),
             4 => {
-                let mut bytes = [0; accept::LEN + 1];
+                let mut bytes = [0; SOCKET_LEN + 1];
                 if let Some((_, Some(descriptor))) = receive(end, &mut bytes) {
                     self.hostile.ends.push(descriptor);
                 }
@@ -195,7 +196,7 @@ impl World {
         let mut start = Message::new(Operation::Start);
         start.set_handle(reply.handle().expect("the handle of a new connection"));
         self.ask(true, &start, None);
-        let mut record = [0; accept::LEN];
+        let mut record = [0; SOCKET_LEN];
         let accepted =
             receive(self.honest.ends[listener].as_fd(), &mut record).and_then(|(_, descriptor)| descriptor);
         self.honest.ends.push(accepted.expect("an honest connection is accepted"));

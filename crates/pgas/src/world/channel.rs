@@ -20,8 +20,8 @@ use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Size in bytes of the arena. It has room for 39 channels of 1,024 PEs, or for 992 channels of two PEs.
-const ARENA: usize = 8 << 20;
+/// The number of channels of all PEs for which the arena has room, within the limits of [`arena_bytes`].
+const CHANNELS: usize = 64;
 /// Size in bytes of a channel's chunk: the most that a reduction over a channel combines in one step.
 const PLACE_CHUNK: usize = 8 << 10;
 /// In a place of the workspace, each PE has 128 bytes. This is the offset in these bytes of the number that
@@ -30,7 +30,14 @@ const LENGTH: usize = 64;
 
 /// Returns the size in bytes of the collectives' workspace in a job of `pes` PEs.
 pub(super) fn workspace_bytes(pes: u32) -> usize {
-    arena_offset(pes) + ARENA
+    arena_offset(pes) + arena_bytes(pes)
+}
+
+/// Returns the size in bytes of the arena in a job of `pes` PEs: 1 to 8 MiB. Two PEs have room for 124 channels, 64 PEs
+/// for 64 channels of all PEs, and 1,024 PEs for 39. Small jobs have a small arena, because a window to another machine
+/// may have only a few MiB.
+fn arena_bytes(pes: u32) -> usize {
+    (CHANNELS * place_bytes(pes)).clamp(1 << 20, 8 << 20)
 }
 
 /// Returns the offset of the fixed place.
@@ -52,8 +59,8 @@ fn place_bytes(size: u32) -> usize {
 pub(super) struct Places(Arc<Mutex<Heap>>);
 
 impl Places {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(Heap::new(ARENA, 0))))
+    pub(super) fn new(pes: u32) -> Self {
+        Self(Arc::new(Mutex::new(Heap::new(arena_bytes(pes), 0))))
     }
 
     /// Allocates a place for a channel of `size` PEs. Returns `None` if there is no room.
@@ -197,7 +204,7 @@ impl<T: Transport> World<T> {
         let own = place.as_ref().map_or(0, |place| place.offset as u64 + 1);
         let numbers = self.tell_all(&within, own)?;
         let Some(place) = place.filter(|_| !numbers.contains(&0)) else { return Ok(None) };
-        let most = (ARENA - place_bytes(set.size)) as u64 + 1;
+        let most = (arena_bytes(self.pes()) - place_bytes(set.size)) as u64 + 1;
         if let Some(wrong) = numbers.iter().position(|number| *number > most || number % 8 != 1) {
             let what = format!("the place that PE {} chose for a team's collectives", set.pe(wrong as u32));
             return Err(Error::invalid(what, "it lies outside the workspace"));

@@ -125,6 +125,7 @@ impl<T: Transport> World<T> {
         }
         let heap_bytes = length - heap_offset;
         let shares_processors = transport.shares_processors();
+        let places = channel::Places::new(transport.pes());
         let origin = (base as usize + heap_offset) % transport.alignment();
         Ok(Self {
             transport,
@@ -136,7 +137,7 @@ impl<T: Transport> World<T> {
             heap_bytes,
             heap: Mutex::new(Heap::new(heap_bytes, origin)),
             collective: Mutex::new(()),
-            places: channel::Places::new(),
+            places,
             shares_processors,
             scattered_from: collective::SCATTERED_FROM,
         })
