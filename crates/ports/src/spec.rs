@@ -283,7 +283,7 @@ impl PortSpec {
 
     #[cfg(not(feature = "dpdk"))]
     fn parse_dpdk(text: &str) -> crate::Result<Self> {
-        let why = "this program was built without the cargo feature dpdk; build it with that feature";
+        let why = "this program was built without the cargo feature dpdk; build it with --features dpdk";
         Err(Error::port_environment(text, why).into())
     }
 

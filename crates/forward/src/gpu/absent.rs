@@ -19,7 +19,7 @@ pub enum Gpu {}
 /// Always: names the cargo feature that is missing.
 pub(crate) fn open(index: u32) -> Result<Arc<Gpu>> {
     let why = format!(
-        "this program was built without the cargo feature cuda; build it with that feature, or use {}",
+        "this program was built without the cargo feature cuda; build it with --features cuda, or use {}",
         crate::field::ON.with("cpu")
     );
     Err(inlane_core::Error::device_environment(format!("gpu:{index}"), why).into())

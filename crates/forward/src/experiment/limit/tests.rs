@@ -60,7 +60,7 @@ fn a_busy_thread_is_the_limit() {
     let single = config("null");
     let evidence = ["thread: ", "busy 97 % of the time", "the packet function alone takes 25 %"];
     assert_limit(&single, &with_ceiling(outcome(&single, &[0.97]), 4e6), &evidence);
-    let mut two = config("af_xdp:eth0");
+    let mut two = config("pcap:-");
     two.pipelines = 2;
     assert_limit(&two, &outcome(&two, &[0.02, 0.99]), &["thread: ", "busy 2 % to 99 %"]);
 }
@@ -69,9 +69,9 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // Unlike a generator, an AF_XDP port can run out of packets. If the port lost none, the source is the
-    // limit. If the port lost some, the workers are the limit.
-    split.route = config("af_xdp:eth0").route;
+    // Unlike a generator, a pipe can run out of packets. If none was lost, the source is the limit. If some were lost,
+    // the workers are the limit.
+    split.route = config("pcap:-").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
     missed.result.rx.missed = 7;
