@@ -32,7 +32,7 @@ pub fn show_as_flags(command: &Command, subcommand: &str) {
     }));
 }
 
-/// Returns the field of a flag of the running subcommand. Name a flag by it in messages of this crate.
+/// Returns the field of a flag of the running subcommand. Use it to name the flag in messages of this crate.
 pub fn flag(name: &'static str) -> Field {
     Field::new(name)
 }

@@ -54,9 +54,8 @@ pub fn without_equals(error: &clap::Error, command: &Command, settings: &Setting
     (error.kind() == ErrorKind::UnknownArgument && definition.is_require_equals_set()).then(why)
 }
 
-/// Returns the arguments in a form that clap understands, if the error `error` is about one of two forms that it does not
-/// understand: a negative number behind a flag, as in `--rate -1`, and `inlane help --help`. Otherwise, returns the
-/// arguments as they are.
+/// Rewrites two forms of arguments that clap refuses with `error`, although their meaning is clear: a negative number
+/// after a flag, as in `--rate -1`, and `inlane help --help`. Returns all other arguments unchanged.
 pub fn corrected(error: &clap::Error, mut arguments: Vec<OsString>) -> Vec<OsString> {
     let found = |kind| texts(error, kind).into_iter().next().unwrap_or_default();
     match error.kind() {

@@ -124,7 +124,7 @@ pub fn read(
     let (path, matches) = innermost(&matches);
     settings.table = path.join(".");
     let parsed = command.clone().try_get_matches_from(&settings.arguments);
-    // The settings may have the flags that are missing on the command line.
+    // The settings file and the environment may set the flags that are missing on the command line.
     let is_valid = parsed.map_or_else(|error| error.kind() == ErrorKind::MissingRequiredArgument, |_| true);
     if !is_valid || path.is_empty() {
         return Ok(settings);

@@ -162,7 +162,7 @@ impl Curve {
     }
 }
 
-/// What a calibration observes besides times.
+/// The state of a calibration besides its times.
 struct Load {
     stop: Arc<AtomicBool>,
     /// True if threads of this process waited for processors, so that a time may be too long.
@@ -280,8 +280,8 @@ impl PathCosts {
         Ok(costs)
     }
 
-    /// Returns these costs with the shorter of each two times, if both calibrations were disturbed. A disturbance
-    /// only makes times longer.
+    /// Merges two disturbed calibrations: takes the shorter time of each transfer, because a disturbance only makes
+    /// times longer. Returns these costs unchanged unless both calibrations were disturbed.
     pub fn improved_by(mut self, other: &Self) -> Self {
         if !(self.disturbed && other.disturbed) {
             return self;

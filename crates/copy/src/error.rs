@@ -33,7 +33,7 @@ pub enum Error {
         to: Endpoint,
         /// Why each path cannot be used.
         refused: BTreeMap<Path, Reason>,
-        /// The gravest class among the errors of the paths.
+        /// The most severe class among the errors of the paths.
         class: Class,
     },
     /// A BAR cannot be opened.

@@ -1,13 +1,14 @@
 //! Detects other work on this machine that delays a measurement.
 //!
-//! Two signs must agree. The threads of this process waited for a processor, and other processes used processors
-//! meanwhile. Waiting alone is no sign: on a machine with few cores, the threads of one transfer wait for each other.
+//! A measurement counts as disturbed only if threads of this process waited for a processor while other processes used
+//! processors. Waiting alone proves nothing: on a machine with few cores, the threads of one transfer wait for each
+//! other.
 
 use inlane_core::cores;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// The least processor time of others, as a share of the elapsed time, if a measurement counts as disturbed.
+/// Other processes are busy if they used more than this share of the elapsed time.
 const OTHERS: f64 = 0.2;
 
 /// Returns how long the threads of this process have waited for a processor so far, all together. Returns zero if
@@ -21,7 +22,7 @@ pub(crate) fn waited() -> Duration {
     Duration::from_nanos(waited.sum())
 }
 
-/// Watches what other processes do during a measurement, from its creation on.
+/// Measures the processor time that other processes use, from the creation of this value on.
 pub(crate) struct Interference {
     began: Instant,
     others: Duration,

@@ -1,8 +1,8 @@
 //! The explained measurement: chooses the path of each transfer, calibrates if necessary, measures, verifies, and
 //! puts prediction and ceiling beside each result.
 //!
-//! [`measure`] is the whole of it in one call. A [`Session`] makes several measurements, which share calibrations
-//! and ceilings, and can be watched.
+//! [`measure`] does all of this in one call. A [`Session`] makes several measurements that share calibrations and
+//! ceilings, and reports their progress.
 
 mod contradiction;
 mod note;

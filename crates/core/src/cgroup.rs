@@ -14,7 +14,7 @@ pub struct CpuQuota {
 }
 
 impl CpuQuota {
-    /// Returns the quota that allows this process the fewest processors, from its own group or a group above.
+    /// Returns the tightest quota of this process, from its own group or a group above.
     /// `None` if there is no quota.
     pub fn of_this_process() -> Option<Self> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -63,8 +63,8 @@ impl CpuQuota {
     }
 }
 
-/// Returns where a line of /proc/self/cgroup has its group: the mounted root, and the path below it. `None` for a
-/// hierarchy that does not control processors.
+/// Returns the control group that a line of /proc/self/cgroup names: the mounted root of its hierarchy, and the path
+/// below it. `None` for a hierarchy that does not control processors.
 fn hierarchy(line: &str) -> Option<(PathBuf, &str)> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, own) = (fields.next()?, fields.next()?);

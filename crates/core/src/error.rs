@@ -97,8 +97,8 @@ pub enum Error {
 pub struct NotStarted(std::io::Error);
 
 impl NotStarted {
-    /// Marks the error of starting a thread or a process, if it is EAGAIN. The result has the same text, so put it where
-    /// the error of the system belongs.
+    /// Wraps `error`, which starting a thread or a process returned, if it is EAGAIN. Returns other errors unchanged.
+    /// Use the result in place of `error`: its text is the same.
     pub fn of(error: std::io::Error) -> std::io::Error {
         match error.kind() {
             std::io::ErrorKind::WouldBlock => std::io::Error::new(error.kind(), Self(error)),

@@ -16,8 +16,8 @@
 //! | [`cgroup`] | limits of control groups |
 //! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
-//! This crate contains no device code. The module `result` needs the cargo feature `documents`, so who uses rings or ports does not build
-//! JSON schemas.
+//! This crate contains no device code. The module `result` needs the cargo feature `documents`, because programs that
+//! only use rings or ports need no JSON schemas.
 
 pub mod access;
 mod cache;

@@ -138,7 +138,7 @@ pub enum Problem {
         /// The second key.
         second: &'static str,
     },
-    /// A use of a packet's or an operation's costs without the size of a packet or operation.
+    /// A cost for each packet or operation, in a flow without the size of a packet or operation.
     #[error("the flow has no '{key}'; give the bytes of each, for example {key} = 1024")]
     NoSize {
         /// The key that is missing in the flow.
@@ -159,7 +159,7 @@ pub enum Problem {
     /// A setting of a published result.
     #[error("published results are not inputs of the model; change a resource, flow, stage or case")]
     Published,
-    /// A number of the network that the file's numbers lead to.
+    /// A number that was computed from the file's numbers, and that a network cannot have.
     #[error("the numbers of this flow or resource lead to an unusable network: {0}")]
     Network(#[source] Box<Error>),
 }

@@ -21,7 +21,7 @@ const TITLE: &str = "title";
 #[derive(Clone, Debug)]
 pub struct Model {
     tree: Tree,
-    /// The published results. They are kept apart, so that no case can read them.
+    /// The published results. They are kept separate because no case may read them.
     published: Option<Node>,
 }
 
@@ -57,8 +57,8 @@ pub struct FlowInfo {
 /// What a case predicts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quantity {
-    /// The sum of the rates of some flows, divided by that of others if there are others. Both are indices of
-    /// flows.
+    /// The sum of the rates of the first flows. If the second list is not empty, that sum divided by the sum of the
+    /// rates of the second flows. The lists contain indices of flows.
     Rates(Vec<usize>, Vec<usize>),
     /// The chain with this index.
     Chain(usize),
@@ -85,7 +85,7 @@ pub struct Case {
     pub published: Option<String>,
     /// What the prediction is worth.
     pub status: Option<Status>,
-    /// What is assumed and no source gives.
+    /// The assumptions for which there is no source.
     pub assumes: Vec<String>,
 }
 

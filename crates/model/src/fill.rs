@@ -1,12 +1,14 @@
 //! Weighted max-min allocation by progressive filling.
 //!
-//! If each flow has one weight, the level of all flows rises together. At the level at which a resource is full,
-//! its flows stop. The order of these levels comes from a heap. The result is the only max-min fair allocation.
+//! If each flow has the same weight at all its resources, all flows grow together: each has the rate *weight times
+//! level*, and the level rises. When a resource becomes full, its flows stop growing. A heap orders these events by
+//! level. The result is the only max-min fair allocation.
 //!
-//! If the weights of a flow differ between resources, there is no common level. A round then computes for each flow the
-//! lowest share that its resources offer. All flows of a resource whose flows have no lower offer elsewhere
-//! get their shares, and the resource is full. Every resource can wait for another in this way. The
-//! round then raises all offers by one factor until a resource is full. So each flow has a full resource in the end.
+//! If the weights of a flow differ between resources, there is no common level, and the allocation is made in rounds.
+//! A round computes the offer to each flow: the lowest share that any of its resources gives it. If the offers fill a
+//! resource, its flows get their offers and stop. It is possible that the offers fill no resource, because each
+//! resource has flows with lower offers elsewhere. The round then raises all offers by one factor until a resource is
+//! full. Therefore each flow that has not reached its cap uses a full resource in the end.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -94,23 +96,23 @@ impl Ord for Level {
     }
 }
 
-/// Allocates to flows that have one weight each.
+/// Allocates to flows that each have the same weight at all their resources.
 fn by_level(capacities: &[f64], uses: &Uses, caps: &[f64]) -> Filled {
     let weight = |flow: usize| uses.of(flow).first().map_or(1.0, |used| used.weight);
     let mut filled = Filled { rates: vec![f64::NAN; caps.len()], limiters: vec![Limiter::Cap; caps.len()] };
     let mut left = capacities.to_vec();
-    // The flows at each resource that have not stopped, with their units for each level.
+    // For each resource, the flows that still grow, with the units that each takes when the level rises by 1.
     let mut active: Vec<Vec<(usize, f64)>> = vec![Vec::new(); left.len()];
     for flow in 0..caps.len() {
         for used in uses.of(flow) {
             active[used.resource].push((flow, used.per_byte * used.weight));
         }
     }
-    // The level of an entry may have risen since it was pushed. It then goes back with its new level. Caps come
-    // before resources at the same level.
+    // The level at which a resource is full may have risen since its entry was pushed. The entry is then pushed again
+    // with the new level. At the same level, caps come before resources.
     let mut events: BinaryHeap<Reverse<(Level, Result<usize, usize>)>> = BinaryHeap::new();
     events.extend((0..caps.len()).map(|flow| Reverse((Level(caps[flow] / weight(flow)), Ok(flow)))));
-    // Adds up the weights again each time, because differences would leave rests of rounding.
+    // Add up the units again each time, because subtracting would accumulate rounding errors.
     let level_of =
         |left: f64, active: &[(usize, f64)]| Level(left / active.iter().map(|flow| flow.1).sum::<f64>());
     let used = (0..left.len()).filter(|at| !active[*at].is_empty());

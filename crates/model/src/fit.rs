@@ -48,7 +48,7 @@ pub enum FitError {
         /// The highest rate of the antagonist.
         antagonist: f64,
     },
-    /// Measurements that do not fit to the form of the curve.
+    /// Measurements that do not have the form of the curve.
     #[error("the measurements do not determine the curve; measure at more different points")]
     Undetermined,
 }
@@ -76,7 +76,7 @@ impl Ladder {
     /// # Errors
     /// [`FitError`] if there are less than four points, a number is invalid, or the rate does not fall.
     pub fn fit(points: &[(f64, f64)]) -> Result<Self, FitError> {
-        /// The least points on the falling line, so that its slope has an error that can be estimated.
+        /// The least number of points on the falling line. Fewer would not allow an estimate of the slope's error.
         const LEAST: usize = 3;
         /// The least ratio of the slope to its standard error. Smaller slopes are noise.
         const SIGNIFICANT: f64 = 6.0;
@@ -206,7 +206,7 @@ impl Loop {
 }
 
 /// The capacity of memory by the share of writes. The time of a byte is a quadratic function of the share, because
-/// writes take longer than reads and turns between both take time.
+/// writes take longer than reads, and switching between them takes time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WriteShare {
     read: f64,
@@ -250,7 +250,7 @@ pub struct System {
 }
 
 impl System {
-    /// Returns the network of some of the loads. Flow n of it is load `together[n]`.
+    /// Creates a network of some of the loads. Its flow n is load `together[n]`.
     ///
     /// # Errors
     /// [`crate::Error::Value`] if a fitted number is out of range.
@@ -293,9 +293,10 @@ impl System {
     }
 }
 
-/// Returns the use of a load that is never slowed down, because it needs less than its fair share. The
-/// antagonist then reaches `capacity` alone, and only `beside` next to the load with rate `rate`. Errors of the
-/// measurements weigh more the less the load uses. Returns zero if the antagonist was not slowed down either.
+/// Returns the use of a load that an antagonist never slows down, because the load needs less than its fair share.
+/// `capacity` is the rate of the antagonist alone, and `beside` is its rate while the load runs with rate `rate`.
+/// The smaller the use, the larger is the influence of measurement errors. Returns zero if the load did not slow the
+/// antagonist down.
 ///
 /// # Errors
 /// [`FitError::Value`] if a number is invalid.

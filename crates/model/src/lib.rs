@@ -23,7 +23,7 @@
 //! # Ok::<(), inlane_model::Error>(())
 //! ```
 //!
-//! The model is one of steady state: it knows rates and mean delays, but no bursts and no tails.
+//! The model describes the steady state: rates and mean delays, but neither bursts nor tail latencies.
 
 mod error;
 pub mod file;

@@ -10,8 +10,8 @@
 //! A write or a read request therefore has 24 bytes of overhead, and a completion has 20. Gen6 sends flits of 256
 //! bytes, of which 236 carry TLPs; a TLP then has its header only (6.0, 2.2.1 and 4.2.3).
 //!
-//! Acknowledgments, flow-control updates and clock compensation (SKP) are not in the model. They take one or two percent, which
-//! an efficiency below 1 can stand for.
+//! Acknowledgments, flow-control updates and clock compensation (SKP) are not in the model. They take one or two
+//! percent. Use an efficiency below 1 to include them.
 
 /// A PCI Express link.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,8 +24,7 @@ pub struct Pcie {
     pub max_payload: u32,
     /// The most bytes that a read request asks for (Max_Read_Request_Size).
     pub max_read_request: u32,
-    /// The payload bytes of a completion. At most `max_payload`, and as little as the read completion boundary
-    /// of 64 bytes.
+    /// The payload bytes of a completion: from 64, the read completion boundary, to `max_payload`.
     pub completion: u32,
 }
 
@@ -68,7 +67,7 @@ impl Pcie {
     /// which all packets are full.
     pub fn wire_bytes(&self, transfer: Transfer, bytes: Option<f64>) -> WireBytes {
         let (request, completion) = if self.generation < 6 { (24.0, 20.0) } else { (16.0, 12.0) };
-        // The overhead of each byte if packets have up to `most` bytes.
+        // The wire bytes for each payload byte if packets carry up to `most` bytes.
         let overhead = |header: f64, most: u32| match bytes {
             Some(bytes) => header * (bytes / f64::from(most)).ceil() / bytes,
             None => header / f64::from(most),

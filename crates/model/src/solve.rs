@@ -18,7 +18,7 @@ const TURNS: usize = 30;
 const PASSES: usize = 100;
 /// The relative accuracy of the delay of one queue.
 const ACCURATE: f64 = 1e-11;
-/// The share of its capacity from which on a resource counts as full.
+/// A resource counts as full if at least this share of its capacity is used.
 const FULL: f64 = 1.0 - 1e-6;
 /// The factor by which [`Network::margins`] raises a window to see what limits the flow next.
 const WIDER: f64 = 1e6;
@@ -120,7 +120,8 @@ impl Network {
         flows.map(margin).collect()
     }
 
-    /// Returns for each flow the flow that it follows in the end, and its bytes for each byte of that flow.
+    /// Returns the leader of each flow, and the flow's bytes for each byte of the leader. The leader is the end of the
+    /// chain of followed flows. A flow that follows none is its own leader.
     fn leaders(&self) -> Vec<(usize, f64)> {
         let mut leaders: Vec<(usize, f64)> = Vec::with_capacity(self.flows.len());
         for (index, flow) in self.flows.iter().enumerate() {
@@ -225,7 +226,7 @@ impl<'a> Problem<'a> {
             if settled {
                 break;
             }
-            // Offers and delays can swing against each other. If the rates do not come closer, damp them.
+            // Offers and delays depend on each other and can oscillate. If the rates do not converge, damp the offers.
             damp |= turn > 2 && change > last / 2.0;
             last = change;
             self.offer(&filled, &mut offered, damp);
@@ -233,9 +234,11 @@ impl<'a> Problem<'a> {
         self.solution(&filled, &delays, settled)
     }
 
-    /// Computes the most that resources without queues offer to each flow. This is the flow's rate if such a resource limits
-    /// it. Otherwise it is the share of the flow with the most, or what is left beyond the flow's own rate. With `damp`, takes the middle between this and the last offer, because offers
-    /// and delays can swing against each other.
+    /// Computes the highest rate that resources without queues offer to each flow. If such a resource limits the flow,
+    /// this is the flow's rate. Otherwise each resource offers the larger of two rates: the flow's rate plus the unused
+    /// capacity, and the highest rate for a unit of weight at this resource times the flow's weight. The lowest of
+    /// these offers counts. If `damp` is set, takes the mean of the new and the last offer, because offers and delays
+    /// can oscillate.
     fn offer(&self, Filled { rates, limiters }: &Filled, offered: &mut [f64], damp: bool) {
         let (mut left, mut levels) = (self.capacities.clone(), vec![0.0f64; self.capacities.len()]);
         for (flow, rate) in rates.iter().enumerate() {
@@ -272,15 +275,15 @@ impl<'a> Problem<'a> {
         fill(&self.capacities, &self.uses, &caps)
     }
 
-    /// Finds the delays with which no queue takes more than its capacity. Each pass adapts one queue after the
-    /// other. Returns false if the delays still changed in the last pass.
+    /// Finds the delays with which no queue exceeds its capacity. Each pass adapts one queue after the other. Returns
+    /// false if the delays still changed in the last pass.
     fn find_delays(&self, delays: &mut [f64], offered: &[f64]) -> bool {
         let wait = |flow: usize, delays: &[f64]| {
             let waits = self.uses.of(flow).iter().map(|used| delays[used.resource]);
             waits.fold(self.windows[flow].map_or(0.0, |window| window.latency), |sum, delay| sum + delay)
         };
         let mut waits: Vec<f64> = (0..self.caps.len()).map(|flow| wait(flow, delays)).collect();
-        // The queues whose flows wait for another time elsewhere than in the last pass.
+        // The queues to adapt again, because the delays of their flows at other queues have changed.
         let mut stale = vec![true; delays.len()];
         for _ in 0..PASSES {
             let mut quiet = true;
@@ -363,7 +366,8 @@ fn queue_delay(capacity: f64, loops: &[(f64, f64, f64, f64)], guess: f64) -> f64
     if taken(0.0).0 <= capacity {
         return 0.0;
     }
-    // With `high`, the queue is not full even if all other delays are zero.
+    // `high` is an upper bound: with this delay, the loops stay within the capacity even if their round trips take no
+    // other time.
     let (mut low, mut high) =
         (0.0, loops.iter().map(|(per_byte, bytes, ..)| per_byte * bytes / capacity).sum::<f64>());
     let mut delay = if guess > low && guess < high { guess } else { high };

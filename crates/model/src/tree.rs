@@ -25,7 +25,7 @@ pub(crate) enum Value {
     Text(String),
     Number(f64),
     List(Vec<Node>),
-    /// In the order of the file.
+    /// The entries of a table, in the order of the file.
     Table(Vec<(String, Node)>),
     /// A date or a truth value, which the format does not use.
     Other,
@@ -209,13 +209,13 @@ pub(crate) fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
     near.into_iter().take(3).map(String::from).collect()
 }
 
-/// Reads the keys of a table, and refuses those that nobody read.
+/// A reader of a table's keys. `finish` refuses the keys that were not read.
 #[derive(Clone)]
 pub(crate) struct Reader<'a> {
     file: Rc<str>,
     key: String,
     node: &'a Node,
-    /// The keys that were asked for, which are those of the format.
+    /// The keys that were asked for. All other keys are unknown to the format.
     known: RefCell<BTreeSet<&'static str>>,
 }
 

@@ -276,8 +276,8 @@ impl UserCloser {
         self.held.load(Ordering::Relaxed) + all >= self.closer.full_at + margin
     }
 
-    /// Closes descriptors on another thread, then drops `permit`, which counts them until then. Without a permit, they count
-    /// as received descriptors.
+    /// Closes descriptors on another thread, then drops `permit`. The permit counts the descriptors until they are closed.
+    /// Without a permit, they count as received descriptors.
     #[cold]
     pub fn close(self: &Arc<Self>, descriptors: Vec<OwnedFd>, permit: Option<Box<dyn Send>>) {
         if descriptors.is_empty() {

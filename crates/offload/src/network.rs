@@ -400,8 +400,8 @@ pub fn parse_port(text: &str) -> Result<PortSpec> {
     Err(Error::Setting { what: field::PORT.with(without_secret(text)).into(), why })
 }
 
-/// Returns the addresses of the engine that the kernel, too, has on the port's interface, and the interface's name. Both would answer for
-/// them, and connections to the kernel would break.
+/// Returns the name of the port's interface, and the engine's addresses that the kernel has on it, too. Use it to warn:
+/// engine and kernel would both answer for such an address, and connections to the kernel would break.
 pub fn shared_addresses(settings: &Settings) -> Option<(String, Vec<Prefix>)> {
     let name = settings.port.interface()?;
     let kernel = kernel_addresses(name);

@@ -211,7 +211,7 @@ pub struct Stream {
     /// Before this time, in nanoseconds, nothing is sent. Until then, the program may not have replaced its
     /// kernel socket by the program's end of the socket pair. `None` if there is no such limit.
     pub held_until: Option<u64>,
-    /// True if the program may not have accepted the connection yet. It has if the program's end has a name.
+    /// True if it is unknown whether the program has accepted the connection. It has if the program's end has a name.
     pub unaccepted: bool,
     /// The program's end of the socket pair while the connection is being established. Its send buffer is
     /// full, so the end is not writable.

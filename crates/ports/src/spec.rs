@@ -1,5 +1,5 @@
 //! Port specifications: which port a run opens, and what it can do. [`PortSpec`] is parsed once, from text such as
-//! `gen:64,flows=8`. [`Kind::properties`] is the table of all kinds: whatever depends on the kind of a port asks it.
+//! `gen:64,flows=8`. [`Kind::properties`] is the table of all kinds. All code that depends on a port's kind reads it.
 
 use crate::check::CheckSpec;
 use crate::generate::GeneratorSpec;
@@ -82,7 +82,7 @@ pub enum PoolKind {
     Mbufs,
 }
 
-/// What a run has to know of a kind of port before it opens the port.
+/// The properties of a kind of port. A run needs them before it opens the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// The text before the first colon or comma of a specification.
@@ -229,7 +229,7 @@ pub type OpenPort = Arc<dyn Fn(&Clock) -> Result<Box<dyn Port>> + Send + Sync>;
 pub struct OwnPort {
     /// The name that results show.
     pub name: String,
-    /// What a run has to know before it opens the port. The name in it has no effect.
+    /// The properties that a run needs before it opens the port. Their field `name` has no effect.
     pub properties: Properties,
     /// Opens the port. A run calls it once. The experiments around a run call it again if `properties.source` is
     /// [`Source::Made`].
@@ -309,7 +309,7 @@ impl PortSpec {
         }
     }
 
-    /// Returns what a run has to know of the port before it opens the port.
+    /// Returns the properties that a run needs before it opens the port.
     pub fn properties(&self) -> &Properties {
         match self {
             Self::Own(own) => &own.properties,
@@ -387,7 +387,7 @@ impl PortSpec {
         }
     }
 
-    /// Returns true if the port never runs out of packets: a run needs another reason to end.
+    /// Returns true if the port never runs out of packets. A run from it ends only for another reason.
     pub fn is_endless(&self, playback: Playback) -> bool {
         match self {
             Self::Generator(spec) => spec.load.packets.is_none(),
@@ -397,8 +397,8 @@ impl PortSpec {
         }
     }
 
-    /// Returns true if the next packet is ready whenever the run receives, until the port has run out of packets. A
-    /// port with a rate of its own, a network and a pipe have pauses.
+    /// Returns true if the next packet is ready whenever the run receives, until the port has run out of packets.
+    /// Returns false for a port with a rate of its own, a network and a pipe, because these have pauses.
     pub fn is_always_ready(&self, playback: Playback) -> bool {
         match self {
             Self::Generator(spec) => spec.load.rate.is_none(),

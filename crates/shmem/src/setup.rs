@@ -56,7 +56,7 @@ pub fn ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }
 
-/// Returns the PEs whose memory loads and stores of this PE reach, this PE included.
+/// Returns the PEs whose memory this PE can access by loads and stores, this PE included.
 pub fn reachable() -> Vec<u32> {
     let is_reached = |pe: &u32| *pe == world().me() || world().transport().direct(*pe, 0).is_some();
     (0..world().pes()).filter(is_reached).collect()

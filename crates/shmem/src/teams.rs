@@ -163,8 +163,8 @@ pub unsafe fn split_strided(
         let Some(parent) = state(parent) else { return -1 };
         let Some(set) = subset(parent.set, start, stride, size) else { return -1 };
         if set.index(world().me()).is_some() {
-            // Without a channel, two teams could not be used by two threads. Their collectives could then wait for
-            // each other forever.
+            // Refuse the team if there is no channel for it. Without a channel of its own for each team, collectives that
+            // two threads call on two teams could wait for each other forever.
             let Some(channel) = check(world().open_channel(parent.group(), set)) else { return -1 };
             team.write(make(TeamState { set, config, channel: Some(Arc::new(channel)) }));
         }

@@ -1,7 +1,7 @@
-//! The samples of one transfer's time, and the time that they show.
+//! Estimates the time of one transfer from repeated samples.
 //!
-//! Other work on the machine can only make a sample longer. So samples near the minimum count, and the minimum counts
-//! only if several samples come near it.
+//! Other work on the machine can only make a sample longer. The estimate therefore uses only samples near the minimum.
+//! Sampling goes on until several samples are near it, or until a limit of samples or time.
 
 use inlane_core::stats::Summary;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const NEAR: f64 = 1.5;
 /// Without enough samples near the minimum, sampling ends after this number of samples or after [`PATIENCE`].
 const MOST: usize = 40;
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The share of its time that a sample's threads may wait for processors.
+/// A sample counts as disturbed if threads waited for processors for more than this share of its time.
 const WAITED: f64 = 0.1;
 
 /// A sample: how long a transfer took, and how long threads of this process waited for processors meanwhile.

@@ -191,8 +191,8 @@ impl Measurer<'_, '_> {
     }
 
     /// Opens the paths of one direction. Reports if another path replaces the requested one. Allocate all buffers
-    /// before this call. Opening a path may start a resident kernel, and a later allocation would wait until that
-    /// kernel ends.
+    /// before this call, because opening a path may start a resident kernel. A later allocation would wait until
+    /// that kernel ends.
     fn selector(&mut self, way: Way, costs: Option<PathCosts>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some((requested, why)) = selector.fallback() {
@@ -421,8 +421,8 @@ impl Measurer<'_, '_> {
         let what = self.config.figures;
         let single =
             if what == Figures::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // For the latency only, do not measure the rate of successive transfers. For all figures, do not
-        // measure it if only one transfer can be in flight. It would be the latency measurement again.
+        // Skip the rate of successive transfers if only the latency is wanted. Also skip it if only one transfer can
+        // be in flight, because it would repeat the latency measurement.
         let one_in_flight = what == Figures::Latency
             || self.config.plan.in_flight == Some(1)
             || selector.is_synchronous_for(size as u64);

@@ -222,7 +222,7 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
     }
 }
 
-/// Finds the limit that follows from how long the dispatching threads and feeders had work.
+/// Finds the limit from the busy time of the dispatching threads and feeders.
 fn threads(config: &Config, outcome: &RunOutcome) -> Limit {
     let result = &outcome.result;
     let (device, method) = (config.executor.device(), config.executor.method());

@@ -1,7 +1,7 @@
 //! The explained run: runs a configuration, and puts baseline, ceiling, limit and verification beside its result.
 //!
-//! [`measure`] is the whole of it in one call. A [`Session`] makes several measurements, which share ceilings and can be
-//! watched and stopped.
+//! [`measure`] does all of this in one call. A [`Session`] makes several measurements that share ceilings. It reports
+//! their progress and can stop them.
 
 use super::auto::{Goal, choose};
 use super::baseline::baseline;
@@ -25,8 +25,8 @@ use std::time::Duration;
 pub struct MeasureOptions {
     /// If set, short trials first choose the method, the burst size and the flush time for this goal.
     pub goal: Option<Goal>,
-    /// If set, searches the highest rate without loss. Then measures at each of these percentages of that rate. If
-    /// the list is empty, the result is the run at the highest rate.
+    /// If set, searches for the highest rate without loss, then measures at each of these percentages of that rate.
+    /// If the list is empty, the result is the run at the highest rate.
     pub loads: Option<Vec<f64>>,
     /// True to measure the baseline, which takes 0.3 s.
     pub baseline: bool,

@@ -42,13 +42,15 @@ impl BurstBuffer {
     /// Returns the packets as a mutable slice.
     ///
     /// # Safety
-    /// The caller leaves packets of the buffer's pool in every place, each once, and may reorder them.
+    /// The caller may reorder and change the packets. Afterwards every place must hold a packet of the buffer's pool,
+    /// and no packet may be in two places.
     #[inline]
     pub unsafe fn as_mut_slice(&mut self) -> &mut [Packet] {
         &mut self.packets[self.start..self.end]
     }
 
-    /// Allocates up to `count` packets from the buffer's pool, as far as places are free. Returns how many.
+    /// Allocates packets from the buffer's pool: up to `count`, but no more than the free places. Returns their
+    /// number.
     pub fn allocate(&mut self, count: usize) -> usize {
         let pool = self.pool.clone();
         let limit = self.len() + count;

@@ -29,13 +29,13 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Returns the bytes per second if one pass follows the other.
+    /// Returns the bytes per second of passes that follow each other without overlap.
     pub fn rate(&self) -> Option<f64> {
         self.bytes.map(|bytes| bytes / self.time)
     }
 }
 
-/// The most chains within each other.
+/// The most levels of chains within chains.
 const DEPTH: usize = 64;
 
 /// Reads the tables of stages and chains.

@@ -10,8 +10,8 @@ use crate::tree::{Reader, Value};
 use inlane_core::units::Rate;
 use std::collections::HashMap;
 
-/// Reads the table of flows and adds them to the network. If `only` is given, reads only these flows. Returns the flows with their
-/// places in the file, in the network's order.
+/// Reads the table of flows and adds them to the network. If `only` is given, reads only these flows. Returns the
+/// flows with their places in the file, in the network's order.
 pub(super) fn read<'a>(
     table: Option<Reader<'a>>,
     only: Option<&[&str]>,
@@ -33,7 +33,7 @@ pub(super) fn read<'a>(
     let mut ids = vec![None; entries.len()];
     let mut flows = Vec::with_capacity(entries.len());
     for start in 0..entries.len() {
-        // The flows to add before and with this one: it, the flow that it follows, and so on.
+        // This flow, the flow that it follows, and so on. A followed flow must be added before its followers.
         let mut way = Vec::new();
         let mut on_way = std::collections::HashSet::new();
         let mut next = Some(start);
@@ -60,7 +60,7 @@ pub(super) fn read<'a>(
             if let Some(leader) = leaders[index].and_then(|leader| ids[leader]) {
                 let ratio = ratio.map_or(Ok(1.0), |value| value.number(*WEIGHTS.start(), *WEIGHTS.end()))?;
                 flow.follows = Some((leader, ratio));
-                // The tags of the followed flow limit both.
+                // Drop a window that comes from the tags of a link, because the followed flow's tags limit both flows.
                 flow.window = flow.window.filter(|_| reader.get("window").is_some());
             }
             reader.finish()?;
@@ -135,7 +135,7 @@ fn read_use(used: &Reader<'_>, handle: &Handle, sizes: Sizes) -> Result<Uses> {
                 (None, _) => 0.0,
             };
             let per_byte = used.value("per_byte").map(|value| match value.node() {
-                // A rate is that of a resource that counts seconds.
+                // The inverse of a rate is the time of a byte, for resources that count seconds.
                 Value::Text(text) if text.ends_with("/s") => Ok(1.0 / value.rate()?),
                 _ => cost(&value),
             });

@@ -8,10 +8,10 @@ use crate::pcie::Pcie;
 use crate::tree::Reader;
 use std::collections::HashMap;
 
-/// The ways in which a flow can use a resource by name.
+/// A resource of the file, with what is needed to compute its use by a flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Handle {
-    /// Units for each byte, and no words.
+    /// A resource whose use is a number of units for each byte. It has no named uses.
     Plain(ResourceId),
     /// A PCI Express link. `tags` holds the most bytes of reads in flight and their latency.
     Pcie { link: Pcie, directions: Directions, tags: Option<(f64, f64)> },

@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 /// row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
-/// How long to wait for an answer before a row is written again: first, and at most. Each repetition doubles the
-/// time, because many peers may start late.
+/// How long to wait for an answer before a row is written again: the first and the longest time. Each repetition
+/// doubles the time, because many peers may start late.
 const REWRITE_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(640));
-/// The pause for each peer's row before the rows are read again, after a peer has connected.
+/// The pause for each remaining peer before all rows are read again, if a peer has just connected. The pause doubles as
+/// long as no peer connects.
 const FIRST_PAUSE: Duration = Duration::from_micros(2);
 /// The longest pause before the rows of up to 16 peers are read again.
 const LONGEST_PAUSE: Duration = Duration::from_micros(500);
@@ -124,7 +125,7 @@ pub fn connect_all<E: From<Error>>(
             Some(_) => std::thread::sleep(pause),
             None => {}
         }
-        // Reading many rows takes long. Pause accordingly, because the peers may not have started yet.
+        // Pause in proportion to the number of rows, because reading them takes processor time that peers may need.
         let rows = open.len() as u32;
         pause = if open.len() < before { FIRST_PAUSE * rows } else { pause * 2 };
         pause = pause.min(LONGEST_PAUSE * (1 + rows / 16));

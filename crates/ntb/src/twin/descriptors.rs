@@ -23,14 +23,14 @@ const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The first number of descriptors that are moved away from the small numbers. The program itself may need these,
-/// because select(2) accepts only descriptors below 1024.
+/// Descriptors are moved to numbers from this one on. The smaller numbers are left to the program, because select(2)
+/// accepts only descriptors below 1024.
 const HIGH: i32 = 1024;
-/// Received descriptors are moved to large numbers if they are more than this. Fewer leave enough small numbers.
+/// More received descriptors than this are moved to large numbers. Fewer leave the program enough small numbers.
 const MOST_LOW: usize = 512;
 
-/// Lets this process open `count` more descriptors, as far as the system allows: raises its soft limit. If that is too
-/// little, opening a descriptor fails later.
+/// Raises the soft limit of descriptors so that this process can open `count` more, or to the hard limit if that is
+/// lower. In the second case, opening a descriptor may fail later.
 pub(crate) fn allow(count: usize) {
     let mut limit = getrlimit(Resource::Nofile);
     let wanted = (count + HIGH as usize) as u64;

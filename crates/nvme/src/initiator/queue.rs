@@ -186,8 +186,7 @@ impl Queue {
     }
 
     /// Returns an error if a command has been in flight for longer than the timeout. Other bytes that arrive do not
-    /// extend its time. At most one unit passes between two calls, so time in which the caller does not receive does not
-    /// count.
+    /// extend its time. A call counts at most one unit, so time in which the caller does not receive does not count.
     fn check_time(&mut self) -> Result<()> {
         let now = Instant::now();
         if now - self.last_tick < self.timeout / TIMEOUT_TICKS {

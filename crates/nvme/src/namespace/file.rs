@@ -13,7 +13,7 @@ const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 /// The ioctl that returns the size of a block device's logical block (linux/fs.h).
 const BLKSSZGET: libc::c_ulong = 0x1268;
 
-/// How long the lock of an ended target is waited for.
+/// How long to wait for a lock that an ended target still holds.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// An open file or block device. It is locked, so no second target can write to it.
@@ -262,7 +262,7 @@ fn device_identity(path: &Path, device: libc::dev_t, root: &Path) -> Vec<u8> {
                  by a path in /dev/disk to let them continue",
                 path.display()
             );
-            // The sequence number tells a device from one that was attached under the same name before.
+            // The sequence number distinguishes a device from an earlier one with the same name.
             let boot = read(root.join("proc/sys/kernel/random/boot_id"));
             let sequence = read(disk.join("diskseq"));
             let name = path.canonicalize().unwrap_or_else(|_| path.into());

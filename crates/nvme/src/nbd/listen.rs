@@ -294,7 +294,8 @@ impl Server {
         stream.set_nonblocking(false).map_err(failed)?;
         stream.set_timeouts(Some(NEGOTIATION)).map_err(failed)?;
         let session = Session::open(&self.options)?;
-        // A client that reconnects goes on where it was. The target may have restarted with another drive meanwhile.
+        // A client that reconnects repeats and continues its writes. Check the namespace, because the target may have
+        // restarted with another drive.
         self.namespace.check_is_same(session.namespace()).map_err(|why| {
             let peer = session.path().to_string();
             Error::Disconnected { peer, why: format!("{why}. Start the export again to serve it") }

@@ -4,14 +4,15 @@
 //! memory budget, which bounds the target's memory. A command that gets no buffer waits until other commands give
 //! theirs back. Three rules make sure that they do:
 //!
-//! * **Nothing that holds a buffer waits for another one.** A Compare on a file takes both halves at once.
-//! * **Data in capsules has a part of the budget of its own**, and gets a buffer only once all of it has arrived.
-//!   Such a buffer waits for a disk at most, never for a host. Without a buffer for a capsule, the connection stops
-//!   receiving, also the data for which other buffers wait.
+//! * **No command that holds a buffer waits for another one.** A Compare on a file needs two buffers' worth of memory
+//!   and takes it in one piece.
+//! * **Data in capsules has its own part of the budget**, and gets a buffer only once all of it has arrived. The
+//!   command may then wait for a disk, but never for a host. This matters because a connection without a buffer for a
+//!   capsule stops receiving, so its other commands wait for their data, too.
 //! * **Commands of the admin queue always get a buffer** for the data in their capsules. They hold it only while
 //!   they execute.
 //!
-//! The module `budget` says how much of the rest a host may take.
+//! The module `budget` limits how much of the remaining budget a host may take.
 //!
 //! ```text
 //!   Pool --share--> Share of a connection --allocate--> Buffer --drop--> free list of its size

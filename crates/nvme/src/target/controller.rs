@@ -292,10 +292,10 @@ impl Controller {
         self.ready.load(Relaxed)
     }
 
-    /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4
-    /// KiB and round-robin arbitration. All supported command sets (CSS 110b) are accepted, too: some hosts choose them
-    /// without a look at the capabilities, and mean the NVM command set. If the controller has I/O queues, their entries must have 64 and 16
-    /// bytes.
+    /// Returns true if the values that the host chose in CC are supported: the NVM command set, pages of 4 KiB and
+    /// round-robin arbitration. CSS 110b (all supported command sets) is accepted, too, because some hosts set it
+    /// without reading the capabilities and then use the NVM command set. If the controller has I/O queues, their
+    /// entries must have 64 and 16 bytes.
     fn accepts(configuration: u32, discovery: bool) -> bool {
         let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);
         let (command_set, page, arbitration) = (field(4, 3), field(7, 4), field(11, 3));
@@ -332,8 +332,8 @@ impl Controller {
         transition
     }
 
-    /// Sets RDY as EN of CC says, once no connection of an I/O queue is left that began before. Until then, writes of
-    /// these queues may be in progress. They must not land after the host has seen RDY = 0 and writes again.
+    /// Copies EN of CC to RDY once all earlier connections of I/O queues have ended. Until then, their writes may be in
+    /// progress. If RDY became 0 earlier, such a write could overwrite data that the host writes after the reset.
     fn settle(&self, state: &mut State) {
         self.ready.store(false, Relaxed);
         if state.open_queues > 0 {

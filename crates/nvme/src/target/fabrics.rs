@@ -73,8 +73,8 @@ pub fn connect(
     // Refuse hosts that are not allowed to connect. Let every host use the discovery service, because it
     // lists only the addresses that the host may use.
     let admission = subsystem.admission(host_nqn);
-    // A host that may use the subsystem only after an authentication, or not at all, is a stranger also at the
-    // discovery service.
+    // Treat a host as a stranger at the discovery service, too, if it may use the subsystem only after an
+    // authentication or not at all.
     let trusted = matches!(admission, Some(None));
     let admission = if discovery { Some(None) } else { admission };
     let authentication = admission.ok_or((Status::CONNECT_INVALID_HOST.dnr(), 0))?;

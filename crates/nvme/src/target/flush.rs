@@ -33,8 +33,8 @@ impl FlushGroup {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if the caller must call `fdatasync` now, and then [`FlushGroup::end`]. Otherwise the message
-    /// [`Message::Flush`] follows.
+    /// Returns true if the caller must call `fdatasync` now, and then [`FlushGroup::end`]. Returns false if another
+    /// flush is running. The connection then gets the message [`Message::Flush`] with what to do.
     pub fn begin(&self, flush: impl FnOnce() -> Waiting) -> bool {
         let mut state = self.state();
         if state.running && !state.abandoned {
@@ -45,7 +45,7 @@ impl FlushGroup {
         true
     }
 
-    /// Passes the result of `fdatasync` on, and lets the next group begin.
+    /// Passes the result of `fdatasync` to the flushes that it served, and starts the next group.
     pub fn end(&self, result: i32) {
         let mut state = self.state();
         state.served.drain(..).for_each(|flush| send(flush, Some(result)));
@@ -57,7 +57,7 @@ impl FlushGroup {
         }
     }
 
-    /// Lets all flushes fail that wait, because the thread that they wait for may have failed.
+    /// Fails all waiting flushes, because the thread that they wait for may have failed.
     pub fn abandon(&self) {
         let mut state = self.state();
         let State { served, waiting, abandoned, .. } = &mut *state;

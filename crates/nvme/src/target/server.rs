@@ -147,7 +147,7 @@ impl Target {
                 Err(error) => return drop(result.send(Err(error))),
             };
             let _ = result.send(Ok(()));
-            // The worker gets lost in a panic, so no half-changed state remains in use.
+            // A panic drops the worker, so none of its half-changed state is used afterwards.
             let ended = std::panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
             match ended {
                 Ok(Ok(())) => return,
@@ -209,7 +209,7 @@ impl Target {
         self.workers.iter().map(|worker| worker.load.rank().0).collect()
     }
 
-    /// Lets all worker threads panic.
+    /// Makes all worker threads panic.
     #[cfg(test)]
     pub(crate) fn panic(&self) {
         self.workers.iter().for_each(|worker| worker.inbox.send(Message::Panic));

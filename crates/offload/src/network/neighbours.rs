@@ -10,8 +10,8 @@ const MOST: usize = 4096;
 /// The most packets that wait for the answer of one neighbour. If the path MTU is at least 1280 bytes, this
 /// is enough for all fragments of the largest datagram.
 const MOST_PENDING: usize = 64;
-/// The most packets that wait for answers, apart from the first packet for each neighbour. These would otherwise take all
-/// buffers of the engine while someone sends to many addresses that do not exist.
+/// The most packets that wait for answers, apart from the first packet for each neighbour. Without this limit, a program
+/// that sends to many unused addresses could take all buffers of the engine.
 const MOST_WAITING: usize = 2048;
 /// The time between two requests to a neighbour, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;

@@ -11,7 +11,7 @@ pub enum PeEvent {
     Attached,
     /// The PE has finished. It needs the other PEs no more.
     Finished,
-    /// The PE ends because it lost the PE with this number. So that other PE is the cause.
+    /// The PE ends because it lost the PE with this number, which is the cause of the failure.
     Lost(u32),
     /// The PE asks to end all PEs, and the launcher to exit with this status.
     ExitAll(i32),
@@ -37,8 +37,8 @@ pub trait Exchange: Send + Sync {
     /// Announces that this PE has begun to leave, before it waits for the other PEs. One call of
     /// [`Exchange::gather`] must follow, after that wait.
     fn announce_leave(&self);
-    /// Returns a PE that has left, although this PE has not begun to leave. So that PE has not waited for this one: the
-    /// PEs call different collectives. Returns `None` if there is no such PE.
+    /// Returns a PE that has left although this PE has not begun to leave, because the two PEs called different
+    /// collectives. Returns `None` if there is no such PE.
     fn left(&self) -> Option<u32>;
 }
 

@@ -223,8 +223,9 @@ pub trait Transport: Send + Sync + 'static {
     /// although the program does not poll.
     fn yield_if_idle(&self);
 
-    /// Announces that this PE has begun to leave, before it waits for the other PEs and calls [`Transport::leave`]. If
-    /// another PE leaves without this announcement of a PE, the waits of that PE fail instead of lasting forever.
+    /// Announces that this PE has begun to leave. Call it before waiting for the other PEs and calling
+    /// [`Transport::leave`]. If another PE leaves although this PE has not announced that, the waits of this PE fail
+    /// instead of lasting forever.
     fn announce_leave(&self) {}
 
     /// Blocks until this PE may end: no other PE needs its service thread any more. All PEs call this last,

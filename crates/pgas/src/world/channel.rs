@@ -11,8 +11,8 @@
 //!              number that it sends. Then come chunks, one for each level of a binomial tree.
 //! ```
 //!
-//! Each PE allocates a place in its own arena for a new channel, and sends the place's offset to the other members of
-//! the team. If one of them has no room for a place, there is no channel.
+//! To create a channel, each PE of the team allocates a place in its own arena, and sends the place's offset to the
+//! other PEs of the team. If one of them has no room for a place, the channel is not created.
 
 use super::{CHUNK, Heap, Set, WORD, World};
 use crate::error::{Error, Result};

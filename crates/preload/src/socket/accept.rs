@@ -84,8 +84,8 @@ pub fn accept(
             break connection;
         }
         match received {
-            // The engine has closed its end, in which the bytes wait that fill it: the listener was shut down, or the
-            // engine has ended.
+            // ECONNRESET means that the engine has closed its end while bytes that fill the pair were unread there. Either
+            // the listener was shut down, or the engine has ended.
             -1 if errno() != libc::ECONNRESET => {
                 // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
                 return -1;

@@ -30,9 +30,11 @@ const STEP_NS: u64 = 1_000_000_000;
 
 /// The descriptors of stand-ins that this process has created.
 static STAND_INS: Hint = Hint::new();
-/// The process that has set hints in `STAND_INS`. 0 if none is set. A forked child must not listen because its parent did.
+/// The ID of the process that set the hints in `STAND_INS`. 0 if no hint is set. A forked child inherits the hints, and
+/// ignores them because of this ID: it listens only if it calls accept itself.
 static WAITING: AtomicI32 = AtomicI32::new(0);
-/// The process of which a thread replaces a listener now, or 0. A forked child may find its parent here.
+/// The ID of the process in which a thread replaces a listener now, or 0. It may be the parent's ID in a forked child,
+/// in which no thread does.
 static REPLACING: AtomicI32 = AtomicI32::new(0);
 
 fn process() -> i32 {
@@ -175,7 +177,8 @@ fn look() {
 }
 
 /// Calls `wait` with the program's `timeout` in milliseconds. If a stand-in of this process waits for an engine, calls
-/// `wait` with parts of the timeout, and looks for an engine in between. Returns the last result. 0 is the end of the time.
+/// `wait` with parts of the timeout, and looks for an engine in between. Returns the last result: 0 if the whole timeout
+/// has passed.
 #[inline]
 pub fn wait_milliseconds(timeout: c_int, mut wait: impl FnMut(c_int) -> c_int) -> c_int {
     if WAITING.load(Ordering::Relaxed) == 0 || timeout == 0 {

@@ -239,12 +239,12 @@ impl Connection {
         self.snd.mss as u32 - options
     }
 
-    /// Returns the greatest payload of a segment now, in bytes. It is the effective MSS, or less if two such segments do
-    /// not fit into the peer's window or into this side's send buffer: the peer may delay the acknowledgment of the
-    /// first one.
+    /// Returns the greatest payload of a segment now, in bytes: the effective MSS, or less if two such segments do not
+    /// fit into the peer's window or into this side's send buffer. Two must fit because the peer may delay the
+    /// acknowledgment of a single segment.
     #[inline]
     fn payload_limit(&self) -> u32 {
-        // A window of at most the default MSS is filled by one segment, as Linux does.
+        // If the window is at most the default MSS, let one segment fill it, as Linux does.
         let window = match self.snd.max_window {
             most if most > DEFAULT_MSS as u32 => most / 2,
             most => most,

@@ -18,8 +18,8 @@ impl Controller {
             TOKEN_KEEP_ALIVE => self.keep_alive_in_flight = false,
             TOKEN_EVENT => {
                 self.event_armed = false;
-                // `tick` waits for the next event. A controller that reports events without end gets no further than one
-                // in each tick.
+                // Leave the request for the next event to `tick`, so that a controller that reports events without end is
+                // served only once per tick.
                 self.watches_events = done.status().is_success();
                 let event = done.completion.dw0.get();
                 if self.watches_events && !self.events.contains(&event) {

@@ -50,8 +50,8 @@ impl NamespaceInfo {
         self.blocks * u64::from(self.block_bytes)
     }
 
-    /// Checks that `now`, which was found later under the same number, is the same namespace. It may have grown.
-    /// Writing to another namespace would destroy the data of that one.
+    /// Checks that `now`, which was found later under the same number, is the same namespace. It may have grown. Call
+    /// this after a reconnect, because writes to another namespace would destroy its data.
     ///
     /// # Errors
     /// What differs.

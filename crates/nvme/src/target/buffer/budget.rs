@@ -4,9 +4,10 @@
 //!   all buffers  <--  network address  <--  controller  <--  connection
 //! ```
 //!
-//! A level may use at most twice the bytes that its parent leaves free. One controller that asks for all buffers
-//! so gets about half of them, and a second one at its address still gets a sixth of the rest. No number of greedy hosts takes
-//! everything. (Choudhury and Hahne: Dynamic queue length thresholds for shared-memory packet switches, 1998.)
+//! A level may use at most twice the bytes that its parent has free. Therefore one controller that asks for all
+//! buffers gets about half of them, and a second one at its address gets at least a seventh of the rest. However many
+//! hosts are greedy, some buffers stay free. The rule is that of Choudhury and Hahne: Dynamic queue length thresholds
+//! for shared-memory packet switches, 1998.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -13,8 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub enum Receiving {
     /// A header.
     Header,
-    /// A command's capsule, for whose data no buffer is available. The connection receives nothing until it gets a
-    /// buffer.
+    /// Nothing. A capsule has arrived whose data needs a buffer, and the connection waits until one is available.
     Starved,
     /// Data that an R2T asked for.
     Data {

@@ -19,13 +19,13 @@ pub(super) enum Closing {
     Yes,
 }
 
-/// The target's wait for a host. It ends the connection if the host is slower than a least rate for too long.
-/// Restarting a timer at each byte would not suffice: a host that sends one byte a second would hold its buffers for
-/// hours.
+/// A timer for a host that must send requested data or read responses. The host is late if it is slower than the least
+/// rate for too long. A timer that restarts at each byte would not suffice: a host that sends one byte a second would
+/// hold its buffers for hours.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wait {
-    /// How long the host may take: it is late when the time in milliseconds exceeds this value by the timeout. `None`
-    /// while the target does not wait.
+    /// The start of the timer in milliseconds. Each received or sent byte moves it forward, at most to the current
+    /// time. The host is late once the timeout has passed since then. `None` while the target does not wait.
     since_ms: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Wait {
         self.since_ms = waits.then(|| self.since_ms.unwrap_or(now_ms));
     }
 
-    /// Extends the time by that which `bytes` bytes take at the least rate.
+    /// Extends the host's time by the time that `bytes` bytes take at the least rate.
     pub(super) fn progress(&mut self, bytes: u64, least_rate: u64, now_ms: u64) {
         if let Some(since) = &mut self.since_ms {
             *since = (*since + bytes.saturating_mul(1000) / least_rate.max(1)).min(now_ms);

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// How long a connection may take to send its HELLO.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-/// How long after the first PE has left the other PEs must have announced that they leave. They announced it before
-/// that PE left, but on other connections.
+/// How long the server waits for the announcements of the other PEs after the first PE has left. In a correct job, they
+/// announced before that PE left, but over other connections, so their announcements may arrive later.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 /// The most connections that have not sent a HELLO yet.
 const MAX_STRANGERS: usize = 2 * MAX_PES as usize;

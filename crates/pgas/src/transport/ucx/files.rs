@@ -1,9 +1,9 @@
-//! The folder in which UCX makes its files of shared memory. UCX removes each file as soon as it has mapped it. If
-//! the process is killed before, the file stays, with all its memory. Each process therefore has a folder of its
+//! The folder in which UCX creates its files of shared memory. UCX removes each file as soon as it has mapped it. If
+//! the process is killed before that, the file stays and occupies memory. Each process therefore has a folder of its
 //! own, and removes the folders of processes that have ended.
 //!
-//! A process holds a lock of its folder. The system releases the lock when the process ends, however it ends. This
-//! also works between containers, whose processes do not see each other.
+//! A process locks its folder. A folder without a lock belongs to an ended process, because the system releases the
+//! lock however the process ends. Locks also work between containers, unlike process IDs.
 
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -27,7 +27,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder. If the user has chosen one, or if none can be made, stands for the user's or UCX's usual one.
+    /// Creates the folder. If the user has chosen a folder, uses that one. If none can be created, uses UCX's usual one.
     pub(super) fn new() -> Self {
         if let Some(given) = std::env::var_os(VARIABLE) {
             return Self { path: given.into(), lock: None };
@@ -46,15 +46,16 @@ impl Folder {
         &self.path
     }
 
-    /// Calls `start`, which starts UCX, and lets UCX read there that it must use this folder.
+    /// Calls `start`, which starts UCX, while an environment variable tells UCX to use this folder.
     pub(super) fn used_by<T>(&self, start: impl FnOnce() -> T) -> T {
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if self.lock.is_none() {
             return start();
         }
-        // UCX can be told only by a variable. Remove it afterwards, because programs that this process starts must not
-        // use the folder. SAFETY: OpenSHMEM programs do not use the environment in other threads during shmem_init.
+        // Only an environment variable can set UCX's folder. Remove it afterwards, because programs that this process
+        // starts must not use the folder.
+        // SAFETY: OpenSHMEM programs do not use the environment in other threads during shmem_init.
         unsafe { std::env::set_var(VARIABLE, &self.path) };
         let started = start();
         // SAFETY: as above.

@@ -1,10 +1,10 @@
 //! Checks that this machine has room for symmetric memory, before UCX allocates it.
 //!
-//! * **System V's shared memory** needs a page only once it is accessed, as does private memory. So only one PE's
-//!   memory is compared, with all memory of the machine and with the limits of control groups.
-//! * **A file in /dev/shm** gets all of its pages at once. If System V's shared memory is unavailable, UCX writes such
-//!   a file for each PE, until the kernel ends programs because no memory is left. So the memory of all PEs of
-//!   the machine is compared with the free memory.
+//! * **System V's shared memory** takes a page only when it is accessed, like private memory. So each PE's memory alone
+//!   is compared with all memory of the machine and with the limits of control groups.
+//! * **A file in /dev/shm** takes all of its pages at once. UCX writes such a file for each PE if System V's shared
+//!   memory is unavailable. Without a check, the files could fill the memory until the kernel kills programs. So the
+//!   memory of all PEs of the machine together is compared with the free memory.
 
 use crate::error::{Error, Result};
 use crate::field::HEAP;
@@ -31,8 +31,9 @@ struct Announcement {
     free: Limit,
 }
 
-/// Returns an error if this machine has no room for the symmetric memory of its PEs. The memory has `bytes` bytes
-/// at this PE. UCX puts files into `files`. `domains` are the names of UCX's memory domains. All PEs must call it.
+/// Returns an error if this machine has no room for the symmetric memory of its PEs. `bytes` is the size of this PE's
+/// memory, `domains` are the names of UCX's memory domains, and `files` is the folder of UCX's files. All PEs must
+/// call it.
 ///
 /// # Errors
 /// [`Error::Invalid`] if there is no room; errors of the exchange.
