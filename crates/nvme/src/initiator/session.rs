@@ -17,7 +17,7 @@ use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
 use crate::command::{Status, async_event};
 use crate::field::NAMESPACE;
 use crate::{Error, Result};
-use reconnect::{Reconnected, check_is_same, no_access};
+use reconnect::{Reconnected, no_access};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -317,7 +317,9 @@ impl Session {
             if event & 0xFF_FF07 == async_event::NAMESPACE_CHANGED {
                 live.controller.clear_changed_namespaces()?;
                 let namespace = live.controller.namespace(self.namespace.nsid)?;
-                check_is_same(&self.options.paths[self.path], &self.namespace, &namespace)?;
+                let peer = || self.options.paths[self.path].to_string();
+                let unchanged = self.namespace.check_is_unchanged(&namespace);
+                unchanged.map_err(|why| Error::Disconnected { peer: peer(), why })?;
                 self.namespace = namespace;
             }
         }

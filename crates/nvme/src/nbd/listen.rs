@@ -173,7 +173,10 @@ impl Server {
         // be accessed before any client connects.
         let session = Session::open(options)?;
         let namespace = *session.namespace();
+        let peer = session.path().to_string();
         session.close();
+        // Each client is checked by the identity. Without one, a client could write to another drive.
+        namespace.check_identity().map_err(|why| Error::Invalid { what: peer, why })?;
         let options = SessionOptions { nsid: Some(namespace.nsid), ..options.clone() };
         let failed = |source: io::Error| {
             let remedy = match (source.kind(), address) {

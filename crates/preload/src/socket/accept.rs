@@ -86,7 +86,8 @@ pub fn accept(
         match received {
             // ECONNRESET means that the engine has closed its end while bytes that fill the pair were unread there. Either
             // the listener was shut down, or the engine has ended.
-            -1 if errno() != libc::ECONNRESET => {
+            // EINVAL: another thread has just put a stand-in at the descriptor.
+            -1 if errno() != libc::ECONNRESET && !relisten::was_replaced(fd) => {
                 // Keep the errno of recvmsg, such as EAGAIN or EINTR. accept fails with the same values.
                 return -1;
             }

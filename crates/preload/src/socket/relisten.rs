@@ -65,6 +65,7 @@ pub fn again(fd: RawFd, name: &SocketName) -> Outcome {
     // `REPLACING`.
     let outcome = control::without_cancellation(|| match name_of(fd) {
         Some(found) if found == *name => replace(fd, name),
+        Some(found) if found.kind.is_stand_in() => Outcome::Waits,
         Some(found) if found.kind.is_bound() => Outcome::Listens,
         _ => Outcome::Ended,
     });
@@ -72,7 +73,20 @@ pub fn again(fd: RawFd, name: &SocketName) -> Outcome {
     outcome
 }
 
+/// Returns true if a receive on `fd` failed because another thread has replaced the lost listener by a stand-in. Keeps
+/// errno otherwise.
+pub fn was_replaced(fd: RawFd) -> bool {
+    let error = errno();
+    let replaced = error == libc::EINVAL && name_of(fd).is_some_and(|name| name.kind.is_stand_in());
+    set_errno(error);
+    replaced
+}
+
 fn replace(fd: RawFd, name: &SocketName) -> Outcome {
+    // Another thread that waited for the same engine may have renewed the listener already. Its new pair has not hung up.
+    if !name.kind.is_stand_in() && !has_hung_up(fd) {
+        return Outcome::Listens;
+    }
     let End::Listening(backlog) = End::of(fd, real::ASKING) else { return Outcome::Ended };
     if Flags::of(fd).has(Flags::READ_SHUT) {
         return Outcome::Ended;
@@ -97,6 +111,11 @@ fn replace(fd: RawFd, name: &SocketName) -> Outcome {
         }
         _ => Outcome::Ended,
     }
+}
+
+/// Returns true if the other end of the pair of `fd` is closed.
+fn has_hung_up(fd: RawFd) -> bool {
+    super::poll(fd, 0, 0).is_ok_and(|events| events & libc::POLLHUP != 0)
 }
 
 /// Records that `fd` is a stand-in.

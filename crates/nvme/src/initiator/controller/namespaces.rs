@@ -50,21 +50,41 @@ impl NamespaceInfo {
         self.blocks * u64::from(self.block_bytes)
     }
 
-    /// Checks that `now`, which was found later under the same number, is the same namespace. It may have grown. Call
-    /// this after a reconnect, because writes to another namespace would destroy its data.
+    /// Checks that `now`, which was found over another connection, is the same namespace. It may have grown. Call this
+    /// after a reconnect, because writes to another namespace would destroy its data.
+    ///
+    /// # Errors
+    /// What differs, or that the namespace has no identity.
+    pub fn check_is_same(&self, now: &NamespaceInfo) -> Result<(), String> {
+        self.check_identity()?;
+        self.check_is_unchanged(now)
+    }
+
+    /// Checks that the namespace has an identifier by which it can be told from others.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn check_identity(&self) -> Result<(), String> {
+        match self.identity == NamespaceIdentity::default() {
+            false => Ok(()),
+            true => Err(format!(
+                "namespace {} has no UUID, NGUID or EUI-64, so it cannot be told from another one; give it one at the \
+                 target",
+                self.nsid
+            )),
+        }
+    }
+
+    /// Checks that `now`, which the same connection has given later, differs in nothing that a client relies on.
     ///
     /// # Errors
     /// What differs.
-    pub fn check_is_same(&self, now: &NamespaceInfo) -> Result<(), String> {
+    pub fn check_is_unchanged(&self, now: &NamespaceInfo) -> Result<(), String> {
         let id = now.nsid;
         if now.identity != self.identity {
             Err(format!(
                 "namespace {id} is another one than before: its UUID, NGUID or EUI-64 has changed. A target with a \
                  namespace in memory loses its data when it restarts"
-            ))
-        } else if now.identity == NamespaceIdentity::default() {
-            Err(format!(
-                "namespace {id} has no UUID, NGUID or EUI-64, so it cannot be told from another one; connect again"
             ))
         } else if now.block_bytes != self.block_bytes {
             Err(format!("namespace {id} has another block size than before"))

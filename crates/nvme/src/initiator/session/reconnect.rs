@@ -252,6 +252,6 @@ pub(super) fn no_access(status: Status) -> String {
 }
 
 /// Returns an error if the target at `path` has another namespace now (`now`) than before (`before`).
-pub(super) fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
+fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
     before.check_is_same(now).map_err(|why| Error::Disconnected { peer: path.to_string(), why })
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Lost, Result};
 use crate::field::ADDRESS;
 use crate::transport::bootstrap::{Exchange, JobControl};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ struct Shared {
     lost: AtomicU32,
     /// The number of a PE that left before this PE has begun to leave. [`NONE`] if there is no such PE.
     left: AtomicU32,
+    /// True once this PE has announced that it leaves.
+    leaving: AtomicBool,
 }
 
 /// A PE's connection to the launcher.
@@ -64,7 +66,11 @@ impl Client {
             }
         };
         stream.set_read_timeout(None).map_err(unreachable)?;
-        let shared = Arc::new(Shared { lost: AtomicU32::new(NONE), left: AtomicU32::new(NONE) });
+        let shared = Arc::new(Shared {
+            lost: AtomicU32::new(NONE),
+            left: AtomicU32::new(NONE),
+            leaving: AtomicBool::new(false),
+        });
         let ((sender, gathered), (ending, end)) = (channel(), channel());
         let (mut reading, theirs) = (stream.try_clone().map_err(unreachable)?, shared.clone());
         let limit = (MAX_PAYLOAD + 4) * pes as usize;
@@ -146,10 +152,15 @@ impl Exchange for Client {
     }
 
     fn announce_leave(&self) {
+        self.shared.leaving.store(true, Ordering::Release);
         let _ = self.send(&Frame::Leaving);
     }
 
     fn left(&self) -> Option<u32> {
+        // A server with many PEs may report that another PE has left before it reads that this PE leaves too.
+        if self.shared.leaving.load(Ordering::Acquire) {
+            return None;
+        }
         Some(self.shared.left.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
     }
 }

@@ -33,7 +33,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::str::FromStr;
 use std::time::Duration;
 
-const MAGIC: u64 = 0x3130_5a56_4e4c_4e49;
+const MAGIC: u64 = 0x3230_5a56_4e4c_4e49;
 /// The largest payload of a PE's frame in bytes.
 const MAX_PAYLOAD: usize = 1 << 20;
 /// The largest number of PEs.

@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, Weak};
 struct Unfinished {
     library: &'static Library,
     handles: Handles,
-    folder: Folder,
+    /// `None` once the folder belongs to the transport.
+    folder: Option<Folder>,
 }
 
 impl Unfinished {
@@ -56,7 +57,7 @@ impl Unfinished {
         })?;
         let handles =
             Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
-        let mut unfinished = Self { library, handles, folder };
+        let mut unfinished = Self { library, handles, folder: Some(folder) };
         let parameters = library::WorkerParameters {
             fields: library::WORKER_FIELDS,
             thread_mode: library::SERIALIZED,
@@ -194,7 +195,8 @@ impl Ucx {
         let mut unfinished = Unfinished::new(library, pes)?;
         let private_bytes = (pes as usize * NOTIFICATION).next_multiple_of(4096);
         let length = bytes.saturating_add(private_bytes).saturating_add(ALIGNMENT);
-        room::check(&*exchange, length, &unfinished.domains(), unfinished.folder.path())?;
+        let folder = unfinished.folder.as_ref().expect("the folder is taken at the end").path();
+        room::check(&*exchange, length, &unfinished.domains(), folder)?;
         unfinished.handles.memory = unfinished.map(null_mut(), length)?;
         let (allocated, allocated_bytes) = unfinished.span_of(unfinished.handles.memory)?;
         let padding = allocated.wrapping_add(private_bytes).align_offset(ALIGNMENT);
@@ -261,6 +263,7 @@ impl Ucx {
             ordered: AtomicU64::new(u64::MAX),
             broken: AtomicBool::new(false),
             poll_limit: PollLimit::default(),
+            _folder: unfinished.folder.take(),
         });
         stop_at_exit(&shared);
         let theirs = shared.clone();

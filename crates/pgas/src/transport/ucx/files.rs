@@ -6,7 +6,7 @@
 //! lock however the process ends. Locks also work between containers, unlike process IDs.
 
 use crate::error::{Error, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, open, unlinkat};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -33,7 +33,10 @@ impl Folder {
             return Self { path: given.into(), lock: None };
         }
         sweep();
-        match make(Path::new(PARENT)) {
+        // Another process that sweeps may hold the lock of a new folder for a moment. Then try another folder.
+        let made =
+            (1..16).find_map(|_| make(Path::new(PARENT)).ok()).map_or_else(|| make(Path::new(PARENT)), Ok);
+        match made {
             Ok((path, lock)) => Self { path, lock: Some(lock) },
             Err(error) => {
                 tracing::debug!("UCX puts its files into {PARENT}: {error}");
@@ -112,9 +115,16 @@ fn sweep_in(parent: &Path) {
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NAME)) {
         // A folder without a lock is that of an ended process, or its owner has just made it. That owner notices
         // the removal.
-        let Ok(_lock) = lock(&entry.path()) else { continue };
-        let files = std::fs::read_dir(entry.path()).into_iter().flatten().flatten();
-        files.for_each(|file| drop(std::fs::remove_file(file.path())));
+        let Ok(folder) = lock(&entry.path()) else { continue };
+        // Another user may replace the name of its folder by a link. So remove the files by the locked descriptor, and leave
+        // the folders of other users alone.
+        if fstat(&folder).map_or(true, |found| found.st_uid != rustix::process::geteuid().as_raw()) {
+            continue;
+        }
+        let Ok(files) = rustix::fs::Dir::read_from(&folder) else { continue };
+        for file in files.flatten() {
+            let _ = unlinkat(&folder, file.file_name(), AtFlags::empty());
+        }
         let _ = std::fs::remove_dir(entry.path());
     }
 }

@@ -123,6 +123,9 @@ struct Shared {
     /// operations, but the program may reuse these buffers after the error.
     broken: AtomicBool,
     poll_limit: PollLimit,
+    /// UCX's folder for files of shared memory, which UCX may use until its end. Keep it the last field, because Rust drops
+    /// fields in this order.
+    _folder: Option<files::Folder>,
 }
 
 // SAFETY: `memory` stays mapped until the value is dropped. Other processes write it, so its words are

@@ -82,7 +82,10 @@ fn refuse(bytes: usize, pes: usize, limit: &Limit) -> Result<()> {
 fn writes_pages(bytes: usize, domains: &[String], order: Option<&str>) -> bool {
     let has = |name: &str| domains.iter().any(|domain| domain == name);
     match order {
-        Some(order) => order.contains("posix"),
+        Some(order) => match (order.find("posix"), order.find("sysv")) {
+            (Some(posix), Some(sysv)) if sysv < posix => !(has("sysv") && has_system_v(bytes)),
+            (posix, _) => posix.is_some(),
+        },
         None => has("posix") && !(has("sysv") && has_system_v(bytes)),
     }
 }
