@@ -1,9 +1,10 @@
 """A server and a client that outlive an engine.
 
     peer.py serve ADDRESS WAIT   answers connections on port 8011, and prints its process IDs, how its connections end, and
-                                 its failures; WAIT is how it waits: epoll, exclusive, poll, select, block, or timed
+                                 its failures; WAIT is how it waits: epoll, exclusive, poll, select, block, timed, or
+                                 accepts (four threads in accept)
     peer.py hold ADDRESS         exchanges a message, then waits for the end of the connection, and prints how it ended
-    peer.py ask ADDRESS          exchanges a message on a new connection
+    peer.py ask ADDRESS [COUNT]  exchanges a message on each of COUNT new connections, one after the other
     peer.py datagrams ADDRESS WAIT   answers datagrams on port 8011, like serve
     peer.py ask-datagrams ADDRESS    exchanges a datagram
 """
@@ -20,7 +21,8 @@ PORT = 8011
 
 
 def say(*words):
-    print(*words, flush=True)
+    # One write, because several threads report.
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def answer(connection):
@@ -81,7 +83,7 @@ def serve(address, wait):
     listener = socket.create_server((address, PORT))
     if wait == "timed":
         listener.settimeout(30)
-    elif wait != "block":
+    elif wait not in ("block", "accepts"):
         listener.setblocking(False)
     if wait == "exclusive":
         for _ in range(2):
@@ -91,6 +93,9 @@ def serve(address, wait):
             say("process", child)
         time.sleep(3600)
     say("process", os.getpid())
+    if wait == "accepts":
+        for _ in range(3):
+            threading.Thread(target=accept, args=(listener, wait), daemon=True).start()
     accept(listener, wait)
 
 
@@ -108,6 +113,11 @@ def connect(address):
     connection.sendall(b"message")
     assert connection.recv(4096) == b"message"
     return connection
+
+
+def ask(address, count):
+    for _ in range(int(count)):
+        connect(address).close()
 
 
 def hold(address):
@@ -151,5 +161,5 @@ def ask_datagrams(address):
 
 
 if __name__ == "__main__":
-    calls = {"serve": serve, "hold": hold, "ask": connect, "datagrams": datagrams, "ask-datagrams": ask_datagrams}
+    calls = {"serve": serve, "hold": hold, "ask": ask, "datagrams": datagrams, "ask-datagrams": ask_datagrams}
     calls[sys.argv[1]](*sys.argv[2:])
