@@ -376,7 +376,7 @@ const SIGNALS: &str = "inlane-signals";
 fn signalled(thread: &str, signal: i32, arguments: &[&str]) -> (Output, Duration) {
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // On a busy machine, a thread can use some milliseconds before it has moved its first packets.
-    let least = if thread == MOVING { Duration::from_millis(50) } else { Duration::ZERO };
+    let least = if thread == MOVING { Duration::from_millis(30) } else { Duration::ZERO };
     until_thread_runs(&child, thread, least);
     let start = Instant::now();
     // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.

@@ -19,7 +19,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a thread of `child` whose name begins with `name` has used the processor for `least`.
+/// Waits until `child` has a thread whose name begins with `name`, and each such thread has used the processor for `least`.
 ///
 /// The thread `inlane-signals` exists once signals are handled. Threads `inlane-0` move packets.
 #[allow(dead_code, reason = "each test program uses a part of this module")]
@@ -27,12 +27,12 @@ pub fn until_thread_runs(child: &Child, name: &str, least: Duration) {
     let tasks = format!("/proc/{}/task", child.id());
     let runs = || {
         let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
-        tasks.map(|task| task.path()).any(|task| {
+        let used = tasks.map(|task| task.path()).filter_map(|task| {
             let text = |file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
-            let used =
-                text("schedstat").split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0);
-            text("comm").starts_with(name) && used >= least.as_nanos() as u64
-        })
+            let used = text("schedstat").split(' ').next().and_then(|number| number.parse().ok());
+            text("comm").starts_with(name).then(|| used.unwrap_or(0))
+        });
+        used.min().is_some_and(|least_used: u64| least_used >= least.as_nanos() as u64)
     };
     until(name, runs);
 }
