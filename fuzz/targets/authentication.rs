@@ -10,7 +10,7 @@ use inlane_nvme::authentication::{
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
 
-/// Returns the secrets, which the fuzzed input cannot contain.
+/// Returns random secrets, the same ones in each call. The fuzzed input cannot contain them by chance.
 fn credentials() -> Arc<Credentials> {
     static SHARED: OnceLock<Arc<Credentials>> = OnceLock::new();
     let secret = || Secret::generate(None).expect("random numbers");

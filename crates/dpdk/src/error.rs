@@ -144,27 +144,20 @@ impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
         use inlane_core::Error as Core;
         let class = error.class();
-        let text = error.to_string();
         match error {
-            Error::Spec { spec: port, .. }
-            | Error::Missing { port, .. }
-            | Error::Busy { port, .. }
-            | Error::Unavailable { port, .. }
-            | Error::Permission { port, .. }
-            | Error::Usage { port, .. }
-            | Error::Device { port, .. }
-            | Error::NoPeer { port, .. }
-            | Error::Gone { port, .. } => {
-                // Remove the port's name from the text, because the core error puts the name in front again.
-                let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
-                Core::Port { port, why, class }
-            }
             Error::Pool { count, room, why } => Core::Memory {
                 bytes: count.saturating_mul(room),
                 what: format!("a pool of {count} mbufs of {room} bytes"),
                 why,
             },
             Error::Environment { why } => Core::Port { port: "DPDK".into(), why, class },
+            other => {
+                let port = other.port().unwrap_or("DPDK").to_owned();
+                let text = other.to_string();
+                // Remove the port's name from the text, because the core error puts the name in front again.
+                let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
+                Core::Port { port, why, class }
+            }
         }
     }
 }

@@ -189,8 +189,8 @@ impl Engine {
         Ok((key, program))
     }
 
-    /// Creates a socket like [`Self::create`], whose program's end has no name yet. Returns the socket's key, the program's end,
-    /// and the name for this end.
+    /// Creates a socket as [`Self::create`] does, but without naming the program's end. Returns the socket's
+    /// key, the program's end, and the name that the caller must give this end.
     pub(super) fn create_unnamed(
         &mut self,
         owner: OwningProgram<'_>,

@@ -82,7 +82,7 @@ pub fn watched(index: usize) -> Option<(RawFd, &'static Entry)> {
     entry(fd).map(|entry| (fd, entry))
 }
 
-/// Returns true if the registration of `fd` is the watched one of the slot with number `index`.
+/// Returns true if the slot with number `index` watches the registration of the descriptor `fd`.
 #[inline]
 pub fn is_watched(index: usize, fd: RawFd) -> bool {
     WATCHED[index].load(Ordering::Relaxed) == fd.saturating_add(1)

@@ -33,8 +33,8 @@ static STAND_INS: Hint = Hint::new();
 /// The ID of the process that set the hints in `STAND_INS`. 0 if no hint is set. A forked child inherits the hints, and
 /// ignores them because of this ID: it listens only if it calls accept itself.
 static WAITING: AtomicI32 = AtomicI32::new(0);
-/// The ID of the process in which a thread replaces a listener now, or 0. It may be the parent's ID in a forked child,
-/// in which no thread does.
+/// The ID of the process in which a thread replaces a listener now, or 0. A forked child may inherit the parent's ID,
+/// which then means 0: the parent's thread does not exist in the child.
 static REPLACING: AtomicI32 = AtomicI32::new(0);
 
 fn process() -> i32 {
