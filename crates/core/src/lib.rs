@@ -8,6 +8,7 @@
 //! | [`ring`] | the list by which bursts are handed between threads or to a GPU |
 //! | [`mover`], [`access`] | copies between regions; the CPU's loads and stores to device memory |
 //! | [`completion`] | how the end of an operation is detected |
+//! | [`load`] | operations that run until they are stopped: meters, pace, start line, sampler |
 //! | [`code_cache`] | compiled code on disk |
 //! | `result` | the fields that all result documents share |
 //! | [`stats`], [`verification`] | statistics; the outcome of checking what a run moved |
@@ -28,6 +29,7 @@ pub mod completion;
 pub mod cores;
 pub mod error;
 pub mod layout;
+pub mod load;
 pub mod mover;
 pub mod packet;
 pub mod port;

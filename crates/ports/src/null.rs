@@ -4,8 +4,8 @@
 //! between null ports measures the pipeline alone. DPDK's own null port is `net_null`.
 
 use crate::field::ROOM;
-use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
+use inlane_core::load::Schedule;
 use inlane_core::port::Counters;
 use inlane_core::port::spec::SpecText;
 use inlane_core::units::Rate;

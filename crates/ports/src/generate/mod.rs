@@ -7,7 +7,6 @@
 //! With a rate, only the schedule determines due times. A packet that is received late keeps its due time, so
 //! a checker measures its delay. This prevents coordinated omission.
 
-pub mod schedule;
 pub mod stamp;
 pub mod template;
 pub mod traffic;
@@ -17,10 +16,10 @@ mod tests;
 
 use crate::field::{MEMORY, ROOM};
 use inlane_core::clock::Clock;
+use inlane_core::load::Schedule;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
-use schedule::Schedule;
 use stamp::Stamp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -10,8 +10,8 @@ mod tests;
 
 use crate::field::ROOM;
 use crate::generate::require_cpu_memory;
-use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
+use inlane_core::load::Schedule;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};

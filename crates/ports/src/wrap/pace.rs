@@ -1,7 +1,7 @@
 //! Limits the rate of a receive queue.
 
-use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
+use inlane_core::load::Schedule;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};

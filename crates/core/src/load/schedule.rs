@@ -1,6 +1,6 @@
 //! Schedules, which determine when each packet is due at a given rate.
 
-use inlane_core::units::Rate;
+use crate::units::Rate;
 
 /// Computes when packets are due. Uses the total sent so far, so rounding errors do not accumulate.
 ///
@@ -48,6 +48,16 @@ impl Schedule {
             Unit::Packets => 1,
             Unit::Bits { overhead } => (bytes as u64 + overhead) * 8,
         };
+    }
+
+    /// Counts `packets` sent packets of a rate in packets per second.
+    #[inline]
+    pub fn advance_packets(&mut self, packets: u64) {
+        debug_assert!(
+            matches!(self.unit, Unit::Packets),
+            "frames of a rate in bits count with their lengths"
+        );
+        self.sent += packets;
     }
 
     /// Returns about how many packets of `mean` bytes are due at `now_ns`, at most `max`. Returns at least 1

@@ -1,0 +1,129 @@
+//! Loads: operations that run until somebody stops them, such as packet processing, transfers or storage commands.
+//!
+//! ```text
+//!   open        allocates, connects and compiles; nothing moves yet
+//!   ready       every thread of every load waits at the start line
+//!   started     all begin at one instant; threads count in their meters and follow the load's pace
+//!   stopped     each load ends what is in flight and returns what it has
+//! ```
+//!
+//! A load never decides how long it runs. Who runs it samples the [`Meter`]s, changes the [`Pace`], and stops it. Several
+//! loads can share a [`StartLine`], so their measurements cover the same time.
+
+mod meter;
+mod pace;
+mod schedule;
+mod start;
+
+pub use meter::{Counts, Meter, Sample, Sampler};
+pub use pace::{Pace, Pacer};
+pub use schedule::Schedule;
+pub use start::{Member, StartLine};
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// An opened load.
+pub trait Load: Send {
+    /// Names the operation and its ends for messages, such as "copy host to gpu:0".
+    fn name(&self) -> String;
+
+    /// The meters of the load's threads. Each thread writes its own.
+    fn meters(&self) -> Vec<Arc<Meter>>;
+
+    /// The pace that all threads of the load follow together.
+    fn pace(&self) -> Arc<Pace>;
+
+    /// What the load takes from the machine's resources. Empty if that is unknown.
+    fn uses(&self) -> Vec<Use> {
+        Vec::new()
+    }
+
+    /// The number of threads that wait at the start line.
+    fn threads(&self) -> usize;
+
+    /// Runs the load until `run` is stopped, its source ends, or it fails. Its threads wait at the start line first.
+    /// An error ends only this load.
+    ///
+    /// # Errors
+    /// The error that ended the load. Its meters keep what was counted before.
+    fn run(self: Box<Self>, run: &Running) -> Result<(), LoadError>;
+}
+
+/// The error that ended a load.
+pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a load takes from one resource.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Use {
+    /// The resource, by the name that all loads use for it: see [`Resource`].
+    pub resource: Resource,
+    /// The units of the resource that one byte of the load takes. A resource of bytes counts each crossing.
+    pub per_byte: f64,
+    /// How the figure is known.
+    pub source: UseSource,
+}
+
+/// How a use is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UseSource {
+    /// It follows from what the load does.
+    Computed,
+    /// A counter of the machine showed it.
+    Counted,
+    /// A fit to measurements gave it.
+    Fitted,
+}
+
+/// Something that several loads may share.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Resource {
+    /// Time of one processor core.
+    Core(usize),
+    /// The time that all cores together give this process.
+    Processors,
+    /// Reads and writes of host memory.
+    HostMemory,
+    /// The direction of a device's PCIe link from host memory to the device.
+    LinkToDevice(String),
+    /// The direction of a device's PCIe link from the device to host memory.
+    LinkFromDevice(String),
+    /// Memory of a device.
+    DeviceMemory(String),
+    /// An engine of a device that copies, such as a GPU's.
+    CopyEngine(String),
+    /// A network interface or another port that carries packets.
+    Port(String),
+    /// A server that answers over a network, such as an NVMe target.
+    Peer(String),
+}
+
+/// The state that all loads of a run share.
+#[derive(Debug)]
+pub struct Running {
+    /// Where the threads of the loads wait until all are ready.
+    pub start: StartLine,
+    stop: AtomicBool,
+}
+
+impl Running {
+    /// Creates the state of a run whose loads have `threads` threads together.
+    pub fn new(threads: usize) -> Self {
+        Self { start: StartLine::new(threads), stop: AtomicBool::new(false) }
+    }
+
+    /// Ends all loads. What is in flight completes.
+    pub fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        self.start.cancel();
+    }
+
+    /// Returns true after [`Running::stop`].
+    #[inline]
+    pub fn stopping(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

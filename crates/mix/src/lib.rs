@@ -1,0 +1,11 @@
+//! Operations alone and together: what limits each of them, and what they will do together.
+//!
+//! A session opens several loads once. It then measures short phases in random order: each load alone, all together, all
+//! while one is slowed down, and each beside an antagonist that takes part of one resource. The differences between the
+//! phases show which resource limits each load.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`observation`] | what a session has measured |
+
+pub mod observation;

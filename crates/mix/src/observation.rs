@@ -1,0 +1,177 @@
+//! What a session has measured: phases, the rates of the loads in them, and signals of the machine.
+//!
+//! The loads of a session have indexes. The loads of the user come first. Antagonists follow: loads of the session's own that
+//! take part of one resource, and are parked in all phases but their own.
+
+use inlane_core::load::{Resource, Use};
+
+/// What a load does in a phase.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Level {
+    /// It is open but does nothing.
+    Parked,
+    /// It runs at the rate that its user asked for, or as fast as possible.
+    Full,
+    /// It runs at this fraction of the rate that it reached in the phase [`Phase::Together`] or, for an antagonist, alone.
+    Share(f64),
+}
+
+/// What a phase shows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Phase {
+    /// One load of the user, or one antagonist, runs alone.
+    Alone {
+        /// The load.
+        load: usize,
+    },
+    /// All loads of the user run.
+    Together,
+    /// All loads of the user run, and one is slowed to a fraction of its rate in [`Phase::Together`].
+    Throttled {
+        /// The load that is slowed.
+        load: usize,
+        /// The fraction, below 1.
+        share: f64,
+    },
+    /// One load of the user runs beside an antagonist.
+    Beside {
+        /// The load of the user.
+        load: usize,
+        /// The antagonist.
+        antagonist: usize,
+        /// The fraction of its own rate alone at which the antagonist runs.
+        share: f64,
+    },
+    /// All loads of the user run beside an antagonist.
+    TogetherBeside {
+        /// The antagonist.
+        antagonist: usize,
+        /// The fraction of its own rate alone at which the antagonist runs.
+        share: f64,
+    },
+}
+
+impl Phase {
+    /// Returns what `load` does in this phase. `users` is the number of the user's loads.
+    pub fn level(&self, load: usize, users: usize) -> Level {
+        let full = |runs: bool| if runs { Level::Full } else { Level::Parked };
+        match *self {
+            Phase::Alone { load: alone } => full(load == alone),
+            Phase::Together => full(load < users),
+            Phase::Throttled { load: slowed, share } if load == slowed => Level::Share(share),
+            Phase::Throttled { .. } => full(load < users),
+            Phase::Beside { antagonist, share, .. } | Phase::TogetherBeside { antagonist, share }
+                if load == antagonist =>
+            {
+                Level::Share(share)
+            }
+            Phase::Beside { load: beside, .. } => full(load == beside),
+            Phase::TogetherBeside { .. } => full(load < users),
+        }
+    }
+}
+
+/// What is known of a load before it runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The name that results show, such as `dma` or `tx`.
+    pub name: String,
+    /// What it takes from resources, as far as the load itself can tell.
+    pub uses: Vec<Use>,
+    /// The rate that the user asked for, in operations per second. `None` to run as fast as possible.
+    pub asked: Option<f64>,
+    /// The resource of which the load takes part, if it is an antagonist.
+    pub antagonist_of: Option<Resource>,
+    /// The number of its threads.
+    pub threads: usize,
+}
+
+/// What one load did during an observation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoadRate {
+    /// Completed operations per second.
+    pub operations_per_second: f64,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+    /// Failed operations.
+    pub errors: u64,
+    /// The share of the time in which its threads had work, from 0 to 1. `None` if the load does not measure it.
+    pub busy: Option<f64>,
+    /// The share of the time in which its threads waited for a full port or queue. `None` if the load does not measure it.
+    pub blocked: Option<f64>,
+    /// The share of the time in which its threads ran on a processor. `None` if the kernel does not report it.
+    pub on_processor: Option<f64>,
+    /// The share of the time in which its threads were ready to run while other threads had the processor. `None` if the
+    /// kernel does not report it.
+    pub queued: Option<f64>,
+}
+
+/// What the machine did during an observation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Signals {
+    /// The share of processor time that the hypervisor took away. `None` if the kernel does not report it.
+    pub stolen: Option<f64>,
+    /// The share of the time in which a control group's quota stopped this process. `None` without a quota.
+    pub throttled: Option<f64>,
+    /// The share of processor time that other processes used. `None` if the kernel does not report it.
+    pub others: Option<f64>,
+}
+
+/// Why an observation does not count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Void {
+    /// The hypervisor took away more than the allowed share of processor time.
+    Stolen(f64),
+    /// Other processes used more than the allowed share of processor time.
+    Others(f64),
+    /// A load's rate in the first and in the second half of the observation differ by this fraction.
+    Drift(f64),
+}
+
+/// One measured phase.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observation {
+    /// What the loads did.
+    pub phase: Phase,
+    /// The block in which it was measured. Each block has every phase once, in random order.
+    pub block: usize,
+    /// When it began, in nanoseconds since the start of the loads.
+    pub at_ns: u64,
+    /// How long it lasted, without the time for the rates to settle.
+    pub duration_ns: u64,
+    /// The rates of all loads, in the order of [`Measured::loads`].
+    pub loads: Vec<LoadRate>,
+    /// What the machine did meanwhile.
+    pub signals: Signals,
+    /// Why it does not count, if it does not.
+    pub void: Option<Void>,
+}
+
+/// Why a session measured less than it was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cut {
+    /// The user ended it.
+    Interrupted,
+    /// A load failed. The observations from before count.
+    LoadFailed {
+        /// The load.
+        load: usize,
+        /// Its error.
+        error: String,
+    },
+    /// The time limit was reached before the intervals of the medians were narrow.
+    TimeLimit,
+}
+
+/// Everything that a session has measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// The loads of the user, and then the antagonists.
+    pub loads: Vec<Loaded>,
+    /// The number of the user's loads.
+    pub users: usize,
+    /// All observations, also void ones, in the order in which they were made.
+    pub observations: Vec<Observation>,
+    /// Why it is incomplete. `None` if it is complete.
+    pub cut: Option<Cut>,
+}
