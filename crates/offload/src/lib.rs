@@ -7,8 +7,9 @@
 //! `inlane offload status` --- control socket ---+
 //! ```
 //!
-//! * [`engine`] runs the sockets, on one thread or several.
-//! * [`status`] is what it reports.
+//! * `stack` turns frames into bytes of sockets and back. It has no descriptors and makes no system calls.
+//! * `host` connects the stack to programs and to the port: control socket, descriptors, limits, threads.
+//! * [`status`] is what the engine reports; [`client`] asks for it.
 //! * [`rules`] reads which sockets stay with the kernel; [`toml_error`] explains why a file is not TOML.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
@@ -16,27 +17,22 @@
 //! for a program's sockets. The memory that the engine shares with a program holds only bytes of that
 //! program's own connections, and words that the engine checks.
 
-mod arena;
-mod budget;
-mod closer;
-mod direct;
-pub mod engine;
+pub mod client;
 mod error;
 pub mod field;
-mod network;
-mod pair;
-mod ring;
+mod host;
 pub mod rules;
 mod settings;
-mod socket;
+mod stack;
 pub mod status;
 pub mod stepped;
 pub mod toml_error;
-mod wheel;
 
 pub use error::{Error, Result};
-pub use network::{LinkCounters, parse_port, shared_addresses};
+pub use host::Threads;
+pub use host::link::{parse_port, shared_addresses};
 pub use settings::Settings;
+pub use stack::network::LinkCounters;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -4,8 +4,9 @@
 //! Tests, the fuzzer and packetdrill use this engine. Its time is virtual, so a run does not depend on the
 //! machine's load.
 
-use crate::engine::Threads;
 use crate::error::Result;
+use crate::host::Threads;
+pub use crate::host::step::HeldResources;
 use crate::settings::Settings;
 use inlane_core::port::{Counters, Tx};
 use inlane_core::{Packet, Pool};
@@ -31,41 +32,6 @@ type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 pub struct Stepped {
     threads: Threads,
     sent: Frames,
-}
-
-/// What an engine holds now. All fields but `time_waits` are 0 once every program has closed its sockets and
-/// every connection has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldResources {
-    /// Sockets of all programs. Does not count the copies of listeners on other threads.
-    pub sockets: usize,
-    /// TCP flows that have a connection.
-    pub flows: usize,
-    /// Local TCP and UDP ports that sockets hold.
-    pub ports: usize,
-    /// The entries of the table by which the engine finds a socket. The key is the cookie of the program's end
-    /// of the socket pair.
-    pub ends: usize,
-    /// Processes that have at least one socket.
-    pub processes: usize,
-    /// Connections in TIME-WAIT.
-    pub time_waits: usize,
-    /// Packets that the engine has sent to itself and not processed yet.
-    pub own_packets: usize,
-}
-
-impl HeldResources {
-    /// Adds the counts of another thread. `processes` is not added, because all threads share one list of
-    /// processes.
-    fn add(&mut self, other: &Self) {
-        self.sockets += other.sockets;
-        self.flows += other.flows;
-        self.ports += other.ports;
-        self.ends += other.ends;
-        self.processes = other.processes;
-        self.time_waits += other.time_waits;
-        self.own_packets += other.own_packets;
-    }
 }
 
 impl Stepped {

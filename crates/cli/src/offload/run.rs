@@ -72,7 +72,7 @@ impl Run {
         if let Some(why) = program::obstacle(&path) {
             self.note(&why)?;
         }
-        if let Err(error) = inlane_offload::status::fetch(&socket) {
+        if let Err(error) = inlane_offload::client::fetch(&socket) {
             self.note(&error.to_string())?;
         }
         let mut preload = library.into_os_string();

@@ -6,7 +6,7 @@ use clap::Args;
 use inlane_core::privileges::{Successor, drop_privileges_to};
 use inlane_core::units;
 use inlane_offload::Settings;
-use inlane_offload::engine::Threads;
+use inlane_offload::Threads;
 use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;

@@ -1,0 +1,241 @@
+//! Copies of listeners. A program's listening socket is bound on one thread, which has the listener. Each
+//! other thread has a copy of it, because SYNs arrive on every queue. The listener and its copies pass their
+//! connections to the same socket pair.
+
+use super::Engine;
+use super::control::{Client, Outstanding};
+use super::permits::{Kind, Permit};
+use super::shared::Task;
+use crate::host::closer::UserCloser;
+use crate::host::socket::{Listening, Pending, Role, Socket, SocketOptions};
+use crate::lock;
+use crate::stack::arena::Key;
+use inlane_offload_protocol::message::Message;
+use inlane_tcp::Listener;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A duplicate of a descriptor.
+#[derive(Debug)]
+pub(crate) struct Duplicate {
+    pub descriptor: OwnedFd,
+    /// Counts the duplicate. Keep it until the descriptor is closed.
+    pub permit: Permit,
+}
+
+/// The announcement of a new or changed listener. It is for the threads that get copies of the listener.
+pub(super) struct Announcement {
+    id: u64,
+    cookie: u64,
+    process: i32,
+    program: String,
+    v6: bool,
+    local: SocketAddr,
+    options: SocketOptions,
+    backlog: usize,
+    filled: u64,
+    waiting: Arc<AtomicUsize>,
+    /// Duplicates of the engine's end of the listener's socket pair. Each thread without a copy takes one.
+    ends: Mutex<Vec<Duplicate>>,
+    /// Closes descriptors of the listener's user.
+    closer: Arc<UserCloser>,
+    /// Counts the announcement as an outstanding request of its client, until all threads have processed it.
+    client: Outstanding,
+    reply: Message,
+    /// The number of threads that have not processed the announcement. The last one sends the reply.
+    remaining: AtomicUsize,
+    /// The errno of a thread that could not create its copy of the listener. 0 if no thread has failed.
+    errno: AtomicI32,
+}
+
+impl Engine {
+    /// Announces a listener to the other threads. The last thread that handles the announcement sends `reply`
+    /// to the client, because connections may arrive once the program has the reply. Returns false if the
+    /// socket does not listen.
+    pub(super) fn announce(&mut self, key: Key, client: &Arc<Client>, reply: &Message) -> bool {
+        let Some(Socket { role: Role::Listening(listening), end: Some(_), .. }) = self.sockets.get_mut(key)
+        else {
+            return false;
+        };
+        let mut reply = *reply;
+        let mut ends = std::mem::take(&mut listening.ends);
+        // The listener and each of its copies have a reference to this counter.
+        let existing = Arc::strong_count(&listening.waiting);
+        let missing = self.threads().saturating_sub(existing);
+        if missing > ends.len() {
+            match self.ends_for_copies(key, missing - ends.len()) {
+                Ok(more) => ends.extend(more),
+                Err(errno) => {
+                    reply.status = errno;
+                    client.reply(&reply, None);
+                    return true;
+                }
+            }
+        }
+        let (Some(shared), Some(socket)) = (&self.shared, self.sockets.get(key)) else { return false };
+        let Role::Listening(listening) = &socket.role else { return false };
+        let announcement = Arc::new(Announcement {
+            id: socket.id,
+            cookie: socket.cookie,
+            process: socket.process,
+            program: socket.program.clone(),
+            v6: socket.v6,
+            local: socket.local,
+            options: socket.options.clone(),
+            backlog: listening.backlog,
+            filled: listening.filled,
+            waiting: listening.waiting.clone(),
+            ends: Mutex::new(ends),
+            closer: socket.closer.clone(),
+            client: Outstanding::new(client, 1),
+            reply,
+            remaining: AtomicUsize::new(shared.threads() - 1),
+            errno: AtomicI32::new(0),
+        });
+        shared.give_others(self.thread, || Task::Listen(announcement.clone()));
+        true
+    }
+
+    /// Returns `count` duplicates of the engine's end of a socket, which count for the socket's process and user.
+    ///
+    /// # Errors
+    /// As [`Engine::duplicate`].
+    pub(super) fn ends_for_copies(&self, key: Key, count: usize) -> Result<Vec<Duplicate>, i32> {
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let end = socket.end.as_ref().ok_or(libc::EBADF)?;
+        (0..count).map(|_| self.duplicate(end, socket.process, socket.closer.user())).collect()
+    }
+
+    /// Duplicates a descriptor of a socket.
+    ///
+    /// # Errors
+    /// `ENFILE` if the user has its share of the engine's descriptors. Errors of the system.
+    pub(super) fn duplicate(&self, of: &OwnedFd, process: i32, user: u32) -> Result<Duplicate, i32> {
+        let descriptor = of.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+        let free = self.closer.free_after(&descriptor);
+        let permit = self.control.permits.admit(Kind::Duplicate, process, user, free).ok_or(libc::ENFILE)?;
+        Ok(Duplicate { descriptor, permit })
+    }
+
+    /// Adds or changes this thread's copy of a listener. The last thread to do so replies to the program.
+    pub(super) fn on_announcement(&mut self, announcement: &Announcement) {
+        if let Err(errno) = self.copy_listener(announcement) {
+            announcement.errno.store(errno, Ordering::Relaxed);
+        }
+        // Use release and acquire ordering, so that the last thread sees the errno that other threads have
+        // stored.
+        if announcement.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut reply = announcement.reply;
+            reply.status = announcement.errno.load(Ordering::Relaxed);
+            announcement.client.reply(&reply, None);
+        }
+    }
+
+    fn copy_listener(&mut self, announcement: &Announcement) -> Result<(), i32> {
+        // Free the port of earlier listeners that the program has closed. The engine may not yet have
+        // processed epoll's events for them.
+        self.remove_closed(announcement.local.port(), false);
+        let holders = self.ports.get(&announcement.local.port()).into_iter().flatten();
+        let existing = holders.copied().find(|&key| {
+            self.sockets.get(key).is_some_and(|socket| {
+                socket.id == announcement.id && matches!(socket.role, Role::Listening(_))
+            })
+        });
+        if let Some(socket) = existing.and_then(|key| self.sockets.get_mut(key)) {
+            socket.options = announcement.options.clone();
+            if let Role::Listening(listening) = &mut socket.role {
+                listening.set_backlog(announcement.backlog);
+            }
+            return Ok(());
+        }
+        let end = lock(&announcement.ends).pop().ok_or(libc::ENFILE)?;
+        let Announcement { local, options, backlog, .. } = announcement;
+        let mut listening = self.new_listening(*local, options, *backlog)?;
+        (listening.waiting, listening.filled) = (announcement.waiting.clone(), announcement.filled);
+        let key = self.sockets.insert_with(|_| Socket {
+            id: announcement.id,
+            cookie: announcement.cookie,
+            process: announcement.process,
+            program: announcement.program.clone(),
+            v6: announcement.v6,
+            local: *local,
+            holds_port: false,
+            options: options.clone(),
+            end: Some(end.descriptor),
+            role: Role::Listening(Box::new(listening)),
+            armed: u64::MAX,
+            copy: true,
+            dirty: false,
+            permit: Some(Arc::new(end.permit)),
+            closer: announcement.closer.clone(),
+        });
+        self.hold_port(key, local.port());
+        self.watch_pair(key).map_err(|error| {
+            self.remove(key);
+            error.raw_os_error()
+        })
+    }
+
+    /// Returns the state of a socket that begins to listen at `local`.
+    pub(super) fn new_listening(
+        &self,
+        local: SocketAddr,
+        options: &SocketOptions,
+        backlog: usize,
+    ) -> Result<Listening, i32> {
+        // A listener announces the same MSS in all its SYN,ACKs. If its address is a loopback address, this
+        // is loopback's MSS, or else the port's. Each connection then sends with the MSS of its own route.
+        use crate::stack::network::Route;
+        let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
+        let mss = self.network.mss(route, local.is_ipv6());
+        let config = options.config(self.settings.buffer, mss);
+        let listener = Listener::new(&config, self.secrets.clone(), backlog).map_err(|_| libc::EINVAL)?;
+        Ok(Listening {
+            listener,
+            backlog,
+            waiting: Arc::default(),
+            ends: Vec::new(),
+            full: false,
+            failures: 0,
+            hung_up: false,
+            unread: true,
+            filled: 0,
+        })
+    }
+}
+
+impl Listening {
+    /// Changes the backlog.
+    pub(super) fn set_backlog(&mut self, backlog: usize) {
+        self.backlog = backlog;
+        self.listener.set_backlog(backlog);
+    }
+
+    /// Sets the number of connections in the accept queues of the listener's copies on other threads. These
+    /// connections also count against the listener's backlog.
+    pub(super) fn note_elsewhere(&mut self) {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));
+    }
+
+    /// Appends a connection to the accept queue.
+    pub(super) fn queue(&mut self, pending: Pending) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.listener.queue(pending);
+    }
+
+    /// Puts a connection back in front of the accept queue.
+    pub(super) fn requeue(&mut self, pending: Pending) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.listener.requeue(pending);
+    }
+
+    /// Takes the oldest connection from the accept queue.
+    pub(super) fn take(&mut self) -> Option<Pending> {
+        let pending = self.listener.accept()?;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(pending)
+    }
+}

@@ -1,0 +1,156 @@
+//! Processes the requests of programs to create, connect and disconnect UDP sockets.
+
+use super::Engine;
+use super::control::Request;
+use super::request::{Refusal, Reply, canonical, initial_options, owner, this_host};
+use crate::host::socket::{Datagram, Role, Socket};
+use crate::stack::arena::Key;
+use inlane_offload_protocol::message::{Message, Operation};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+impl Engine {
+    /// Creates a bound UDP socket. If the request has a remote address, the program is about to send to that
+    /// address. The socket then stays with the kernel if the engine has no route to the address.
+    pub(super) fn bind_datagrams(&mut self, request: &Request) -> Reply {
+        let message = &request.message;
+        let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
+        let options = initial_options(message);
+        let ip = wanted.ip();
+        if ip.is_loopback() && !self.settings.loopback {
+            return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
+        }
+        if self.network.is_group(ip) {
+            return Err(Refusal::Kernel("the engine receives no broadcasts and no multicast"));
+        }
+        if !ip.is_unspecified() && !self.network.is_own(ip) {
+            return Err(Refusal::Kernel("the address is not one of the engine's"));
+        }
+        if let Some(remote) = message.remote {
+            self.route_or_kernel(remote)?;
+        }
+        let port = self.choose_port(request.user, wanted, true, &options)?;
+        let datagram = Datagram {
+            address_chosen: !ip.is_unspecified(),
+            port_chosen: wanted.port() != 0,
+            readable: true,
+            ..Datagram::default()
+        };
+        let role = Role::Datagram(Box::new(datagram));
+        let local = SocketAddr::new(ip, port);
+        let (key, program) = self.create(owner(request), local, None, options, role)?;
+        self.hold_port(key, port);
+        self.apply_datagram_options(key);
+        let mut reply = Message::new(Operation::Bind);
+        reply.local = Some(local);
+        Ok((reply, Some(Arc::new(program))))
+    }
+
+    /// Connects the UDP socket whose program's end came with the request. If no end came, creates a connected
+    /// UDP socket.
+    pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
+        let message = &request.message;
+        let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
+        if request.attached.is_some() {
+            let key = self.attached(request)?;
+            // First send the datagrams that the program has already written, because they go to the old
+            // address.
+            self.drain_datagrams(now, key);
+            self.reconnect(key, remote)?;
+            return Ok((Message::new(Operation::Connect), None));
+        }
+        self.route_or_kernel(remote)?;
+        let options = initial_options(message);
+        let (_, source) = self.route_from(unspecified(remote.is_ipv6()), None, remote.ip())?;
+        let port = self.choose_port(request.user, SocketAddr::new(source, 0), true, &options)?;
+        let local = SocketAddr::new(source, port);
+        let datagram = Datagram { remote: Some(remote), readable: true, ..Datagram::default() };
+        let role = Role::Datagram(Box::new(datagram));
+        let (key, program) = self.create(owner(request), local, Some(remote), options, role)?;
+        self.hold_port(key, port);
+        self.apply_datagram_options(key);
+        let mut reply = Message::new(Operation::Connect);
+        reply.local = Some(local);
+        Ok((reply, Some(Arc::new(program))))
+    }
+
+    fn apply_datagram_options(&mut self, key: Key) {
+        if let Some(socket) = self.sockets.get_mut(key) {
+            socket.apply_datagram_option(libc::SOL_SOCKET, libc::SO_RCVBUF);
+            socket.apply_datagram_option(libc::IPPROTO_IP, libc::IP_PKTINFO);
+        }
+    }
+
+    /// Returns an error if the engine has no route to `remote`. A new socket then stays with the kernel.
+    fn route_or_kernel(&self, remote: SocketAddr) -> Result<(), Refusal> {
+        let ip = this_host(canonical(remote)).ip();
+        if self.network.is_group(ip) {
+            return Err(Refusal::Kernel("the engine sends no broadcasts and no multicast"));
+        }
+        match (self.network.route(ip), ip.is_loopback()) {
+            (Some(_), _) => Ok(()),
+            (None, true) => Err(Refusal::Kernel("the address is a loopback address of the kernel")),
+            (None, false) => Err(Refusal::Kernel("the engine has no route to the address")),
+        }
+    }
+
+    fn reconnect(&mut self, key: Key, remote: SocketAddr) -> Result<(), Refusal> {
+        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let Role::Datagram(datagram) = &socket.role else { return Err(Refusal::Errno(libc::EISCONN)) };
+        if !socket.v6 && remote.is_ipv6() {
+            return Err(Refusal::Errno(libc::EAFNOSUPPORT));
+        }
+        if socket.options.v6_only && remote.is_ipv4() {
+            return Err(Refusal::Errno(libc::ENETUNREACH));
+        }
+        let bound = if datagram.address_chosen { socket.local.ip() } else { unspecified(socket.v6) };
+        let (_, source) = self.route_from(bound, None, remote.ip())?;
+        if socket.local.port() == 0 {
+            self.hold_any_port(key)?;
+        }
+        if let Some(socket) = self.sockets.get_mut(key)
+            && let Role::Datagram(datagram) = &mut socket.role
+        {
+            datagram.remote = Some(remote);
+            socket.local.set_ip(source);
+        }
+        Ok(())
+    }
+
+    /// Disconnects a UDP socket from its remote address. Clears its local address and port, unless the
+    /// program chose them.
+    pub(super) fn disconnect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
+        let key = self.attached(request)?;
+        self.drain_datagrams(now, key);
+        let Some(socket) = self.sockets.get_mut(key) else { return Err(Refusal::Errno(libc::EBADF)) };
+        let Role::Datagram(datagram) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
+        datagram.remote = None;
+        let port = socket.local.port();
+        if !datagram.address_chosen {
+            socket.local.set_ip(unspecified(socket.v6));
+        }
+        if !datagram.port_chosen && socket.holds_port {
+            socket.holds_port = false;
+            socket.local.set_port(0);
+            self.release_port(key, port, true);
+        }
+        Ok((Message::new(Operation::Disconnect), None))
+    }
+
+    /// Checks whether the engine has a route from a UDP socket to an address. Replies with an errno if there
+    /// is none.
+    pub(super) fn route_datagrams(&mut self, request: &Request) -> Reply {
+        let key = self.attached(request)?;
+        let remote = this_host(canonical(request.message.remote.ok_or(libc::EINVAL)?));
+        let Some(socket @ Socket { role: Role::Datagram(_), .. }) = self.sockets.get(key) else {
+            return Err(Refusal::Errno(libc::EINVAL));
+        };
+        self.route_from(socket.local.ip(), None, remote.ip())?;
+        Ok((Message::new(Operation::Route), None))
+    }
+}
+
+/// Returns the address that stands for all addresses of a family.
+fn unspecified(v6: bool) -> IpAddr {
+    if v6 { Ipv6Addr::UNSPECIFIED.into() } else { std::net::Ipv4Addr::UNSPECIFIED.into() }
+}

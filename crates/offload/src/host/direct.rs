@@ -1,0 +1,706 @@
+//! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::lease`]).
+//!
+//! Programs may write anything into this memory at any time. So the engine checks each number that it reads
+//! from this memory. It keeps its own copy of every number on which it relies.
+
+use crate::stack::ring::ByteRing;
+use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// The nanoseconds for which a program's thread may keep the send ring claimed while it writes. After that,
+/// the engine ends the claim by force. Normally a claim takes less than a microsecond, unless the thread is
+/// stopped or descheduled.
+const CLAIM_LIMIT_NS: u64 = 100_000_000;
+/// The nanoseconds for which a program may leave an offer of received bytes unanswered. Then the engine
+/// withdraws the offer. Normally an answer takes less than a microsecond.
+const OFFER_LIMIT_NS: u64 = 500_000;
+/// How long the engine holds back received bytes after the program has taken offered bytes, in nanoseconds. A
+/// program that receives in a loop posts its next receive within this time. Without the delay, the engine
+/// would write the bytes to the socket pair.
+const HOLD_NS: u64 = 5_000;
+/// The time without offers to posted receives after the engine has withdrawn an offer, in nanoseconds. After
+/// a withdrawal, the program probably waits for events in a way that the preloaded library does not see. The
+/// time doubles with each withdrawal in a row, at most `MOST_DOUBLINGS` times.
+const SHUN_NS: u64 = 1_000_000;
+/// The most times that `SHUN_NS` is doubled.
+const MOST_DOUBLINGS: u32 = 10;
+/// The nanoseconds after which the engine ends an unused lease.
+const IDLE_NS: u64 = 1_000_000;
+/// The interval, in nanoseconds, at which the engine writes the time into a leased slot of shared memory.
+const ALIVE_NS: u64 = 1_000_000;
+
+/// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
+/// no connection uses the memory.
+#[derive(Debug)]
+pub struct SharedArea {
+    start: NonNull<u8>,
+    /// The ID of the process that shares the memory.
+    pub process: i32,
+    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it. The engine may
+    /// take the send ring from a program's thread while the thread writes to it. The slot then stays
+    /// reserved, because the thread may still write.
+    used: AtomicU64,
+}
+
+// SAFETY: this value owns the mapping. The memory is accessed only by atomics and by copies.
+unsafe impl Send for SharedArea {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for SharedArea {}
+
+impl SharedArea {
+    /// Creates an area for the process with the ID `process`. Returns it and its memfd, which the process maps.
+    /// Seals keep the process from resizing the area. The area does not need the memfd any more.
+    ///
+    /// # Errors
+    /// Errors of the system: too many descriptors, too little memory.
+    pub fn new(process: i32) -> io::Result<(Self, OwnedFd)> {
+        let file = rustix::fs::memfd_create("inlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, Area::LEN as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        // SAFETY: a new mapping touches no memory of this process.
+        let start = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(std::ptr::null_mut(), Area::LEN, access, MapFlags::SHARED, &file, 0)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok((Self { start, process, used: AtomicU64::new(0) }, file))
+    }
+
+    /// Reserves a slot of shared memory. Returns the slot's index and the slot. Returns `None` if all slots
+    /// are reserved.
+    fn reserve(&self) -> Option<(usize, Slot)> {
+        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
+        // with which another thread gave back the slot.
+        let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
+            let index = used.trailing_ones() as usize;
+            (index < SLOTS).then(|| used | 1 << index)
+        });
+        let index = reserved.ok()?.trailing_ones() as usize;
+        // SAFETY: this value keeps the area mapped. The slot's `Direct` keeps this value alive.
+        let slot = unsafe { Area::new(self.start) }.slot(index)?;
+        Some((index, slot))
+    }
+
+    /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that
+    /// bytes are offered in this slot.
+    fn announce(&self, index: usize) {
+        // SAFETY: the area is mapped while this value lives.
+        unsafe { Area::new(self.start) }.ready().fetch_or(1 << index, Ordering::Release);
+    }
+
+    fn release(&self, index: usize) {
+        self.used.fetch_and(!(1 << index), Ordering::Release);
+    }
+}
+
+impl Drop for SharedArea {
+    fn drop(&mut self) {
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), Area::LEN) };
+    }
+}
+
+/// The error that the program broke the protocol of the shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hostile;
+
+/// The result of [`Direct::end_lease`]: whether the engine may read the socket pair now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The engine may read the socket pair. The program commits no more bytes to its slot of shared memory,
+    /// and the engine has copied all committed bytes.
+    Pair,
+    /// The engine may not read the pair yet. Bytes that the program sent earlier, through shared memory, must
+    /// be copied first.
+    Behind,
+    /// The engine may not read the pair yet, because a thread of the program is writing into the send ring.
+    /// Try again in the next round.
+    Claimed,
+}
+
+/// The value of a slot's send word when the engine last read it. An array of these structures takes few cache
+/// lines, so the engine can check all of them in each round.
+#[derive(Debug)]
+pub struct Watch {
+    /// Keeps the slot mapped.
+    _area: Arc<SharedArea>,
+    slot: Slot,
+    seen: u64,
+}
+
+// SAFETY: the slot lies in the area of shared memory, which this value keeps mapped. The value only reads an
+// atomic of the slot.
+unsafe impl Send for Watch {}
+
+impl Watch {
+    /// Returns true if the slot's send word has changed since the last call. The first call compares the word
+    /// with 0.
+    #[inline]
+    pub fn has_changed(&mut self) -> bool {
+        let word = self.slot.header().send.0.load(Ordering::Acquire);
+        std::mem::replace(&mut self.seen, word) != word
+    }
+}
+
+/// A connection's slot in shared memory.
+#[derive(Debug)]
+pub struct Direct {
+    area: Arc<SharedArea>,
+    index: usize,
+    slot: Slot,
+    /// The position up to which the engine has copied bytes out of the send ring.
+    copied: u64,
+    /// The time in nanoseconds at which the engine first deferred the end of the connection's lease. It
+    /// defers the end while a thread of the program writes to the send ring (a claim). `None` if no claim
+    /// defers it.
+    claimed_since: Option<u64>,
+    /// The engine's current offer of received bytes, and the time of the offer in nanoseconds. `None` if no
+    /// offer waits for the program's answer.
+    offer: Option<(Offer, u64)>,
+    /// True if the engine must still write the bytes of a withdrawn offer to the socket pair.
+    moving: bool,
+    /// True if bytes of a withdrawn offer were discarded. The program has never read them.
+    unread: bool,
+    /// True if more received bytes, or the end of the stream, must wait until the program has answered the
+    /// offer.
+    waits: bool,
+    /// The number of consecutive offers to posted receives that the engine has withdrawn, at most
+    /// `MOST_DOUBLINGS`. Each withdrawn offer doubles the time until the next offer.
+    withdrawn: u32,
+    /// The time in nanoseconds until which the engine makes no offers to a posted receive. It is set after
+    /// the program left an offer unanswered.
+    shunned_until: u64,
+    /// When the program last took an offer, in nanoseconds. `None` if it never did.
+    taken_at: Option<u64>,
+    /// True if the engine found the socket pair empty, and has written nothing to the pair since then. If
+    /// false, the engine checks the pair before it makes an offer.
+    pair_empty: bool,
+    /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
+    used_at: u64,
+    /// When the engine last wrote the time into the slot, in nanoseconds. 0 if it never did.
+    alive_at: u64,
+    /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgment makes room.
+    stalled: bool,
+    /// True if the engine took the send ring of the slot away while a thread of the program was writing to
+    /// the ring. The thread may still write, so this slot of shared memory is not used again.
+    abandoned: bool,
+    /// The index of this connection in the engine's list of leases. `None` if the connection is not in the
+    /// list.
+    pub listed: Option<usize>,
+    /// The number of bytes that the program has sent through shared memory.
+    pub sent: u64,
+    /// The number of bytes that the program has received through shared memory.
+    pub received: u64,
+}
+
+// SAFETY: the slot is in the area, and this value keeps the area mapped. The slot's memory is accessed only
+// by atomics and copies, and any thread may do these.
+unsafe impl Send for Direct {}
+
+impl Direct {
+    /// Assigns a slot in the shared memory of `area` to a connection. `inode` and `device` identify the
+    /// program's end of the socket pair. Returns `None` if no slot is free.
+    pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
+        let (index, slot) = area.reserve()?;
+        let header = slot.header();
+        slot.send().reset(0);
+        slot.receive().reset();
+        header.copied.0.store(0, Ordering::Relaxed);
+        header.shut.store(0, Ordering::Relaxed);
+        header.low_water.store(0, Ordering::Relaxed);
+        header.device.store(device, Ordering::Relaxed);
+        header.inode.store(inode, Ordering::Release);
+        Some(Self {
+            area: area.clone(),
+            index,
+            slot,
+            copied: 0,
+            claimed_since: None,
+            offer: None,
+            moving: false,
+            unread: false,
+            waits: false,
+            withdrawn: 0,
+            shunned_until: 0,
+            taken_at: None,
+            pair_empty: false,
+            used_at: 0,
+            alive_at: 0,
+            stalled: false,
+            abandoned: false,
+            listed: None,
+            sent: 0,
+            received: 0,
+        })
+    }
+
+    /// Returns the area that contains the connection's slot of shared memory, and the slot's index in the
+    /// area.
+    pub fn location(&self) -> (&Arc<SharedArea>, usize) {
+        (&self.area, self.index)
+    }
+
+    /// Returns the slot of shared memory, for tests that act as the program.
+    #[cfg(test)]
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// Returns a [`Watch`]. The engine uses it in each round to detect changes of the send word in this slot
+    /// of shared memory.
+    pub fn watch(&self) -> Watch {
+        Watch { _area: self.area.clone(), slot: self.slot, seen: 0 }
+    }
+
+    /// Returns how many of the first `committed` bytes the engine has not copied yet.
+    ///
+    /// # Errors
+    /// If `committed` is less than the number of copied bytes, or more than the send ring can hold. The
+    /// program wrote this number, so it can be wrong.
+    fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
+        committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
+    }
+
+    /// Returns how many committed bytes were not copied yet, or 0 if the program broke the protocol.
+    pub fn uncopied(&self) -> u64 {
+        self.ahead(self.slot.send().committed()).unwrap_or(0)
+    }
+
+    /// Returns true if the connection has work for the engine: committed bytes for which there may be room,
+    /// an answer to an offer, or an offer that was unanswered for too long. If `all` is false, does not count
+    /// an offer whose bytes were all taken and after which no bytes wait.
+    #[inline]
+    pub fn has_work(&self, now: u64, all: bool) -> bool {
+        let answered = self.offer.is_some_and(|(offer, since)| {
+            let receive = self.slot.receive();
+            now >= since + OFFER_LIMIT_NS
+                || !receive.is_pending(offer) && (all || self.waits || !receive.is_renewed(offer))
+        });
+        answered || !self.stalled && self.slot.send().committed() != self.copied
+    }
+
+    /// Returns true if the last call of [`Direct::copy`] had no room for all committed bytes.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// Copies at most `room` committed bytes from the slot to `ring`, beginning at index `written`. Returns
+    /// how many bytes were copied.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn copy(&mut self, now: u64, ring: &mut ByteRing, written: u64, room: u64) -> Result<u64, Hostile> {
+        let ahead = self.ahead(self.slot.send().committed())?;
+        let len = ahead.min(room);
+        self.stalled = len < ahead;
+        if len > 0 {
+            let (first, second) = ring.parts_mut(written..written + len);
+            self.slot.read_send(self.copied, first);
+            self.slot.read_send(self.copied + first.len() as u64, second);
+            self.copied += len;
+            self.slot.header().copied.0.store(self.copied, Ordering::Release);
+            self.sent += len;
+            self.used_at = now;
+        }
+        Ok(len)
+    }
+
+    /// Tries to end the lease, so that the engine may read the socket pair. The lease goes on while a thread
+    /// of the program writes into the send ring (a claim). If a claim lasts longer than 100 ms, the engine
+    /// ends it by force. The connection then never sends through its slot of shared memory again.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn end_lease(&mut self, now: u64) -> Result<Turn, Hostile> {
+        let send = self.slot.send();
+        let committed = match send.revoke() {
+            Ok(committed) => committed,
+            Err(_) => {
+                let since = *self.claimed_since.get_or_insert(now);
+                if now < since + CLAIM_LIMIT_NS {
+                    return Ok(Turn::Claimed);
+                }
+                self.abandoned = true;
+                send.abandon().map_err(|_| Hostile)?
+            }
+        };
+        self.claimed_since = None;
+        Ok(if self.ahead(committed)? == 0 { Turn::Pair } else { Turn::Behind })
+    }
+
+    /// Lets the program send through shared memory, until the engine ends the lease.
+    pub fn grant(&mut self, now: u64) {
+        self.used_at = now;
+        self.refresh(now);
+        self.slot.send().grant();
+    }
+
+    /// Writes the current time into the slot of shared memory, if the time in the slot is at least 1 ms old.
+    /// The program uses a lease only if the slot's time is recent.
+    pub fn refresh(&mut self, now: u64) {
+        if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
+            self.alive_at = now;
+            self.slot.header().alive_ns.store(monotonic_ns(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if no offer waits for an answer and the slot was not used for at least 1 ms.
+    pub fn is_idle(&self, now: u64) -> bool {
+        self.offer.is_none() && now >= self.used_at + IDLE_NS
+    }
+
+    /// Returns true if the engine has offered received bytes to the program's posted receive, and the program
+    /// has not answered. Until it answers, the offered bytes stay in the connection's receive ring, and no
+    /// other bytes may be delivered.
+    pub fn has_offer(&self) -> bool {
+        self.offer.is_some()
+    }
+
+    /// Offers the received bytes `first` and `second` to the program, or as many of these bytes as the posted
+    /// receive accepts. Returns false if the bytes must go through the socket pair: no receive is posted, the
+    /// pair holds earlier bytes, or the program has left an offer unanswered.
+    pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
+        let Some((post, room)) = self.slot.receive().posted() else { return false };
+        if now < self.shunned_until || first.is_empty() && second.is_empty() {
+            return false;
+        }
+        let room = (room as usize).min(RECEIVE);
+        let first = &first[..first.len().min(room)];
+        let second = &second[..second.len().min(room - first.len())];
+        let len = first.len() + second.len();
+        self.pair_empty = self.pair_empty || is_empty(fd);
+        if !self.pair_empty || len == 0 {
+            return false;
+        }
+        self.slot.write_received(first, second);
+        self.offer = self.slot.receive().offer(post, len as u64).map(|offer| (offer, now));
+        self.used_at = now;
+        if self.offer.is_some() {
+            self.area.announce(self.index);
+        }
+        self.offer.is_some()
+    }
+
+    /// Records whether more follows the current offer: further bytes for the program, or the end of the
+    /// stream. If so, [`Direct::has_work`] returns true once the program has answered.
+    pub fn set_waits(&mut self, waits: bool) {
+        self.waits = waits;
+    }
+
+    /// Returns the number of bytes in the offer that the program has not answered yet. Returns 0 if there is
+    /// none.
+    pub fn offered(&self) -> u64 {
+        self.offer.map_or(0, |(offer, _)| offer.len)
+    }
+
+    /// Returns true if there are received bytes that the program has not taken: bytes of the current offer,
+    /// or bytes that were discarded.
+    pub fn has_unread(&self) -> bool {
+        self.unread || self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
+    }
+
+    /// Returns true if the program will probably post another receive soon, because it has just taken the
+    /// bytes offered to its last receive. The engine should then keep received bytes for the next receive
+    /// instead of writing them to the socket pair.
+    pub fn expects_post(&self, now: u64) -> bool {
+        self.pair_empty
+            && !self.moving
+            && self.taken_at.is_some_and(|taken_at| now < taken_at + HOLD_NS)
+            && self.slot.receive().posted().is_none()
+    }
+
+    /// Ends the current offer of received bytes. Returns the number of its bytes that the program has taken,
+    /// or `None` while the program has not answered. If the offer is too old, or the program asks for the
+    /// bytes through the socket pair, withdraws the offer. If the program took fewer bytes than offered,
+    /// write the rest to the pair, then call [`Direct::note_pair_written`].
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn settle(&mut self, now: u64) -> Result<Option<u64>, Hostile> {
+        let Some((offer, since)) = self.offer else { return Ok(Some(0)) };
+        let receive = self.slot.receive();
+        let mut rest = None;
+        let answer = match receive.settle(offer) {
+            Answer::Pending if now < since + OFFER_LIMIT_NS => return Ok(None),
+            Answer::Pending | Answer::Asked => {
+                rest = receive.withdraw(offer);
+                self.moving = rest.is_some();
+                match rest {
+                    Some(_) => Answer::Pending,
+                    None => receive.settle(offer),
+                }
+            }
+            answer => answer,
+        };
+        self.offer = None;
+        self.used_at = now;
+        let taken = match answer {
+            Answer::Taken => offer.len,
+            Answer::Pending => {
+                self.shunned_until = now + (SHUN_NS << self.withdrawn);
+                self.withdrawn = (self.withdrawn + 1).min(MOST_DOUBLINGS);
+                offer.len - rest.unwrap_or(offer.len)
+            }
+            Answer::Asked | Answer::Invalid => return Err(Hostile),
+        };
+        if answer == Answer::Taken {
+            self.withdrawn = 0;
+            self.taken_at = Some(now);
+        }
+        self.received += taken;
+        Ok(Some(taken))
+    }
+
+    /// Ends the current offer of received bytes in shared memory. Returns how many of the offered bytes the
+    /// program has taken. Returns `None` if there is no offer.
+    pub fn end_offer(&mut self) -> Option<u64> {
+        let (offer, _) = self.offer.take()?;
+        let receive = self.slot.receive();
+        match receive.withdraw(offer) {
+            Some(rest) => {
+                self.moving = true;
+                Some(offer.len - rest)
+            }
+            // The program has taken all bytes, or has broken the protocol and loses them.
+            None => {
+                let _ = receive.settle(offer);
+                Some(offer.len)
+            }
+        }
+    }
+
+    /// Withdraws the offered bytes that the program has not taken. Also ends a move of offered bytes to the
+    /// socket pair. Call this when the received bytes are discarded.
+    pub fn forget_offer(&mut self) {
+        let _ = self.end_offer();
+        if std::mem::take(&mut self.moving) {
+            self.unread = true;
+            self.slot.receive().end_move();
+        }
+    }
+
+    /// Records that the engine has written to the socket pair. The next offer then checks whether the pair is
+    /// empty.
+    pub fn note_pair_written(&mut self) {
+        self.pair_empty = false;
+        if std::mem::take(&mut self.moving) {
+            self.slot.receive().end_move();
+        }
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        self.slot.header().inode.store(0, Ordering::Relaxed);
+        // A thread of the program posts a receive, executes a fence and then reads the inode. Because of both
+        // fences, one of two things happens. Either the thread reads inode 0, or `close` sees the posted
+        // receive and keeps its sequence number.
+        fence(Ordering::SeqCst);
+        self.slot.receive().close();
+        // If a claim was ended by force, never use the slot of shared memory again. The thread with the claim
+        // may still write to the slot.
+        match self.slot.send().revoke() {
+            Ok(_) if !self.abandoned => self.area.release(self.index),
+            Ok(_) => {}
+            Err(_) => drop(self.slot.send().abandon()),
+        }
+    }
+}
+
+/// Returns the time of CLOCK_MONOTONIC in nanoseconds. All processes share this clock.
+fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Returns true if the program has read all bytes that the engine has written to the socket pair. `fd` is the
+/// engine's end of the pair.
+fn is_empty(fd: RawFd) -> bool {
+    let mut bytes: libc::c_int = 1;
+    // SAFETY: the kernel writes one number to `bytes`, which outlives the call.
+    unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) == 0 && bytes == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::fd::AsRawFd;
+
+    const DEVICE: u64 = 8;
+
+    fn connection() -> Direct {
+        Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, DEVICE).unwrap()
+    }
+
+    /// Commits bytes as the preloaded library does.
+    fn commit(direct: &Direct, bytes: &[u8]) {
+        let claim = direct.slot.send().claim().unwrap();
+        // SAFETY: the test has claimed the ring.
+        unsafe { direct.slot.write_send(claim.position, bytes.as_ptr(), bytes.len()) };
+        assert!(direct.slot.send().commit(claim, bytes.len() as u64));
+    }
+
+    #[test]
+    fn committed_bytes_are_copied_before_the_pair_is_read() {
+        let mut direct = connection();
+        let mut ring = ByteRing::new(4096);
+        assert!(direct.slot.send().claim().is_none(), "no lease was granted");
+        direct.grant(1);
+        commit(&direct, &[3; 5000]);
+        assert_eq!(direct.copy(1, &mut ring, 0, 4096), Ok(4096));
+        assert!(direct.is_stalled() && !direct.has_work(1, true));
+        assert_eq!(direct.end_lease(1), Ok(Turn::Behind));
+        assert_eq!(direct.copy(1, &mut ring, 4096, 4096), Ok(904));
+        assert_eq!(direct.end_lease(1), Ok(Turn::Pair));
+        assert!(!direct.is_stalled() && direct.slot.send().claim().is_none());
+        assert_eq!(ring.parts(0..4096).0[..904], [3; 904]);
+    }
+
+    #[test]
+    fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
+        let area = Arc::new(SharedArea::new(1).unwrap().0);
+        let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
+        direct.grant(1);
+        let claim = direct.slot.send().claim().unwrap();
+        assert_eq!(direct.end_lease(1), Ok(Turn::Claimed));
+        assert_eq!(direct.end_lease(1 + CLAIM_LIMIT_NS), Ok(Turn::Pair));
+        assert!(!direct.slot.send().commit(claim, 5));
+        direct.grant(2);
+        assert!(direct.slot.send().claim().is_none());
+        drop(direct);
+        let next: Vec<_> = (0..SLOTS).map_while(|_| Direct::new(&area, 8, DEVICE)).collect();
+        assert_eq!(next.len(), SLOTS - 1);
+        assert!(next.iter().all(|direct| direct.index != 0));
+    }
+
+    #[test]
+    fn a_receive_is_offered_as_much_as_fits() {
+        let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut direct = connection();
+        assert!(direct.slot.receive().post());
+        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; RECEIVE]));
+        let offer = direct.slot.receive().offered().unwrap();
+        assert_eq!(offer.len, RECEIVE as u64);
+        let mut bytes = vec![0; RECEIVE];
+        // SAFETY: the vector has room for the bytes.
+        unsafe { direct.slot.read_offered(offer, 0, bytes.as_mut_ptr(), RECEIVE) };
+        assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; RECEIVE - 3000][..]));
+    }
+
+    #[test]
+    fn an_offer_is_announced_renewed_and_shunned_when_nobody_answers() {
+        let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = engine.as_raw_fd();
+        let mut direct = connection();
+        let ready = |direct: &Direct| {
+            // SAFETY: the area is mapped while the connection lives.
+            unsafe { Area::new(direct.area.start) }.ready().swap(0, Ordering::Acquire)
+        };
+        assert!(direct.slot.receive().post());
+        assert!(direct.offer(1, fd, &[1; 8], &[]) && ready(&direct) == 1 && direct.has_unread());
+        let offer = direct.slot.receive().offered().unwrap();
+        assert!(direct.slot.receive().take(offer, 3) && direct.has_unread());
+        assert!(!direct.has_work(2, true) && direct.settle(2) == Ok(None));
+        let offer = direct.slot.receive().offered().unwrap();
+        assert!(direct.slot.receive().take(offer, 5) && !direct.has_unread());
+        assert!(!direct.has_work(2, false) && direct.has_work(2, true));
+        direct.set_waits(true);
+        assert!(direct.has_work(2, false));
+        assert_eq!(direct.settle(2), Ok(Some(8)));
+        assert!(direct.offer(3, fd, &[1; 5], &[]) && ready(&direct) == 1);
+        let offer = direct.slot.receive().offered().unwrap();
+        assert!(direct.slot.receive().take(offer, 4));
+        let end = 3 + OFFER_LIMIT_NS;
+        assert!(direct.has_work(end, false));
+        assert_eq!(direct.settle(end), Ok(Some(4)));
+        assert!(direct.slot.receive().is_moving() && !direct.slot.receive().post());
+        direct.note_pair_written();
+        assert!(direct.slot.receive().post());
+        assert!(!direct.offer(end, fd, &[1; 5], &[]), "the program did not look at its slot");
+        assert!(direct.offer(end + SHUN_NS, fd, &[1; 5], &[]));
+        drop(program);
+    }
+
+    #[test]
+    fn bytes_wait_for_the_next_receive_unless_the_pair_has_earlier_ones() {
+        let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut direct = connection();
+        assert!(direct.slot.receive().post());
+        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
+        assert_eq!(direct.settle(2), Ok(None));
+        assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
+        assert!(direct.slot.receive().stop() && direct.has_work(2, false));
+        assert_eq!(direct.settle(2), Ok(Some(8)));
+        assert!(direct.expects_post(1 + HOLD_NS) && !direct.expects_post(2 + HOLD_NS));
+        assert!(direct.slot.receive().post() && !direct.expects_post(3));
+        assert!(direct.slot.receive().stop());
+        std::io::Write::write_all(&mut &engine, b"earlier").unwrap();
+        direct.note_pair_written();
+        assert!(!direct.expects_post(3) && direct.slot.receive().post());
+        assert!(!direct.offer(3, engine.as_raw_fd(), &[1], &[]), "the pair has earlier bytes");
+        drop(program);
+    }
+
+    #[test]
+    fn discarded_bytes_of_a_withdrawn_offer_end_the_move_and_count_as_unread() {
+        let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+        for withdrawn_by_age in [true, false] {
+            let mut direct = connection();
+            assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), &[1; 8], &[]));
+            if withdrawn_by_age {
+                assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
+                assert!(direct.slot.receive().is_moving());
+            }
+            direct.forget_offer();
+            assert!(direct.has_unread() && direct.slot.receive().post());
+        }
+        let mut direct = connection();
+        assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), &[1; 8], &[]));
+        assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
+        direct.forget_offer();
+        assert!(!direct.has_unread(), "the program has taken all bytes");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn random_words_harm_nothing(words in proptest::collection::vec((0usize..4, any::<u64>(), any::<bool>()), 1..60)) {
+            let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+            let mut direct = connection();
+            let mut ring = ByteRing::new(65536);
+            let (mut written, mut now) = (0, 0);
+            for (index, word, small) in words {
+                let header = direct.slot.header();
+                // Keep only the state bits and a small position or length. Many random words then look valid.
+                let word = if small { word & (7 << 61 | 0xffff) } else { word };
+                let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
+                target.store(word, Ordering::Relaxed);
+                now += CLAIM_LIMIT_NS / 3;
+                let Ok(len) = direct.copy(now, &mut ring, written, 65536) else { break };
+                prop_assert!(len <= SEND as u64);
+                written += len;
+                if direct.end_lease(now).is_err() {
+                    break;
+                }
+                direct.grant(now);
+                if !direct.has_offer() {
+                    direct.offer(now, engine.as_raw_fd(), &[1; 100], &[2; 100]);
+                }
+                match direct.settle(now) {
+                    Ok(taken) => prop_assert!(taken.is_none_or(|taken| taken <= 200)),
+                    Err(Hostile) => break,
+                }
+            }
+        }
+    }
+}

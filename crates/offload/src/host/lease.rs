@@ -1,0 +1,222 @@
+//! The list of connections whose programs may use shared memory now. Also processes the requests of programs
+//! for a slot of shared memory.
+
+use super::Engine;
+use super::control::Request;
+use super::request::{Refusal, Reply};
+use crate::host::direct::{Direct, SharedArea, Turn, Watch};
+use crate::host::socket::{Role, Socket};
+use crate::lock;
+use crate::stack::arena::Key;
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_tcp::State;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+/// The most areas that the engine shares with all processes together. This limits the engine's memory.
+const MOST_AREAS: usize = 256;
+/// The most shared areas of one process.
+const MOST_AREAS_OF_PROCESS: usize = 2;
+/// The most leases at once. The limit is needed because the engine checks each lease in every round.
+const MOST_LEASES: usize = 128;
+
+/// The interval at which the engine checks all leases, in nanoseconds. Between these checks, it looks only at
+/// leases that have an offer or a changed send word.
+const CHECK_NS: u64 = 100_000;
+
+/// With at most this many leases, the engine handles the answer to an offer at once. With more leases, it
+/// saves work and handles the answer later. It then waits until further bytes wait for the program, or until
+/// the next check of all leases.
+const FEW_LEASES: usize = 4;
+
+/// A connection whose program may use shared memory now.
+struct Listed {
+    key: Key,
+    watch: Watch,
+    /// True if an offer waited for the program's answer when the engine last checked the connection. The
+    /// program may have answered since.
+    offered: bool,
+}
+
+/// The leases, and the existing areas of shared memory.
+#[derive(Default)]
+pub(super) struct Leases {
+    listed: Vec<Listed>,
+    /// When to check all leases next, in nanoseconds.
+    check_at: u64,
+    /// The shared areas of all threads.
+    areas: Arc<Mutex<Vec<Weak<SharedArea>>>>,
+}
+
+impl Leases {
+    /// Returns an empty list of leases for another thread of the engine. Both lists share the list of memory
+    /// areas, because the limits count the areas of all threads.
+    pub fn share(&self) -> Self {
+        Self { listed: Vec::new(), check_at: 0, areas: self.areas.clone() }
+    }
+}
+
+impl Engine {
+    /// Returns true if programs may use shared memory. Shared memory needs an engine that polls for some time
+    /// before it sleeps. An engine that sleeps at once when it has no work would end each lease at once.
+    fn leases(&self) -> bool {
+        !self.settings.spin.is_zero()
+    }
+
+    /// Returns how long programs should poll before they sleep, in microseconds.
+    pub(super) fn spin_us(&self) -> i32 {
+        self.settings.spin.as_micros().min(1000) as i32
+    }
+
+    /// Processes a request for a slot: assigns a slot to the connection, in the memory that is shared with
+    /// the client.
+    pub(super) fn adopt(&mut self, request: &Request) -> Reply {
+        if !self.leases() {
+            return Err(Refusal::Errno(libc::EOPNOTSUPP));
+        }
+        let key = self.attached(request)?;
+        let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
+        let status = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?;
+        let (area, file) = self.area(request)?;
+        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
+        // these options.
+        let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
+        let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
+        let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
+        if limited || !open || stream.program_finished || stream.filled.is_some() {
+            return Err(Refusal::Errno(libc::EAGAIN));
+        }
+        if stream.direct.is_none() {
+            stream.direct = Direct::new(&area, status.st_ino, status.st_dev).map(Box::new);
+        }
+        let direct = stream.direct.as_ref().ok_or(libc::ENOBUFS)?;
+        let (owner, index) = direct.location();
+        if !Arc::ptr_eq(owner, &area) {
+            return Err(Refusal::Errno(libc::EBUSY));
+        }
+        let mut reply = Message::new(Operation::Adopt);
+        reply.number = index as i32;
+        reply.name = self.spin_us();
+        self.touch(key);
+        Ok((reply, file.map(Arc::new)))
+    }
+
+    /// Returns the shared area of the client that sent `request`. Also returns the area's memfd if the area is
+    /// new.
+    fn area(&mut self, request: &Request) -> Result<(Arc<SharedArea>, Option<OwnedFd>), Refusal> {
+        let mut own = lock(&request.client.area);
+        match (&*own, request.message.number) {
+            (Some(area), 1) => return Ok((area.clone(), None)),
+            (None, 0) => {}
+            _ => return Err(Refusal::Errno(libc::EINVAL)),
+        }
+        let mut areas = lock(&self.leases.areas);
+        areas.retain(|area| area.strong_count() > 0);
+        let of_process =
+            areas.iter().filter_map(Weak::upgrade).filter(|area| area.process == request.process);
+        if areas.len() >= MOST_AREAS || of_process.count() >= MOST_AREAS_OF_PROCESS {
+            return Err(Refusal::Errno(libc::ENOBUFS));
+        }
+        let (area, file) = SharedArea::new(request.process)?;
+        let area = Arc::new(area);
+        areas.push(Arc::downgrade(&area));
+        *own = Some(area.clone());
+        Ok((area, Some(file)))
+    }
+
+    /// Returns true if the list of leases contains a connection. The program of such a connection may use
+    /// shared memory now.
+    pub(super) fn has_leases(&self) -> bool {
+        !self.leases.listed.is_empty()
+    }
+
+    /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
+    /// shared memory. If the list is full, adds the connection only if the program has not answered an offer.
+    pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
+        let Some(direct) = &mut stream.direct else { return };
+        let (listed, offered) = (&mut self.leases.listed, direct.has_offer());
+        match direct.listed {
+            Some(index) => {
+                if let Some(listed) = listed.get_mut(index) {
+                    listed.offered = offered;
+                }
+            }
+            None if listed.len() >= MOST_LEASES && !offered => return,
+            None => {
+                direct.listed = Some(listed.len());
+                listed.push(Listed { key, watch: direct.watch(), offered });
+            }
+        }
+        if grants {
+            direct.grant(now);
+        }
+    }
+
+    /// Checks the shared memory of all leases for work. Returns true if there is work. Ends leases that were
+    /// not used for 1 ms. If `sleeps` is true, the engine is about to sleep, so this ends all leases without
+    /// work.
+    pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
+        let all = sleeps || now >= self.leases.check_at;
+        if all {
+            self.leases.check_at = now + CHECK_NS;
+        }
+        let few = self.leases.listed.len() <= FEW_LEASES;
+        let mut worked = false;
+        let mut index = 0;
+        while let Some(listed) = self.leases.listed.get_mut(index) {
+            let changed = listed.watch.has_changed();
+            if !(changed || listed.offered || all) {
+                index += 1;
+                continue;
+            }
+            let key = listed.key;
+            let direct = match self.sockets.get_mut(key) {
+                Some(Socket { role: Role::Stream(stream), .. }) => stream.direct.as_mut(),
+                _ => None,
+            };
+            let Some(direct) = direct else {
+                self.unlist(index);
+                continue;
+            };
+            listed.offered = direct.has_offer();
+            direct.refresh(now);
+            let mut work = direct.has_work(now, all || few);
+            if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
+                match direct.end_lease(now) {
+                    Ok(turn) if turn == Turn::Pair || direct.is_stalled() && turn == Turn::Behind => {
+                        direct.listed = None;
+                        self.unlist(index);
+                        continue;
+                    }
+                    Ok(Turn::Claimed) => {}
+                    Ok(_) | Err(_) => work = true,
+                }
+            }
+            if work {
+                worked = true;
+                self.touch(key);
+            }
+            index += 1;
+        }
+        worked
+    }
+
+    /// Removes the entry at `index` from the list of leases, and moves the last entry into the gap.
+    fn unlist(&mut self, index: usize) {
+        self.leases.listed.swap_remove(index);
+        if let Some(moved) = self.leases.listed.get(index)
+            && let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(moved.key)
+            && let Some(direct) = &mut stream.direct
+        {
+            direct.listed = Some(index);
+        }
+    }
+
+    /// Ends all leases of shared memory before the engine sleeps. Returns false if the engine must not sleep
+    /// yet. This is so if a program has committed bytes, holds a claim, or has not answered an offer.
+    pub(super) fn end_leases(&mut self, now: u64) -> bool {
+        !self.poll_leases(now, true) && self.leases.listed.is_empty()
+    }
+}

@@ -1,0 +1,113 @@
+//! Connects sockets over socket pairs that the preloaded library has created. The program's thread then need
+//! not wait for the engine's reply.
+//!
+//! Only some programs may create pairs: they connected to the control socket as root (of any PID namespace)
+//! or as the engine's own user. A program keeps this right if it drops root later. The engine must trust
+//! these programs. A program that keeps a descriptor of the engine's end can make the kernel hold the lock of
+//! that end. The engine would then wait for the lock.
+
+use super::Engine;
+use super::control::Request;
+use super::permits::Permit;
+use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
+use crate::host::pair::{self, Filled};
+use crate::host::socket::{Role, SocketOptions, Stream};
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::End;
+use inlane_tcp::Flow;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+/// The user that stands for all users whom a user namespace does not map.
+const OVERFLOW_USER: u32 = 65534;
+
+/// Returns true if clients of user `user` may open connections over socket pairs that they created
+/// themselves.
+pub(super) fn is_trusted(user: u32) -> bool {
+    static OWN: OnceLock<u32> = OnceLock::new();
+    // SAFETY: has no preconditions.
+    let own = *OWN.get_or_init(|| unsafe { libc::geteuid() });
+    user == 0 || user == own && own != OVERFLOW_USER
+}
+
+impl Engine {
+    /// Connects a new socket over the socket pair that came with the request. If this fails, writes the errno
+    /// into the name of the engine's end, as for a connection that fails later.
+    pub(super) fn open(&mut self, now: u64, request: &mut Request) -> Reply {
+        let (Some(end), Some(program)) = (&request.attached, &request.second) else {
+            return Err(Refusal::Errno(libc::EBADF));
+        };
+        if self.shared.is_some() || !is_trusted(request.user) || !pair::are_ends(end, program) {
+            return Err(Refusal::Errno(libc::EPERM));
+        }
+        if self.closer.free_after(end).min(self.closer.free_after(program)) == 0 {
+            pair::set_end(end, End::Failed(libc::ENFILE), self.number, self.next_id(), None, &[]);
+            // The program must notice now, because the descriptor may wait for its close.
+            let _ = rustix::net::shutdown(end, rustix::net::Shutdown::Both);
+            return Err(Refusal::Errno(libc::ENFILE));
+        }
+        // The program has given the connection up before the engine has read the request.
+        if pair::hung_up(end.as_raw_fd()) {
+            return Err(Refusal::Errno(libc::ECONNABORTED));
+        }
+        let (Some(end), Some(program)) = (request.attached.take(), request.second.take()) else {
+            return Err(Refusal::Errno(libc::EBADF));
+        };
+        let prepared = self.prepare(now, request, &end, Arc::new(program));
+        let (stream, cookie, program, permit) = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                let Refusal::Errno(errno) = refusal else { return Err(refusal) };
+                // Write the errno into the name of the engine's end of the socket pair. Each name has a new
+                // id, because names must be unique. Do not write EEXIST: the pair then belongs to another
+                // connection, which sets the name when it ends.
+                if errno != libc::EEXIST {
+                    let id = self.next_id();
+                    pair::set_end(&end, End::Failed(errno), self.number, id, None, &[]);
+                }
+                return Err(refusal);
+            }
+        };
+        let (flow, id) = (stream.flow, self.next_id());
+        let role = Role::Stream(Box::new(stream));
+        let options = SocketOptions::default();
+        let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit };
+        let key = self.add(owner(request), new, &program)?;
+        self.claim_flow(flow, key);
+        self.touch(key);
+        Ok((Message::new(Operation::Open), None))
+    }
+
+    /// Creates the connection for a request, and counts its socket. Returns four values: the connection, the
+    /// cookie of the program's end of the socket pair, the program's end, and the socket's permit.
+    fn prepare(
+        &mut self,
+        now: u64,
+        request: &Request,
+        end: &OwnedFd,
+        program: Arc<OwnedFd>,
+    ) -> Result<(Stream, u64, Arc<OwnedFd>, Permit), Refusal> {
+        let message = &request.message;
+        let cookie = pair::cookie(&program)?;
+        if self.by_cookie.contains_key(&cookie) {
+            return Err(Refusal::Errno(libc::EEXIST));
+        }
+        let filled = Filled::prepared(program.clone(), message.number)?;
+        let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
+        if remote.port() == 0 {
+            return Err(Refusal::Errno(libc::ECONNREFUSED));
+        }
+        let route = self.network.route(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let local = self.ephemeral(source, remote)?;
+        let mut stream = self.new_stream(now, Flow { local, remote }, route, &SocketOptions::default())?;
+        // Do not read from the socket pair until epoll reports the program's first data.
+        stream.readable = false;
+        stream.filled = Some(filled);
+        let permit = self.admit_socket(request.process, request.user, [end, &program])?;
+        Ok((stream, cookie, program, permit))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! An engine as its user sees it: opens the port and the control socket, and starts and ends the threads.
+
+use super::closer::Closer;
+use super::control::Control;
+use super::link::{Link, check_interface};
+use super::shared::Shared;
+use super::{Engine, random_bytes};
+use crate::error::{Error, Result};
+use crate::field;
+use crate::settings::Settings;
+use crate::stack::network::BUFFERS;
+use inlane_core::clock::Clock;
+use inlane_tcp::Secrets;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// An engine with all its threads.
+pub struct Threads {
+    engines: Vec<Engine>,
+    /// True if a thread has panicked. Its part of the engine must not be used any more.
+    panicked: bool,
+}
+
+impl Threads {
+    /// Opens the port and the control socket.
+    ///
+    /// # Errors
+    /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
+    pub fn open(settings: Settings) -> Result<Self> {
+        check_interface(&settings)?;
+        Self::open_on(settings, BUFFERS)
+    }
+
+    /// Opens a port of any kind, and the control socket. [`Threads::open`] refuses ports that do not carry
+    /// frames of a network, so tests call this function. `buffers` is the number of packet buffers of each
+    /// queue.
+    pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
+        settings.check()?;
+        let clock = Clock::new();
+        let control = Control::open(&settings)?;
+        let links = Link::open(&settings, &clock, buffers)?;
+        let shared = match settings.threads {
+            1 => None,
+            threads => Some(Arc::new(Shared::new(threads.into())?)),
+        };
+        let number = u64::from_ne_bytes(random_bytes()?);
+        // All threads need the same secrets, because the answer to a SYN cookie may arrive on another queue.
+        let secrets = Secrets::new(random_bytes()?);
+        let others: Vec<Control> = (1..settings.threads).map(|_| control.share()).collect();
+        let controls = std::iter::once(control).chain(others);
+        let closer = Closer::new(settings.threads.into());
+        let mut engines: Vec<Engine> = Vec::new();
+        for ((thread, link), control) in links.into_iter().enumerate().zip(controls) {
+            let leases = engines.first().map(|first| first.leases.share()).unwrap_or_default();
+            let mut engine =
+                Engine::assemble(&settings, &clock, link, control, closer.clone(), secrets.clone())?;
+            (engine.number, engine.leases) = (number, leases);
+            engine.join(thread, shared.clone())?;
+            if thread == 0 {
+                engine.watch_interface()?;
+            }
+            engines.push(engine);
+        }
+        Ok(Self { engines, panicked: false })
+    }
+
+    /// Returns the link's MAC address, and the driver and mode of the port, for messages.
+    pub fn link(&self) -> (String, String) {
+        let first = &self.engines[0];
+        (first.network.mac().to_string(), first.link.info().path.clone())
+    }
+
+    /// Runs all threads of the engine until `stop` is set. The calling thread is thread 0.
+    ///
+    /// # Errors
+    /// If the port fails, or a thread panics. The other threads are then ended too.
+    pub fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+        let (first, others) = self.engines.split_first_mut().expect("an engine has a thread");
+        let shared = first.shared.clone();
+        let ending = || Ending { stop: stop.clone(), shared: shared.clone() };
+        std::thread::scope(|scope| {
+            let mut running = Vec::new();
+            let mut outcome = Ok(());
+            for engine in others {
+                let (thread, ending) = (engine.thread, ending());
+                let run = move || {
+                    let ending = ending;
+                    engine.run(&ending.stop)
+                };
+                let name = format!("inlane-engine-{thread}");
+                match std::thread::Builder::new().name(name).spawn_scoped(scope, run) {
+                    Ok(handle) => running.push((thread, handle)),
+                    Err(error) => {
+                        outcome = Err(Error::os("cannot start a thread of the engine")(
+                            inlane_core::error::NotStarted::of(error),
+                        ));
+                        break;
+                    }
+                }
+            }
+            let ending = ending();
+            outcome = outcome.and_then(|()| first.run(&ending.stop));
+            drop(ending);
+            for (thread, handle) in running {
+                let ended = handle.join().unwrap_or_else(|_| {
+                    self.panicked = true;
+                    Err(Error::Panicked { thread })
+                });
+                outcome = outcome.and(ended);
+            }
+            outcome
+        })
+    }
+
+    /// Ends the engine: resets every connection and stops the port. The control socket's file is removed.
+    pub fn close(mut self) {
+        if !self.panicked {
+            self.engines.iter_mut().for_each(Engine::close);
+        }
+        self.engines[0].link.stop_port();
+    }
+
+    /// Returns the threads, for callers that run them step by step.
+    pub(crate) fn engines(&self) -> &[Engine] {
+        &self.engines
+    }
+
+    /// As [`Threads::engines`], for changes.
+    pub(crate) fn engines_mut(&mut self) -> &mut [Engine] {
+        &mut self.engines
+    }
+
+    #[cfg(test)]
+    pub(super) fn into_first(mut self) -> Engine {
+        self.engines.swap_remove(0)
+    }
+}
+
+/// A guard that ends all threads of the engine when it is dropped. An engine must not continue with only some
+/// of its threads.
+struct Ending {
+    stop: Arc<AtomicBool>,
+    shared: Option<Arc<Shared>>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for inbox in self.shared.iter().flat_map(|shared| &shared.inboxes) {
+            inbox.wake();
+        }
+    }
+}
+
+/// Pins the calling thread to the core `cores[thread]`, if `cores` has that entry.
+///
+/// # Errors
+/// If the process may not use the core.
+pub(super) fn pin(cores: &[usize], thread: usize) -> Result<()> {
+    let Some(&core) = cores.get(thread) else { return Ok(()) };
+    inlane_core::cores::bind(&[core]).map_err(|_| {
+        let why = "this process may not use the core; choose another".to_owned();
+        Error::Setting { what: field::CORES.with(core).into(), why }
+    })
+}
+
+#[cfg(test)]
+mod tests;

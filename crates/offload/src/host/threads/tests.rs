@@ -1,0 +1,452 @@
+//! Tests an engine with three threads, which the tests run round by round. Frames arrive on any queue.
+
+use crate::host::pair;
+use crate::host::tests::{MAC, OURS, PEER, frame, repair, settings};
+use crate::host::{Engine, Threads};
+use crate::settings::Settings;
+use crate::stepped::Stepped;
+use inlane_offload_protocol::message::{self, Message, Operation};
+use inlane_tcp::Header;
+use inlane_wire::ethernet::{self, Frame};
+use inlane_wire::{arp, ipv4, tcp};
+use proptest::prelude::*;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+mod limits;
+
+const THREADS: usize = 3;
+/// More rounds than any step of these tests needs.
+const MOST_ROUNDS: usize = 1000;
+
+/// An engine with three threads, and the folder of its control socket.
+struct Trio {
+    engine: Stepped,
+    now: u64,
+    socket: std::path::PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+/// A program's connection to the control socket.
+struct Program(OwnedFd);
+
+impl Trio {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { threads: THREADS as u16, ..settings(&folder, 100) };
+        let socket = settings.socket.clone();
+        let mut engine = Stepped::open(settings).unwrap();
+        engine.set_neighbour(0, PEER.into(), MAC);
+        Self { engine, now: 0, socket, _folder: folder }
+    }
+
+    /// Runs rounds until no thread has work.
+    fn settle(&mut self) {
+        self.now += 1_000_000;
+        assert!(self.engine.settle(self.now, MOST_ROUNDS).unwrap());
+    }
+
+    fn threads(&self) -> &Threads {
+        self.engine.parts()
+    }
+
+    /// Connects to the control socket. The thread with the fewest programs serves it: thread 0 the first, thread 1
+    /// the second, and so on.
+    fn program(&mut self) -> Program {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        net::connect(&fd, &SocketAddrUnix::new(&self.socket).unwrap()).unwrap();
+        self.settle();
+        Program(fd)
+    }
+
+    /// Sends a request and returns the reply.
+    fn ask(
+        &mut self,
+        program: &Program,
+        message: Message,
+        attached: Option<&OwnedFd>,
+    ) -> (Message, Option<OwnedFd>) {
+        let fd = program.0.as_raw_fd();
+        pair::send_descriptor(fd, &message.encode(), attached.map(AsRawFd::as_raw_fd)).unwrap();
+        self.settle();
+        if !message.operation.has_reply() {
+            return (message, None);
+        }
+        let mut bytes = [0; message::LEN];
+        let (len, descriptor) = pair::receive_descriptor(fd, &mut bytes).unwrap();
+        (Message::decode(&bytes[..len]).unwrap(), descriptor)
+    }
+
+    /// Lets a new connection send its SYN. `reply` is the reply to the request that created it.
+    fn start(&mut self, program: &Program, reply: &Message) {
+        let mut message = Message::new(Operation::Start);
+        message.set_handle(reply.handle().unwrap());
+        self.ask(program, message, None);
+    }
+
+    fn bound(&mut self, program: &Program, datagrams: bool, port: u16) -> (Message, Option<OwnedFd>) {
+        let mut message = Message::new(Operation::Bind);
+        message.datagrams = datagrams;
+        message.local = Some(SocketAddr::new(OURS.into(), port));
+        self.ask(program, message, None)
+    }
+
+    fn listening(&mut self, program: &Program, port: u16) -> OwnedFd {
+        let (reply, fd) = self.bound(program, false, port);
+        assert_eq!(reply.status, 0);
+        let fd = fd.unwrap();
+        let mut message = Message::new(Operation::Listen);
+        message.number = 16;
+        assert_eq!(self.ask(program, message, Some(&fd)).0.status, 0);
+        fd
+    }
+
+    /// Hands a segment of the peer to the engine on one queue. `ports` are the peer's and the engine's.
+    fn segment(&mut self, queue: usize, header: &Header, ports: (u16, u16), payload: &[u8]) {
+        self.engine.receive_on(queue, self.now, &frame(header, ports, payload));
+        self.settle();
+    }
+
+    /// Returns the headers of the TCP segments that the engine has sent, and the engine's port of each.
+    /// Checks that the engine sent nothing else.
+    fn sent(&mut self) -> Vec<(Header, u16)> {
+        let mut headers = Vec::new();
+        while let Some(mut bytes) = self.engine.sent() {
+            let frame = Frame::new(&mut bytes[..]).unwrap();
+            assert_eq!(frame.ethertype(), ethernet::IPV4);
+            let packet = ipv4::Packet::new(&bytes[ethernet::HEADER..]).unwrap();
+            assert_eq!(packet.protocol(), ipv4::TCP);
+            let view = tcp::Segment::new(packet.payload()).unwrap();
+            let header = Header {
+                sequence: view.sequence(),
+                acknowledgment: view.acknowledgment(),
+                flags: view.flags(),
+                ..Header::default()
+            };
+            headers.push((header, view.source_port()));
+        }
+        headers
+    }
+
+    /// Returns how many connections each thread runs.
+    fn flows(&self) -> Vec<usize> {
+        self.threads().engines().iter().map(|engine| engine.flows.len()).collect()
+    }
+
+    /// Checks that the threads and what they share hold nothing any more.
+    fn assert_empty(&mut self) {
+        self.settle();
+        let held = self.engine.held();
+        assert_eq!((held.sockets, held.flows, held.ports, held.ends, held.processes), (0, 0, 0, 0, 0));
+        assert_shared_matches(self.threads().engines());
+    }
+}
+
+/// Checks that the shared tables list what the threads run, and nothing else.
+fn assert_shared_matches(engines: &[Engine]) {
+    let shared = engines[0].shared.clone().unwrap();
+    let (mut flows, mut ends) = (0, 0);
+    for engine in engines {
+        for flow in engine.flows.keys() {
+            let owner = shared.flows.get(flow).unwrap();
+            assert!(owner.thread == engine.thread && !owner.waits);
+        }
+        for flow in engine.time_waits.keys() {
+            let owner = shared.flows.get(flow).unwrap();
+            assert!(owner.thread == engine.thread && owner.waits);
+        }
+        assert!(engine.by_cookie.keys().all(|cookie| shared.by_cookie.get(cookie) == Some(engine.thread)));
+        flows += engine.flows.len() + engine.time_waits.len();
+        ends += engine.by_cookie.len();
+    }
+    assert_eq!((shared.flows.len(), shared.by_cookie.len()), (flows, ends));
+}
+
+fn header(sequence: u32, acknowledgment: u32, flags: u8) -> Header {
+    Header { sequence, acknowledgment, window: 60_000, flags, ..Header::default() }
+}
+
+fn received(fd: &OwnedFd) -> Vec<u8> {
+    let mut buffer = [0; 4096];
+    let len = pair::receive(fd.as_raw_fd(), &mut buffer).unwrap_or(0);
+    buffer[..len].to_vec()
+}
+
+#[test]
+fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(SocketAddr::new(PEER.into(), 80));
+    let (reply, end) = trio.ask(&program, message, None);
+    assert_eq!(reply.status, 0);
+    let end = end.unwrap();
+    trio.start(&program, &reply);
+    let (syn, port) = trio.sent()[0];
+    assert_eq!(syn.flags & tcp::SYN, tcp::SYN);
+    assert_eq!((usize::from(port) % THREADS, trio.flows()), (0, vec![1, 0, 0]));
+
+    trio.segment(2, &header(1000, syn.sequence.wrapping_add(1), tcp::SYN | tcp::ACK), (80, port), &[]);
+    assert_eq!(trio.flows(), [0, 0, 1]);
+    let acknowledgment = syn.sequence.wrapping_add(1);
+    assert_eq!(trio.sent(), [(Header { window: 0, ..header(acknowledgment, 1001, tcp::ACK) }, port)]);
+    // The connection has moved to thread 2. Data on the queues of other threads must also reach it, without
+    // moving the connection again.
+    for (queue, sequence, data) in [(2, 1001, b"one"), (0, 1004, b"two"), (1, 1007, b"six")] {
+        trio.segment(queue, &header(sequence, acknowledgment, tcp::ACK), (80, port), data);
+        assert_eq!(received(&end), data);
+    }
+    assert_eq!(trio.flows(), [0, 0, 1]);
+    // The connection is now on thread 2, but its program asks thread 0. The program must still get an answer
+    // about the connection. So must another program that has received the program's end of the socket pair.
+    let other = trio.program();
+    for program in [&program, &other] {
+        let (reply, _) = trio.ask(program, Message::new(Operation::Addresses), Some(&end));
+        assert_eq!((reply.status, reply.remote), (0, message.remote));
+    }
+    assert_shared_matches(trio.threads().engines());
+    trio.segment(1, &header(1010, acknowledgment, tcp::RST | tcp::ACK), (80, port), &[]);
+    drop(end);
+    trio.assert_empty();
+}
+
+/// A new connection holds its SYN back until the program's request Start. The timer that limits this delay
+/// runs on the connection's thread. So the connection must stay on its thread until then.
+#[test]
+fn a_connection_whose_syn_is_held_does_not_move() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(SocketAddr::new(PEER.into(), 80));
+    let (reply, end) = trio.ask(&program, message, None);
+    let end = end.unwrap();
+    let (port, before) = (reply.local.unwrap().port(), trio.flows());
+    for queue in 0..THREADS {
+        trio.segment(queue, &header(1000, 0, tcp::ACK), (80, port), &[]);
+    }
+    assert_eq!(trio.flows(), before);
+    trio.sent();
+    trio.start(&program, &reply);
+    assert_eq!(trio.flows(), before);
+    let sent = trio.sent();
+    let (syn, _) = sent.iter().find(|(header, _)| header.flags == tcp::SYN).unwrap();
+    trio.segment(0, &header(0, syn.sequence.wrapping_add(1), tcp::RST | tcp::ACK), (80, port), &[]);
+    drop(end);
+    trio.assert_empty();
+}
+
+#[test]
+fn a_bound_connection_stays_and_its_packets_are_passed() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let (reply, end) = trio.bound(&program, false, 7001);
+    assert_eq!(reply.status, 0);
+    let end = end.unwrap();
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(SocketAddr::new(PEER.into(), 80));
+    assert_eq!(trio.ask(&program, message, Some(&end)).0.status, 0);
+    let (syn, port) = trio.sent()[0];
+    let home = 7001 % THREADS;
+    assert_eq!((port, trio.flows()[home]), (7001, 1));
+    let acknowledgment = syn.sequence.wrapping_add(1);
+    let queue = (home + 1) % THREADS;
+    trio.segment(queue, &header(1000, acknowledgment, tcp::SYN | tcp::ACK), (80, port), &[]);
+    trio.segment(queue, &header(1001, acknowledgment, tcp::ACK), (80, port), b"data");
+    assert_eq!((received(&end), trio.flows()[home]), (b"data".to_vec(), 1));
+    assert_eq!(trio.bound(&program, false, 7001).0.status, libc::EADDRINUSE);
+    trio.segment(queue, &header(1005, acknowledgment, tcp::RST | tcp::ACK), (80, port), &[]);
+    drop(end);
+    trio.assert_empty();
+}
+
+/// Every queue may carry the SYN, the final acknowledgment, and the data.
+#[test]
+fn a_listener_accepts_whatever_queue_a_segment_arrives_on() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8080);
+    let mut accepted = Vec::new();
+    for (index, queues) in [[0, 0, 0], [1, 2, 0], [2, 1, 1], [0, 2, 2]].into_iter().enumerate() {
+        let port = 4000 + index as u16;
+        trio.segment(queues[0], &header(1000, 0, tcp::SYN), (port, 8080), &[]);
+        // The sent segments may include a late acknowledgment of the previous connection's data.
+        let sent = trio.sent();
+        let &(syn_ack, _) = sent.iter().find(|(header, _)| header.flags == tcp::SYN | tcp::ACK).unwrap();
+        let acknowledgment = syn_ack.sequence.wrapping_add(1);
+        trio.segment(queues[1], &header(1001, acknowledgment, tcp::ACK), (port, 8080), &[]);
+        let mut record = [0; 64];
+        let end = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
+        assert!(trio.flows()[queues[0]] > 0, "the connection is on the thread of its SYN");
+        trio.segment(queues[2], &header(1001, acknowledgment, tcp::ACK), (port, 8080), b"data");
+        assert_eq!(received(&end), b"data");
+        trio.sent();
+        accepted.push((port, acknowledgment, end));
+    }
+    assert_shared_matches(trio.threads().engines());
+    // An acknowledgment for a connection that no thread has is answered by one reset.
+    trio.segment(1, &header(1001, 5, tcp::ACK), (5000, 8080), &[]);
+    let sent = trio.sent();
+    let (resets, others): (Vec<_>, Vec<_>) =
+        sent.iter().partition(|(header, _)| header.flags & tcp::RST != 0);
+    assert!(resets.len() == 1 && others.iter().all(|(header, _)| header.flags == tcp::ACK), "{sent:?}");
+    for (port, acknowledgment, end) in accepted {
+        trio.segment(0, &header(1005, acknowledgment, tcp::RST | tcp::ACK), (port, 8080), &[]);
+        drop(end);
+    }
+    drop(listener);
+    trio.assert_empty();
+}
+
+#[test]
+fn options_of_a_listener_reach_the_connections_of_all_threads() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, 8080);
+    let mut message = Message::new(Operation::SetOptionNow);
+    (message.level, message.name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    message.set_value(&1i32.to_ne_bytes());
+    assert_eq!(trio.ask(&program, message, Some(&listener)).0.status, 0);
+    for engine in trio.threads().engines() {
+        let sockets: Vec<_> = engine.sockets.iter().map(|(_, socket)| socket.options.no_delay).collect();
+        assert_eq!(sockets, [true]);
+    }
+    drop(listener);
+    trio.assert_empty();
+    // Closing a listener must free its port on all threads, so listen on the port twice more. While a
+    // listener exists, another bind must fail.
+    let listener = trio.listening(&program, 8080);
+    drop(listener);
+    let listener = trio.listening(&program, 8080);
+    assert_eq!(trio.bound(&program, false, 8080).0.status, libc::EADDRINUSE);
+    drop(listener);
+    trio.assert_empty();
+}
+
+#[test]
+fn a_flow_in_time_wait_is_reused_by_another_thread() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let (_, end) = trio.bound(&program, false, 7000);
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some(SocketAddr::new(PEER.into(), 80));
+    let flow = inlane_tcp::Flow {
+        local: SocketAddr::new(OURS.into(), 7000),
+        remote: SocketAddr::new(PEER.into(), 80),
+    };
+    // Thread `home` serves local port 7000, but another thread has the flow in TIME-WAIT.
+    let home = 7000 % THREADS;
+    let other = (home + 1) % THREADS;
+    trio.threads().engines()[other].note_time_wait(flow);
+    assert!(trio.threads().engines()[home].is_waiting(&flow));
+    assert_eq!(trio.ask(&program, message, end.as_ref()).0.status, 0);
+    assert_eq!(trio.flows()[home], 1);
+    assert!(!trio.threads().engines()[home].is_waiting(&flow));
+    // Port 7000 now has a connection, so no second socket can bind it.
+    assert_eq!(trio.bound(&program, false, 7000).0.status, libc::EADDRINUSE);
+    drop(end);
+}
+
+#[test]
+fn a_neighbours_answer_on_one_queue_reaches_all_threads() {
+    let mut trio = Trio::new();
+    let host = std::net::Ipv4Addr::new(10, 0, 0, 77);
+    let mut bytes = vec![0; ethernet::HEADER + arp::HEADER];
+    let mut frame = Frame::new(&mut bytes[..]).unwrap();
+    frame.set_destination(MAC);
+    frame.set_ethertype(ethernet::ARP);
+    let mut packet = arp::Packet::init(frame.payload_mut()).unwrap();
+    packet.set_operation(arp::REPLY);
+    packet.set_sender_mac(MAC);
+    packet.set_sender(host);
+    packet.set_target(OURS);
+    for _ in 0..THREADS {
+        let program = trio.program();
+        let mut message = Message::new(Operation::Connect);
+        message.remote = Some(SocketAddr::new(host.into(), 80));
+        let (reply, end) = trio.ask(&program, message, None);
+        trio.start(&program, &reply);
+        std::mem::forget((program, end));
+    }
+    while trio.engine.sent().is_some() {}
+    trio.engine.receive_on(1, trio.now, &bytes);
+    trio.settle();
+    assert_eq!(trio.sent().len(), THREADS, "each thread sends its SYN");
+}
+
+#[test]
+fn a_report_covers_all_threads() {
+    let mut trio = Trio::new();
+    let programs = [trio.program(), trio.program()];
+    let _listener = trio.listening(&programs[0], 8080);
+    let _bound = trio.bound(&programs[1], true, 0);
+    for program in &programs {
+        let (reply, file) = trio.ask(program, Message::new(Operation::Status), None);
+        assert_eq!(reply.status, 0);
+        let mut file = std::fs::File::from(file.unwrap());
+        std::io::Seek::rewind(&mut file).unwrap();
+        let status: crate::status::EngineStatus = serde_json::from_reader(file).unwrap();
+        assert_eq!(status.threads.iter().map(|thread| thread.thread).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(status.sockets.len(), 2, "copies of listeners are not listed");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn hostile_frames_on_any_queue_do_no_harm(frames in proptest::collection::vec(
+        (0..THREADS, proptest::collection::vec(any::<u8>(), 0..100), any::<u8>(), any::<[u32; 2]>(), 4000u16..4004, proptest::collection::vec((14usize..90, any::<u8>()), 0..4)), 1..30)) {
+        let mut trio = Trio::new();
+        let program = trio.program();
+        let listener = trio.listening(&program, 8080);
+        for (queue, payload, flags, [sequence, acknowledgment], port, damage) in frames {
+            let mut bytes = frame(&header(sequence, acknowledgment, flags), (port, 8080), &payload);
+            for (at, value) in damage {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = value;
+                }
+            }
+            repair(&mut bytes);
+            trio.engine.receive_on(queue, trio.now, &bytes);
+            trio.settle();
+        }
+        assert_shared_matches(trio.threads().engines());
+        drop(listener);
+    }
+}
+
+/// A receive queue that panics.
+struct Broken;
+
+// SAFETY: it returns no packets.
+unsafe impl inlane_core::port::Rx for Broken {
+    fn receive(&mut self, _: &mut [inlane_core::Packet]) -> inlane_core::Result<usize> {
+        panic!("a test panics here on purpose");
+    }
+
+    fn counters(&self) -> inlane_core::port::Counters {
+        inlane_core::port::Counters::default()
+    }
+}
+
+#[test]
+fn the_engine_ends_if_one_of_its_threads_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { threads: THREADS as u16, ..settings(&folder, 100) };
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut threads = Threads::open_on(settings.clone(), 1024).unwrap();
+    threads.engines_mut()[1].link.rx = Box::new(Broken);
+    let error = threads.run(&stop).unwrap_err().to_string();
+    assert!(error.contains("thread 1 of the engine has panicked"), "{error}");
+    threads.close();
+
+    stop.store(false, std::sync::atomic::Ordering::Relaxed);
+    let mut threads = Threads::open_on(settings, 1024).unwrap();
+    let (file, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    threads.engines_mut()[2].epoll = file.into();
+    let error = threads.run(&stop).unwrap_err().to_string();
+    assert!(error.contains("epoll_wait"), "{error}");
+    threads.close();
+}

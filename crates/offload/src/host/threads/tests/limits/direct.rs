@@ -1,0 +1,109 @@
+//! Tests of connections that end while received bytes are offered in shared memory or wait to be offered. The
+//! test code plays the program.
+
+use super::super::*;
+use crate::host::direct::{Direct, SharedArea};
+use crate::host::socket::Role;
+use inlane_offload_protocol::lease::Slot;
+use inlane_offload_protocol::name::{Asking, End};
+use std::sync::Arc;
+
+/// The ports of the peer and of the listener.
+const PORTS: (u16, u16) = (4000, 8080);
+
+/// A connection with a slot of shared memory. The program has posted a receive in the slot.
+struct Connection {
+    trio: Trio,
+    _listener: OwnedFd,
+    end: OwnedFd,
+    slot: Slot,
+    /// The acknowledgment number of the peer's segments.
+    acknowledgment: u32,
+    /// The sequence number of the peer's next segment.
+    sequence: u32,
+}
+
+impl Connection {
+    fn new() -> Self {
+        let mut trio = Trio::new();
+        let program = trio.program();
+        let listener = trio.listening(&program, PORTS.1);
+        trio.segment(0, &header(1000, 0, tcp::SYN), PORTS, &[]);
+        let acknowledgment = trio.sent()[0].0.sequence.wrapping_add(1);
+        trio.segment(0, &header(1001, acknowledgment, tcp::ACK), PORTS, &[]);
+        let end = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+        let sockets = &mut trio.engine.parts_mut().engines_mut()[0].sockets;
+        let key = sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
+        let Role::Stream(stream) = &mut sockets.get_mut(key).unwrap().role else { unreachable!() };
+        let direct = Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, 8).unwrap();
+        let slot = direct.slot();
+        stream.direct = Some(Box::new(direct));
+        assert!(slot.receive().post());
+        Self { trio, _listener: listener, end, slot, acknowledgment, sequence: 1001 }
+    }
+
+    /// Passes a segment from the peer to the engine. The engine reports it to the program only at the next
+    /// `settle`, so a test can receive data and a reset in one round.
+    fn receive(&mut self, flags: u8, payload: &[u8]) {
+        let header = header(self.sequence, self.acknowledgment, flags);
+        self.trio.engine.receive_on(0, self.trio.now, &frame(&header, PORTS, payload));
+        self.sequence += payload.len() as u32;
+    }
+}
+
+#[test]
+fn bytes_that_wait_for_a_posted_receive_reach_the_program_before_a_reset() {
+    let mut connection = Connection::new();
+    connection.receive(tcp::ACK, b"first");
+    connection.trio.settle();
+    let offer = connection.slot.receive().offered().unwrap();
+    assert!(connection.slot.receive().take(offer, 5) && connection.slot.receive().stop());
+    connection.receive(tcp::ACK, b"second");
+    connection.receive(tcp::RST, &[]);
+    connection.trio.settle();
+    assert_eq!(received(&connection.end), b"second");
+    let name =
+        End::of(connection.end.as_raw_fd(), Asking { own: libc::getsockname, peer: libc::getpeername });
+    assert_eq!(name, End::Failed(libc::ECONNRESET));
+}
+
+#[test]
+fn bytes_of_an_offer_reach_the_program_before_a_reset() {
+    let mut connection = Connection::new();
+    connection.receive(tcp::ACK, b"first");
+    connection.trio.settle();
+    let offer = connection.slot.receive().offered().unwrap();
+    assert!(connection.slot.receive().take(offer, 2));
+    connection.receive(tcp::ACK, b"second");
+    connection.receive(tcp::RST, &[]);
+    connection.trio.engine.step(connection.trio.now).unwrap();
+    assert_eq!(received(&connection.end), b"rstsecond");
+}
+
+/// The program closes its end of the socket pair while bytes offered in shared memory are still unread. In
+/// the round in which the engine detects the close, it withdraws the old offer. It must then reset the
+/// connection.
+#[test]
+fn a_close_with_an_unread_old_offer_resets_the_connection() {
+    for half_closed in [false, true] {
+        let mut connection = Connection::new();
+        if half_closed {
+            // SAFETY: has no preconditions.
+            assert_eq!(unsafe { libc::shutdown(connection.end.as_raw_fd(), libc::SHUT_WR) }, 0);
+            connection.trio.settle();
+        }
+        connection.receive(tcp::ACK, b"unread");
+        connection.trio.settle();
+        assert!(connection.slot.receive().offered().is_some());
+        connection.trio.sent();
+        let Connection { mut trio, end, .. } = connection;
+        drop(end);
+        trio.settle();
+        let flags: Vec<_> = trio.sent().iter().map(|(header, _)| header.flags).collect();
+        // The reset is the last segment. The acknowledgment of the unread bytes may be sent before it.
+        let (last, others) = flags.split_last().unwrap();
+        let resets = last & tcp::RST != 0 && others.iter().all(|&flags| flags == tcp::ACK);
+        assert!(resets, "half closed: {half_closed}, {flags:?}");
+        assert_eq!(trio.flows(), [0, 0, 0]);
+    }
+}
