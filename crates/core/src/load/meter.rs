@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
 /// The counters of one thread of a load. Only that thread writes them, so it needs no atomic addition. Any thread may
 /// read them.
@@ -14,6 +14,8 @@ pub struct Meter {
     errors: AtomicU64,
     busy_ns: AtomicU64,
     blocked_ns: AtomicU64,
+    /// The kernel's id of the thread. 0 if the thread has not told it.
+    thread: AtomicI32,
 }
 
 /// A reading of one or several meters. While threads run, the fields may be from slightly different moments.
@@ -32,6 +34,17 @@ pub struct Counts {
 }
 
 impl Meter {
+    /// Records the calling thread as the thread of this meter, so that the kernel's times of the thread can be read.
+    pub fn set_thread(&self) {
+        // SAFETY: the call has no arguments and returns a number.
+        self.thread.store(unsafe { libc::gettid() }, Relaxed);
+    }
+
+    /// Returns the kernel's id of the meter's thread. `None` before the thread has called [`Meter::set_thread`].
+    pub fn thread(&self) -> Option<i32> {
+        Some(self.thread.load(Relaxed)).filter(|thread| *thread != 0)
+    }
+
     /// Adds completed operations with `bytes` bytes in total. Only the meter's thread calls it.
     #[inline]
     pub fn add(&self, operations: u64, bytes: u64) {

@@ -120,3 +120,12 @@ fn a_stop_before_the_start_releases_all_threads() {
     });
     assert!(run.stopping());
 }
+
+#[test]
+fn a_meter_names_its_thread() {
+    let meter = Meter::default();
+    assert_eq!(meter.thread(), None);
+    meter.set_thread();
+    let own = std::fs::read_link("/proc/thread-self").unwrap();
+    assert_eq!(own.file_name().unwrap().to_str(), Some(meter.thread().unwrap().to_string().as_str()));
+}
