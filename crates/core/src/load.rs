@@ -58,7 +58,8 @@ pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
 pub struct Use {
     /// The resource, by the name that all loads use for it: see [`Resource`].
     pub resource: Resource,
-    /// The units of the resource that one byte of the load takes. A resource of bytes counts each crossing.
+    /// The units of the resource that one byte of the load takes. A resource of bytes counts each crossing, and one of time
+    /// counts seconds. For a load that moves no bytes, the units of one operation.
     pub per_byte: f64,
     /// How the figure is known.
     pub source: UseSource,

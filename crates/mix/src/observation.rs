@@ -12,7 +12,8 @@ pub enum Level {
     Parked,
     /// It runs at the rate that its user asked for, or as fast as possible.
     Full,
-    /// It runs at this fraction of the rate that it reached in the phase [`Phase::Together`] or, for an antagonist, alone.
+    /// It runs at this fraction of a rate that it reached before: in [`Phase::Together`] for [`Phase::Throttled`], and
+    /// alone for all other phases.
     Share(f64),
 }
 
@@ -23,6 +24,20 @@ pub enum Phase {
     Alone {
         /// The load.
         load: usize,
+    },
+    /// One load of the user runs alone, and is slowed to a fraction of its rate in [`Phase::Alone`].
+    ThrottledAlone {
+        /// The load.
+        load: usize,
+        /// The fraction, below 1.
+        share: f64,
+    },
+    /// Two of the user's loads run. Only for sessions of more than two, because two are [`Phase::Together`].
+    Pair {
+        /// The load with the lower index.
+        one: usize,
+        /// The other load.
+        other: usize,
     },
     /// All loads of the user run.
     Together,
@@ -57,8 +72,14 @@ impl Phase {
         let full = |runs: bool| if runs { Level::Full } else { Level::Parked };
         match *self {
             Phase::Alone { load: alone } => full(load == alone),
+            Phase::Pair { one, other } => full(load == one || load == other),
             Phase::Together => full(load < users),
-            Phase::Throttled { load: slowed, share } if load == slowed => Level::Share(share),
+            Phase::Throttled { load: slowed, share } | Phase::ThrottledAlone { load: slowed, share }
+                if load == slowed =>
+            {
+                Level::Share(share)
+            }
+            Phase::ThrottledAlone { .. } => Level::Parked,
             Phase::Throttled { .. } => full(load < users),
             Phase::Beside { antagonist, share, .. } | Phase::TogetherBeside { antagonist, share }
                 if load == antagonist =>
@@ -80,7 +101,9 @@ pub struct Loaded {
     pub uses: Vec<Use>,
     /// The rate that the user asked for, in operations per second. `None` to run as fast as possible.
     pub asked: Option<f64>,
-    /// The resource of which the load takes part, if it is an antagonist.
+    /// The most operations that it has in flight, if that is limited.
+    pub in_flight: Option<f64>,
+    /// The resource of which the load takes part, if it is an antagonist. Its [`Loaded::uses`] contain this resource.
     pub antagonist_of: Option<Resource>,
     /// The number of its threads.
     pub threads: usize,
@@ -104,6 +127,14 @@ pub struct LoadRate {
     /// The share of the time in which its threads were ready to run while other threads had the processor. `None` if the
     /// kernel does not report it.
     pub queued: Option<f64>,
+}
+
+impl LoadRate {
+    /// Returns bytes per second, or operations per second for a load that moves no bytes. Uses of resources count for
+    /// each of these.
+    pub fn amount(&self) -> f64 {
+        if self.bytes_per_second > 0.0 { self.bytes_per_second } else { self.operations_per_second }
+    }
 }
 
 /// What the machine did during an observation.
@@ -133,7 +164,8 @@ pub enum Void {
 pub struct Observation {
     /// What the loads did.
     pub phase: Phase,
-    /// The block in which it was measured. Each block has every phase once, in random order.
+    /// The block in which it was measured. Each block has every phase, in random order. Some phases are in it twice, which
+    /// shows whether equal phases give equal rates.
     pub block: usize,
     /// When it began, in nanoseconds since the start of the loads.
     pub at_ns: u64,
