@@ -262,14 +262,11 @@ fn main() {
     let target = Target::start(config).expect("the target starts");
     let _ = inlane_core::cores::bind(&[numbers.1]);
     // Write the memory once. The kernel uses one page of zeros for all memory that was never written, and
-    // reads would find this page in the cache. The plain server reads the same memory.
+    // reads would find this page in the cache.
     let Storage::Memory(storage) = &target.subsystem().namespaces[0].storage else { unreachable!("memory") };
     let data = vec![7; 1 << 20];
     (0..NAMESPACE_BYTES >> 20).for_each(|n| storage.write(n << 20, &data));
-    let address = storage.address(0, NAMESPACE_BYTES as usize);
-    // SAFETY: the target is never stopped, so the memory lives until the process ends. Nothing writes to the
-    // memory from here on.
-    let memory: &'static [u8] = unsafe { std::slice::from_raw_parts(address, NAMESPACE_BYTES as usize) };
+    let memory = huge_memory();
     println!("medians of {TURNS} turns of {} ms each", TURN.as_millis());
     for (block, depth, digests) in [
         (4096, 1, Digests::default()),
@@ -318,6 +315,16 @@ fn main() {
             println!();
         }
     }
-    // Leak the target, because the plain servers still use its memory.
-    std::mem::forget(target);
+}
+
+/// Returns as much memory as the namespace has, in huge pages like the namespace's. It is never freed.
+fn huge_memory() -> &'static [u8] {
+    const HUGE_PAGE: usize = 2 << 20;
+    let memory = vec![0; NAMESPACE_BYTES as usize + HUGE_PAGE].leak();
+    let start = memory.as_ptr().align_offset(HUGE_PAGE);
+    let memory = &mut memory[start..][..NAMESPACE_BYTES as usize];
+    // SAFETY: the range is part of the allocation. The call does not change its contents.
+    unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_HUGEPAGE) };
+    memory.fill(7);
+    memory
 }

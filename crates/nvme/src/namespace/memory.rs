@@ -1,13 +1,15 @@
 //! A namespace in memory.
 //!
 //! Hosts may read and write the same memory at the same time, so the code creates no Rust reference to its
-//! bytes. The bytes are copied by inlane-core's assembly, by atomic words, or by the kernel when it sends
-//! them. If a block is written during a read, the read may return both old and new bytes.
+//! bytes. The bytes are copied by inlane-core's assembly or by atomic words, page by page under the locks of
+//! [`PageLocks`]. So each block that a read returns is whole, from before or after a write.
 
+use super::page_locks::PageLocks;
 use crate::field::NAMESPACE;
 use crate::{Error, Result};
 use inlane_core::access::Access;
 use inlane_core::units;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,6 +25,7 @@ pub struct Memory {
     bytes: u64,
     /// The width of the loads and stores that copy bytes to and from the namespace's memory.
     access: Access,
+    locks: PageLocks,
 }
 
 // SAFETY: the memory stays mapped as long as this value. Only atomic operations, assembly and the kernel
@@ -64,17 +67,8 @@ impl Memory {
             start: NonNull::new(start.cast()).expect("mmap returns no null"),
             bytes,
             access: Access::widest(),
+            locks: PageLocks::new(bytes.div_ceil(PAGE)),
         })
-    }
-
-    /// Returns the address of byte `offset` of this memory. The kernel may send the `length` bytes at the
-    /// address while this value lives.
-    ///
-    /// # Panics
-    /// If the range ends beyond the memory.
-    #[inline]
-    pub fn address(&self, offset: u64, length: usize) -> *const u8 {
-        self.at(offset, length as u64)
     }
 
     #[inline]
@@ -100,10 +94,14 @@ impl Memory {
     /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 64.
     #[inline]
     pub fn read(&self, offset: u64, to: &mut [u8]) {
-        let source = self.whole_lines(offset, to.len());
-        // SAFETY: both spans have the length of `to` and do not overlap. The length is a multiple of every
-        // width.
-        unsafe { self.access.copy(to.as_mut_ptr(), source, to.len() / self.access.width()) };
+        for (at, range) in pieces(offset, to.len()) {
+            let to = &mut to[range];
+            let source = self.whole_lines(at, to.len());
+            let count = to.len() / self.access.width();
+            // SAFETY: both spans have the length of `to` and do not overlap. The length is a multiple of every
+            // width.
+            self.locks.read(at / PAGE, || unsafe { self.access.copy(to.as_mut_ptr(), source, count) });
+        }
     }
 
     /// Starts to load the `length` bytes that start at `offset` into the first-level cache. Returns without
@@ -133,10 +131,14 @@ impl Memory {
     /// As for [`Memory::read`].
     #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) {
-        let destination = self.whole_lines(offset, from.len());
-        // SAFETY: both spans have the length of `from`, which is a multiple of every access width. They do
-        // not overlap.
-        unsafe { self.access.copy(destination, from.as_ptr(), from.len() / self.access.width()) };
+        for (at, range) in pieces(offset, from.len()) {
+            let from = &from[range];
+            let destination = self.whole_lines(at, from.len());
+            let _locked = self.locks.lock(at / PAGE..at / PAGE + 1);
+            // SAFETY: both spans have the length of `from`, which is a multiple of every access width. They do
+            // not overlap.
+            unsafe { self.access.copy(destination, from.as_ptr(), from.len() / self.access.width()) };
+        }
     }
 
     /// Returns true if the bytes that start at `offset` equal `expected`.
@@ -144,11 +146,14 @@ impl Memory {
     /// # Panics
     /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
     pub fn equals(&self, offset: u64, expected: &[u8]) -> bool {
-        let words = self.words(offset, expected.len());
-        words
-            .iter()
-            .zip(expected.chunks_exact(8))
-            .all(|(word, bytes)| word.load(Relaxed).to_ne_bytes() == bytes)
+        pieces(offset, expected.len()).all(|(at, range)| {
+            let expected = &expected[range];
+            let words = self.words(at, expected.len());
+            self.locks.read(at / PAGE, || {
+                let mut pairs = words.iter().zip(expected.chunks_exact(8));
+                pairs.all(|(word, bytes)| word.load(Relaxed).to_ne_bytes() == bytes)
+            })
+        })
     }
 
     /// Zeroes the `length` bytes that start at `offset`. Gives whole pages back to the kernel.
@@ -156,25 +161,53 @@ impl Memory {
     /// # Panics
     /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
     pub fn zero(&self, offset: u64, length: u64) {
-        let (end, first, last) =
-            (offset + length, offset.next_multiple_of(PAGE), (offset + length) / PAGE * PAGE);
-        let clear = |from: u64, to: u64| {
-            let words = self.words(from, (to - from) as usize);
-            words.iter().for_each(|word| word.store(0, Relaxed));
-        };
+        let (end, first, last) = (offset + length, offset.div_ceil(PAGE), (offset + length) / PAGE);
         if first >= last {
-            return clear(offset, end);
+            return self.clear(offset, end);
         }
-        clear(offset, first);
-        clear(last, end);
-        // SAFETY: the pages lie within the mapping. Concurrent readers see old or zero bytes.
-        let given_back = unsafe {
-            libc::madvise(self.at(first, last - first).cast(), (last - first) as usize, libc::MADV_DONTNEED)
-        };
-        if given_back != 0 {
-            clear(first, last);
+        self.clear(offset, first * PAGE);
+        let mut pages = first..last;
+        while !pages.is_empty() {
+            let part = self.locks.part(&pages);
+            self.give_back(part.clone());
+            pages.start = part.end;
+        }
+        self.clear(last * PAGE, end);
+    }
+
+    /// Stores zeros from `offset` to `end`.
+    fn clear(&self, offset: u64, end: u64) {
+        for (at, range) in pieces(offset, (end - offset) as usize) {
+            let _locked = self.locks.lock(at / PAGE..at / PAGE + 1);
+            self.words(at, range.len()).iter().for_each(|word| word.store(0, Relaxed));
         }
     }
+
+    /// Gives whole pages back to the kernel. They then contain zeros.
+    fn give_back(&self, pages: Range<u64>) {
+        let (offset, length) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
+        let locked = self.locks.lock(pages);
+        // SAFETY: the pages lie within the mapping.
+        let given_back =
+            unsafe { libc::madvise(self.at(offset, length).cast(), length as usize, libc::MADV_DONTNEED) };
+        drop(locked);
+        if given_back != 0 {
+            self.clear(offset, offset + length);
+        }
+    }
+}
+
+/// Divides `length` bytes from `offset` on at the borders of pages. Returns the offset of each piece, and its range
+/// within the `length` bytes.
+#[inline]
+fn pieces(offset: u64, length: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let at = offset + start as u64;
+        let range = start..length.min(start + (PAGE - at % PAGE) as usize);
+        start = range.end;
+        (!range.is_empty()).then_some((at, range))
+    })
 }
 
 impl Drop for Memory {

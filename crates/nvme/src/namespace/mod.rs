@@ -13,6 +13,7 @@
 
 mod file;
 mod memory;
+mod page_locks;
 mod specification;
 #[cfg(test)]
 mod tests;

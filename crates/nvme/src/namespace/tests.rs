@@ -51,6 +51,51 @@ fn memory_is_read_as_written_and_zeroed_exactly() {
     assert!(memory.equals(0, &pattern[..512]) && !memory.equals(512, &pattern[512..1024]));
 }
 
+/// Writers fill whole blocks with one byte each, so a block with two different bytes is torn.
+#[test]
+fn a_block_is_read_whole_while_it_is_written() {
+    const BLOCK: usize = 4096;
+    let memory = Memory::new(4 * BLOCK as u64).unwrap();
+    let is_whole = |block: &[u8]| block.iter().all(|byte| *byte == block[0]);
+    let end = std::time::Instant::now() + std::time::Duration::from_millis(300);
+    std::thread::scope(|scope| {
+        for byte in 1..=2 {
+            let memory = &memory;
+            scope.spawn(move || {
+                while std::time::Instant::now() < end {
+                    memory.write(0, &[byte; 2 * BLOCK]);
+                    memory.zero(0, 2 * BLOCK as u64);
+                }
+            });
+        }
+        let mut found = vec![0; 2 * BLOCK];
+        while std::time::Instant::now() < end {
+            memory.read(0, &mut found);
+            assert!(found.chunks(BLOCK).all(is_whole), "a torn block was read");
+        }
+    });
+    let mut found = vec![0; BLOCK];
+    memory.read(0, &mut found);
+    assert!(is_whole(&found), "two writes were mixed");
+}
+
+/// The locks of more pages than there are locks are taken in several parts.
+#[test]
+fn a_large_range_is_zeroed() {
+    let memory = Memory::new(64 << 20).unwrap();
+    let (first, last) = (4096 * 3 + 512, (40 << 20) + 1024);
+    for at in (0..64 << 20).step_by(4096) {
+        memory.write(at, &[7; 4096]);
+    }
+    memory.zero(first, last - first);
+    let mut found = vec![0; 64 << 20];
+    memory.read(0, &mut found);
+    let (before, rest) = found.split_at(first as usize);
+    let (zeroed, after) = rest.split_at((last - first) as usize);
+    assert!(before.iter().chain(after).all(|byte| *byte == 7));
+    assert!(zeroed.iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn the_identity_of_a_file_is_stable_and_that_of_memory_is_not() {
     let directory = tempfile::tempdir().unwrap();

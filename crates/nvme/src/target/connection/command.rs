@@ -225,12 +225,7 @@ impl Connection {
     fn needs_buffer(&self, slot: u16) -> bool {
         let entry = self.slots.get(slot);
         let Some(request) = &entry.request else { return false };
-        let in_memory = self.is_in_memory(request.namespace);
-        entry.received < entry.expected
-            || match request.operation {
-                Operation::Read => !in_memory || self.rules.digests.data,
-                _ => false,
-            }
+        entry.received < entry.expected || request.operation == Operation::Read
     }
 
     /// Carries a command out, or asks the host for the command's data (R2T). Returns false if a buffer is

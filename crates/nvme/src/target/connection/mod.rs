@@ -18,8 +18,7 @@
 //! carries out operations on memory at once.
 //!
 //! **Memory.** The connection owns all memory that the driver passes to the kernel. The driver must keep the
-//! connection until the kernel has returned every operation. Memory of a namespace is sent in place: the
-//! connection keeps the [`Subsystem`] and its namespaces alive.
+//! connection until the kernel has returned every operation.
 //!
 //! **Bounds.** The queue's number of entries limits the commands in progress. Data buffers come from a share
 //! of the thread's pool. If the host does not read its responses, the connection stops taking input.

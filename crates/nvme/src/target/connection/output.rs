@@ -1,12 +1,12 @@
 //! The bytes that a connection sends. Large data is not copied.
 //!
-//! Headers and small data are collected in one vector. Large data is sent from its buffer or namespace. There
-//! are two batches: responses are added to one batch while the kernel sends the other. So the bytes of a
-//! batch in flight never move.
+//! Headers and small data are collected in one vector. Large data is sent from its buffer. There are two
+//! batches: responses are added to one batch while the kernel sends the other. So the bytes of a batch in
+//! flight never move.
 //!
 //! ```text
 //! building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
-//! sending:  [ headers ... ] [ memory ] [ headers ... ]                  -> kernel, from `part` and `sent` on
+//! sending:  [ headers ... ] [ buffer ] [ headers ... ]                  -> kernel, from `part` and `sent` on
 //! ```
 
 use crate::target::buffer::Buffer;
@@ -29,15 +29,13 @@ enum Part {
     Bytes { start: usize, end: usize },
     /// The first `length` bytes of a buffer. The buffer is given back when they are sent.
     Buffer { buffer: Buffer, length: usize },
-    /// Memory of a namespace, which lives longer than the connection.
-    Memory { address: *const u8, length: usize },
 }
 
 impl Part {
     fn length(&self) -> usize {
         match self {
             Part::Bytes { start, end } => end - start,
-            Part::Buffer { length, .. } | Part::Memory { length, .. } => *length,
+            Part::Buffer { length, .. } => *length,
         }
     }
 }
@@ -113,15 +111,6 @@ impl Output {
         self.building.parts.push(Some(Part::Buffer { buffer, length }));
     }
 
-    /// Appends memory to the output without copying it.
-    ///
-    /// # Safety
-    /// The memory must stay readable until this value is dropped and the kernel has completed every send.
-    pub unsafe fn append_memory(&mut self, address: *const u8, length: usize) {
-        self.building.total += length;
-        self.building.parts.push(Some(Part::Memory { address, length }));
-    }
-
     /// Writes the next memory ranges to send into `vectors`. Returns their number of bytes, or 0 if there is
     /// nothing to send.
     ///
@@ -142,7 +131,6 @@ impl Output {
             let address = match part {
                 Part::Bytes { start, .. } => bytes[*start..].as_ptr(),
                 Part::Buffer { buffer, .. } => buffer.address().cast_const(),
-                Part::Memory { address, .. } => *address,
             };
             let length = part.length() - skip;
             vectors.push(libc::iovec {

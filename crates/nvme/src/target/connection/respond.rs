@@ -8,19 +8,12 @@ use crate::target::fabrics::Connected;
 use crate::target::io::Request;
 use crate::target::subsystem::Subsystem;
 
-/// The longest data in memory that is copied to the output, in bytes. For data this short, sending it from
-/// its place in memory would cost more than the copy.
-const COPY_BYTES: usize = 1 << 10;
-/// If data of a memory namespace needs a digest, data of up to this many bytes is copied to the output.
-/// Longer data is copied to a separate buffer. For short data, the separate buffer would cost more.
-const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
+/// The longest data of a memory namespace that is copied to the output, in bytes. Longer data is copied to a separate
+/// buffer. For short data, the separate buffer would cost more.
+const COPY_BYTES: usize = 16 << 10;
 /// Data is copied in blocks of this length. After each block, the digest is updated from the
 /// first-level cache, while the next block is loaded from memory.
 const DIGEST_BLOCK_BYTES: usize = 16 << 10;
-/// The number of bytes of a read's data that are prefetched when the read is processed. The kernel copies
-/// them later, together with the data of the other received reads. A longer prefetch would stall, because a
-/// core loads only a few cache lines at a time.
-const PREFETCHED_BYTES: usize = 1 << 10;
 
 impl Queue {
     pub(super) fn new(connected: Connected) -> Self {
@@ -98,43 +91,32 @@ impl Connection {
 
     /// Sends the data and the completion of a read from a namespace in memory. `cid` identifies the command.
     /// Returns false, and sends nothing, if the read needs a buffer and none is available.
+    ///
+    /// The data is copied, because another host may write the memory before the kernel has sent all of it.
     #[inline]
     pub(super) fn send_memory(&mut self, cid: u16, request: Request) -> bool {
         let length = request.length as usize;
         let with_digest = self.rules.digests.data;
-        let most = match with_digest && self.output.keeps(length) {
-            true => COPY_WITH_DIGEST_BYTES,
-            false => COPY_BYTES,
-        };
-        if length <= most {
+        if length <= COPY_BYTES && self.output.keeps(length) {
             self.data_header(cid, length as u32);
             let memory = memory_of(&self.setup.subsystem, &request);
             self.output.append(length + 4, |out| {
                 let (data, rest) = out.split_at_mut(length);
-                if !with_digest {
-                    memory.read(request.offset, data);
-                    return length;
+                match copy(memory, request.offset, data, with_digest) {
+                    Some(digest) => {
+                        rest.copy_from_slice(&digest);
+                        length + 4
+                    }
+                    None => length,
                 }
-                rest.copy_from_slice(&read_with_digest(memory, request.offset, data));
-                length + 4
             });
-        } else if with_digest {
-            // Another host may write the memory at any time. Copy the bytes first, because the digest must be
-            // that of the bytes that are sent.
+        } else {
             let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
             let memory = memory_of(&self.setup.subsystem, &request);
-            let bytes = read_with_digest(memory, request.offset, &mut buffer[..length]);
+            let digest = copy(memory, request.offset, &mut buffer[..length], with_digest);
             self.data_header(cid, length as u32);
             self.output.append_buffer(buffer, length);
-            self.data_digest(Some(bytes));
-        } else {
-            let memory = memory_of(&self.setup.subsystem, &request);
-            memory.prefetch(request.offset, PREFETCHED_BYTES);
-            let address = memory.address(request.offset, length);
-            self.data_header(cid, length as u32);
-            // SAFETY: this connection keeps the subsystem alive. The subsystem keeps the namespace's memory
-            // alive.
-            unsafe { self.output.append_memory(address, length) };
+            self.data_digest(digest);
         }
         self.data_end(cid);
         true
@@ -216,8 +198,13 @@ impl Connection {
     }
 }
 
-/// Fills `data` with the bytes of the memory from `offset`, and returns their digest.
-fn read_with_digest(memory: &Memory, offset: u64, data: &mut [u8]) -> [u8; 4] {
+/// Fills `data` with the bytes of the memory from `offset`. Returns their digest if `with_digest` is set.
+#[inline]
+fn copy(memory: &Memory, offset: u64, data: &mut [u8], with_digest: bool) -> Option<[u8; 4]> {
+    if !with_digest {
+        memory.read(offset, data);
+        return None;
+    }
     let mut digest = RunningDigest::default();
     let (mut offset, end) = (offset, offset + data.len() as u64);
     for block in data.chunks_mut(DIGEST_BLOCK_BYTES) {
@@ -226,7 +213,7 @@ fn read_with_digest(memory: &Memory, offset: u64, data: &mut [u8]) -> [u8; 4] {
         memory.prefetch(offset, DIGEST_BLOCK_BYTES.min((end - offset) as usize));
         digest.update(block);
     }
-    digest.bytes()
+    Some(digest.bytes())
 }
 
 /// Returns the memory of a request's namespace.
