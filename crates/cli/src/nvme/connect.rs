@@ -51,8 +51,8 @@ pub struct HostFlags {
     /// Protect headers, data or both by digests (CRC-32C)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
     digests: Digests,
-    /// Time above zero within which the target must accept a connection and answer a command. Each
-    /// attempt to use a path that does not answer is given up after this time
+    /// Time above zero within which the target must accept a connection, and answer a command or transfer more data.
+    /// Each attempt to use a path that does not answer is given up after this time
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time_above_zero)]
     timeout: Duration,
     /// Poll for this long before a thread sleeps to wait for the target. This saves the time of wake-ups, and

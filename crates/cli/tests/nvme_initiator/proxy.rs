@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 pub struct Proxy {
     pub address: String,
@@ -15,6 +16,11 @@ pub struct Proxy {
 
 impl Proxy {
     pub fn start(target: &str) -> Self {
+        Self::slow(target, u32::MAX)
+    }
+
+    /// Starts a proxy that forwards about `rate` bytes per second in each direction of a connection.
+    pub fn slow(target: &str, rate: u32) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let proxy = Self {
             address: listener.local_addr().unwrap().to_string(),
@@ -40,6 +46,7 @@ impl Proxy {
                         let mut buffer = [0; 16384];
                         while let Ok(count @ 1..) = from.read(&mut buffer) {
                             bytes.fetch_add(count, Ordering::SeqCst);
+                            std::thread::sleep(Duration::from_secs_f64(count as f64 / f64::from(rate)));
                             if to.write_all(&buffer[..count]).is_err() {
                                 break;
                             }

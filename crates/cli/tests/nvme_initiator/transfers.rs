@@ -1,6 +1,7 @@
 //! Tests of `inlane nvme read` and `write`. They copy ranges of a namespace to or from files and the memory
 //! of devices.
 
+use super::proxy::Proxy;
 use super::*;
 use std::io::Read as _;
 
@@ -188,6 +189,20 @@ fn a_block_device_is_served() {
     // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
     drop(target);
     assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
+}
+
+/// The data of the commands in flight takes three times as long as the timeout.
+#[test]
+fn a_slow_link_does_not_time_out_while_data_moves() {
+    let (_target, address) = target("memory:8M");
+    let proxy = Proxy::slow(&address, 2 << 20);
+    let data = pattern(6 << 20);
+    let flags = ["--timeout", "700ms", "--reconnect", "0", "-"];
+    let output = inlane_with_input(&[&["nvme", "write", &proxy.address], &flags[..]].concat(), &data);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = inlane(&[&["nvme", "read", &proxy.address, "--length", "6M"], &flags[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.stdout == data, "the data differs");
 }
 
 /// While standard input has no data, the command must send keep-alives and react to a signal.

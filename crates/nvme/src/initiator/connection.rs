@@ -56,6 +56,10 @@ pub struct Connection {
     held: usize,
     /// The number of calls of [`Connection::tick`].
     ticks: u32,
+    /// The number of commands that were submitted.
+    submitted: u64,
+    /// The lowest [`Slot::order`] of the commands that made progress since the last tick.
+    progressed: u64,
 }
 
 impl Connection {
@@ -89,6 +93,8 @@ impl Connection {
             done: VecDeque::new(),
             held: 0,
             ticks: 0,
+            submitted: 0,
+            progressed: u64::MAX,
         }
     }
 
@@ -107,11 +113,23 @@ impl Connection {
         self.in_flight() - self.held
     }
 
-    /// Counts a unit of time. Returns how many units the oldest command has been in flight. Held commands do not count.
+    /// Counts a unit of time. Returns the largest number of units that a command has waited without progress. Held
+    /// commands do not count.
+    ///
+    /// A command makes progress when data of it moves, or when a command that was submitted before it makes progress or
+    /// completes: on a slow link, a command waits for the data of those before it. Later commands do not count, so
+    /// they cannot hide a command that the controller has lost.
     pub fn tick(&mut self) -> u32 {
         self.ticks = self.ticks.wrapping_add(1);
-        let awaited = self.slots.iter().filter(|slot| slot.in_flight && !slot.held);
-        awaited.map(|slot| self.ticks.wrapping_sub(slot.submitted_tick)).max().unwrap_or(0)
+        let (ticks, progressed) = (self.ticks, std::mem::replace(&mut self.progressed, u64::MAX));
+        let awaited = self.slots.iter_mut().filter(|slot| slot.in_flight && !slot.held);
+        let waited = awaited.map(|slot| {
+            if slot.order >= progressed {
+                slot.progress_tick = ticks;
+            }
+            ticks.wrapping_sub(slot.progress_tick)
+        });
+        waited.max().unwrap_or(0)
     }
 
     /// Returns the number of commands that can be submitted now.
@@ -169,7 +187,9 @@ impl Connection {
             generation: slot.generation,
             in_flight: true,
             held,
-            submitted_tick: self.ticks,
+            order: self.submitted,
+            progress_tick: self.ticks,
+            moved: 0,
             token,
             command: Some(command),
             transferred: sent,
@@ -179,6 +199,7 @@ impl Connection {
             completion: None,
             buffer,
         };
+        self.submitted += 1;
         self.held += usize::from(held);
         Ok(())
     }
@@ -199,13 +220,14 @@ impl Connection {
     /// Removes the first `bytes` bytes from the output, after they were sent.
     pub fn transmitted(&mut self, bytes: usize) {
         let mut bytes = bytes;
-        while let Some(index) = self.outbox.sent(&mut bytes) {
-            let slot = &mut self.slots[usize::from(index)];
-            slot.queued -= 1;
+        while let Some(data) = self.outbox.sent(&mut bytes) {
+            let slot = &mut self.slots[usize::from(data.slot)];
+            slot.count_moved(data.bytes as u32, &mut self.progressed);
+            slot.queued -= u32::from(data.ended);
             if slot.queued == 0
                 && let Some(completion) = slot.completion.take()
             {
-                self.release(index, completion);
+                self.release(data.slot, completion);
             }
         }
     }
@@ -239,8 +261,9 @@ impl Connection {
         let mut rest = bytes;
         if let Some(payload) = &mut self.inbox.payload {
             let direct = rest.min(payload.remaining as usize);
-            let slot = &self.slots[usize::from(payload.slot)];
+            let slot = &mut self.slots[usize::from(payload.slot)];
             payload.advance(direct as u32, slot.buffer.as_ref().expect("a read has a buffer"));
+            slot.count_moved(direct as u32, &mut self.progressed);
             rest -= direct;
         }
         self.inbox.scratch.filled(rest);
@@ -281,6 +304,9 @@ impl Connection {
         slot.in_flight = false;
         slot.queued = 0;
         self.held -= usize::from(slot.held);
+        if !slot.held {
+            self.progressed = self.progressed.min(slot.order);
+        }
         self.done.push_back(Done {
             token: slot.token,
             command: slot.command.take().expect("a command in flight"),

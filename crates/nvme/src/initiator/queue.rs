@@ -25,8 +25,8 @@ pub struct QueueOptions {
     pub digests: Digests,
     /// The entries of the queue, 2 to 4096. One fewer command can be in flight.
     pub entries: u32,
-    /// The time within which the target must accept the connection, and the time within which it must answer each
-    /// command.
+    /// The time within which the target must accept the connection. Also the time within which it must answer each
+    /// command, or move more data of it or of a command before it.
     pub timeout: Duration,
     /// How long [`Queue::progress`] polls the socket before it sleeps. Zero: it sleeps at once.
     pub spin: Duration,
@@ -185,8 +185,8 @@ impl Queue {
         self.check_time()
     }
 
-    /// Returns an error if a command has been in flight for longer than the timeout. Other bytes that arrive do not
-    /// extend its time. A call counts at most one unit, so time in which the caller does not receive does not count.
+    /// Returns an error if a command has made no progress for longer than the timeout: see [`Connection::tick`]. A call
+    /// counts at most one unit, so time in which the caller does not receive does not count.
     fn check_time(&mut self) -> Result<()> {
         let now = Instant::now();
         if now - self.last_tick < self.timeout / TIMEOUT_TICKS {

@@ -60,8 +60,13 @@ pub(super) struct Slot {
     pub(super) in_flight: bool,
     /// True if the controller may leave the command unanswered for any time.
     pub(super) held: bool,
-    /// The value of [`Connection::tick`](super::Connection::tick)'s counter when the command was submitted.
-    pub(super) submitted_tick: u32,
+    /// The number of commands that were submitted before this one.
+    pub(super) order: u64,
+    /// The value of [`Connection::tick`](super::Connection::tick)'s counter when the command was submitted or last made
+    /// progress.
+    pub(super) progress_tick: u32,
+    /// The number of data bytes that have moved since the command last made progress.
+    pub(super) moved: u32,
     pub(super) token: u64,
     pub(super) command: Option<Command>,
     pub(super) buffer: Option<Buffer>,
@@ -78,4 +83,20 @@ pub(super) struct Slot {
     /// A completion that arrived early. It is kept here until the slot's data segments have left the outbox.
     /// Until then, the slot's buffer is in use.
     pub(super) completion: Option<Completion>,
+}
+
+/// A command makes progress when at least this many of its data bytes have moved. So a target that moves only a few
+/// bytes now and then does not extend the command's time.
+const PROGRESS_BYTES: u32 = 4096;
+
+impl Slot {
+    /// Counts data bytes of the command that were sent or received. If the command made progress, lowers `progressed`
+    /// to its order.
+    pub(super) fn count_moved(&mut self, bytes: u32, progressed: &mut u64) {
+        self.moved += bytes;
+        if self.moved >= PROGRESS_BYTES {
+            self.moved = 0;
+            *progressed = self.order.min(*progressed);
+        }
+    }
 }

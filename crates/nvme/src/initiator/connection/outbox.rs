@@ -13,6 +13,14 @@ enum Segment {
     Data { slot: u16, at: usize, len: usize },
 }
 
+/// Bytes of a data segment that were sent.
+pub(super) struct SentData {
+    pub(super) slot: u16,
+    pub(super) bytes: usize,
+    /// True if the segment has no further bytes.
+    pub(super) ended: bool,
+}
+
 /// The bytes of a connection that are not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
@@ -80,9 +88,8 @@ impl Outbox {
     }
 
     /// Removes up to `bytes` sent bytes from the front, and subtracts the removed number from `bytes`. Stops
-    /// after the last byte of a data segment and returns the segment's slot. Call it again until `bytes` is
-    /// 0.
-    pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
+    /// after bytes of a data segment and returns them. Call it again until `bytes` is 0.
+    pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<SentData> {
         while *bytes > 0 {
             let segment = self.segments.front_mut().expect("bytes to send");
             let (Segment::Inline(len) | Segment::Data { len, .. }) = segment;
@@ -90,14 +97,14 @@ impl Outbox {
             *len -= part;
             *bytes -= part;
             let ended = *len == 0;
-            let slot = match segment {
+            let data = match segment {
                 Segment::Inline(_) => {
                     self.start += part;
                     None
                 }
                 Segment::Data { slot, at, .. } => {
                     *at += part;
-                    Some(*slot)
+                    Some(SentData { slot: *slot, bytes: part, ended })
                 }
             };
             if ended {
@@ -106,9 +113,9 @@ impl Outbox {
                     self.bytes.clear();
                     self.start = 0;
                 }
-                if slot.is_some() {
-                    return slot;
-                }
+            }
+            if data.is_some() {
+                return data;
             }
         }
         None

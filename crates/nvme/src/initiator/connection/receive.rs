@@ -118,6 +118,7 @@ impl Connection {
             buffer.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
             let taken = bytes.len() as u32;
             current.advance(taken, buffer);
+            slot.count_moved(taken, &mut self.progressed);
             if current.remaining > 0 {
                 return Ok(false);
             }

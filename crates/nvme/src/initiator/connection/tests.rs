@@ -278,6 +278,47 @@ fn a_termination_ends_the_connection() {
 }
 
 #[test]
+fn the_time_of_a_command_restarts_by_data_of_it_and_of_those_before_it_only() {
+    let mut connection = ready(NO_DIGESTS);
+    let [first, second, third] =
+        [io::READ, io::READ, io::WRITE].map(|opcode| submit(&mut connection, request(opcode, 65_536)));
+    assert_eq!((connection.tick(), connection.tick()), (1, 2));
+    // The commands after the first one wait for its data, whether it arrives in its buffer or in the scratch space.
+    feed(&mut connection, &c2h(first, 0, 0, &[1; 8192], NO_DIGESTS), usize::MAX).unwrap();
+    assert_eq!((connection.tick(), connection.tick()), (0, 1));
+    feed(&mut connection, &c2h(first, 0, 8192, &[1; 40_000], NO_DIGESTS), 5000).unwrap();
+    assert_eq!((connection.tick(), connection.tick()), (0, 1));
+    // Data of later commands does not hide that the first one got none.
+    feed(&mut connection, &c2h(second, 0, 0, &[1; 8192], NO_DIGESTS), usize::MAX).unwrap();
+    feed(&mut connection, &pdu(&R2t::new(third, 1, 0, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
+    sent(&mut connection, 4096);
+    assert_eq!(connection.tick(), 2);
+    feed(&mut connection, &response(first, Status::INTERNAL_ERROR, NO_DIGESTS), usize::MAX).unwrap();
+    feed(&mut connection, &response(second, Status::INTERNAL_ERROR, NO_DIGESTS), usize::MAX).unwrap();
+    assert_eq!((connection.tick(), connection.tick()), (0, 1));
+    feed(&mut connection, &pdu(&R2t::new(third, 2, 8192, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
+    assert_eq!(connection.tick(), 2);
+    sent(&mut connection, 4096);
+    assert_eq!(connection.tick(), 0);
+}
+
+#[test]
+fn a_few_bytes_now_and_then_do_not_extend_the_time_of_a_command() {
+    let mut connection = ready(NO_DIGESTS);
+    let cid = submit(&mut connection, request(io::READ, 65_536));
+    let bytes = c2h(cid, 0, 0, &[1; 65_536], NO_DIGESTS);
+    let ages: Vec<u32> = bytes
+        .chunks(100)
+        .take(20)
+        .map(|part| {
+            feed(&mut connection, part, usize::MAX).unwrap();
+            connection.tick()
+        })
+        .collect();
+    assert_eq!(ages, (1..=20).collect::<Vec<_>>());
+}
+
+#[test]
 fn no_more_commands_are_in_flight_than_the_queue_has_entries() {
     let mut connection = ready(NO_DIGESTS);
     for _ in 0..8 {
