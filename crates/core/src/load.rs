@@ -1,24 +1,28 @@
 //! Loads: operations that run until somebody stops them, such as packet processing, transfers or storage commands.
 //!
 //! ```text
-//!   open        allocates, connects and compiles; nothing moves yet
-//!   ready       every thread of every load waits at the start line
+//!   open        opens and connects, with the privileges of the process; nothing moves yet
+//!   prepare     all privileges are dropped; compiles user code, allocates and fills memory
+//!   run         every thread of every load waits at the start line
 //!   started     all begin at one instant; threads count in their meters and follow the load's pace
-//!   stopped     each load ends what is in flight and returns what it has
+//!   stopped     each load ends what is in flight and keeps what it has
 //! ```
 //!
 //! A load never decides how long it runs. Who runs it samples the [`Meter`]s, changes the [`Pace`], and stops it. Several
-//! loads can share a [`StartLine`], so their measurements cover the same time.
+//! loads can share a [`StartLine`], so their measurements cover the same time. [`prepare`] and [`run_together`] do the
+//! last steps for several loads.
 
 mod meter;
 mod pace;
 mod schedule;
 mod start;
+mod together;
 
-pub use meter::{Counts, Meter, Sample, Sampler};
+pub use meter::{Attached, Counts, Meter, Sample, Sampler};
 pub use pace::{Pace, Pacer};
 pub use schedule::Schedule;
 pub use start::{Member, StartLine};
+pub use together::{prepare, run_together, spawn};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -42,12 +46,29 @@ pub trait Load: Send {
     /// The number of threads that wait at the start line.
     fn threads(&self) -> usize;
 
-    /// Runs the load until `run` is stopped, its source ends, or it fails. Its threads wait at the start line first.
-    /// An error ends only this load.
+    /// Returns true if the process must drop its privileges before [`Load::prepare`].
+    fn drops_privileges(&self) -> bool {
+        false
+    }
+
+    /// Does what must happen before the start and needs no privileges: compiles user code, allocates memory. Starts
+    /// nothing that runs until the load ends. Call it once, when all loads are open: see [`prepare`].
     ///
     /// # Errors
-    /// The error that ended the load. Its meters keep what was counted before.
-    fn run(self: Box<Self>, run: &Running) -> Result<(), LoadError>;
+    /// If the load cannot run.
+    fn prepare(&mut self) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    /// Runs the load until `run` is stopped, its source ends, or it fails. Its threads wait at the start line first. Call
+    /// it once, after [`Load::prepare`].
+    ///
+    /// The load frees its memory when it is dropped. Drop loads only when all have ended, because freeing memory of a GPU
+    /// waits for the kernels of other loads.
+    ///
+    /// # Errors
+    /// The error that ended the load. It ends only this load. The meters keep what was counted before.
+    fn run(&mut self, run: &Running) -> Result<(), LoadError>;
 }
 
 /// The error that ended a load.
@@ -59,8 +80,9 @@ pub struct Use {
     /// The resource, by the name that all loads use for it: see [`Resource`].
     pub resource: Resource,
     /// The units of the resource that one byte of the load takes. A resource of bytes counts each crossing, and one of time
-    /// counts seconds. For a load that moves no bytes, the units of one operation.
-    pub per_byte: f64,
+    /// counts seconds. For a load that moves no bytes, the units of one operation. `None` if only a measurement can tell, such
+    /// as for the time of cores.
+    pub per_byte: Option<f64>,
     /// How the figure is known.
     pub source: UseSource,
 }

@@ -1,6 +1,6 @@
 //! The counters of a load's threads, and the rates between two readings of them.
 
-use crate::clock::Clock;
+use crate::clock::{Clock, ThreadTime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
@@ -9,38 +9,66 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Meter {
+    begun: AtomicU64,
     operations: AtomicU64,
     bytes: AtomicU64,
+    dropped: AtomicU64,
     errors: AtomicU64,
     busy_ns: AtomicU64,
     blocked_ns: AtomicU64,
-    /// The kernel's id of the thread. 0 if the thread has not told it.
+    /// The times of the threads that wrote this meter and have ended.
+    on_cpu_ns: AtomicU64,
+    queued_ns: AtomicU64,
+    /// The thread that writes this meter; 0 if none does now.
     thread: AtomicI32,
 }
 
 /// A reading of one or several meters. While threads run, the fields may be from slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Completed operations: packets, transfers, commands.
+    /// Operations that were begun: packets received, transfers submitted, commands sent. 0 if the load counts only
+    /// completed operations.
+    pub begun: u64,
+    /// Completed operations: packets sent, transfers and commands that have ended.
     pub operations: u64,
     /// Bytes of the completed operations.
     pub bytes: u64,
+    /// Operations that were given up on purpose, such as packets dropped by the packet function or by a full ring.
+    pub dropped: u64,
     /// Operations that failed. They are not among the completed ones.
     pub errors: u64,
     /// Nanoseconds in which the threads had work.
     pub busy_ns: u64,
     /// Nanoseconds in which the threads waited for a full port or queue.
     pub blocked_ns: u64,
+    /// Nanoseconds in which the threads ran on a processor. 0 if they are not attached to their meters.
+    pub on_cpu_ns: u64,
+    /// Nanoseconds in which the threads were ready to run while other threads occupied the processors. 0 if the kernel
+    /// does not report it.
+    pub queued_ns: u64,
 }
 
+/// The time for which a thread writes a meter. Dropping this value stores the thread's final times in the meter.
+#[derive(Debug)]
+pub struct Attached<'a>(&'a Meter);
+
 impl Meter {
-    /// Records the calling thread as the thread of this meter, so that the kernel's times of the thread can be read.
+    /// Makes the calling thread the meter's writer until the returned value is dropped. Readers then also find how long
+    /// this thread ran, and how long it waited for a processor.
+    pub fn attach(&self) -> Attached<'_> {
+        self.set_thread();
+        Attached(self)
+    }
+
+    /// Records the calling thread as the thread of this meter, so that the kernel's times of the thread can be read. Prefer
+    /// [`Meter::attach`], which keeps these times when the thread ends.
     pub fn set_thread(&self) {
         // SAFETY: the call has no arguments and returns a number.
         self.thread.store(unsafe { libc::gettid() }, Relaxed);
     }
 
-    /// Returns the kernel's id of the meter's thread. `None` before the thread has called [`Meter::set_thread`].
+    /// Returns the kernel's id of the meter's thread. `None` before the thread has called [`Meter::set_thread`], and after
+    /// an attached thread has ended.
     pub fn thread(&self) -> Option<i32> {
         Some(self.thread.load(Relaxed)).filter(|thread| *thread != 0)
     }
@@ -60,6 +88,18 @@ impl Meter {
         self.bytes.store(bytes, Relaxed);
     }
 
+    /// Sets the number of operations that were begun. Only the meter's thread calls it.
+    #[inline]
+    pub fn set_begun(&self, operations: u64) {
+        self.begun.store(operations, Relaxed);
+    }
+
+    /// Sets the number of operations that were given up on purpose. Only the meter's thread calls it.
+    #[inline]
+    pub fn set_dropped(&self, operations: u64) {
+        self.dropped.store(operations, Relaxed);
+    }
+
     /// Adds a failed operation. Only the meter's thread calls it.
     pub fn add_error(&self) {
         self.errors.store(self.errors.load(Relaxed) + 1, Relaxed);
@@ -73,25 +113,57 @@ impl Meter {
         self.blocked_ns.store(blocked_ns, Relaxed);
     }
 
-    /// Reads the counters.
+    /// Reads the counters. Also asks the kernel for the times of the meter's thread, which takes some microseconds.
     pub fn read(&self) -> Counts {
+        let mut time =
+            ThreadTime { cpu_ns: self.on_cpu_ns.load(Relaxed), queued_ns: self.queued_ns.load(Relaxed) };
+        match self.thread.load(Relaxed) {
+            0 => {}
+            thread => time += ThreadTime::of(thread).unwrap_or_default(),
+        }
         Counts {
+            begun: self.begun.load(Relaxed),
             operations: self.operations.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
             errors: self.errors.load(Relaxed),
             busy_ns: self.busy_ns.load(Relaxed),
             blocked_ns: self.blocked_ns.load(Relaxed),
+            on_cpu_ns: time.cpu_ns,
+            queued_ns: time.queued_ns,
+        }
+    }
+}
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        let (meter, time) = (self.0, ThreadTime::of_this_thread());
+        meter.thread.store(0, Relaxed);
+        meter.on_cpu_ns.store(meter.on_cpu_ns.load(Relaxed) + time.cpu_ns, Relaxed);
+        meter.queued_ns.store(meter.queued_ns.load(Relaxed) + time.queued_ns, Relaxed);
+    }
+}
+
+impl Counts {
+    /// Combines each field of two readings.
+    fn zip(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            begun: combine(self.begun, other.begun),
+            operations: combine(self.operations, other.operations),
+            bytes: combine(self.bytes, other.bytes),
+            dropped: combine(self.dropped, other.dropped),
+            errors: combine(self.errors, other.errors),
+            busy_ns: combine(self.busy_ns, other.busy_ns),
+            blocked_ns: combine(self.blocked_ns, other.blocked_ns),
+            on_cpu_ns: combine(self.on_cpu_ns, other.on_cpu_ns),
+            queued_ns: combine(self.queued_ns, other.queued_ns),
         }
     }
 }
 
 impl std::ops::AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
-        self.operations += other.operations;
-        self.bytes += other.bytes;
-        self.errors += other.errors;
-        self.busy_ns += other.busy_ns;
-        self.blocked_ns += other.blocked_ns;
+        *self = self.zip(other, |one, other| one + other);
     }
 }
 
@@ -100,13 +172,7 @@ impl std::ops::Sub for Counts {
 
     /// Returns what was counted after the reading `earlier`.
     fn sub(self, earlier: Self) -> Self {
-        Self {
-            operations: self.operations.saturating_sub(earlier.operations),
-            bytes: self.bytes.saturating_sub(earlier.bytes),
-            errors: self.errors.saturating_sub(earlier.errors),
-            busy_ns: self.busy_ns.saturating_sub(earlier.busy_ns),
-            blocked_ns: self.blocked_ns.saturating_sub(earlier.blocked_ns),
-        }
+        self.zip(earlier, u64::saturating_sub)
     }
 }
 

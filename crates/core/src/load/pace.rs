@@ -5,8 +5,8 @@ use crate::units::Rate;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The most nanoseconds that a paced thread may be behind its schedule. After a longer pause, it makes up only this
-/// much, so a pause does not turn into a long burst.
+/// The most nanoseconds that a paced thread may be behind its schedule, or the time of two operations if that is more.
+/// After a longer pause, it makes up only this much, so a pause does not turn into a long burst.
 const MAX_BACKLOG_NS: u64 = 100_000;
 
 /// The rate that all threads of a load keep together, in operations per second. Any thread may change it at any time.
@@ -54,13 +54,14 @@ pub struct Pacer {
     share: f64,
     /// The pace that `schedule` follows, in operations per second of the whole load.
     followed: f64,
+    max_backlog_ns: u64,
     schedule: Option<Schedule>,
 }
 
 impl Pacer {
     /// Creates the pacer of a thread that does `share` of the load's operations. `share` is from 0 to 1.
     pub fn new(pace: Arc<Pace>, share: f64) -> Self {
-        Self { pace, share, followed: f64::INFINITY, schedule: None }
+        Self { pace, share, followed: f64::INFINITY, max_backlog_ns: MAX_BACKLOG_NS, schedule: None }
     }
 
     /// Returns how many operations are due at `now_ns`, at most `most`: 0 while the load is parked, `most` if nothing
@@ -83,9 +84,10 @@ impl Pacer {
         if pace != self.followed {
             self.followed = pace;
             self.schedule = Some(Schedule::new(Rate::Packets(pace), self.share));
+            self.max_backlog_ns = MAX_BACKLOG_NS.max((2e9 / (pace * self.share)) as u64);
         }
         let Some(schedule) = &mut self.schedule else { return most };
-        schedule.limit_backlog(now_ns, MAX_BACKLOG_NS);
+        schedule.limit_backlog(now_ns, self.max_backlog_ns);
         schedule.due_at_most(now_ns, most, 1.0)
     }
 

@@ -34,6 +34,12 @@ impl StartLine {
         Member { line: self, arrived: false }
     }
 
+    /// Creates the memberships of `threads` threads. A load takes all of them before anything can fail, because dropping
+    /// a membership tells the others not to wait.
+    pub fn members(&self, threads: usize) -> Vec<Member<'_>> {
+        (0..threads).map(|_| self.member()).collect()
+    }
+
     /// Wakes all threads that wait. They learn that nothing starts.
     pub fn cancel(&self) {
         self.state().cancelled = true;

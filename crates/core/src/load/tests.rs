@@ -129,3 +129,125 @@ fn a_meter_names_its_thread() {
     let own = std::fs::read_link("/proc/thread-self").unwrap();
     assert_eq!(own.file_name().unwrap().to_str(), Some(meter.thread().unwrap().to_string().as_str()));
 }
+
+/// A load of one thread that counts an operation each millisecond.
+struct Ticks {
+    meter: Arc<Meter>,
+    pace: Arc<Pace>,
+    /// Fails or panics after this many operations.
+    fails_after: u64,
+    panics: bool,
+    drops_privileges: bool,
+    started: Option<Instant>,
+}
+
+impl Ticks {
+    fn new(fails_after: u64) -> Self {
+        let (meter, pace) = Default::default();
+        Self { meter, pace, fails_after, panics: false, drops_privileges: false, started: None }
+    }
+}
+
+impl Load for Ticks {
+    fn name(&self) -> String {
+        "ticks".into()
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        vec![self.meter.clone()]
+    }
+
+    fn pace(&self) -> Arc<Pace> {
+        self.pace.clone()
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn drops_privileges(&self) -> bool {
+        self.drops_privileges
+    }
+
+    fn run(&mut self, run: &Running) -> Result<(), LoadError> {
+        let member = run.start.member();
+        let (meter, fails_after, panics) = (self.meter.clone(), self.fails_after, self.panics);
+        let body = move || -> Result<Option<Instant>, LoadError> {
+            let Some(started) = member.ready() else { return Ok(None) };
+            while !run.stopping() {
+                if meter.read().operations == fails_after {
+                    assert!(!panics, "as asked");
+                    return Err("the device is gone".into());
+                }
+                std::thread::sleep(Duration::from_millis(1));
+                meter.add(1, 10);
+            }
+            Ok(Some(started))
+        };
+        self.started = std::thread::scope(|scope| {
+            let thread = spawn(scope, "ticks".into(), None, &self.meter, body)?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_load_that_fails_or_panics_ends_only_itself() {
+    let (mut fails, mut panics, mut goes_on) = (Ticks::new(3), Ticks::new(2), Ticks::new(u64::MAX));
+    panics.panics = true;
+    let meters = [&fails, &panics, &goes_on].map(|load| load.meter.clone());
+    let run = Running::new(3);
+    let mut loads: [&mut dyn Load; 3] = [&mut fails, &mut panics, &mut goes_on];
+    let outcomes = run_together(&mut loads, &run, |ended| {
+        assert!(!ended[2], "the third load runs until it is stopped");
+        if ended[0] && ended[1] && meters[2].read().operations > 10 {
+            run.stop();
+        }
+        Duration::from_millis(5)
+    });
+    assert_eq!(outcomes[0].as_ref().unwrap_err().to_string(), "the device is gone");
+    assert!(outcomes[1].as_ref().unwrap_err().to_string().ends_with("panicked: as asked"), "{outcomes:?}");
+    assert!(outcomes[2].is_ok());
+    assert_eq!(meters[0].read().bytes, 30, "the partial result is kept");
+    assert!(goes_on.started.is_some());
+}
+
+#[test]
+fn privileges_are_dropped_once_and_only_if_a_load_asks() {
+    let (mut one, mut two) = (Ticks::new(0), Ticks::new(0));
+    let mut dropped = 0;
+    let mut count = |loads: &mut [&mut dyn Load]| {
+        let prepared = prepare(loads, || {
+            dropped += 1;
+            Ok::<(), ()>(())
+        });
+        assert!(prepared.unwrap().iter().all(Result::is_ok));
+        dropped
+    };
+    assert_eq!(count(&mut [&mut one, &mut two]), 0);
+    (one.drops_privileges, two.drops_privileges) = (true, true);
+    assert_eq!(count(&mut [&mut one, &mut two]), 1);
+    assert!(prepare(&mut [&mut one], || Err::<(), _>("no")).is_err());
+}
+
+#[test]
+fn a_meter_has_the_times_of_its_thread() {
+    let meter = Arc::new(Meter::default());
+    std::thread::scope(|scope| {
+        let spins = || {
+            let begun = crate::clock::thread_cpu_ns();
+            while crate::clock::thread_cpu_ns() - begun < 20_000_000 {
+                std::hint::spin_loop();
+            }
+        };
+        let thread = spawn(scope, "spins".into(), None, &meter, spins).unwrap();
+        while meter.read().on_cpu_ns < 5_000_000 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        thread.join().unwrap();
+    });
+    let ended = meter.read();
+    assert!(ended.on_cpu_ns >= 20_000_000, "{ended:?}");
+    assert_eq!(meter.read(), ended, "the times stay when the thread has ended");
+}
