@@ -22,10 +22,11 @@ pub use meter::{Attached, Counts, Meter, Sample, Sampler};
 pub use pace::{Pace, Pacer};
 pub use schedule::Schedule;
 pub use start::{Member, StartLine};
-pub use together::{prepare, run_together, spawn};
+pub use together::{bind, prepare, run_together, spawn};
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An opened load.
 pub trait Load: Send {
@@ -122,29 +123,52 @@ pub enum Resource {
 }
 
 /// The state that all loads of a run share.
-#[derive(Debug)]
 pub struct Running {
     /// Where the threads of the loads wait until all are ready.
     pub start: StartLine,
     stop: AtomicBool,
+    at_stop: Mutex<Vec<AtStop>>,
 }
+
+type AtStop = Box<dyn Fn() + Send>;
 
 impl Running {
     /// Creates the state of a run whose loads have `threads` threads together.
     pub fn new(threads: usize) -> Self {
-        Self { start: StartLine::new(threads), stop: AtomicBool::new(false) }
+        Self { start: StartLine::new(threads), stop: AtomicBool::new(false), at_stop: Mutex::default() }
     }
 
     /// Ends all loads. What is in flight completes.
     pub fn stop(&self) {
         self.stop.store(true, Relaxed);
         self.start.cancel();
+        let acts = std::mem::take(&mut *self.at_stop.lock().unwrap_or_else(PoisonError::into_inner));
+        acts.iter().for_each(|act| act());
+    }
+
+    /// Calls `act` when the run is stopped, or now if it was stopped before. For loads whose threads check a flag of their
+    /// own.
+    pub fn at_stop(&self, act: impl Fn() + Send + 'static) {
+        let mut acts = self.at_stop.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.stopping() {
+            true => act(),
+            false => acts.push(Box::new(act)),
+        }
     }
 
     /// Returns true after [`Running::stop`].
     #[inline]
     pub fn stopping(&self) -> bool {
         self.stop.load(Relaxed)
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("start", &self.start)
+            .field("stop", &self.stop)
+            .finish_non_exhaustive()
     }
 }
 

@@ -64,6 +64,18 @@ impl Pacer {
         Self { pace, share, followed: f64::INFINITY, max_backlog_ns: MAX_BACKLOG_NS, schedule: None }
     }
 
+    /// Returns true if nothing limits the load. Then [`Pacer::due`] needs no time.
+    #[inline]
+    pub fn is_unlimited(&self) -> bool {
+        self.pace.get() == f64::INFINITY
+    }
+
+    /// Returns true if the load is parked.
+    #[inline]
+    pub fn is_parked(&self) -> bool {
+        self.pace.get() == 0.0
+    }
+
     /// Returns how many operations are due at `now_ns`, at most `most`: 0 while the load is parked, `most` if nothing
     /// limits it. Call [`Pacer::did`] with the number of operations that were begun.
     #[inline]

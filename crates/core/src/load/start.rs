@@ -46,6 +46,11 @@ impl StartLine {
         self.changed.notify_all();
     }
 
+    /// Returns the instant of the start, or `None` before it.
+    pub fn started(&self) -> Option<Instant> {
+        self.state().started
+    }
+
     /// Blocks until all threads have arrived or left. Returns the instant of the start, or `None` if the start was
     /// cancelled. For a thread that is no member, such as one that samples.
     pub fn wait(&self) -> Option<Instant> {

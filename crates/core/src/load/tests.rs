@@ -122,6 +122,21 @@ fn a_stop_before_the_start_releases_all_threads() {
 }
 
 #[test]
+fn a_stop_reaches_flags_of_the_loads() {
+    let run = Running::new(0);
+    let flags = [(); 2].map(|()| Arc::<AtomicBool>::default());
+    let act = |flag: &Arc<AtomicBool>| {
+        let flag = flag.clone();
+        move || flag.store(true, Relaxed)
+    };
+    run.at_stop(act(&flags[0]));
+    assert!(!flags[0].load(Relaxed));
+    run.stop();
+    run.at_stop(act(&flags[1]));
+    assert!(flags.iter().all(|flag| flag.load(Relaxed)));
+}
+
+#[test]
 fn a_meter_names_its_thread() {
     let meter = Meter::default();
     assert_eq!(meter.thread(), None);

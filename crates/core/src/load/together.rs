@@ -75,13 +75,18 @@ pub fn spawn<'scope, T: Send + 'scope>(
     let meter = meter.clone();
     Builder::new().name(name).spawn_scoped(scope, move || {
         let _attached = meter.attach();
-        if let Some(core) = core
-            && let Err(error) = crate::cores::bind(&[core])
-        {
-            tracing::warn!("cannot bind a thread to core {core}: {error}");
-        }
+        bind(core);
         body()
     })
+}
+
+/// Binds the calling thread to `core` if there is one. If the kernel refuses, logs a warning.
+pub fn bind(core: Option<usize>) {
+    if let Some(core) = core
+        && let Err(error) = crate::cores::bind(&[core])
+    {
+        tracing::warn!("cannot bind a thread to core {core}: {error}");
+    }
 }
 
 fn panic_error(panic: &(dyn Any + Send)) -> LoadError {

@@ -1,10 +1,11 @@
-//! Limits the rate of a receive queue.
+//! Limits the rate of a receive queue: to a fixed rate ([`PacedRx`]), or to a pace that may change ([`PaceFollower`]).
 
 use inlane_core::clock::Clock;
-use inlane_core::load::Schedule;
+use inlane_core::load::{Pacer, Schedule};
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};
+use std::time::Duration;
 
 /// The most nanoseconds that a source may be behind its schedule. After a longer pause, the source makes up
 /// only the packets of the last 100 us, in one burst.
@@ -41,6 +42,63 @@ unsafe impl Rx for PacedRx {
             self.schedule.advance(packet.length as usize);
             self.mean_bytes += (packet.length as f64 - self.mean_bytes) / 64.0;
         }
+        Ok(count)
+    }
+
+    fn exhausted(&self) -> bool {
+        self.inner.exhausted()
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+}
+
+/// How long a queue has been parked before its thread sleeps. Meanwhile, the packets in flight leave.
+const PARKING_NS: u64 = 2_000_000;
+/// How long the thread of a parked queue sleeps in each call.
+const PARKED: Duration = Duration::from_millis(1);
+
+/// A receive queue that follows a pace, which may change at any time. Excess packets wait in the inner port.
+///
+/// If the pace is 0, the queue receives nothing, and its thread sleeps in [`Rx::receive`] for a millisecond at a time.
+pub struct PaceFollower {
+    inner: Box<dyn Rx>,
+    pacer: Pacer,
+    clock: Clock,
+    /// When the queue was parked; `None` while it runs.
+    parked_ns: Option<u64>,
+}
+
+impl PaceFollower {
+    /// Wraps `inner`, whose thread follows `pacer`.
+    pub fn new(inner: Box<dyn Rx>, pacer: Pacer, clock: &Clock) -> Self {
+        Self { inner, pacer, clock: clock.clone(), parked_ns: None }
+    }
+
+    #[cold]
+    fn park(&mut self, now_ns: u64) {
+        let since = *self.parked_ns.get_or_insert(now_ns);
+        if now_ns - since > PARKING_NS {
+            std::thread::sleep(PARKED);
+        }
+    }
+}
+
+// SAFETY: the packets are those of the inner queue, unchanged.
+unsafe impl Rx for PaceFollower {
+    fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
+        let now_ns = if self.pacer.is_unlimited() { 0 } else { self.clock.now_ns() };
+        let due = self.pacer.due(now_ns, packets.len());
+        if due == 0 {
+            if self.pacer.is_parked() {
+                self.park(now_ns);
+            }
+            return Ok(0);
+        }
+        self.parked_ns = None;
+        let count = self.inner.receive(&mut packets[..due])?;
+        self.pacer.did(count);
         Ok(count)
     }
 
