@@ -77,6 +77,8 @@ pub enum Error {
         peer: String,
         /// Why the target cannot be reached, and what to do.
         why: String,
+        /// The system's error, if there was one. `why` has its text.
+        source: Option<std::io::Error>,
     },
     /// A transfer ended before all bytes were copied.
     #[error("{what}: {why}")]
@@ -111,6 +113,8 @@ pub enum Error {
         peer: String,
         /// Why the target cannot be used, and what to do.
         why: String,
+        /// The system's error, if there was one. `why` has its text.
+        source: Option<std::io::Error>,
     },
     /// A connection in use ended, or the namespace or discovery log that it reads changed.
     #[error("{peer}: {why}")]
@@ -119,6 +123,8 @@ pub enum Error {
         peer: String,
         /// Why the connection ended, and what to do.
         why: String,
+        /// The system's error, if there was one. `why` has its text.
+        source: Option<std::io::Error>,
     },
 }
 
@@ -126,14 +132,24 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Creates an [`Error::Unreachable`] without a system's error.
+    pub(crate) fn unreachable(peer: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Unreachable { peer: peer.into(), why: why.into(), source: None }
+    }
+
+    /// Creates an [`Error::Disconnected`] without a system's error.
+    pub(crate) fn disconnected(peer: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Disconnected { peer: peer.into(), why: why.into(), source: None }
+    }
+
     /// Adds the error of one more path, `second`, to `first`, the error of the paths tried before. The result
     /// names the errors of all paths. The error of the first path whose target answered is named first, and
     /// determines the class.
     pub fn of_paths(first: Option<Self>, second: Self) -> Self {
         match (first, second) {
             (None, error) => error,
-            (Some(Error::Unreachable { peer, why }), other @ Error::Unreachable { .. }) => {
-                Error::Unreachable { peer, why: format!("{why}; {other}") }
+            (Some(Error::Unreachable { peer, why, source }), other @ Error::Unreachable { .. }) => {
+                Error::Unreachable { peer, why: format!("{why}; {other}"), source }
             }
             (Some(Error::Paths { answered, others }), second) => {
                 Error::Paths { answered, others: format!("{others}; {second}") }
@@ -148,7 +164,7 @@ impl Error {
     /// Returns the error for a connection that was not in use yet: it is refused instead of disconnected.
     pub(crate) fn before_use(self) -> Self {
         match self {
-            Error::Disconnected { peer, why } => Error::Refused { peer, why },
+            Error::Disconnected { peer, why, source } => Error::Refused { peer, why, source },
             error => error,
         }
     }

@@ -34,4 +34,6 @@ pub use queues::Queues;
 #[cfg(test)]
 pub(crate) use session::tests as session_tests;
 pub use session::{Session, SessionOptions};
-pub use transfer::{Sink, Source, Supply, check_range, flush, read_range, read_to, write_from, write_range};
+pub use transfer::{
+    Sink, Source, Supply, check_range, check_stop, flush, read_range, read_to, write_from, write_range,
+};

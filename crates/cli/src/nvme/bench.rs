@@ -1,6 +1,6 @@
 //! `inlane nvme bench`: measures a namespace with fio's workloads.
 
-use super::connect::{Connect, stop_on_signal};
+use super::connect::{Connect, Stop};
 use crate::fields::flag;
 use crate::output::Output;
 use crate::values::{count, time_above_zero};
@@ -93,7 +93,7 @@ impl Bench {
             return Err(inlane_core::Error::invalid(flag("rwmixread"), why).into());
         }
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
-        let stop = stop_on_signal()?;
+        let stop = Stop::on_signal()?;
         let duration = match (self.duration, self.size) {
             (None, None) => Some(Duration::from_secs(10)),
             (duration, _) => duration,
@@ -112,7 +112,7 @@ impl Bench {
         };
         let options = self.connect.session(self.iodepth)?;
         let mut live = Live::new(self.bs);
-        let rows = inlane_nvme::bench::run(&workload, &options, &stop, |elapsed, progress| {
+        let rows = inlane_nvme::bench::run(&workload, &options, stop.begin(), |elapsed, progress| {
             live.show(elapsed, progress);
         });
         live.end();

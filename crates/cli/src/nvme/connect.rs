@@ -169,17 +169,32 @@ pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
     }
 }
 
-/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets. The second of these signals ends the
-/// process.
-///
-/// # Errors
-/// If the handlers cannot be installed.
-pub fn stop_on_signal() -> std::io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    crate::signal::on_signal(move |signal, before| match before {
-        0 => flag.store(true, Ordering::Relaxed),
-        _ => crate::signal::end_by(signal),
-    })?;
-    Ok(stop)
+/// What SIGINT, SIGTERM and SIGHUP do. While a command connects, the first of them ends the process. After
+/// [`Stop::begin`], the first one asks the command to stop, and the second one ends the process.
+pub struct Stop {
+    requested: Arc<AtomicBool>,
+    begun: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Installs the handlers.
+    ///
+    /// # Errors
+    /// If the handlers cannot be installed.
+    pub fn on_signal() -> std::io::Result<Self> {
+        let stop = Self { requested: Arc::default(), begun: Arc::default() };
+        let (requested, begun) = (stop.requested.clone(), stop.begun.clone());
+        crate::signal::on_signal(move |signal, _| {
+            if !begun.load(Ordering::SeqCst) || requested.swap(true, Ordering::SeqCst) {
+                crate::signal::end_by(signal);
+            }
+        })?;
+        Ok(stop)
+    }
+
+    /// Lets the command stop in order from now on. Returns the flag that a signal sets.
+    pub fn begin(&self) -> &Arc<AtomicBool> {
+        self.begun.store(true, Ordering::SeqCst);
+        &self.requested
+    }
 }

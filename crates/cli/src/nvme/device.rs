@@ -157,12 +157,16 @@ impl DeviceMemory {
         Ok(DeviceSink { device: self, stage: self.stage(true)?, received: Digests::default(), largest: 0 })
     }
 
-    /// Copies `input` to the device's memory. Returns a source that supplies write commands with data from
-    /// this memory.
+    /// Copies `input` to the device's memory. Calls `idle` now and then, and while `input` has no data. Returns a source
+    /// that supplies write commands with data from this memory.
     ///
     /// # Errors
-    /// If no path leads to or from the device, or a copy or `input` fails.
-    pub fn source(&self, input: &mut dyn std::io::Read) -> Result<DeviceSource> {
+    /// If no path leads to or from the device, or a copy, `input` or `idle` fails.
+    pub fn source(
+        &self,
+        input: &mut dyn std::io::Read,
+        idle: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<DeviceSource> {
         let mut stage = self.stage(true)?;
         let mut loaded = Digests::default();
         let buffer = self.host.allocate(PIECE)?;
@@ -171,13 +175,22 @@ impl DeviceMemory {
             let part = buffer.slice(0, PIECE.min(total - at))?;
             // SAFETY: only this function uses the region. The last copy from or to the region has ended.
             let mut bytes = unsafe { Buffer::from_region(part.clone()) }?;
-            input.read_exact(bytes.bytes_mut()).map_err(|source| match source.kind() {
-                ErrorKind::UnexpectedEof => Error::Incomplete {
-                    what: "the input".into(),
-                    why: format!("it ended before the {total} bytes of --length; nothing was written"),
-                },
-                _ => Error::Os { what: "cannot read the input".into(), source },
-            })?;
+            let mut rest = bytes.bytes_mut();
+            idle()?;
+            while !rest.is_empty() {
+                match input.read(rest) {
+                    Ok(0) => {
+                        let why =
+                            format!("it ended before the {total} bytes of --length; nothing was written");
+                        return Err(Error::Incomplete { what: "the input".into(), why });
+                    }
+                    Ok(count) => rest = &mut rest[count..],
+                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                        idle()?;
+                    }
+                    Err(source) => return Err(Error::Os { what: "cannot read the input".into(), source }),
+                }
+            }
             loaded.update(bytes.bytes());
             stage.selector.copy(&part, &self.memory.slice(at, part.len())?)?;
         }
@@ -232,7 +245,7 @@ impl DeviceSink<'_> {
     ///
     /// # Errors
     /// If a copy or `out` fails.
-    pub fn read_back(&self, mut out: impl FnMut(&[u8]) -> std::io::Result<()>) -> Result<ByteVerification> {
+    pub fn read_back(&self, mut out: impl FnMut(&[u8]) -> Result<()>) -> Result<ByteVerification> {
         let DeviceMemory { host, memory, .. } = self.device;
         let mut selector = self.device.selector(false)?;
         let buffer = host.allocate(PIECE)?;
@@ -243,8 +256,7 @@ impl DeviceSink<'_> {
             // SAFETY: only this function uses the region. The last copy into the region has ended.
             let bytes = unsafe { Buffer::from_region(part) }?;
             found.update(bytes.bytes());
-            let what = || "cannot write the data".to_string();
-            out(bytes.bytes()).map_err(|source| Error::Os { what: what(), source })?;
+            out(bytes.bytes())?;
         }
         Ok(self.received.check(&found, "CRC-32C of each MiB, received and read back from the device"))
     }

@@ -78,12 +78,12 @@ impl Discover {
         let address = self.address.with_default_port(Address::DISCOVERY_PORT);
         let found = discover(&address, &self.host.identity()?, &self.host.queue(31));
         let found = match found {
-            Err(inlane_nvme::Error::Unreachable { peer, why }) if address != self.address => {
+            Err(inlane_nvme::Error::Unreachable { peer, why, source }) if address != self.address => {
                 let other = self.address.with_default_port(Address::IO_PORT);
                 let why = format!(
                     "{why}; some targets, such as inlane's, answer discovery at their I/O port: give {other}"
                 );
-                return Err(inlane_nvme::Error::Unreachable { peer, why }.into());
+                return Err(inlane_nvme::Error::Unreachable { peer, why, source }.into());
             }
             found => found?,
         };

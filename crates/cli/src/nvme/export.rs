@@ -1,6 +1,6 @@
 //! `inlane nvme export`: gives other programs access to a namespace.
 
-use super::connect::{Connect, stop_on_signal};
+use super::connect::{Connect, Stop};
 use crate::output::Output;
 use clap::{Args, Subcommand};
 use inlane_core::result::Document;
@@ -59,9 +59,10 @@ impl Export {
 impl Nbd {
     fn run(&self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), None, None)?;
-        let stop = stop_on_signal()?;
+        let stop = Stop::on_signal()?;
         let options = self.connect.session(DEPTH)?;
         let server = Server::bind(&self.listen, &options)?;
+        let stop = stop.begin();
         let namespace = server.namespace();
         crate::print_to_stderr(format_args!(
             "inlane: namespace {} of {} ({} bytes) is exported at {}",
@@ -70,7 +71,7 @@ impl Nbd {
             namespace.bytes(),
             server.address()?,
         ));
-        server.run(&stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")))?;
+        server.run(stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")))?;
         let mut document = Document::<ExportResult>::new("nvme export nbd");
         document.results = vec![server.result()?];
         output.write(

@@ -3,15 +3,13 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// How long a read or write waits. The transfer then sends its keep-alives, and sees a signal.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The bytes that every pipe takes at once if it can be written (POSIX `PIPE_BUF` on Linux).
 const PIPE_BUF: usize = 4096;
-/// The capacity of a pipe on Linux, less four pages for pages that are partly filled.
-const PIPE_CAPACITY: usize = (64 << 10) - 4 * PIPE_BUF;
 
 /// A stream whose reads and writes fail with [`ErrorKind::WouldBlock`] if the other side is not ready within 100 ms.
 /// Does not use `O_NONBLOCK`, because other processes may share the open file.
@@ -30,6 +28,17 @@ impl TimedStream {
             _ => Ok(()),
         }
     }
+
+    /// Returns how many bytes a write takes at once if the stream can be written. An empty pipe takes as many as its
+    /// capacity. How much fits into any other pipe is unknown, because its pages may be filled partly.
+    fn room(&self) -> usize {
+        // SAFETY: the call returns a number.
+        let capacity = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETPIPE_SZ) };
+        match rustix::io::ioctl_fionread(&self.0) {
+            Ok(0) => usize::try_from(capacity).unwrap_or(0).max(PIPE_BUF),
+            _ => PIPE_BUF,
+        }
+    }
 }
 
 impl Read for TimedStream {
@@ -42,9 +51,7 @@ impl Read for TimedStream {
 impl Write for TimedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.wait(PollFlags::OUT)?;
-        let queued = rustix::io::ioctl_fionread(&self.0).map_or(PIPE_CAPACITY, |queued| queued as usize);
-        let room = PIPE_CAPACITY.saturating_sub(queued).max(PIPE_BUF);
-        self.0.write(&bytes[..bytes.len().min(room)])
+        self.0.write(&bytes[..bytes.len().min(self.room())])
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! `inlane nvme read` and `inlane nvme write`: copy between a namespace and a file or device memory.
 
-use super::connect::{Connect, stop_on_signal};
+use super::connect::{Connect, Stop};
 use super::device::{DeviceMemory, parse_endpoint};
 use super::timed_stream::TimedStream;
 use super::transfer_result::NvmeTransfer;
@@ -11,16 +11,18 @@ use inlane_copy::Endpoint;
 use inlane_core::result::{Document, Start};
 use inlane_core::units;
 use inlane_nvme::Error;
-use inlane_nvme::initiator::{Session, check_range, read_range, read_to, write_from, write_range};
+use inlane_nvme::initiator::{
+    Session, check_range, check_stop, read_range, read_to, write_from, write_range,
+};
 use inlane_report::OutputTarget;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Seek as _};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The number of commands that a transfer keeps in flight.
 const DEPTH: u32 = 16;
@@ -124,19 +126,21 @@ impl Read {
     /// If the connection, a command, the device or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
         let json = Json::open(self.json.as_deref(), self.file.as_deref())?;
-        let stop = stop_on_signal()?;
+        let stop = Stop::on_signal()?;
         let options = self.connect.session(DEPTH)?;
         let mut session = Session::open(&options)?;
+        let stop = stop.begin();
         let rest = session.namespace().bytes().saturating_sub(self.offset);
         let length = self.length.unwrap_or(rest);
         check_range(&session, self.offset, length)?;
-        let mut output = self.file.as_deref().map(Destination::open).transpose()?;
+        let mut idle = || check_stop(stop).and_then(|()| session.progress(false));
+        let mut output = self.file.as_deref().map(|path| Destination::open(path, &mut idle)).transpose()?;
         let row = match &self.to {
-            Some(endpoint) => self.read_to_device(endpoint, &mut session, length, output.as_mut(), &stop)?,
+            Some(endpoint) => self.read_to_device(endpoint, &mut session, length, output.as_mut(), stop)?,
             None => {
                 let output = output.as_mut().expect("clap requires a file");
                 let started = Instant::now();
-                read_range(&mut session, self.offset, length, output.stream(), &stop)
+                read_range(&mut session, self.offset, length, output.stream(), stop)
                     .with_context(|| format!("copying to {}", output.name()))?;
                 NvmeTransfer::new("read", &session, [self.offset, length], started.elapsed())
             }
@@ -153,7 +157,7 @@ impl Read {
         endpoint: &Endpoint,
         session: &mut Session,
         length: u64,
-        output: Option<&mut Destination>,
+        mut output: Option<&mut Destination>,
         stop: &Arc<AtomicBool>,
     ) -> anyhow::Result<NvmeTransfer> {
         if length == 0 {
@@ -166,24 +170,39 @@ impl Read {
         read_to(session, self.offset, length, &mut sink, stop)?;
         sink.finish()?;
         let run = started.elapsed();
-        let verification = match output {
-            Some(output) => sink.read_back(|bytes| write_all(output.stream(), bytes)),
-            None => sink.read_back(|_| Ok(())),
-        }?;
+        // The session is needed no more, but the target reports hosts that fall silent.
+        let mut idle = || {
+            let _ = session.progress(false);
+            check_stop(stop)
+        };
+        let verification = sink.read_back(|bytes| {
+            idle()?;
+            match &mut output {
+                Some(output) => write_all(output.stream(), bytes, &mut idle),
+                None => Ok(()),
+            }
+        })?;
         let row = NvmeTransfer::new("read", session, [self.offset, length], run);
         let path = sink.path(&session.path().to_string());
         Ok(row.on_device(endpoint, path, memory.is_twin(), verification))
     }
 }
 
-/// Writes all bytes, however long the other side of a pipe takes.
-fn write_all(stream: &mut dyn io::Write, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes all bytes, however long the other side of a pipe takes. Calls `idle` while it waits.
+fn write_all(
+    stream: &mut dyn io::Write,
+    mut bytes: &[u8],
+    idle: &mut dyn FnMut() -> inlane_nvme::Result<()>,
+) -> inlane_nvme::Result<()> {
+    let failed = |source| Error::Os { what: "cannot write the data".into(), source };
     while !bytes.is_empty() {
         match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into())),
             Ok(written) => bytes = &bytes[written..],
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                idle()?;
+            }
+            Err(error) => return Err(failed(error)),
         }
     }
     Ok(())
@@ -196,15 +215,30 @@ enum Destination {
 }
 
 impl Destination {
-    fn open(path: &Path) -> anyhow::Result<Self> {
+    /// Opens the file. A named pipe can be opened only once a reader has opened it. Calls `idle` until then.
+    fn open(path: &Path, idle: &mut dyn FnMut() -> inlane_nvme::Result<()>) -> anyhow::Result<Self> {
         if path == Path::new("-") {
             let descriptor = io::stdout().as_fd().try_clone_to_owned();
             let stream = TimedStream::new(descriptor.context("cannot write to standard output")?);
             return Ok(Destination::Stream(stream, "standard output".into()));
         }
         let shown = path.display();
-        let file = File::create(path).map_err(|source| {
-            match path.is_dir() || source.kind() == io::ErrorKind::IsADirectory {
+        let is_pipe = |file: io::Result<Metadata>| file.is_ok_and(|file| file.file_type().is_fifo());
+        let file = if is_pipe(std::fs::metadata(path)) {
+            loop {
+                match File::options().write(true).custom_flags(libc::O_NONBLOCK).open(path) {
+                    Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                        idle()?;
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    opened => break opened,
+                }
+            }
+        } else {
+            File::create(path)
+        };
+        let file =
+            file.map_err(|source| match path.is_dir() || source.kind() == io::ErrorKind::IsADirectory {
                 true => Error::Invalid {
                     what: shown.to_string(),
                     why: "it is a directory; name a file in it".into(),
@@ -213,9 +247,8 @@ impl Destination {
                     let what = format!("cannot create {shown}");
                     Error::with_remedy(what, source, "name a file that you may write")
                 }
-            }
-        })?;
-        match file.metadata().is_ok_and(|file| file.file_type().is_fifo()) {
+            })?;
+        match is_pipe(file.metadata()) {
             true => Ok(Destination::Stream(TimedStream::new(file.into()), shown.to_string())),
             false => Ok(Destination::File(file, path.into())),
         }
@@ -254,10 +287,11 @@ impl Write {
     /// If the connection, a command, the device or the file fails.
     pub fn run(&self) -> anyhow::Result<()> {
         let json = Json::open(self.json.as_deref(), None)?;
-        let stop = stop_on_signal()?;
+        let stop = Stop::on_signal()?;
         let (mut input, size) = self.open()?;
         let options = self.connect.session(DEPTH)?;
         let mut session = Session::open(&options)?;
+        let stop = stop.begin();
         if let Some(size) = size {
             self.check_room(size, session.namespace().bytes())?;
             self.check_blocks(size, session.namespace().block_bytes.into())?;
@@ -272,18 +306,19 @@ impl Write {
                     let why = "the length of the input is unknown; give it, for example --length 1M".into();
                     return Err(Error::Invalid { what: flag("length").into(), why }.into());
                 };
-                let memory = DeviceMemory::allocate(endpoint, length, &stop)?;
-                let source = memory.source(&mut input);
+                let memory = DeviceMemory::allocate(endpoint, length, stop)?;
+                let mut idle = || check_stop(stop).and_then(|()| session.progress(false));
+                let source = memory.source(&mut input, &mut idle);
                 let mut source = source.with_context(|| format!("copying {shown} to {endpoint}"))?;
                 let started = Instant::now();
-                let written = write_from(&mut session, self.offset, Some(length), &mut source, &stop)?;
+                let written = write_from(&mut session, self.offset, Some(length), &mut source, stop)?;
                 let row = NvmeTransfer::new("write", &session, [self.offset, written], started.elapsed());
                 let path = source.path(&session.path().to_string());
                 row.on_device(endpoint, path, memory.is_twin(), source.verification())
             }
             None => {
                 let started = Instant::now();
-                let written = write_range(&mut session, self.offset, length, &mut input, &stop)
+                let written = write_range(&mut session, self.offset, length, &mut input, stop)
                     .with_context(|| format!("copying from {shown}"))?;
                 NvmeTransfer::new("write", &session, [self.offset, written], started.elapsed())
             }
@@ -318,7 +353,7 @@ impl Write {
         if self.file.as_path() == Path::new("-") {
             let descriptor =
                 io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?;
-            return Ok((self.input(descriptor), None));
+            return Ok((Box::new(TimedStream::new(descriptor)), None));
         }
         let shown = self.file.display();
         let os = |source| {
@@ -331,7 +366,7 @@ impl Write {
             return Err(Error::Invalid { what: shown.to_string(), why }.into());
         }
         if !kind.is_file() && !kind.is_block_device() {
-            return Ok((self.input(file.into()), None));
+            return Ok((Box::new(TimedStream::new(file.into())), None));
         }
         let size = file.seek(io::SeekFrom::End(0)).map_err(os)?;
         file.rewind().map_err(os)?;
@@ -348,15 +383,6 @@ impl Write {
             return Err(Error::Invalid { what: shown.to_string(), why }.into());
         }
         Ok((Box::new(file), size))
-    }
-
-    /// Returns a reader of a pipe or a terminal. With `--from`, the whole input is read before the transfer, so the reads
-    /// may block.
-    fn input(&self, descriptor: OwnedFd) -> Box<dyn io::Read> {
-        match self.from {
-            Some(_) => Box::new(File::from(descriptor)),
-            None => Box::new(TimedStream::new(descriptor)),
-        }
     }
 
     /// Without `--length`, checks that a file of `size` bytes fits into the namespace.

@@ -4,6 +4,7 @@
 use super::proxy::Proxy;
 use super::*;
 use std::io::Read as _;
+use std::os::fd::AsRawFd;
 
 #[test]
 fn a_drive_is_discovered_written_and_read() {
@@ -235,11 +236,7 @@ fn a_write_that_waits_for_its_input_stays_connected() {
     let input = child.stdin.take();
     std::thread::sleep(Duration::from_secs(1));
     signal(&child, libc::SIGINT);
-    let start = std::time::Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(start.elapsed() < TIMEOUT, "the signal has no effect");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    ends_soon(&mut child);
     drop(input);
 }
 
@@ -265,4 +262,76 @@ fn a_read_that_waits_for_its_reader_stays_connected() {
     output.read_to_end(&mut found).unwrap();
     assert!(child.wait().unwrap().success());
     assert!(found == pattern(8 << 20), "the data differs");
+}
+
+/// Starts `nvme read` of 8 MiB with standard output in a pipe of 4 KiB. Returns the process and the pipe.
+fn read_into_a_small_pipe(address: &str, flags: &[&str]) -> (Child, std::io::PipeReader) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: the descriptor is open.
+    assert_eq!(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) }, 4096);
+    let arguments = [&["nvme", "read", address, "--length", "8M"], flags, &["-"]].concat();
+    let mut command = Command::new(INLANE);
+    command.args(arguments).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+    (command.spawn().expect("inlane starts"), reader)
+}
+
+/// While a small pipe is full, the command must send keep-alives, and end at the first signal.
+#[test]
+fn a_read_into_a_full_small_pipe_stays_connected_and_can_be_stopped() {
+    let (_target, address) = target("memory:8M");
+    let (mut child, mut output) =
+        read_into_a_small_pipe(&address, &["--keep-alive", "500ms", "--reconnect", "0"]);
+    let mut found = vec![0; 1000];
+    output.read_exact(&mut found).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    output.read_to_end(&mut found).unwrap();
+    assert_eq!(found.len(), 8 << 20);
+    assert!(child.wait().unwrap().success());
+    for flags in [&[][..], &["--to", "twin:0"]] {
+        let (mut child, mut output) = read_into_a_small_pipe(&address, flags);
+        output.read_exact(&mut [0; 1000]).unwrap();
+        signal(&child, libc::SIGINT);
+        ends_soon(&mut child);
+        let error = child.wait_with_output().unwrap();
+        assert!(text(&error.stderr).contains("it was interrupted"), "{flags:?}: {}", text(&error.stderr));
+    }
+}
+
+fn ends_soon(child: &mut Child) {
+    let start = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < TIMEOUT, "the signal has no effect");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Nothing has to be ended in order while a command waits for a target, a reader of a pipe, or its input.
+#[test]
+fn a_signal_ends_a_command_that_waits() {
+    let (_target, address) = target("memory:1M");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let pipe = pipe.to_str().unwrap();
+    for arguments in [
+        &["read", &silent, "-"][..],
+        &["bench", &silent],
+        &["export", "nbd", &silent],
+        &["read", &address, pipe],
+        &["write", &address, pipe],
+        &["write", &address, "--length", "4K", "--from", "twin:0", "-"],
+    ] {
+        let mut command = Command::new(INLANE);
+        command.arg("nvme").args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(child.try_wait().unwrap().is_none(), "{arguments:?} did not wait");
+        let start = std::time::Instant::now();
+        signal(&child, libc::SIGINT);
+        ends_soon(&mut child);
+        assert!(start.elapsed() < Duration::from_secs(5), "{arguments:?}: {:?}", start.elapsed());
+    }
 }

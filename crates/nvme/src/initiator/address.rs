@@ -33,7 +33,7 @@ impl Address {
     /// # Errors
     /// If the name cannot be resolved.
     pub fn resolve(&self) -> Result<Vec<SocketAddr>> {
-        let unresolved = |why: String| Error::Unreachable { peer: self.to_string(), why };
+        let unresolved = |why: String| Error::unreachable(self.to_string(), why);
         let port = self.port.unwrap_or(Self::IO_PORT);
         let addresses: Vec<_> = (self.host.as_str(), port)
             .to_socket_addrs()

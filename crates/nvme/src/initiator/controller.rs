@@ -153,10 +153,7 @@ impl Controller {
     }
 
     fn unusable(&self, why: &str) -> Error {
-        Error::Disconnected {
-            peer: self.admin.peer().into(),
-            why: format!("the controller is unusable: {why}"),
-        }
+        Error::disconnected(self.admin.peer(), format!("the controller is unusable: {why}"))
     }
 
     /// Returns true if this is a discovery controller.
@@ -222,10 +219,8 @@ impl Controller {
         let since = self.last_keep_alive.elapsed();
         if !keep_alive.is_zero() {
             if self.keep_alive_in_flight && since > keep_alive {
-                return Err(Error::Disconnected {
-                    peer: self.admin.peer().into(),
-                    why: format!("no answer to a keep-alive within {} s", keep_alive.as_secs_f64()),
-                });
+                let why = format!("no answer to a keep-alive within {} s", keep_alive.as_secs_f64());
+                return Err(Error::disconnected(self.admin.peer(), why));
             }
             if !self.keep_alive_in_flight && since > keep_alive / 3 {
                 let command = Command::new(admin::KEEP_ALIVE, 0);

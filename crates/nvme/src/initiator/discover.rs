@@ -50,7 +50,7 @@ pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) ->
     for _ in 0..5 {
         let header = header(&mut controller)?;
         let (generation, entries) = (header.genctr.get(), header.numrec.get());
-        let unusable = |why: String| Error::Disconnected { peer: address.to_string(), why };
+        let unusable = |why: String| Error::disconnected(address.to_string(), why);
         if entries > MAX_ENTRIES {
             let why =
                 format!("its discovery log announces {entries} entries; at most {MAX_ENTRIES} are read");
@@ -75,8 +75,8 @@ pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) ->
             return Ok(found);
         }
     }
-    let why = "its discovery log changed each time while it was read; try again".into();
-    Err(Error::Disconnected { peer: address.to_string(), why })
+    let why = "its discovery log changed each time while it was read; try again";
+    Err(Error::disconnected(address.to_string(), why))
 }
 
 fn header(controller: &mut Controller) -> Result<DiscoveryHeader> {
@@ -130,6 +130,7 @@ pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOp
                  hosts or its file of secrets), or give {HOST_NQN}",
                 host.nqn
             ),
+            source: None,
         }),
         (Some(first), Some(second)) => {
             let all: Vec<_> = [first, second].into_iter().chain(names).collect();

@@ -64,14 +64,18 @@ impl Queue {
     pub fn connect(address: SocketAddr, options: &QueueOptions, max_capsule_data: u32) -> Result<Self> {
         let peer = address.to_string();
         let refused = |error: std::io::Error| {
-            use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable};
+            use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
             let remedy = match error.kind() {
                 NetworkUnreachable | HostUnreachable => {
-                    format!("check this machine's route: ip route get {}", address.ip())
+                    format!("; check this machine's route: ip route get {}", address.ip())
                 }
-                _ => "check that the target listens there and that no firewall blocks the port".into(),
+                ConnectionRefused | TimedOut => {
+                    "; check that the target listens there and that no firewall blocks the port".into()
+                }
+                _ => String::new(),
             };
-            Error::Unreachable { why: format!("cannot connect: {error}; {remedy}"), peer: peer.clone() }
+            let why = format!("cannot connect: {error}{remedy}");
+            Error::Unreachable { peer: peer.clone(), why, source: Some(error) }
         };
         let socket = TcpStream::connect_timeout(&address, options.timeout).map_err(refused)?;
         socket.set_nodelay(true).map_err(refused)?;
@@ -90,7 +94,7 @@ impl Queue {
             queue.progress(true)?;
             if start.elapsed() > options.timeout {
                 let why = queue.silence("to the connection request");
-                return Err(Error::Unreachable { peer: queue.peer, why });
+                return Err(Error::unreachable(queue.peer, why));
             }
         }
         Ok(queue)
@@ -178,9 +182,9 @@ impl Queue {
             Ok(bytes) if bytes > 0 => {
                 self.connection.received(bytes).map_err(|failure| self.failed(failure))?
             }
-            Ok(_) => return Err(self.ended("it closed the connection")),
+            Ok(_) => return Err(self.ended("it closed the connection", None)),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => return Err(self.ended(&format!("the connection failed: {error}"))),
+            Err(error) => return Err(self.failed_by(error)),
         }
         self.check_time()
     }
@@ -194,7 +198,7 @@ impl Queue {
         }
         self.last_tick = now;
         if self.connection.tick() > TIMEOUT_TICKS {
-            return Err(Error::Disconnected { peer: self.peer.clone(), why: self.silence("to a command") });
+            return Err(Error::disconnected(&self.peer, self.silence("to a command")));
         }
         Ok(())
     }
@@ -230,7 +234,7 @@ impl Queue {
             match sent {
                 Ok(bytes) => self.connection.transmitted(bytes),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => break,
-                Err(error) => return Err(self.ended(&format!("the connection failed: {error}"))),
+                Err(error) => return Err(self.failed_by(error)),
             }
         }
         Ok(())
@@ -259,13 +263,17 @@ impl Queue {
         }
     }
 
-    fn ended(&self, why: &str) -> Error {
+    fn failed_by(&self, error: rustix::io::Errno) -> Error {
+        self.ended(&format!("the connection failed: {error}"), Some(error.into()))
+    }
+
+    fn ended(&self, why: &str, source: Option<std::io::Error>) -> Error {
         let lost = match self.connection.awaited() {
             0 => String::new(),
             1 => " with 1 command in flight".into(),
             n => format!(" with {n} commands in flight"),
         };
-        Error::Disconnected { peer: self.peer.clone(), why: format!("{why}{lost}") }
+        Error::Disconnected { peer: self.peer.clone(), why: format!("{why}{lost}"), source }
     }
 
     /// Says that the target has not answered in time.

@@ -137,9 +137,9 @@ impl Session {
         let mut controller = Controller::connect(&options.paths[path], &options.connect)?;
         let nsid = match nsid {
             Some(nsid) => nsid,
-            None => controller.namespace_ids()?.first().copied().ok_or_else(|| Error::Disconnected {
-                peer: controller.peer().into(),
-                why: format!("subsystem {} has no namespace", options.connect.subsystem),
+            None => controller.namespace_ids()?.first().copied().ok_or_else(|| {
+                let why = format!("subsystem {} has no namespace", options.connect.subsystem);
+                Error::disconnected(controller.peer(), why)
             })?,
         };
         let namespace = match controller.namespace(nsid) {
@@ -290,7 +290,7 @@ impl Session {
     /// * the target has another namespace under the same number, or a namespace with another block size.
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         if let Some(status) = self.path_error {
-            let error = Error::Disconnected { peer: self.path().to_string(), why: no_access(status) };
+            let error = Error::disconnected(self.path().to_string(), no_access(status));
             self.lost(error)?;
         }
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
@@ -319,7 +319,7 @@ impl Session {
                 let namespace = live.controller.namespace(self.namespace.nsid)?;
                 let peer = || self.options.paths[self.path].to_string();
                 let unchanged = self.namespace.check_is_unchanged(&namespace);
-                unchanged.map_err(|why| Error::Disconnected { peer: peer(), why })?;
+                unchanged.map_err(|why| Error::disconnected(peer(), why))?;
                 self.namespace = namespace;
             }
         }

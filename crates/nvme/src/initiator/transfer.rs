@@ -178,8 +178,15 @@ fn chunk_bytes(session: &Session) -> u64 {
     u64::from((session.namespace().max_transfer.min(CHUNK) / unit).max(1) * unit)
 }
 
-fn stopped() -> Error {
-    Error::Incomplete { what: "the transfer".into(), why: "it was interrupted".into() }
+/// Returns an error if `stop` is set.
+///
+/// # Errors
+/// [`Error::Incomplete`]: the transfer was interrupted.
+pub fn check_stop(stop: &AtomicBool) -> Result<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => Err(Error::Incomplete { what: "the transfer".into(), why: "it was interrupted".into() }),
+        false => Ok(()),
+    }
 }
 
 /// Formats a size with a unit if that is exact, otherwise in bytes.
@@ -257,9 +264,7 @@ pub fn read_to(
     let mut chunks: VecDeque<Chunk> = VecDeque::new();
     let mut token = 0;
     while at < end || !chunks.is_empty() {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
+        check_stop(stop)?;
         while at < end && chunks.len() < DEPTH && session.available() > 0 {
             let start = at / unit * unit;
             let stop = end.next_multiple_of(unit).min(start + most);
@@ -288,9 +293,7 @@ pub fn read_to(
         }
     }
     while !sink.store_rest()? {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
+        check_stop(stop)?;
         session.progress(false)?;
     }
     Ok(())
@@ -353,9 +356,7 @@ pub fn write_from(
     let (mut written, mut ended, mut token) = (0_u64, false, 0);
     let mut problem = None;
     while !ended || session.in_flight() > 0 {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
+        check_stop(stop)?;
         while !ended && session.in_flight() < DEPTH && session.available() > 0 {
             let wanted = most.min(length - written) as usize;
             if wanted == 0 {
@@ -402,7 +403,7 @@ pub fn write_from(
     if problem.is_none() && length != u64::MAX && written < length {
         problem = Some(format!("it ended before the {} of {LENGTH}", exact(length)));
     }
-    flush(session)?;
+    flush(session, stop)?;
     match problem {
         None => Ok(written),
         Some(problem) => {
@@ -415,11 +416,12 @@ pub fn write_from(
 /// Makes all completed writes durable.
 ///
 /// # Errors
-/// If the command fails or no path works.
-pub fn flush(session: &mut Session) -> Result<()> {
+/// If the command fails, no path works, or `stop` is set.
+pub fn flush(session: &mut Session, stop: &AtomicBool) -> Result<()> {
     let command = Command::new(io::FLUSH, session.namespace().nsid);
     let mut request = Some(Request { token: u64::MAX, command, buffer: None });
     loop {
+        check_stop(stop)?;
         if let Some(flush) = request.take() {
             request = session.submit(flush).err();
         }

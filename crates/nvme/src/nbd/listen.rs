@@ -300,8 +300,8 @@ impl Server {
         // A client that reconnects repeats and continues its writes. Check the namespace, because the target may have
         // restarted with another drive.
         self.namespace.check_is_same(session.namespace()).map_err(|why| {
-            let peer = session.path().to_string();
-            Error::Disconnected { peer, why: format!("{why}. Start the export again to serve it") }
+            let why = format!("{why}. Start the export again to serve it");
+            Error::disconnected(session.path().to_string(), why)
         })?;
         let export = super::negotiation::Export {
             namespace: session.namespace(),

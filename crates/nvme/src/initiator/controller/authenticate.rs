@@ -63,13 +63,13 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     // Linux's target closes the connection after a wrong response. Often it does so before it has sent the
     // reason. Add the probable reason to the error.
     let success = receive(queue).map_err(|error| match error {
-        Error::Disconnected { peer, why } => {
+        Error::Disconnected { peer, why, source } => {
             let why = format!(
                 "authentication of {} at {subsystem}: {why}; the target probably refused this host's secret; \
                  compare the line of this host in the secrets of both sides",
                 host.nqn
             );
-            Error::Disconnected { peer, why }
+            Error::Disconnected { peer, why, source }
         }
         other => other,
     })?;

@@ -45,10 +45,10 @@ pub(super) fn connect_queue(
     };
     match hint.as_str() {
         "" => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
-        _ => Err(Error::Disconnected {
-            peer: peer.into(),
-            why: format!("connecting to {subsystem} as {}: {status}{hint}", host.nqn),
-        }),
+        _ => {
+            let why = format!("connecting to {subsystem} as {}: {status}{hint}", host.nqn);
+            Err(Error::disconnected(peer, why))
+        }
     }
 }
 

@@ -36,6 +36,25 @@ fn options() -> QueueOptions {
 }
 
 #[test]
+fn errors_keep_the_error_of_the_system() {
+    use std::error::Error as _;
+    let kind = |error: crate::Error| {
+        error.source().and_then(|source| source.downcast_ref::<std::io::Error>()).map(std::io::Error::kind)
+    };
+    // Nothing listens there any more.
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = Queue::connect(closed, &options(), 0).unwrap_err();
+    assert!(error.to_string().contains("check that the target listens there"), "{error}");
+    assert_eq!(kind(error), Some(std::io::ErrorKind::ConnectionRefused));
+    // A target that closes a socket with unread data resets the connection.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || drop(listener.accept().unwrap().0.peek(&mut [0])));
+    let error = Queue::connect(address, &options(), 0).unwrap_err();
+    assert_eq!(kind(error), Some(std::io::ErrorKind::ConnectionReset));
+}
+
+#[test]
 fn bytes_of_a_response_do_not_extend_the_time_of_the_negotiation() {
     let address = dripping(|stream| stream.write_all(&[Kind::IcResp as u8, 0, 128, 0, 128]).unwrap());
     let start = Instant::now();

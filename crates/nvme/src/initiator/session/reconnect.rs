@@ -111,7 +111,7 @@ impl Session {
         let why: Vec<_> = why.into_iter().chain(self.errors.values().map(String::as_str)).collect();
         let why = why.join("; ");
         let why = format!("the connection was lost and not restored within {seconds} s: {why}");
-        Error::Disconnected { peer: self.options.connect.subsystem.clone(), why }
+        Error::disconnected(&self.options.connect.subsystem, why)
     }
 
     /// Starts a thread that tries each path once, in turn from `path` on. Paths that last reported a path
@@ -253,5 +253,5 @@ pub(super) fn no_access(status: Status) -> String {
 
 /// Returns an error if the target at `path` has another namespace now (`now`) than before (`before`).
 fn check_is_same(path: &Address, before: &NamespaceInfo, now: &NamespaceInfo) -> Result<()> {
-    before.check_is_same(now).map_err(|why| Error::Disconnected { peer: path.to_string(), why })
+    before.check_is_same(now).map_err(|why| Error::disconnected(path.to_string(), why))
 }

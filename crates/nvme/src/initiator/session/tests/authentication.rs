@@ -65,7 +65,7 @@ fn host_and_target_authenticate_each_other_on_every_queue() {
             let stop = AtomicBool::new(false);
             let data: Vec<u8> = (0..8192).map(|n| n as u8).collect();
             write_range(&mut session, 0, Some(data.len() as u64), &mut &data[..], &stop).unwrap();
-            flush(&mut session).unwrap();
+            flush(&mut session, &stop).unwrap();
             let mut back = Vec::new();
             read_range(&mut session, 0, data.len() as u64, &mut back, &stop).unwrap();
             assert_eq!(back, data);
@@ -135,7 +135,7 @@ fn a_session_whose_secret_is_refused_ends_at_once() {
         assert!(start.elapsed() < PATIENCE, "{error}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let lost = Error::Disconnected { peer: "the target".into(), why: "the test cuts the connection".into() };
+    let lost = Error::disconnected("the target", "the test cuts the connection");
     session.lost(lost).unwrap();
     let error = loop {
         match session.progress(true) {
