@@ -8,6 +8,7 @@ use crate::signal;
 use crate::values::{core_list, count, time_above_zero};
 use anyhow::Context;
 use clap::Args;
+use inlane_core::privileges::{Dropped, Successor, drop_privileges_to};
 use inlane_core::result::Document;
 use inlane_core::units;
 use inlane_nvme::namespace::{Specification, Storage};
@@ -15,7 +16,8 @@ use inlane_nvme::target::subsystem::Limits;
 use inlane_nvme::target::{Config, Hosts, TargetResult};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -95,6 +97,10 @@ pub struct Target {
     /// keeps the cores of busy threads at full load
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::parse_time)]
     spin: Duration,
+    /// Keep root's privileges. By default, a target that was started as root continues as the user who called sudo or
+    /// nobody, or as the owner of its file of hosts or secrets, and without capabilities
+    #[arg(long)]
+    keep_privileges: bool,
     /// End after this time [default: run until a signal arrives]
     #[arg(long, value_name = "TIME", value_parser = time_above_zero)]
     duration: Option<Duration>,
@@ -128,6 +134,7 @@ impl Target {
                 return Err(inlane_core::Error::invalid(what, "it is given twice; give it once").into());
             }
         }
+        let successor = successor(self.secrets_file.as_deref().or(self.hosts_file.as_deref()));
         let listed: BTreeSet<String> = self.hosts.into_iter().collect();
         let hosts = match (self.secrets_file, self.hosts_file) {
             (Some(file), _) => {
@@ -157,6 +164,9 @@ impl Target {
         })
         .context("cannot watch for Ctrl-C")?;
         let target = inlane_nvme::target::Target::start(config)?;
+        if !self.keep_privileges {
+            drop_privileges(successor)?;
+        }
         announce(&target);
         let end = self.duration.map(|duration| Instant::now() + duration);
         while !target.has_failed() {
@@ -177,6 +187,26 @@ impl Target {
         };
         output.write(&mut document, text, |_| None)
     }
+}
+
+/// Returns the user as which a target that was started as root continues. It must be able to read the file of hosts or
+/// secrets again.
+fn successor(file: Option<&Path>) -> Successor {
+    match file.and_then(|file| file.metadata().ok()) {
+        None => Successor::Caller,
+        Some(file) if file.uid() == 0 => Successor::Root,
+        Some(file) => Successor::User(Dropped { user: file.uid(), group: file.gid() }),
+    }
+}
+
+/// Gives up all privileges. Root of a user namespace may be unable to become another user. It then only gives up its
+/// capabilities.
+fn drop_privileges(successor: Successor) -> inlane_core::Result<()> {
+    if let Err(error) = drop_privileges_to(successor) {
+        drop_privileges_to(Successor::Root)?;
+        tracing::warn!("{error}; the target continues as root without capabilities");
+    }
+    Ok(())
 }
 
 /// Prints to standard error what is served, and on which addresses.

@@ -1,4 +1,4 @@
-//! Tests of how `inlane nvme target` and `inlane nvme export` end.
+//! Tests of how `inlane nvme target` and `inlane nvme export` run as processes and end.
 
 use super::proxy::Proxy;
 use super::*;
@@ -101,4 +101,66 @@ fn an_export_that_ends_reports_what_it_served() {
     for (key, value) in [("clients", 1), ("reads", 1), ("read_bytes", 512), ("errors", 1), ("writes", 0)] {
         assert_eq!(row[key], value, "{row}");
     }
+}
+
+/// A target that root starts needs no privileges once its namespaces are open. It must still be able to read its file of
+/// hosts, and to sync its namespaces.
+#[test]
+fn a_target_gives_up_its_privileges() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    std::fs::write(&hosts, "nqn.2026-11.inlane:a\n").unwrap();
+    let disk = format!("file:{},size=1M", folder.path().join("disk").display());
+    let start_target = |flags: &[&str]| {
+        let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &disk];
+        let (target, line) = start(&[&arguments[..], flags].concat(), "listens on");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", target.0.id())).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().to_string()
+        };
+        let rights = (field("Uid:"), field("CapEff:"));
+        (target, address_in(&line), rights)
+    };
+    let ends = |mut target: Running| {
+        signal(&target.0, libc::SIGTERM);
+        assert_eq!(target.0.wait().unwrap().code(), Some(0));
+    };
+    let (target, address, (user, capabilities)) = start_target(&[]);
+    assert!(user != "0" && u64::from_str_radix(&capabilities, 16) == Ok(0), "{user} {capabilities}");
+    assert!(inlane_with_input(&["nvme", "write", &address, "-"], &pattern(4096)).status.success());
+    ends(target);
+
+    let (target, address, (_, capabilities)) = start_target(&["--hosts-file", hosts.to_str().unwrap()]);
+    assert_eq!(u64::from_str_radix(&capabilities, 16), Ok(0));
+    std::fs::write(&hosts, "nqn.2026-11.inlane:b\n").unwrap();
+    let started = Instant::now();
+    let flags = ["--host-nqn", "nqn.2026-11.inlane:b", "--length", "4K", "-"];
+    while !inlane(&[&["nvme", "read", &address], &flags[..]].concat()).status.success() {
+        assert!(started.elapsed() < TIMEOUT, "the changed file has no effect");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ends(target);
+}
+
+/// A directory without /proc, as some sandboxes have it.
+#[test]
+fn a_target_serves_files_without_proc() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        "mount -t tmpfs none /proc && exec {INLANE} nvme target --listen 127.0.0.1:0 --namespace \
+         file:{},size=1M",
+        folder.path().join("disk").display()
+    );
+    let mut inside = Command::new("unshare");
+    inside.args(["--map-root-user", "--mount", "sh", "-c"]);
+    let possible = inside.arg("mount -t tmpfs none /proc").output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        return eprintln!("SKIPPED a_target_serves_files_without_proc: no mount namespace can be made here");
+    }
+    let mut command = Command::new("unshare");
+    let command = command.args(["--map-root-user", "--mount", "sh", "-c", &script]);
+    let (_target, line) = start_command(command, "listens on");
+    let write = ["nvme", "write", &address_in(&line), "-"];
+    assert!(inlane_with_input(&write, &pattern(4096)).status.success());
 }

@@ -5,6 +5,7 @@ use super::proxy::Proxy;
 use super::*;
 use std::io::Read as _;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 
 #[test]
 fn a_drive_is_discovered_written_and_read() {
@@ -189,6 +190,13 @@ fn a_block_device_is_served() {
     assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
     // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
     drop(target);
+    // A claimed device, such as a mounted one, can be served read-only, with a warning.
+    let _claim =
+        std::fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&device.0).expect("not in use");
+    let namespace = format!("block:{},ro", device.0);
+    let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &namespace];
+    let (_reader, warning) = start(&arguments, "mounted or in use");
+    assert!(warning.contains(&device.0), "{warning}");
     assert!(std::fs::read(&file).unwrap()[4 << 20..5 << 20] == data, "the file lacks the data");
 }
 

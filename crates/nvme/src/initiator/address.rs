@@ -121,6 +121,8 @@ mod tests {
         {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+        let error = "nvme://a:4420".parse::<Address>().unwrap_err().to_string();
+        assert!(error.contains("a scheme such as nvme:// is not part"), "{error}");
         let local = "127.0.0.1".parse::<Address>().unwrap();
         assert_eq!(local.resolve().unwrap()[0].port(), 4420);
         assert_eq!(local.with_default_port(8009).resolve().unwrap()[0].port(), 8009);

@@ -2,7 +2,7 @@
 
 use super::{Specification, StorageKind};
 use crate::{Error, Result};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// Opens and locks the file or block device that `specification` names.
+    /// Opens and locks the file or block device that `specification` names. Warns if a read-only block device is in use.
     ///
     /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is not
     /// `Some(false)`. A block device with a mounted file system can only be opened read-only.
@@ -40,15 +40,12 @@ impl FileStorage {
     /// If the file cannot be opened or locked, is not of the kind that `specification` names, or has blocks
     /// of an unsupported size.
     pub fn open(specification: &Specification) -> Result<Self> {
-        let (path, create_bytes, direct, block_device) = match &specification.kind {
-            StorageKind::File { path, create_bytes, direct } => (path, *create_bytes, *direct, false),
-            StorageKind::Block { path, direct } => (path, None, *direct, true),
+        let (path, direct, block_device) = match &specification.kind {
+            StorageKind::File { path, direct, .. } => (path, *direct, false),
+            StorageKind::Block { path, direct } => (path, *direct, true),
             StorageKind::Memory { .. } => unreachable!("memory has no file"),
         };
         let writable = !specification.read_only;
-        if let Some(bytes) = create_bytes {
-            create(path, bytes)?;
-        }
         let exclusive = if block_device && writable { libc::O_EXCL } else { 0 };
         let open = |flags: i32| {
             let mut options = OpenOptions::new();
@@ -80,6 +77,12 @@ impl FileStorage {
             _ => {}
         }
         lock(&file, path, writable)?;
+        if block_device && !writable && is_in_use(path) {
+            tracing::warn!(
+                "{}: it is mounted or in use, so hosts may read half-changed data; unmount it, or serve a snapshot",
+                path.display()
+            );
+        }
         let identity = match block_device {
             true => device_identity(path, metadata.rdev(), Path::new("/")),
             false => {
@@ -94,11 +97,7 @@ impl FileStorage {
         if !alignment.is_power_of_two() || !(512..=4096).contains(&alignment) {
             return invalid(&format!("its blocks have {alignment} bytes; 512 to 4096 are supported"));
         }
-        let durable = if direct && writable {
-            Some(reopen(&file).map_err(|it| os(path, "cannot reopen", it))?)
-        } else {
-            None
-        };
+        let durable = (direct && writable).then(|| open_again(path, &metadata)).transpose()?;
         Ok(Self { file, durable, path: path.clone(), identity, block_device, direct, alignment })
     }
 
@@ -155,31 +154,55 @@ impl FileStorage {
     }
 }
 
-/// Opens a file a second time, for reads and writes that bypass the page cache.
-fn reopen(file: &File) -> std::io::Result<File> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path)
+/// Opens the file with this metadata a second time, for reads and writes that bypass the page cache.
+fn open_again(path: &Path, metadata: &Metadata) -> Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path);
+    let file = file.map_err(|source| os(path, "cannot reopen", source))?;
+    let found = file.metadata().map_err(|source| os(path, "cannot identify", source))?;
+    match (found.dev(), found.ino()) == (metadata.dev(), metadata.ino()) {
+        true => Ok(file),
+        false => {
+            let why = "another file has taken its place while it was opened; try again".into();
+            Err(Error::Environment { what: path.display().to_string(), why })
+        }
+    }
+}
+
+/// Returns true if a block device is mounted, or another program has claimed it.
+fn is_in_use(path: &Path) -> bool {
+    let claimed = OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC).open(path);
+    claimed.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
 fn os(path: &Path, what: &str, source: std::io::Error) -> Error {
     Error::Os { what: format!("{what} {}", path.display()), source }
 }
 
-/// Creates a file of `bytes` bytes. Accepts an existing file of this size. An existing file of another size
-/// is an error.
-fn create(path: &Path, bytes: u64) -> Result<()> {
+/// Creates the file of a namespace, if `specification` gives a size and the file does not exist. Accepts an existing file
+/// of this size. An existing file of another size is an error. Returns the path of a created file.
+pub(super) fn create(specification: &Specification) -> Result<Option<&Path>> {
+    let StorageKind::File { path, create_bytes: Some(bytes), .. } = &specification.kind else {
+        return Ok(None);
+    };
     match OpenOptions::new().write(true).create_new(true).open(path) {
-        Ok(file) => file.set_len(bytes).map_err(|source| os(path, "cannot set the size of", source)),
+        Ok(file) => match file.set_len(*bytes) {
+            Ok(()) => Ok(Some(path)),
+            Err(source) => {
+                let _ = std::fs::remove_file(path);
+                Err(os(path, "cannot set the size of", source))
+            }
+        },
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             let found =
                 std::fs::metadata(path).map_err(|source| os(path, "cannot read the size of", source))?.len();
-            if found != bytes {
+            if found != *bytes {
                 let why = format!(
                     "it exists and has {found} bytes, not {bytes}; leave out size= to serve it as it is"
                 );
                 return Err(Error::Invalid { what: path.display().to_string(), why });
             }
-            Ok(())
+            Ok(None)
         }
         Err(source) => {
             let what = format!("cannot create {}", path.display());

@@ -92,6 +92,16 @@ impl Namespace {
     /// # Errors
     /// If the storage cannot be opened or locked, or is smaller than one block.
     pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
+        let created = file::create(specification)?;
+        Self::open_existing(specification, id, subsystem).inspect_err(|_| {
+            // Leave no file behind that serves nothing.
+            if let Some(path) = created {
+                let _ = std::fs::remove_file(path);
+            }
+        })
+    }
+
+    fn open_existing(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {
             StorageKind::Memory { bytes } => (Storage::Memory(Memory::new(*bytes)?), random_uuid()?, *bytes),

@@ -138,6 +138,9 @@ fn a_file_that_is_no_multiple_of_its_blocks_is_not_created() {
         assert!(open(&format!("file:{},{options}", path.display())).is_err(), "{options}");
         assert!(!path.exists(), "{options} leaves a file");
     }
+    // The largest file of any file system is smaller.
+    let error = open(&format!("file:{},size={}", path.display(), (1_u64 << 63) - 512)).unwrap_err();
+    assert!(!path.exists(), "a file is left after {error}");
     std::fs::write(&path, vec![0; 10_000]).unwrap();
     assert_eq!(open(&format!("file:{},lba=4096", path.display())).unwrap().blocks(), 2);
 }

@@ -152,6 +152,22 @@ impl Drop for Listener {
     }
 }
 
+/// A client's place among the clients that are counted. Ends when it is dropped.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(clients: &'a AtomicUsize) -> Self {
+        clients.fetch_add(1, Ordering::Relaxed);
+        Self(clients)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// An NBD server.
 #[derive(Debug)]
 pub struct Server {
@@ -268,23 +284,22 @@ impl Server {
                         continue;
                     }
                 };
-                if clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
-                    clients.fetch_sub(1, Ordering::Relaxed);
+                let place = Place::take(clients);
+                if clients.load(Ordering::Relaxed) > MAX_CLIENTS {
                     self.counters.refused_clients.fetch_add(1, Ordering::Relaxed);
                     log(&format!("an NBD client was refused: {MAX_CLIENTS} are connected"));
                     continue;
                 }
                 self.counters.clients.fetch_add(1, Ordering::Relaxed);
                 let serve = move || {
+                    let _place = place;
                     if let Err(error) = self.serve(stream, stop) {
                         log(&format!("an NBD client was disconnected: {error}"));
                     }
-                    clients.fetch_sub(1, Ordering::Relaxed);
                 };
                 if let Err(error) =
                     std::thread::Builder::new().name("inlane-nbd".into()).spawn_scoped(scope, serve)
                 {
-                    clients.fetch_sub(1, Ordering::Relaxed);
                     log(&format!("an NBD client was refused: cannot start a thread: {error}"));
                 }
             }

@@ -43,6 +43,10 @@ impl Session {
                 self.inaccessible.retain(|path| *path == self.path);
             }
         }
+        // A faulty target must not pass unnoticed because the commands succeed later.
+        if matches!(error, Error::Protocol { .. } | Error::Terminated { .. }) {
+            tracing::warn!("{error}; reconnecting");
+        }
         self.errors.insert(self.path, error.to_string());
         let since = *self.lost_since.get_or_insert_with(Instant::now);
         // Return the error if no command was answered for too long. A path may connect and then fail each
