@@ -7,5 +7,15 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`observation`] | what a session has measured |
+//! | [`statistics`] | medians with intervals, changes within blocks, equal phases that differ |
+//! | [`solo`] | uses and capacities from solo runs |
+//! | [`verdict`] | what limits each load |
+//! | [`text`] | the sentences of a verdict |
+//! | [`predict`] | the rates of mixes, predicted from solo runs |
 
 pub mod observation;
+pub mod predict;
+pub mod solo;
+pub mod statistics;
+pub mod text;
+pub mod verdict;

@@ -93,14 +93,17 @@ impl Phase {
 }
 
 /// What is known of a load before it runs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     /// The name that results show, such as `dma` or `tx`.
     pub name: String,
-    /// What it takes from resources, as far as the load itself can tell.
+    /// What it takes from resources, as far as the load itself can tell. A use of 0 units means that it takes an unknown
+    /// amount, such as time of the cores that its threads are bound to.
     pub uses: Vec<Use>,
     /// The rate that the user asked for, in operations per second. `None` to run as fast as possible.
     pub asked: Option<f64>,
+    /// True if its operations come from outside this session, such as packets that another machine sends.
+    pub fed: bool,
     /// The most operations that it has in flight, if that is limited.
     pub in_flight: Option<f64>,
     /// The resource of which the load takes part, if it is an antagonist. Its [`Loaded::uses`] contain this resource.

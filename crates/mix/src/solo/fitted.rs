@@ -1,0 +1,208 @@
+//! Uses and capacities that were fitted to solo runs.
+
+use super::SoloRuns;
+use crate::observation::Phase;
+use crate::statistics;
+use inlane_core::load::{Resource, UseSource};
+use inlane_model::fit::{Ladder, use_below_share};
+
+/// A ladder counts only if its capacity differs from the antagonist's best rate by at most this fraction. Otherwise the load
+/// lost for another reason than a full resource.
+const SAME_CAPACITY: f64 = 0.2;
+/// An antagonist that runs at this share of its rate alone, or above, runs as fast as it can.
+const UNPACED: f64 = 0.95;
+/// A fitted use and the one that the load states agree if they differ by at most this factor.
+const AGREE: f64 = 1.35;
+/// Below this share of the capacity, a loss beside an antagonist does not come from a full resource.
+const NOT_FULL: f64 = 0.93;
+
+/// What is known of the use of one resource by one load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Known {
+    /// The units for each byte, or for each operation of a load that moves no bytes. Zero if it takes nothing.
+    pub per_byte: f64,
+    /// How the figure is known.
+    pub source: UseSource,
+    /// True if the load states a use that measurements contradict. The figure is then that of the measurements.
+    pub disputed: bool,
+    /// The weight with which the load competes with the antagonist when the resource is full. The antagonist's is 1. `None`
+    /// if the antagonist never slowed it down.
+    pub weight: Option<f64>,
+}
+
+/// Uses and capacities.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fitted {
+    /// The resources that loads state or antagonists take.
+    pub resources: Vec<Resource>,
+    /// The most that was measured of each resource, in units per second: the antagonist's own best rate, or that of another
+    /// load if it is higher. `None` if there is no antagonist of the resource.
+    pub capacities: Vec<Option<f64>>,
+    /// The uses by load, and then by resource. `None` if nothing is known.
+    pub uses: Vec<Vec<Option<Known>>>,
+    /// How a load slows down before a resource is full, by load and resource: the amount that others take, and the load's
+    /// rate then as a fraction of its rate alone. In ascending order.
+    pub early: Vec<Vec<Vec<(f64, f64)>>>,
+}
+
+impl Fitted {
+    /// Returns the index of `resource`.
+    pub fn index(&self, resource: &Resource) -> Option<usize> {
+        self.resources.iter().position(|known| known == resource)
+    }
+
+    /// Returns the units of a resource for each byte of a load. `None` if nothing is known.
+    pub fn per_byte(&self, load: usize, resource: usize) -> Option<f64> {
+        self.uses[load][resource].map(|known| known.per_byte)
+    }
+}
+
+pub(super) fn fit(runs: &SoloRuns) -> Fitted {
+    let mut resources: Vec<Resource> = Vec::new();
+    for load in runs.loads() {
+        for resource in load.uses.iter().map(|used| &used.resource).chain(&load.antagonist_of) {
+            if !resources.contains(resource) {
+                resources.push(resource.clone());
+            }
+        }
+    }
+    let stated: Vec<Vec<Option<Known>>> = (0..runs.loads().len())
+        .map(|load| resources.iter().map(|of| stated(runs, load, of)).collect())
+        .collect();
+    let capacities: Vec<Option<f64>> =
+        (0..resources.len()).map(|at| capacity(runs, &resources, &stated, at)).collect();
+    let mut fitted = Fitted {
+        early: vec![vec![Vec::new(); resources.len()]; runs.users()],
+        uses: stated,
+        resources,
+        capacities,
+    };
+    for load in 0..runs.users() {
+        for at in 0..fitted.resources.len() {
+            fit_use(runs, &mut fitted, load, at);
+        }
+    }
+    fitted
+}
+
+/// Returns what the load itself states about its use of a resource. Time of cores is counted if the load does not state how
+/// much it takes.
+fn stated(runs: &SoloRuns, load: usize, resource: &Resource) -> Option<Known> {
+    let of = &runs.loads()[load];
+    let known = |per_byte, source| Some(Known { per_byte, source, disputed: false, weight: None });
+    let is_time = matches!(resource, Resource::Core(_) | Resource::Processors);
+    let used = of.uses.iter().find(|used| used.resource == *resource);
+    match used {
+        Some(used) if used.per_byte.is_finite() && used.per_byte > 0.0 => known(used.per_byte, used.source),
+        None if *resource != Resource::Processors => {
+            (of.antagonist_of.as_ref() == Some(resource)).then(|| known(1.0, UseSource::Computed)).flatten()
+        }
+        _ if is_time => {
+            let phase = Phase::Alone { load };
+            let counted = |observation: &crate::observation::Observation| {
+                let rate = &observation.loads[load];
+                let time = rate.on_processor? * of.threads.max(1) as f64;
+                (rate.amount() > 0.0).then(|| time / rate.amount())
+            };
+            known(statistics::estimate(runs.observations(), phase, counted)?.median, UseSource::Counted)
+        }
+        _ => None,
+    }
+}
+
+/// Returns the indexes of the antagonists of a resource.
+fn antagonists<'a>(runs: &'a SoloRuns, resource: &'a Resource) -> impl Iterator<Item = usize> + 'a {
+    (runs.users()..runs.loads().len())
+        .filter(move |load| runs.loads()[*load].antagonist_of.as_ref() == Some(resource))
+}
+
+fn capacity(
+    runs: &SoloRuns,
+    resources: &[Resource],
+    stated: &[Vec<Option<Known>>],
+    at: usize,
+) -> Option<f64> {
+    let taken = |load: usize| Some(stated[load][at]?.per_byte * runs.alone(load)?);
+    let best = antagonists(runs, &resources[at]).filter_map(taken).fold(f64::NAN, f64::max);
+    // A load that takes a little more than the antagonist does so with larger or fewer transfers. One that takes much more
+    // states a wrong use.
+    let others = (0..runs.users()).filter_map(taken).filter(|taken| *taken < best * (1.0 + SAME_CAPACITY));
+    let best = others.fold(best, f64::max);
+    (best > 0.0).then_some(best)
+}
+
+/// Replaces what a load states about its use of a resource with what its runs beside the antagonist show.
+fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
+    let (Some(capacity), Some(alone)) = (fitted.capacities[at], runs.alone(load)) else { return };
+    let resource = fitted.resources[at].clone();
+    let Some(antagonist) = antagonists(runs, &resource).max_by(|one, other| {
+        let best = |load: usize| runs.alone(load).unwrap_or(0.0);
+        best(*one).total_cmp(&best(*other))
+    }) else {
+        return;
+    };
+    let unit = fitted.per_byte(antagonist, at).unwrap_or(1.0);
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    let mut steps: Vec<(f64, f64, f64)> = Vec::new();
+    for phase in statistics::phases(runs.observations()) {
+        match phase {
+            Phase::Alone { load: other } if other == load => {
+                points
+                    .extend(runs.of_phase(phase).map(|observation| (0.0, observation.loads[load].amount())));
+            }
+            Phase::Beside { load: other, antagonist: beside, share }
+                if other == load && beside == antagonist =>
+            {
+                let both = runs.of_phase(phase).map(|observation| {
+                    (observation.loads[antagonist].amount() * unit, observation.loads[load].amount())
+                });
+                points.extend(both);
+                let median = |of| Some(statistics::rate(runs.observations(), phase, of)?.median);
+                if let (Some(beside), Some(rate)) = (median(antagonist), median(load)) {
+                    steps.push((share, beside * unit, rate));
+                }
+            }
+            _ => {}
+        }
+    }
+    steps.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let unpaced = steps.iter().rev().find(|(share, beside, _)| *share >= UNPACED && *beside > 0.0).copied();
+    let ladder = Ladder::fit(&points).ok().filter(|ladder| {
+        (ladder.capacity / capacity - 1.0).abs() <= SAME_CAPACITY && ladder.interval.1 < 1.5 * ladder.per_byte
+    });
+    let own = fitted.uses[load][at];
+    // Two unpaced loads fill the resource. A small difference to the antagonist's rate alone is noise.
+    let below = unpaced.map(|(_, beside, rate)| {
+        if beside > NOT_FULL * capacity {
+            0.0
+        } else {
+            use_below_share(capacity, beside, rate).unwrap_or(0.0)
+        }
+    });
+    let measured = ladder.map(|ladder| ladder.per_byte).or(below);
+    let weight =
+        unpaced.filter(|(_, _, rate)| *rate < 0.95 * alone).map(|(_, beside, rate)| rate * unit / beside);
+    fitted.uses[load][at] = match (own, measured) {
+        (own, None) => own,
+        (Some(own), Some(0.0)) => {
+            // A load that takes little is seen only if that is more than the noise.
+            let visible = own.per_byte * alone > 2.0 * (1.0 - NOT_FULL) * capacity;
+            Some(Known {
+                disputed: visible,
+                per_byte: if visible { 0.0 } else { own.per_byte },
+                weight,
+                ..own
+            })
+        }
+        (own, Some(per_byte)) => {
+            let disputed = own.is_some_and(|own| {
+                !(1.0 / AGREE..=AGREE).contains(&(own.per_byte / per_byte))
+                    && own.per_byte * alone > 0.1 * capacity
+            });
+            Some(Known { per_byte, source: UseSource::Fitted, disputed, weight })
+        }
+    };
+    let per_byte = fitted.per_byte(load, at).unwrap_or(0.0);
+    let early = steps.iter().filter(|(_, beside, rate)| beside + per_byte * rate < NOT_FULL * capacity);
+    fitted.early[load][at] = early.map(|(_, beside, rate)| (*beside, (rate / alone).min(1.0))).collect();
+}

@@ -1,0 +1,255 @@
+//! The sentences of a verdict: one that says what limits a load, and one for each piece of evidence.
+
+use crate::observation::Measured;
+use crate::verdict::{
+    Bottleneck, Candidate, Evidence, Experiment, Fact, Finding, Named, NotDetermined, Reason, Says, Verdict,
+    When,
+};
+use inlane_core::load::Resource;
+use inlane_core::units;
+
+/// The most candidates that a sentence lists.
+const LISTED: usize = 3;
+
+/// Returns the name of a resource, such as "the link from host memory to gpu:0".
+pub fn resource(resource: &Resource) -> String {
+    match resource {
+        Resource::Core(core) => format!("core {core}"),
+        Resource::Processors => "the processors".to_owned(),
+        Resource::HostMemory => "host memory".to_owned(),
+        Resource::LinkToDevice(device) => format!("the link from host memory to {device}"),
+        Resource::LinkFromDevice(device) => format!("the link from {device} to host memory"),
+        Resource::DeviceMemory(device) => format!("the memory of {device}"),
+        Resource::CopyEngine(device) => format!("the copy engine of {device}"),
+        Resource::Port(port) => format!("port {port}"),
+        Resource::Peer(peer) => peer.clone(),
+    }
+}
+
+/// Returns the name of a bottleneck for the middle of a sentence.
+pub fn bottleneck(of: &Bottleneck) -> String {
+    match of {
+        Bottleneck::Resource(of) => resource(of),
+        Bottleneck::BothDirections(device) => format!("both directions of the link of {device} together"),
+        Bottleneck::OwnCores => "its own cores".to_owned(),
+        Bottleneck::Quota => "the processor quota of the control group".to_owned(),
+        Bottleneck::Pace => "the pace that was asked for".to_owned(),
+        Bottleneck::Source => "its source".to_owned(),
+        Bottleneck::ClosedLoop => "the operations that it has in flight".to_owned(),
+    }
+}
+
+/// Returns what limits a load, in one sentence without a full stop.
+pub fn sentence(measured: &Measured, verdict: &Verdict) -> String {
+    let load = name(measured, verdict.load);
+    let when = match verdict.when {
+        When::Alone => "alone, ",
+        When::Together => "",
+    };
+    match &verdict.finding {
+        Finding::Named(named) => {
+            let reasons = reasons(measured, named);
+            format!(
+                "{when}{load} is limited by {}: {}",
+                bottleneck(&named.bottleneck),
+                reasons.join(", and ")
+            )
+        }
+        Finding::NotDetermined(open) => {
+            let mut candidates: Vec<String> = open
+                .candidates
+                .iter()
+                .take(LISTED)
+                .map(|candidate| bottleneck(&candidate.bottleneck))
+                .collect();
+            let last = candidates.pop();
+            let listed = match last {
+                None => String::new(),
+                Some(last) if candidates.is_empty() => format!("; it may be {last}"),
+                Some(last) => format!("; it may be {} or {last}", candidates.join(", ")),
+            };
+            format!(
+                "{when}what limits {load} is not determined: {}{listed}; to decide, {}",
+                reason(open),
+                experiment(measured, &open.experiment)
+            )
+        }
+    }
+}
+
+/// Returns the evidence of a verdict, one line for each fact. Facts of a candidate follow its name.
+pub fn lines(measured: &Measured, verdict: &Verdict) -> Vec<String> {
+    let of = |about: &str, evidence: &[Evidence]| -> Vec<String> {
+        let told = evidence.iter().filter_map(|evidence| Some((evidence.says, fact(measured, evidence)?)));
+        told.map(|(says, fact)| format!("{about}: {fact} ({})", word(says))).collect()
+    };
+    match &verdict.finding {
+        Finding::Named(named) => {
+            let mut lines = of(&bottleneck(&named.bottleneck), &named.evidence);
+            if let Some(next) = &named.runner_up {
+                let margin =
+                    next.margin.map(|margin| format!(", which has {} left", percent(margin.max(0.0))));
+                lines.push(format!("next: {}{}", bottleneck(&next.bottleneck), margin.unwrap_or_default()));
+                lines.extend(of(&bottleneck(&next.bottleneck), &next.evidence));
+            }
+            lines
+        }
+        Finding::NotDetermined(open) => {
+            let candidate =
+                |candidate: &Candidate| of(&bottleneck(&candidate.bottleneck), &candidate.evidence);
+            open.candidates.iter().flat_map(candidate).collect()
+        }
+    }
+}
+
+fn name(measured: &Measured, load: usize) -> &str {
+    measured.loads.get(load).map_or("?", |load| &load.name)
+}
+
+fn word(says: Says) -> &'static str {
+    match says {
+        Says::For => "for",
+        Says::Against => "against",
+        Says::Neither => "neither",
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// Returns the two strongest reasons for a name: an intervention and an observation, if there are both.
+fn reasons(measured: &Measured, named: &Named) -> Vec<String> {
+    let speaking = |intervention: bool| {
+        let mut speaking = named.evidence.iter().filter(move |evidence| {
+            evidence.says == Says::For && evidence.fact.kind().is_intervention() == intervention
+        });
+        speaking.find_map(|evidence| fact(measured, evidence))
+    };
+    let mut reasons: Vec<String> = [speaking(true), speaking(false)].into_iter().flatten().collect();
+    if reasons.len() < 2 {
+        let mut others = named.evidence.iter().filter(|evidence| evidence.says == Says::For).rev();
+        reasons.extend(
+            others.find_map(|evidence| fact(measured, evidence).filter(|fact| !reasons.contains(fact))),
+        );
+    }
+    reasons
+}
+
+/// Returns the text of a fact. `None` if it has nothing to tell.
+fn fact(measured: &Measured, evidence: &Evidence) -> Option<String> {
+    let changed = |share: f64| match share {
+        _ if share.abs() < 0.01 => "did not change".to_owned(),
+        _ if share < 0.0 => format!("lost {}", percent(-share)),
+        _ => format!("gained {}", percent(share)),
+    };
+    Some(match &evidence.fact {
+        Fact::Ceiling { used, capacity } => {
+            format!("the running loads take {} of the most that was measured of it", percent(used / capacity))
+        }
+        Fact::Threads { busy, blocked, queued, throttled, .. } => {
+            let share = |text: &str, share: &Option<f64>| Some(format!("{text} {}", percent((*share)?)));
+            let shares: Vec<String> = [
+                share("its threads had work for", busy),
+                share("waited for a full port or queue for", blocked),
+                share("waited for a processor for", queued),
+                share("the quota stopped the process for", throttled),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
+            if shares.is_empty() {
+                return None;
+            }
+            format!("{} of the time", shares.join(", "))
+        }
+        Fact::Pace { asked, reached } => format!("it reached {} of the pace", percent(reached / asked)),
+        Fact::Exchange { slowed, gain, per_unit, in_units, .. } => {
+            let unit = match in_units {
+                true => "units of it for each unit",
+                false => "bytes for each byte",
+            };
+            if gain.is_significant() && gain.median > 0.0 {
+                format!("it gained {per_unit:.2} {unit} that {} gave up", name(measured, *slowed))
+            } else {
+                format!("it gained nothing when {} was slowed", name(measured, *slowed))
+            }
+        }
+        Fact::Slowed { rate, busy, blocked, throttled } => {
+            let pair = |text: &str, pair: &Option<(f64, f64)>| {
+                let (before, then) = (*pair)?;
+                Some(format!("{text} {} of the time instead of {}", percent(then), percent(before)))
+            };
+            let shares: Vec<String> = [
+                pair("its threads had work for", busy),
+                pair("waited for a full port or queue for", blocked),
+                pair("the quota stopped the process for", throttled),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
+            if shares.is_empty() {
+                return None;
+            }
+            format!("slowed to {}, {}", percent(*rate), shares.join(", "))
+        }
+        Fact::Antagonist { resource: of, share, change, .. } => {
+            format!(
+                "it {} beside a load that took {} of {}",
+                changed(change.median),
+                percent(*share),
+                resource(of)
+            )
+        }
+        Fact::Unaffected { tried, largest } if evidence.says == Says::For => {
+            let times = if *tried == 1 { "change".to_owned() } else { format!("{tried} changes") };
+            format!("{times} of other loads changed its rate by at most {:.1} %", largest * 100.0)
+        }
+        Fact::Unaffected { largest, .. } => {
+            format!("other loads changed its rate by up to {:.1} %", largest * 100.0)
+        }
+    })
+}
+
+fn reason(open: &NotDetermined) -> String {
+    match open.reason {
+        Reason::TooFewRepeats => "too few observations count".to_owned(),
+        Reason::NoProgress => "it did not move anything".to_owned(),
+        Reason::EqualPhasesDiffer(by) => format!("phases that should be equal differ by {}", percent(by)),
+        Reason::TooLittleEvidence => "there is not enough evidence of two kinds".to_owned(),
+        Reason::Contradiction => "the evidence contradicts itself".to_owned(),
+        Reason::SeveralCandidates => "several explanations fit".to_owned(),
+        Reason::Unexplained => {
+            "another load slows it down, but nothing that was measured explains that".to_owned()
+        }
+    }
+}
+
+fn experiment(measured: &Measured, of: &Experiment) -> String {
+    match of {
+        Experiment::Repeat => "measure more blocks on a quieter machine".to_owned(),
+        Experiment::LoadResource(of) => format!("measure beside a load that takes part of {}", resource(of)),
+        Experiment::Slow(load) => format!("measure while {} is slowed", name(measured, *load)),
+        Experiment::SeparateCores(load) => {
+            format!("measure while {} has physical cores of its own", name(measured, *load))
+        }
+        Experiment::WatchThreads(load) => {
+            format!(
+                "measure where the kernel reports how long the threads of {} run and wait",
+                name(measured, *load)
+            )
+        }
+        Experiment::RaiseInFlight(load) => {
+            format!("measure with more operations in flight of {}", name(measured, *load))
+        }
+    }
+}
+
+/// Returns a rate of a load with its unit.
+pub fn rate(measured: &Measured, load: usize, rate: f64) -> String {
+    let moves = measured
+        .observations
+        .iter()
+        .any(|observation| observation.loads.get(load).is_some_and(|load| load.bytes_per_second > 0.0));
+    if moves { units::bytes_per_second(rate) } else { format!("{rate:.0} operations/s") }
+}

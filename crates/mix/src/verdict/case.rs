@@ -1,0 +1,202 @@
+//! One load in one situation: what runs, which bottlenecks are possible, and what was observed without changing anything.
+
+use super::{Bottleneck, Evidence, Fact, Says, When};
+use crate::observation::{Level, LoadRate, Measured, Observation, Phase};
+use crate::solo::Fitted;
+use crate::statistics::{self, EqualPhases};
+use inlane_core::load::Resource;
+
+/// Changes of a rate below this fraction are not told apart from noise, however often they repeat.
+const NOISE: f64 = 0.02;
+/// A resource of which at least this share is used is full.
+const FULL: f64 = 0.9;
+/// A resource of which at most this share is used is not full. Capacities differ with the mixture of reads, writes and sizes,
+/// so the shares between both limits say nothing.
+const NOT_FULL: f64 = 0.78;
+/// A mixture of loads differs from another one if at least this share of the resource is taken by different loads.
+const OTHER_MIXTURE: f64 = 0.2;
+
+pub(super) struct Case<'a> {
+    pub measured: &'a Measured,
+    pub fitted: &'a Fitted,
+    pub load: usize,
+    pub when: When,
+    /// The phase in which the load is judged.
+    pub base: Phase,
+    /// The median rates of all loads in that phase. Zero for parked ones.
+    pub rates: Vec<f64>,
+    /// Changes below this fraction are noise.
+    pub noise: f64,
+    /// The largest change between equal phases, if they differ.
+    pub unequal: Option<f64>,
+}
+
+impl<'a> Case<'a> {
+    pub fn new(
+        measured: &'a Measured,
+        fitted: &'a Fitted,
+        equal: &[EqualPhases],
+        load: usize,
+        when: When,
+    ) -> Self {
+        let base = when.phase(load);
+        let rate =
+            |of: usize| statistics::rate(&measured.observations, base, of).map_or(0.0, |rate| rate.median);
+        let runs = |of: usize| base.level(of, measured.users) != Level::Parked;
+        let rates = (0..measured.loads.len()).map(|of| if runs(of) { rate(of) } else { 0.0 }).collect();
+        let differ = equal.iter().filter(|equal| equal.load == load && equal.differ);
+        let unequal = differ.map(|equal| equal.change.median.abs()).max_by(f64::total_cmp);
+        let noise = NOISE.max(unequal.unwrap_or(0.0));
+        Self { measured, fitted, load, when, base, rates, noise, unequal }
+    }
+
+    /// Returns the indexes of the resources that a bottleneck consists of. Empty for bottlenecks of the load itself.
+    pub fn parts(&self, bottleneck: &Bottleneck) -> Vec<usize> {
+        let resources: Vec<Resource> = match bottleneck {
+            Bottleneck::Resource(resource) => vec![resource.clone()],
+            Bottleneck::BothDirections(device) => {
+                vec![Resource::LinkToDevice(device.clone()), Resource::LinkFromDevice(device.clone())]
+            }
+            Bottleneck::Quota => vec![Resource::Processors],
+            Bottleneck::OwnCores => {
+                let uses = self.measured.loads[self.load].uses.iter().map(|used| used.resource.clone());
+                uses.filter(|resource| matches!(resource, Resource::Core(_))).collect()
+            }
+            Bottleneck::Pace | Bottleneck::Source | Bottleneck::ClosedLoop => Vec::new(),
+        };
+        resources.iter().filter_map(|resource| self.fitted.index(resource)).collect()
+    }
+
+    /// Returns the units of the resources `parts` together for each byte of `load`. `None` if nothing is known.
+    pub fn per_byte(&self, load: usize, parts: &[usize]) -> Option<f64> {
+        let known = parts.iter().filter_map(|at| self.fitted.per_byte(load, *at));
+        known.fold(None, |sum, per_byte| Some(sum.unwrap_or(0.0) + per_byte))
+    }
+
+    /// Returns the other loads that run.
+    pub fn others(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.rates.len()).filter(|other| *other != self.load && self.rates[*other] > 0.0)
+    }
+
+    /// Returns everything that may limit the load.
+    pub fn possible(&self) -> Vec<Bottleneck> {
+        let load = &self.measured.loads[self.load];
+        let mut possible = Vec::new();
+        if load.asked.is_some() {
+            possible.push(Bottleneck::Pace);
+        }
+        possible.push(Bottleneck::OwnCores);
+        if self
+            .signal(self.base, |observation| observation.signals.throttled)
+            .is_some_and(|share| share > 0.0)
+        {
+            possible.push(Bottleneck::Quota);
+        }
+        if load.fed {
+            possible.push(Bottleneck::Source);
+        }
+        if load.in_flight.is_some() {
+            possible.push(Bottleneck::ClosedLoop);
+        }
+        for (at, resource) in self.fitted.resources.iter().enumerate() {
+            let used = self.fitted.per_byte(self.load, at);
+            let stated = load.uses.iter().any(|used| used.resource == *resource);
+            let shared = self
+                .others()
+                .any(|other| self.measured.loads[other].uses.iter().any(|used| used.resource == *resource));
+            let is_possible = match resource {
+                // Cores that no other load uses are the load's own.
+                Resource::Core(_) => stated && shared,
+                // Antagonists show uses that the load does not state.
+                _ => used.map_or(stated || self.has_antagonist(resource), |per_byte| per_byte > 0.0),
+            };
+            if is_possible {
+                possible.push(Bottleneck::Resource(resource.clone()));
+            }
+            if let Resource::LinkToDevice(device) = resource {
+                let both = Bottleneck::BothDirections(device.clone());
+                let parts = self.parts(&both);
+                let taken = |at: &usize| {
+                    (0..self.rates.len())
+                        .any(|of| self.rates[of] > 0.0 && self.fitted.per_byte(of, *at) > Some(0.0))
+                };
+                if parts.len() == 2 && parts.iter().all(taken) && self.per_byte(self.load, &parts) > Some(0.0)
+                {
+                    possible.push(both);
+                }
+            }
+        }
+        possible
+    }
+
+    fn has_antagonist(&self, resource: &Resource) -> bool {
+        self.measured.loads.iter().any(|load| load.antagonist_of.as_ref() == Some(resource))
+    }
+
+    /// Returns the median of a figure in `phase`.
+    pub fn signal(&self, phase: Phase, of: impl Fn(&Observation) -> Option<f64>) -> Option<f64> {
+        Some(statistics::estimate(&self.measured.observations, phase, of)?.median)
+    }
+
+    /// Returns the median of a figure of the load in `phase`.
+    pub fn of_load(&self, phase: Phase, of: fn(&LoadRate) -> Option<f64>) -> Option<f64> {
+        self.signal(phase, |observation| of(&observation.loads[self.load]))
+    }
+
+    /// Compares what the running loads take of a bottleneck with the most that was ever taken of it. That must have been
+    /// by another mixture of loads: otherwise each load would fill what nobody else uses.
+    pub fn ceiling(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
+        let parts = self.parts(bottleneck);
+        let counts = matches!(bottleneck, Bottleneck::Resource(_) | Bottleneck::BothDirections(_));
+        let own = self.per_byte(self.load, &parts).filter(|per_byte| *per_byte > 0.0 && counts)?;
+        let taken = |rates: &[f64]| -> Vec<f64> {
+            let taken = |(of, rate): (usize, &f64)| self.per_byte(of, &parts).unwrap_or(0.0) * rate;
+            rates.iter().enumerate().map(taken).collect()
+        };
+        let here = taken(&self.rates);
+        let used: f64 = here.iter().sum();
+        let mut capacity: f64 = 0.0;
+        for phase in statistics::phases(&self.measured.observations) {
+            // Phases with a slowed load are evidence of another kind.
+            if matches!(phase, Phase::Throttled { .. } | Phase::ThrottledAlone { .. }) {
+                continue;
+            }
+            let rate = |of: usize| match phase.level(of, self.measured.users) {
+                Level::Parked => 0.0,
+                _ => statistics::rate(&self.measured.observations, phase, of).map_or(0.0, |rate| rate.median),
+            };
+            let there = taken(&(0..self.rates.len()).map(rate).collect::<Vec<_>>());
+            let sum: f64 = there.iter().sum();
+            let apart =
+                here.iter().zip(&there).map(|(here, there)| (here / used - there / sum).abs()).sum::<f64>();
+            if sum > 0.0 && apart / 2.0 >= OTHER_MIXTURE {
+                capacity = capacity.max(sum);
+            }
+        }
+        if capacity <= 0.0 || used > 1.1 * capacity || own * self.rates[self.load] <= 0.0 {
+            return None;
+        }
+        let disputed =
+            parts.iter().any(|at| self.fitted.uses[self.load][*at].is_some_and(|known| known.disputed));
+        let says = match used / capacity {
+            _ if disputed => Says::Neither,
+            share if share >= FULL => Says::For,
+            share if share < NOT_FULL => Says::Against,
+            _ => Says::Neither,
+        };
+        Some(Evidence { fact: Fact::Ceiling { used, capacity: capacity.max(used) }, says })
+    }
+
+    /// Compares the load's rate with the pace that the user asked for.
+    pub fn pace(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
+        let asked = self.measured.loads[self.load].asked.filter(|asked| *asked > 0.0)?;
+        let reached = self.of_load(self.base, |rate| Some(rate.operations_per_second))?;
+        let says = match (bottleneck, reached / asked) {
+            (Bottleneck::Pace, share) if share >= 0.97 => Says::For,
+            (_, share) if share >= 0.97 => Says::Against,
+            (Bottleneck::Pace, share) if share < 0.95 => Says::Against,
+            _ => Says::Neither,
+        };
+        Some(Evidence { fact: Fact::Pace { asked, reached }, says })
+    }
+}

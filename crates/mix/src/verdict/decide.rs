@@ -1,0 +1,184 @@
+//! Weighs the evidence: see [`super`].
+
+use super::case::Case;
+use super::{
+    Bottleneck, Candidate, Evidence, Experiment, Fact, Finding, Kind, Named, NotDetermined, Reason, RunnerUp,
+    Says,
+};
+use crate::statistics::Estimate;
+use inlane_core::load::Resource;
+use std::cmp::Reverse;
+
+/// A larger change between equal phases makes a session useless.
+const USELESS: f64 = 0.1;
+
+pub(super) fn decide(case: &Case, rate: Estimate) -> Finding {
+    let mut weighed: Vec<Weighed> =
+        case.possible().into_iter().map(|bottleneck| Weighed::new(case, bottleneck)).collect();
+    // The most likely first. Sorting keeps the order of equal ones.
+    weighed.sort_by_key(|weighed| Reverse(weighed.score()));
+    let open = |reason, weighed: Vec<Weighed>| {
+        Finding::NotDetermined(NotDetermined {
+            reason,
+            experiment: experiment(case, reason, &weighed),
+            candidates: weighed
+                .into_iter()
+                .filter(|weighed| weighed.against == 0)
+                .map(Weighed::candidate)
+                .collect(),
+        })
+    };
+    if rate.count < 2 {
+        return open(Reason::TooFewRepeats, weighed);
+    }
+    if rate.median <= 0.0 {
+        return open(Reason::NoProgress, weighed);
+    }
+    if let Some(unequal) = case.unequal.filter(|unequal| *unequal > USELESS) {
+        return open(Reason::EqualPhasesDiffer(unequal), weighed);
+    }
+    let first = weighed.first().filter(|first| first.is_certain());
+    let Some(first) = first else {
+        let contradicts = weighed.iter().any(|weighed| weighed.interventions > 0 && weighed.against > 0);
+        let affected = weighed.iter().all(|weighed| weighed.interventions == 0) && case.is_affected();
+        let reason = match () {
+            () if affected => Reason::Unexplained,
+            () if contradicts
+                && weighed.iter().all(|weighed| weighed.against > 0 || weighed.kinds.is_empty()) =>
+            {
+                Reason::Contradiction
+            }
+            () => Reason::TooLittleEvidence,
+        };
+        return open(reason, weighed);
+    };
+    let rivals = weighed[1..].iter().any(|rival| rival.rivals(case, first));
+    if rivals {
+        return open(Reason::SeveralCandidates, weighed);
+    }
+    let mut weighed = weighed.into_iter();
+    let Some(first) = weighed.next() else { return open(Reason::TooLittleEvidence, Vec::new()) };
+    let runner_up = weighed.find(|next| next.used().is_some_and(|used| used < 1.0) || next.against == 0);
+    Finding::Named(Named {
+        ceiling: first.used(),
+        bottleneck: first.bottleneck,
+        evidence: first.evidence,
+        runner_up: runner_up.map(|next| RunnerUp {
+            margin: next.used().map(|used| 1.0 / used - 1.0),
+            bottleneck: next.bottleneck,
+            evidence: next.evidence,
+        }),
+    })
+}
+
+/// A bottleneck with what was found about it.
+struct Weighed {
+    bottleneck: Bottleneck,
+    evidence: Vec<Evidence>,
+    /// The kinds of evidence for it.
+    kinds: Vec<Kind>,
+    /// The number of these kinds that are interventions.
+    interventions: usize,
+    /// The number of facts against it.
+    against: usize,
+}
+
+impl Weighed {
+    fn new(case: &Case, bottleneck: Bottleneck) -> Self {
+        let mut evidence: Vec<Evidence> = Vec::new();
+        evidence.extend(case.ceiling(&bottleneck));
+        evidence.extend(case.exchange(&bottleneck));
+        evidence.extend(case.antagonist(&bottleneck));
+        evidence.extend(case.slowed(&bottleneck));
+        evidence.extend(case.unaffected(&bottleneck));
+        evidence.extend(case.threads(&bottleneck));
+        evidence.extend(case.pace(&bottleneck));
+        if bottleneck == Bottleneck::OwnCores && case.polls() {
+            // Its threads look busy because they poll.
+            let busy = evidence.iter_mut().filter(|evidence| evidence.fact.kind() == Kind::Threads);
+            busy.filter(|evidence| evidence.says == Says::For)
+                .for_each(|evidence| evidence.says = Says::Neither);
+        }
+        let mut kinds: Vec<Kind> = Vec::new();
+        for of in evidence.iter().filter(|of| of.says == Says::For) {
+            if !kinds.contains(&of.fact.kind()) {
+                kinds.push(of.fact.kind());
+            }
+        }
+        let against = evidence.iter().filter(|of| of.says == Says::Against).count();
+        let interventions = kinds.iter().filter(|kind| kind.is_intervention()).count();
+        Self { bottleneck, evidence, kinds, interventions, against }
+    }
+
+    /// Returns the order in which candidates are listed.
+    fn score(&self) -> (bool, bool, usize, usize) {
+        (self.is_certain(), self.against == 0, self.kinds.len(), self.interventions)
+    }
+
+    fn is_certain(&self) -> bool {
+        self.kinds.len() >= 2 && self.interventions > 0 && self.against == 0
+    }
+
+    /// Returns true if this may be the bottleneck instead of `named`.
+    fn rivals(&self, case: &Case, named: &Self) -> bool {
+        if self.against > 0 {
+            return false;
+        }
+        // An exchange shows only that both loads share something. It could be this resource, if nothing excludes it.
+        let by_exchange = |of: &Self| {
+            !of.kinds.iter().any(|kind| matches!(kind, Kind::Antagonist | Kind::Slowed | Kind::Unaffected))
+        };
+        let shared = || {
+            let parts = case.parts(&self.bottleneck);
+            let uses = |load: usize| case.per_byte(load, &parts).is_none_or(|per_byte| per_byte > 0.0);
+            !parts.is_empty() && uses(case.load) && case.others().any(uses)
+        };
+        self.interventions > 0 || by_exchange(named) && shared()
+    }
+
+    /// Returns the share of the measured ceiling that is used.
+    fn used(&self) -> Option<f64> {
+        self.evidence.iter().find_map(|evidence| match evidence.fact {
+            Fact::Ceiling { used, capacity } => Some(used / capacity),
+            _ => None,
+        })
+    }
+
+    fn candidate(self) -> Candidate {
+        Candidate { bottleneck: self.bottleneck, evidence: self.evidence }
+    }
+}
+
+/// Chooses the experiment that would tell the candidates apart.
+fn experiment(case: &Case, reason: Reason, weighed: &[Weighed]) -> Experiment {
+    if matches!(reason, Reason::TooFewRepeats | Reason::EqualPhasesDiffer(_) | Reason::NoProgress) {
+        return Experiment::Repeat;
+    }
+    let load = case.load;
+    if reason == Reason::Unexplained {
+        return Experiment::SeparateCores(load);
+    }
+    let likely = || weighed.iter().filter(|weighed| weighed.against == 0);
+    for weighed in likely() {
+        let has = |kind: Kind| weighed.evidence.iter().any(|evidence| evidence.fact.kind() == kind);
+        match &weighed.bottleneck {
+            Bottleneck::Resource(resource)
+                if !has(Kind::Antagonist) && !matches!(resource, Resource::Port(_)) =>
+            {
+                return Experiment::LoadResource(resource.clone());
+            }
+            Bottleneck::BothDirections(device) if !has(Kind::Antagonist) => {
+                return Experiment::LoadResource(Resource::LinkToDevice(device.clone()));
+            }
+            Bottleneck::OwnCores | Bottleneck::Quota if !has(Kind::Threads) => {
+                return Experiment::WatchThreads(load);
+            }
+            Bottleneck::OwnCores | Bottleneck::Quota | Bottleneck::Source if !has(Kind::Slowed) => {
+                return Experiment::Slow(load);
+            }
+            Bottleneck::ClosedLoop => return Experiment::RaiseInFlight(load),
+            _ => {}
+        }
+    }
+    Experiment::Repeat
+}

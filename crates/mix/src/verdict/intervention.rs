@@ -1,0 +1,263 @@
+//! What interventions show: other loads slowed, the load itself slowed, and antagonists.
+//!
+//! If a full resource limits loads, and somebody takes part of it or gives part of it back, their rates change in
+//! proportion: by at least the amount divided by what all of them take. Effects far below that have other causes, such
+//! as memory that slows loads before it is full.
+
+use super::case::Case;
+use super::{Bottleneck, Evidence, Fact, Says, When};
+use crate::observation::Phase;
+use crate::statistics::{self, Estimate};
+use inlane_core::load::Resource;
+
+/// A load counts as slowed if it lost at least this fraction of its rate.
+const SLOWED: f64 = 0.04;
+/// An antagonist that takes a larger share than this slows loads also if the resource was not full before.
+const LARGE: f64 = 0.62;
+
+/// An intervention on something else than the load.
+struct Change {
+    /// The share of the changed load's or resource's rate.
+    size: f64,
+    /// The effect on the load, as a fraction of its rate.
+    effect: Estimate,
+}
+
+impl Case<'_> {
+    fn change(&self, to: Phase, load: usize) -> Option<Estimate> {
+        statistics::change(&self.measured.observations, self.base, to, load)
+    }
+
+    /// Returns the phases in which another load is slowed, with that load and the fraction of its rate that it lost.
+    fn slowed_others(&self) -> Vec<(Phase, usize, f64)> {
+        let phases = statistics::phases(&self.measured.observations).into_iter();
+        let slowed = |phase| match phase {
+            Phase::Throttled { load, .. } if self.when == When::Together && load != self.load => {
+                let lost = -self.change(phase, load)?.median;
+                (lost >= SLOWED).then_some((phase, load, lost))
+            }
+            _ => None,
+        };
+        phases.filter_map(slowed).collect()
+    }
+
+    /// Returns the phases with an antagonist, that antagonist, and the share of its rate alone that it reached.
+    fn antagonists(&self) -> Vec<(Phase, usize, f64)> {
+        let phases = statistics::phases(&self.measured.observations).into_iter();
+        let beside = |phase| {
+            let antagonist = match phase {
+                Phase::Beside { load, antagonist, .. } if self.when == When::Alone && load == self.load => {
+                    antagonist
+                }
+                Phase::TogetherBeside { antagonist, .. } if self.when == When::Together => antagonist,
+                _ => return None,
+            };
+            let observations = &self.measured.observations;
+            let alone = statistics::rate(observations, Phase::Alone { load: antagonist }, antagonist)?.median;
+            let beside = statistics::rate(observations, phase, antagonist)?.median;
+            (alone > 0.0 && beside > 0.0).then_some((phase, antagonist, beside / alone))
+        };
+        phases.filter_map(beside).collect()
+    }
+
+    /// Judges by what the load gained when other loads were slowed: one piece of evidence for each of them.
+    pub fn exchange(&self, bottleneck: &Bottleneck) -> Vec<Evidence> {
+        let parts = self.parts(bottleneck);
+        let used: f64 =
+            (0..self.rates.len()).map(|of| self.per_byte(of, &parts).unwrap_or(0.0) * self.rates[of]).sum();
+        let of_other = |(phase, other, lost): (Phase, usize, f64)| {
+            let gain = self.change(phase, self.load)?;
+            let freed = lost * self.rates[other];
+            let gains = gain.low > 0.0 && gain.median >= self.noise;
+            let own = self.per_byte(self.load, &parts).filter(|per_byte| *per_byte > 0.0);
+            let others = self.per_byte(other, &parts);
+            let says = if parts.is_empty() || *bottleneck == Bottleneck::OwnCores {
+                if gains { Says::Against } else { Says::Neither }
+            } else if others == Some(0.0) || others.is_none() && !self.states_nothing(other) {
+                // The other load does not take any of it.
+                if gains && gain.median >= 0.15 * lost { Says::Against } else { Says::Neither }
+            } else if let (Some(_), Some(others)) = (own, others) {
+                let units = others * freed;
+                // The load can at most become as fast as alone.
+                let most = statistics::rate(
+                    &self.measured.observations,
+                    Phase::Alone { load: self.load },
+                    self.load,
+                )
+                .map_or(f64::INFINITY, |alone| (alone.median / self.rates[self.load] - 1.0).max(0.0));
+                let expected = (units / (used - units)).min(most);
+                self.compare(gain.median, gain.low, gain.high, expected, 0.5, 0.3)
+            } else {
+                Says::Neither
+            };
+            let (per_unit, in_units) = match (own, others.filter(|per_byte| *per_byte > 0.0)) {
+                (Some(own), Some(others)) => {
+                    (gain.median * self.rates[self.load] * own / (freed * others), true)
+                }
+                _ => (gain.median * self.rates[self.load] / freed, false),
+            };
+            Some(Evidence { fact: Fact::Exchange { slowed: other, freed, gain, per_unit, in_units }, says })
+        };
+        self.slowed_others().into_iter().filter_map(of_other).collect()
+    }
+
+    /// Compares an effect with the least one that is expected if the resource is full and limits the load.
+    fn compare(&self, median: f64, low: f64, high: f64, expected: f64, least: f64, most: f64) -> Says {
+        if expected < 1.5 * self.noise {
+            return Says::Neither;
+        }
+        match () {
+            () if low > 0.0 && median >= (least * expected).max(self.noise) => Says::For,
+            () if high < most * expected => Says::Against,
+            () => Says::Neither,
+        }
+    }
+
+    /// Returns true if nothing is known about what `load` uses.
+    fn states_nothing(&self, load: usize) -> bool {
+        self.measured.loads[load].uses.is_empty()
+    }
+
+    /// Judges by what the load lost beside antagonists: one piece of evidence for each antagonist of the bottleneck and
+    /// each of its shares. For bottlenecks of the load itself, by antagonists of anything.
+    pub fn antagonist(&self, bottleneck: &Bottleneck) -> Vec<Evidence> {
+        let parts = self.parts(bottleneck);
+        let beside = |(phase, antagonist, share): (Phase, usize, f64)| {
+            let resource = self.measured.loads[antagonist].antagonist_of.clone()?;
+            let at = self.fitted.index(&resource)?;
+            let change = self.change(phase, self.load)?;
+            // The share of the bottleneck's capacity: an antagonist of one direction takes half of both.
+            let capacity = |at: &usize| self.fitted.capacities[*at].unwrap_or(0.0);
+            let whole: f64 = parts.iter().map(capacity).sum();
+            let is_part = parts.contains(&at);
+            let taken = if is_part && whole > 0.0 { share * capacity(&at) / whole } else { share };
+            let says = match bottleneck {
+                _ if is_part => self.loss(change, taken),
+                // An antagonist that displaces the load in proportion has found a full resource.
+                Bottleneck::OwnCores | Bottleneck::Pace | Bottleneck::Source | Bottleneck::ClosedLoop
+                    if self.loss(change, taken) == Says::For =>
+                {
+                    Says::Against
+                }
+                _ => return None,
+            };
+            Some(Evidence { fact: Fact::Antagonist { antagonist, resource, share, change }, says })
+        };
+        self.antagonists().into_iter().filter_map(beside).collect()
+    }
+
+    /// Judges the loss beside an antagonist that takes the share `taken` of the capacity. A resource of which 92 % are used
+    /// gives the smallest loss that speaks for it, one of which 75 % are used the largest that speaks against it.
+    fn loss(&self, change: Estimate, taken: f64) -> Says {
+        let of = |used: f64| ((taken - (1.0 - used)) / used / taken).max(0.0);
+        if taken > LARGE {
+            // Even an unpaced antagonist took nothing.
+            return self.compare(-change.median, -change.high, -change.low, taken, f64::INFINITY, 0.3);
+        }
+        self.compare(-change.median, -change.high, -change.low, taken, of(0.92).max(0.5), of(0.75).max(0.35))
+    }
+
+    /// Judges by what changed when the load itself was slowed.
+    pub fn slowed(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
+        let phase =
+            statistics::phases(&self.measured.observations).into_iter().find(|phase| match phase {
+                Phase::ThrottledAlone { load, .. } => self.when == When::Alone && *load == self.load,
+                Phase::Throttled { load, .. } => self.when == When::Together && *load == self.load,
+                _ => false,
+            })?;
+        let rate = 1.0 + self.change(phase, self.load)?.median;
+        if !(0.5..1.0 - SLOWED).contains(&rate) {
+            return None;
+        }
+        let both = |of: fn(&crate::observation::LoadRate) -> Option<f64>| {
+            Some((self.of_load(self.base, of)?, self.of_load(phase, of)?))
+        };
+        let busy = both(|rate| rate.busy);
+        let blocked = both(|rate| rate.blocked);
+        let throttled = |phase| self.signal(phase, |observation| observation.signals.throttled);
+        let throttled = throttled(self.base).zip(throttled(phase));
+        // The part of the slow-down by which the time of work fell: 1 if each operation took as long as before.
+        let fall =
+            busy.filter(|busy| busy.0 > 0.3).map(|(before, then)| (1.0 - then / before) / (1.0 - rate));
+        let others_gain = self.others().any(|other| {
+            self.change(phase, other).is_some_and(|gain| gain.low > 0.0 && gain.median > 0.2 * (1.0 - rate))
+        });
+        let says = match (bottleneck, fall, blocked, throttled) {
+            // Somebody takes what it leaves, so it shares a full resource. Its threads may wait for that all the time.
+            (Bottleneck::OwnCores, ..) if others_gain => Says::Neither,
+            (Bottleneck::OwnCores, Some(fall), ..) if (0.55..1.5).contains(&fall) => Says::For,
+            (Bottleneck::OwnCores, Some(fall), ..) if fall > 2.0 => Says::Against,
+            (Bottleneck::Quota, _, _, Some((before, then)))
+                if before > 0.03 && before - then > 0.3 * (1.0 - rate) =>
+            {
+                Says::For
+            }
+            (Bottleneck::Resource(resource @ Resource::Port(_)), _, Some((before, then)), _)
+                if self.is_exclusive(resource) && before > 0.25 && then < 0.4 * before =>
+            {
+                Says::For
+            }
+            _ => Says::Neither,
+        };
+        Some(Evidence { fact: Fact::Slowed { rate, busy, blocked, throttled }, says })
+    }
+
+    /// Returns true if slowing the load did not make its threads less busy, so they also count waiting as work.
+    pub fn polls(&self) -> bool {
+        match self.slowed(&Bottleneck::OwnCores).map(|evidence| evidence.fact) {
+            Some(super::Fact::Slowed { rate, busy: Some((before, then)), .. }) => {
+                1.0 - then / before < 0.4 * (1.0 - rate)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns true if another load's slow-down changed the rate of this one.
+    pub fn is_affected(&self) -> bool {
+        let gain = |(phase, ..): (Phase, usize, f64)| self.change(phase, self.load);
+        self.slowed_others()
+            .into_iter()
+            .filter_map(gain)
+            .any(|gain| gain.low > 0.0 && gain.median >= self.noise)
+    }
+
+    /// Summarises all interventions on something else than the load, for bottlenecks that only the load has. They speak for
+    /// these if none of them changed the load's rate. Returns `None` if no intervention was precise enough to tell.
+    pub fn unaffected(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
+        if !matches!(bottleneck, Bottleneck::Pace | Bottleneck::Source | Bottleneck::ClosedLoop) {
+            return None;
+        }
+        let others = self.slowed_others().into_iter().map(|(phase, _, size)| (phase, size));
+        let antagonists = self.antagonists().into_iter().map(|(phase, _, size)| (phase, size));
+        let mut changes: Vec<Change> = others
+            .chain(antagonists)
+            .filter_map(|(phase, size)| Some(Change { size, effect: self.change(phase, self.load)? }))
+            .collect();
+        // All other loads were added, or taken away.
+        let together = match self.when {
+            When::Alone => self.change(Phase::Together, self.load),
+            When::Together => self.change(Phase::Alone { load: self.load }, self.load),
+        };
+        changes
+            .extend(together.filter(|_| self.measured.users > 1).map(|effect| Change { size: 0.3, effect }));
+        let unaffected = |change: &&Change| {
+            let most = 0.5 * change.size;
+            change.effect.median.abs() < self.noise.max(0.2 * change.size)
+                && change.effect.low > -most.max(2.0 * self.noise)
+                && change.effect.high < most.max(2.0 * self.noise)
+        };
+        let tried = changes.iter().filter(unaffected).count();
+        let affected = |change: &Change| {
+            change.size <= LARGE
+                && change.effect.is_significant()
+                && change.effect.median.abs() > self.noise.max(0.2 * change.size)
+        };
+        let largest = changes.iter().map(|change| change.effect.median.abs()).fold(0.0, f64::max);
+        let says = match () {
+            () if changes.iter().any(affected) => Says::Neither,
+            () if tried > 0 => Says::For,
+            () => return None,
+        };
+        Some(Evidence { fact: Fact::Unaffected { tried, largest }, says })
+    }
+}
