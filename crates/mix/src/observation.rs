@@ -97,8 +97,7 @@ impl Phase {
 pub struct Loaded {
     /// The name that results show, such as `dma` or `tx`.
     pub name: String,
-    /// What it takes from resources, as far as the load itself can tell. A use of 0 units means that it takes an unknown
-    /// amount, such as time of the cores that its threads are bound to.
+    /// What it takes from resources, as far as the load itself can tell.
     pub uses: Vec<Use>,
     /// The rate that the user asked for, in operations per second. `None` to run as fast as possible.
     pub asked: Option<f64>,

@@ -92,8 +92,9 @@ fn stated(runs: &SoloRuns, load: usize, resource: &Resource) -> Option<Known> {
     let known = |per_byte, source| Some(Known { per_byte, source, disputed: false, weight: None });
     let is_time = matches!(resource, Resource::Core(_) | Resource::Processors);
     let used = of.uses.iter().find(|used| used.resource == *resource);
+    let amount = used.and_then(|used| Some((used.per_byte.filter(|per_byte| *per_byte > 0.0)?, used.source)));
     match used {
-        Some(used) if used.per_byte.is_finite() && used.per_byte > 0.0 => known(used.per_byte, used.source),
+        _ if amount.is_some() => amount.and_then(|(per_byte, source)| known(per_byte, source)),
         None if *resource != Resource::Processors => {
             (of.antagonist_of.as_ref() == Some(resource)).then(|| known(1.0, UseSource::Computed)).flatten()
         }
