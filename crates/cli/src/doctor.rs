@@ -22,8 +22,8 @@ use crate::exit::NotReady;
 use crate::output::Output;
 use check::{Name, State};
 use files::Files;
-use inlane_core::result::Document;
 use inlane_core::units;
+use inlane_result::Document;
 use std::io::{self, IsTerminal, Write};
 use trials::Trials;
 

@@ -115,7 +115,7 @@ mod tests {
             (&["ntb.info", "ntb.check"], inlane_ntb::field::OF_MACHINES),
             (&["ntb.run"], inlane_pgas::field::OF_JOBS),
             (&["ntb.bench"], inlane_pgas::field::OF_BENCHES),
-            (&["offload.serve"], &[inlane_core::privileges::USER]),
+            (&["offload.serve"], &[inlane_process::privileges::USER]),
             (&["offload.serve"], inlane_offload::field::ALL),
             (&["offload.run", "offload.status"], &[inlane_offload::field::SOCKET]),
         ];

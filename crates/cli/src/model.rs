@@ -1,7 +1,6 @@
 //! `inlane model`: computes what flows that share resources reach, and what limits each of them.
 
 use crate::output::Output;
-use inlane_core::result::Document;
 use inlane_core::units;
 use inlane_model::published::{Published, Status};
 use inlane_model::result::{ChainResult, FlowLimit, FlowResult, ModelResult, ResourceResult, ResourceUnit};
@@ -9,6 +8,7 @@ use inlane_model::test_beds::TEST_BEDS;
 use inlane_model::{Case, Model};
 use inlane_ports::pcap::same_file;
 use inlane_report::{Lines, grid};
+use inlane_result::Document;
 use std::io::{self, Write};
 
 const EXAMPLES: &str = "\

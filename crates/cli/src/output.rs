@@ -1,9 +1,9 @@
 //! Writes a command's result: text to standard output; JSON, CSV and a figure to files.
 
 use crate::fields::flag;
-use inlane_core::result::{Document, Start};
 use inlane_ports::pcap::same_file;
 use inlane_report::OutputTarget;
+use inlane_result::{Document, Start};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;

@@ -6,7 +6,6 @@ use crate::nvme::{DiscoveredSubsystem, NvmeTransfer};
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
-use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
 use inlane_model::result::ModelResult;
 use inlane_nvme::bench::IoResult;
@@ -14,6 +13,7 @@ use inlane_nvme::nbd::ExportResult;
 use inlane_nvme::target::TargetResult;
 use inlane_offload::status::EngineStatus;
 use inlane_pgas::bench::WindowResult;
+use inlane_result::schema;
 
 /// Prints the JSON schema of a result document
 ///

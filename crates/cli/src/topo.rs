@@ -2,12 +2,12 @@
 //! are slower than their devices support.
 
 use crate::output::Output;
-use inlane_core::result::Document;
 use inlane_core::units;
 use inlane_pci::link::Shortfall;
 use inlane_pci::numa::{self, Node};
 use inlane_pci::topology::FunctionKind;
 use inlane_pci::{Device, Names, Sysfs};
+use inlane_result::Document;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;

@@ -194,7 +194,7 @@ fn the_document_matches_the_published_schema() {
     arguments.extend(MACSWAP);
     assert!(run(&arguments).status.success());
     let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json");
-    let generated = inlane_core::result::schema::<inlane_forward::result::PacketResult>();
+    let generated = inlane_result::schema::<inlane_forward::result::PacketResult>();
     let schema: serde_json::Value = serde_json::from_slice(&std::fs::read(published).unwrap()).unwrap();
     assert_eq!(schema, generated, "update it: inlane schema packets > docs/schema/packets.json");
     let validator = jsonschema::validator_for(&schema).unwrap();

@@ -28,7 +28,7 @@ use crate::path_options::PathOptions;
 use crate::timing::{Buffers, Plan, together};
 use inlane_core::Result;
 use inlane_core::mover::Mover;
-use inlane_core::result::Ceiling;
+use inlane_result::Ceiling;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;

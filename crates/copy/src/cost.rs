@@ -16,15 +16,16 @@ pub use cache::Cache;
 
 use crate::device::Device;
 use crate::explanation::not_considered;
-use crate::interference::{self, Interference};
 use crate::open_path::{host_buffer, no_path_error, open_path, stage};
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::stop::check_stop;
 use crate::timing::{Buffers, MOST_SLOTS, Plan, together};
 use inlane_core::mover::{CpuMover, Mover};
-use inlane_core::result::Reason;
 use inlane_core::{CompletionMode, Error, Region, Result};
+use inlane_process::interference::Interference;
+use inlane_process::thread_time;
+use inlane_result::Reason;
 use samples::Samples;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -98,7 +99,7 @@ impl Curve {
             let mut samples = Samples::default();
             for round in 0.. {
                 check_stop(&load.stop)?;
-                let (at, waited) = (round % slots * stride, interference::waited());
+                let (at, waited) = (round % slots * stride, thread_time::queued_so_far());
                 let (source, destination) = (source.slice(at, size)?, destination.slice(at, size)?);
                 let began = Instant::now();
                 let ticket = mover.submit(&source, &destination)?;
@@ -107,7 +108,7 @@ impl Curve {
                 // The first two rounds warm up and are not recorded. A transfer longer than `LONG` is
                 // recorded in any round and ends the rounds.
                 if round >= 2 || took > LONG {
-                    samples.push(took, interference::waited().saturating_sub(waited));
+                    samples.push(took, thread_time::queued_so_far().saturating_sub(waited));
                 }
                 if took > LONG || samples.are_enough() {
                     break;
@@ -151,10 +152,10 @@ impl Curve {
             }
             let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
                 ways.iter_mut().map(|way| &mut **way as &mut dyn Mover).zip(&mut buffers).collect();
-            let (began, waited) = (Instant::now(), interference::waited());
+            let (began, waited) = (Instant::now(), thread_time::queued_so_far());
             // Take the best repeat, because other load on this machine can only make a repeat slower.
             let rates = together(runs, size, &plan)?.into_iter().map(|way| way.bytes_per_second.max);
-            let waited = interference::waited().saturating_sub(waited);
+            let waited = thread_time::queued_so_far().saturating_sub(waited);
             load.waited |= waited > began.elapsed() / 10;
             curve.points.push((size as u64, size as f64 / rates.fold(f64::INFINITY, f64::min) * 1e9));
         }

@@ -5,7 +5,7 @@ use crate::endpoint::Endpoint;
 use crate::field::{FROM, LIST, TO, WITHOUT};
 use crate::path::Path;
 use inlane_core::error::Class;
-use inlane_core::result::Reason;
+use inlane_result::Reason;
 use std::collections::BTreeMap;
 
 /// An error of this crate. Each names the object that failed and says what to do.

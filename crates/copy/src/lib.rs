@@ -30,7 +30,6 @@ pub mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
 pub mod gpu;
-mod interference;
 mod list;
 pub mod measure;
 mod open_path;

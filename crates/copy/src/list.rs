@@ -6,7 +6,7 @@ use crate::open_path::open_path;
 use crate::path::Path;
 use crate::path_options::PathOptions;
 use crate::result::ListedPath;
-use inlane_core::result::Reason;
+use inlane_result::Reason;
 
 /// Checks which paths between two devices can be opened, without transferring bytes. Opens and closes each
 /// path. Returns one row per path, available paths first. Rows have calibrated times if `costs` is given.

@@ -9,8 +9,8 @@ use crate::staged::Staged;
 use crate::stop::{Interruptible, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
-use inlane_core::result::Reason;
 use inlane_core::{Error, Location, Region, Result};
+use inlane_result::Reason;
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 

@@ -8,8 +8,8 @@ use crate::open_path::{no_path_error, open_path};
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
 use inlane_core::mover::{Mover, Ticket, TicketCounter};
-use inlane_core::result::{NotTaken, Reason};
 use inlane_core::{CompletionMode, Region, Result};
+use inlane_result::{NotTaken, Reason};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -4,9 +4,9 @@ use crate::endpoint::Endpoint;
 use crate::explanation::PathTaken;
 use crate::path::Path;
 use crate::timing::Timing;
-use inlane_core::result::{ByteVerification, Ceiling, Cell, Reason, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{CompletionMode, units};
+use inlane_result::{ByteVerification, Ceiling, Cell, Reason, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -18,8 +18,8 @@ pub use wait::{Slept, Wait, WaitPlan, Waited, sleep_precisely};
 
 /// How the end of an operation is detected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
-#[cfg_attr(feature = "documents", serde(rename_all = "lowercase"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum CompletionMode {
     /// Poll until the operation has completed.
     #[default]

@@ -1,4 +1,4 @@
-//! The parts that all of inlane shares.
+//! The data plane: the parts with which every system of inlane moves bytes.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -9,22 +9,17 @@
 //! | [`mover`], [`access`] | copies between regions; the CPU's loads and stores to device memory |
 //! | [`completion`] | how the end of an operation is detected |
 //! | [`load`] | operations that run until they are stopped: meters, pace, start line, sampler |
-//! | [`code_cache`] | compiled code on disk |
-//! | `result` | the fields that all result documents share |
 //! | [`stats`], [`verification`] | statistics; the outcome of checking what a run moved |
+//! | [`cores`] | the cores that a thread may run on |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
 //! | [`setting`], [`secret`] | the names of settings in messages; secrets that messages leave out |
-//! | [`cgroup`] | limits of control groups |
-//! | [`cores`], [`privileges`] | the cores that this process may use; the user that it runs as |
 //!
-//! This crate contains no device code. The module `result` needs the cargo feature `documents`, because programs that
-//! only use rings or ports need no JSON schemas.
+//! This crate contains no device code. The cargo feature `serde` makes the types that result documents contain
+//! serializable. Programs that only use rings or ports leave it out and build no JSON schemas.
 
 pub mod access;
 mod cache;
-pub mod cgroup;
 pub mod clock;
-pub mod code_cache;
 pub mod completion;
 pub mod cores;
 pub mod error;
@@ -33,10 +28,7 @@ pub mod load;
 pub mod mover;
 pub mod packet;
 pub mod port;
-pub mod privileges;
 pub mod region;
-#[cfg(feature = "documents")]
-pub mod result;
 pub mod ring;
 pub mod secret;
 pub mod setting;

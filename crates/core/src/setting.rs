@@ -16,7 +16,10 @@ use std::sync::OnceLock;
 /// assert_eq!(format!("raise {TIMEOUT}"), "raise timeout");
 /// assert_eq!(format!("try {}", TIMEOUT.with("5s")), "try timeout=5s");
 /// ```
+// Documents contain the name without translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", schemars(description = "The name of a setting."))]
 pub struct Field(&'static str);
 
 impl Field {

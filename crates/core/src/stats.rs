@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 
 /// Median and range of repeated measurements, in the unit that the field's name says.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct Summary {
     /// The median. For an even number of values, the mean of the two middle values.
     pub median: f64,
@@ -98,7 +98,7 @@ impl LatencyHistogram {
 
 /// Percentiles of the latencies of packets, transfers or operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct Percentiles {
     /// The number of latencies that were measured.
     pub count: u64,

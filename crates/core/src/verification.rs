@@ -1,29 +1,28 @@
-//! The outcome of checking the data that a run moved. It counts lost, duplicated, reordered and altered
-//! packets, or altered bytes.
+//! The outcome of checking packets: the numbers of lost, duplicated, reordered and altered ones.
 
 /// The outcome of checking packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct Verification {
     /// How packets were checked, for example `every packet against the reference function macswap`.
     pub method: String,
     /// The number of packets that had to arrive. Null if the sender is another process or has sent nothing.
-    #[cfg_attr(feature = "documents", serde(rename = "expected_packets"))]
+    #[cfg_attr(feature = "serde", serde(rename = "expected_packets"))]
     pub expected: Option<u64>,
     /// The number of packets that were checked.
-    #[cfg_attr(feature = "documents", serde(rename = "verified_packets"))]
+    #[cfg_attr(feature = "serde", serde(rename = "verified_packets"))]
     pub checked: u64,
     /// Packets that were sent and not received.
-    #[cfg_attr(feature = "documents", serde(rename = "lost_packets"))]
+    #[cfg_attr(feature = "serde", serde(rename = "lost_packets"))]
     pub lost: u64,
     /// Packets that were received more than once.
-    #[cfg_attr(feature = "documents", serde(rename = "duplicated_packets"))]
+    #[cfg_attr(feature = "serde", serde(rename = "duplicated_packets"))]
     pub duplicated: u64,
     /// Packets that arrived after a later packet of the same flow.
-    #[cfg_attr(feature = "documents", serde(rename = "reordered_packets"))]
+    #[cfg_attr(feature = "serde", serde(rename = "reordered_packets"))]
     pub reordered: u64,
     /// Packets whose bytes differ from what was expected.
-    #[cfg_attr(feature = "documents", serde(rename = "altered_packets"))]
+    #[cfg_attr(feature = "serde", serde(rename = "altered_packets"))]
     pub altered: u64,
     /// An altered packet, and its first difference from what was expected. Null if no altered packet could be identified.
     pub altered_example: Option<String>,
@@ -77,20 +76,6 @@ impl Verification {
         self.altered += other.altered;
         self.altered_example = self.altered_example.take().or_else(|| other.altered_example.clone());
     }
-}
-
-/// The outcome of checking transferred bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "documents", derive(serde::Serialize, schemars::JsonSchema))]
-pub struct ByteVerification {
-    /// How bytes were checked.
-    pub method: String,
-    /// All bytes that were moved, checked or not.
-    pub transferred_bytes: u64,
-    /// The bytes in which the check could have found an error.
-    pub verified_bytes: u64,
-    /// The bytes that differed from what was expected.
-    pub altered_bytes: u64,
 }
 
 #[cfg(test)]

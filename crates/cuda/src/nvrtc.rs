@@ -16,7 +16,7 @@
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
-use inlane_core::code_cache::{self, CodeCache};
+use inlane_process::code_cache::{self, CodeCache};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;

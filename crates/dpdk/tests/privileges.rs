@@ -5,8 +5,8 @@ mod network;
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
-use inlane_core::privileges;
 use inlane_dpdk::{Error, MbufPool, open};
+use inlane_process::privileges;
 use network::{RawSocket, eventually, frame, ip, output_of_ip, private_network};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;

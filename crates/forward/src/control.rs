@@ -4,7 +4,7 @@ mod idle;
 
 pub use idle::Idle;
 
-use inlane_core::clock::{Clock, thread_cpu_ns};
+use inlane_core::clock::Clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -170,32 +170,5 @@ impl Progress {
             (spent / nanoseconds.max(1) as f64).min(1.0)
         };
         TimeShares { busy: share(&self.busy), refused: share(&self.refused), feeding: share(&self.feeding) }
-    }
-}
-
-/// How long threads ran, and how long they waited for a processor. In the remaining time, they slept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ThreadTime {
-    /// Nanoseconds on a processor.
-    pub cpu_ns: u64,
-    /// The nanoseconds in which the thread was ready to run but other threads occupied the processor. 0 if
-    /// the kernel does not report it.
-    pub queued_ns: u64,
-}
-
-impl ThreadTime {
-    /// Returns the times of the calling thread since it started.
-    pub fn of_this_thread() -> Self {
-        // The file has three numbers: nanoseconds on a processor, nanoseconds in a run queue, time slices.
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-        let queued = text.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
-        Self { cpu_ns: thread_cpu_ns(), queued_ns: queued.unwrap_or(0) }
-    }
-}
-
-impl std::ops::AddAssign for ThreadTime {
-    fn add_assign(&mut self, other: Self) {
-        self.cpu_ns += other.cpu_ns;
-        self.queued_ns += other.queued_ns;
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::field;
 use inlane_core::error::Class;
-use inlane_core::result::Verification;
 use inlane_core::setting::{FieldValue, Subject};
+use inlane_core::verification::Verification;
 
 /// An error of a run, or of an experiment.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 
 use crate::config::{Config, Route};
 use crate::error::Result;
-use inlane_core::result::Verification;
+use inlane_core::verification::Verification;
 use inlane_ports::check::{captures, reference};
 use inlane_ports::spec::PortSpec;
 

@@ -14,7 +14,7 @@ pub use workload::{Pattern, Workload};
 
 use crate::initiator::{Session, SessionOptions};
 use crate::{Error, Result};
-use inlane_core::result::PathExplanation;
+use inlane_result::PathExplanation;
 use job::{Job, JobResult};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -2,8 +2,8 @@
 
 use crate::field::{SOCKET, SOCKET_MODE};
 use inlane_core::error::Class;
-use inlane_core::privileges::user_name;
 use inlane_core::setting::Subject;
+use inlane_process::privileges::user_name;
 use rustix::net::SocketAddrUnix;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -1,8 +1,8 @@
 //! The state of an engine, as `inlane offload status` shows it.
 
 use crate::stack::network::LinkCounters;
-use inlane_core::result::{Cell, Row};
 use inlane_core::units;
+use inlane_result::{Cell, Row};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

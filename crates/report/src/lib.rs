@@ -1,7 +1,7 @@
 //! Renders result documents for people and programs: text, tables, JSON, CSV, SVG.
 //!
 //! This crate depends on `core` only. Each system describes its rows by implementing
-//! [`inlane_core::result::Row`].
+//! [`inlane_result::Row`].
 
 mod csv;
 mod plot;

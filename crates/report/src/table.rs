@@ -1,7 +1,7 @@
 //! Tables for a terminal: plain text without colour, with columns as wide as their content.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use inlane_core::result::Cell;
+use inlane_result::Cell;
 
 /// Lines of a name and a text, printed as two aligned columns.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! Renders documents as text for a terminal: first the results, then notes and settings.
 
 use crate::table::{Lines, grid};
-use inlane_core::result::{Cell, Document, Row};
+use inlane_result::{Cell, Document, Row};
 
 /// Renders a document. If the document has only one row, and the row provides lines of text, prints these
 /// lines. Otherwise prints a table.

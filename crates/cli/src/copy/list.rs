@@ -5,7 +5,7 @@ use crate::output::Output;
 use inlane_copy::cost::Cache;
 use inlane_copy::result::ListedPath;
 use inlane_copy::{Endpoint, PathOptions, list_paths};
-use inlane_core::result::Document;
+use inlane_result::Document;
 
 impl Copy {
     /// Prints the paths between two endpoints, and why each is available or not.

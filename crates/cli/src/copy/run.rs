@@ -9,9 +9,9 @@ use anyhow::Context;
 use inlane_copy::Endpoint;
 use inlane_copy::measure::{Event, Session, Transfers};
 use inlane_copy::result::TransferResult;
-use inlane_core::result::Document;
 use inlane_core::{Error, units};
 use inlane_report::{Line, Plot, Point, Scale};
+use inlane_result::Document;
 use std::sync::atomic::Ordering;
 
 /// The result document of `inlane copy`: one row for each measurement.

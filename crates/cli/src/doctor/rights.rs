@@ -34,7 +34,7 @@ pub fn can_load_bpf(machine: &Machine) -> bool {
 
 /// Returns a `setcap` command for this program's file. The command adds the capabilities that ports need.
 pub fn setcap(machine: &Machine) -> String {
-    inlane_core::privileges::setcap(&machine.trials.program)
+    inlane_process::privileges::setcap(&machine.trials.program)
 }
 
 pub fn privileges(machine: &Machine) -> Check {

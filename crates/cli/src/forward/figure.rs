@@ -6,10 +6,10 @@
 //! * Each combination of values of the remaining swept parameters gets a panel of its own.
 //! * If a panel would have more than six lines, each line gets a panel of its own.
 
-use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Point, Scale};
+use inlane_result::Document;
 use std::collections::BTreeSet;
 
 /// If the largest x value is at least this multiple of the smallest, the x axis is logarithmic.

@@ -11,7 +11,6 @@ use super::options::MethodChoice;
 use crate::fields::flag;
 use anyhow::Context;
 use axis::{combinations, name};
-use inlane_core::result::Document;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
 use inlane_forward::Session;
@@ -19,6 +18,7 @@ use inlane_forward::config::{Compete, Device};
 use inlane_forward::control::Control;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Repeats};
+use inlane_result::Document;
 use std::sync::Arc;
 
 pub use axis::SweepAxis;

@@ -11,7 +11,6 @@ use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
-use inlane_core::result::Document;
 use inlane_ntb::device::{Capabilities, Ntb};
 use inlane_ntb::discover::bridges;
 use inlane_ntb::ivshmem::Ivshmem;
@@ -23,6 +22,7 @@ use inlane_pgas::bench::{
 use inlane_pgas::launch::{Job, MoverChoice, is_in_job, variables};
 use inlane_pgas::transport::select::TransportKind;
 use inlane_report::{Line, Plot, Scale};
+use inlane_result::Document;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

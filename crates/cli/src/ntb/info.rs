@@ -9,7 +9,6 @@ use super::info_ucx::UcxInfo;
 use crate::output::Output;
 use crate::values::count;
 use clap::Args;
-use inlane_core::result::{Cell, Document, NotTaken, PathExplanation, Reason, Row};
 use inlane_core::units;
 use inlane_ntb::device::{Capabilities, Ntb, Ordering};
 use inlane_ntb::discover::{Bridge, BridgeKind, bridges, why_twin};
@@ -22,6 +21,7 @@ use inlane_pgas::transport::select;
 use inlane_pgas::transport::windows::layout::Layout;
 use inlane_pgas::transport::windows::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
+use inlane_result::{Cell, Document, NotTaken, PathExplanation, Reason, Row};
 use std::sync::Arc;
 
 /// Shows how PEs would communicate, and why

@@ -4,12 +4,12 @@ use super::info::ucx_path;
 use crate::exit::NotReady;
 use anyhow::{Context, bail};
 use clap::Args;
-use inlane_core::result::{Cell, PathExplanation};
 use inlane_pgas::launch::{Job, Session};
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::{Capabilities, Transport};
 use inlane_pgas::world::World;
+use inlane_result::{Cell, PathExplanation};
 use std::path::PathBuf;
 
 /// Describes UCX's connection between two PEs on this machine.

@@ -11,12 +11,12 @@
 use inlane_copy::cost::Cache;
 use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::result::{ByteVerification, PathExplanation};
 use inlane_core::{CompletionMode, Region};
 use inlane_nvme::initiator::{Buffer, Sink, Source, Supply};
 use inlane_nvme::pdu::RunningDigest;
 use inlane_nvme::{Error, Result};
 use inlane_pci::Permission;
+use inlane_result::{ByteVerification, PathExplanation};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::ops::Range;

@@ -3,8 +3,8 @@
 use super::connect::HostFlags;
 use crate::output::Output;
 use clap::Args;
-use inlane_core::result::{Cell, Document, Row};
 use inlane_nvme::initiator::{Address, discover};
+use inlane_result::{Cell, Document, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;

@@ -3,8 +3,8 @@
 use super::connect::{Connect, Stop};
 use crate::output::Output;
 use clap::{Args, Subcommand};
-use inlane_core::result::Document;
 use inlane_nvme::nbd::{ExportResult, ListenAddress, Server};
+use inlane_result::Document;
 
 /// The most commands that the session of each NBD client keeps in flight.
 const DEPTH: u32 = 127;

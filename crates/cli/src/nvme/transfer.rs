@@ -8,13 +8,13 @@ use crate::fields::flag;
 use anyhow::Context;
 use clap::Args;
 use inlane_copy::Endpoint;
-use inlane_core::result::{Document, Start};
 use inlane_core::units;
 use inlane_nvme::Error;
 use inlane_nvme::initiator::{
     Session, check_range, check_stop, read_range, read_to, write_from, write_range,
 };
 use inlane_report::OutputTarget;
+use inlane_result::{Document, Start};
 use std::fs::{File, Metadata};
 use std::io::{self, Seek as _};
 use std::os::fd::AsFd;

@@ -1,9 +1,9 @@
 //! The result document of `inlane nvme read` and `inlane nvme write`.
 
 use inlane_copy::Endpoint;
-use inlane_core::result::{ByteVerification, Cell, PathExplanation, Row};
 use inlane_core::units;
 use inlane_nvme::initiator::{Session, SessionOptions};
+use inlane_result::{ByteVerification, Cell, PathExplanation, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;

@@ -3,13 +3,13 @@
 use crate::fields::flag;
 use crate::values::{core_list, count, power_of_two};
 use clap::Args;
-use inlane_core::privileges::{Successor, drop_privileges_to};
 use inlane_core::units;
 use inlane_offload::Settings;
 use inlane_offload::Threads;
 use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
+use inlane_process::privileges::{Successor, drop_privileges_to};
 use inlane_wire::Mac;
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -2,11 +2,11 @@
 
 use crate::output::Output;
 use clap::Args;
-use inlane_core::result::Document;
 use inlane_core::units;
 use inlane_offload::client::fetch;
 use inlane_offload::status::{EngineStatus, SocketStatus};
 use inlane_offload_protocol::DEFAULT_SOCKET;
+use inlane_result::Document;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -15,8 +15,8 @@ use crate::stop::check_stop;
 use crate::timing::{Buffers, Plan};
 use inlane_core::clock::Clock;
 use inlane_core::mover::{Access, CpuMover, Mover};
-use inlane_core::result::Ceiling;
 use inlane_core::{Location, Region, Result};
+use inlane_result::Ceiling;
 use std::time::Duration;
 
 /// The bytes of the scratch memory: less than every first-level data cache has.

@@ -146,7 +146,7 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
 /// Returns the key of a cache entry. The key contains everything that changes the costs. It does not contain
 /// `options.largest`, because calibration measures the same sizes for every value of it.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
-    let host = inlane_core::result::Host::this();
+    let host = inlane_result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
     let PathOptions {
         largest: _,

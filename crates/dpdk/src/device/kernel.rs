@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::interface::{self, Interface};
 use crate::spec::EthSpec;
 use crate::xdp::{Program, Refusal};
-use inlane_core::privileges::{self, Capability};
+use inlane_process::privileges::{self, Capability};
 use std::path::{Path, PathBuf};
 
 /// The alignment of slots in a packet socket's ring: the kernel's `TPACKET_ALIGNMENT`.

@@ -3,10 +3,10 @@
 use crate::config::{Compete, Config, Device, Executor, Route};
 use crate::control::Control;
 use crate::run::run;
-use inlane_core::result::Baseline;
 use inlane_ports::null::NullSpec;
 use inlane_ports::pcap::{Pace, Playback};
 use inlane_ports::spec::PortSpec;
+use inlane_result::Baseline;
 use std::time::Duration;
 
 /// How long a baseline runs.

@@ -27,8 +27,8 @@ use crate::pipeline::Overload;
 use crate::pipeline::WorkShares;
 use crate::result::{Evidence, Limit, LimitKind, PacketResult, Resource, Task};
 use crate::run::RunOutcome;
-use inlane_core::cgroup::CpuQuota;
 use inlane_core::units::Rate;
+use inlane_process::cgroup::CpuQuota;
 use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run counts as busy all the time.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::result::{MethodReason, PacketResult, Quantity};
 use crate::run::run;
 use crate::verify;
-use inlane_core::result::Verification;
+use inlane_core::verification::Verification;
 use inlane_ports::spec::{Kind, PortSpec};
 use std::path::Path;
 use std::sync::Arc;

@@ -14,11 +14,11 @@ use super::lane::Lane;
 use super::lane_report::LaneReport;
 use super::launch::Launcher;
 use super::watchdog::watch_until;
-use crate::control::ThreadTime;
 use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::pipeline::circulate::{Circulation, CirculationHooks, Items};
 use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin};
+use inlane_process::thread_time::ThreadTime;
 use std::sync::mpsc;
 use std::time::Instant;
 

@@ -14,7 +14,7 @@ mod split;
 mod tests;
 mod tx_stage;
 
-use crate::control::{Control, Progress, ThreadTime};
+use crate::control::{Control, Progress};
 use crate::error::Error;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
@@ -22,6 +22,7 @@ use inlane_core::setting::Choice;
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Pool, Rx, Tx};
 use inlane_function::Instance;
+use inlane_process::thread_time::ThreadTime;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -6,9 +6,10 @@ use super::tx_stage::TxStage;
 use super::{
     Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet, thread_failed,
 };
-use crate::control::{Idle, ThreadTime};
+use crate::control::Idle;
 use crate::error::Error;
 use inlane_core::ring::layout::{PacketVerdict, UNCHANGED};
+use inlane_process::thread_time::ThreadTime;
 use std::time::Instant;
 
 /// The number of bursts between two publications of the counters.

@@ -6,10 +6,11 @@ use super::{
     AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet,
     thread_failed,
 };
-use crate::control::{Idle, ThreadTime};
+use crate::control::Idle;
 use crate::error::Error;
 use inlane_core::ring::{Consumer, NextItem, Ring};
 use inlane_function::Instance;
+use inlane_process::thread_time::ThreadTime;
 
 /// Runs `pipeline` until it ends. One thread receives and sends. Each instance of the packet function has its own
 /// worker thread.

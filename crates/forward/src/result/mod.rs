@@ -7,9 +7,10 @@ mod text;
 
 use crate::method::Method;
 use inlane_core::port::Counters;
-use inlane_core::result::{Baseline, Ceiling, PathExplanation, Verification};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units::Rate;
+use inlane_core::verification::Verification;
+use inlane_result::{Baseline, Ceiling, PathExplanation};
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -1,9 +1,9 @@
 //! Formats a packet result: as the columns of a table, or as lines of text if it is the only result.
 
 use super::{Competitor, PacketResult, PacketTotals, Pcie, Repeats};
-use inlane_core::result::{Baseline, Ceiling, Cell, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units;
+use inlane_result::{Baseline, Ceiling, Cell, Row};
 
 impl Row for PacketResult {
     fn parameters(&self) -> Vec<Cell> {

@@ -92,7 +92,7 @@ fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn P
 /// # Errors
 /// If a step fails. The process must then end, because some of its privileges may still be in effect.
 pub(super) fn drop_privileges() -> Result<()> {
-    inlane_core::privileges::drop_privileges()?;
+    inlane_process::privileges::drop_privileges()?;
     Ok(())
 }
 

@@ -12,11 +12,11 @@ use crate::result::{
     LaunchShape, MethodReason, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages,
 };
 use inlane_core::Port;
-use inlane_core::cgroup::CpuQuota;
 use inlane_core::port::Counters;
-use inlane_core::result::PathExplanation;
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_function::FunctionReport;
+use inlane_process::cgroup::CpuQuota;
+use inlane_result::PathExplanation;
 use std::time::Duration;
 
 /// The outcome of a run.

@@ -1,7 +1,7 @@
 //! Finds the C++ compiler of this machine, and compiles a user's packet function with it.
 
 use crate::{Error, HEADERS, Result};
-use inlane_core::code_cache;
+use inlane_process::code_cache;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -11,7 +11,7 @@ mod crash;
 
 use crate::abi::{ABI, FunctionEntry};
 use crate::{Error, Result};
-use inlane_core::code_cache::CodeCache;
+use inlane_process::code_cache::CodeCache;
 use libloading::Library;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

@@ -3,9 +3,9 @@
 use super::job::{JobResult, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
-use inlane_core::result::{ByteVerification, Cell, PathExplanation, Row};
 use inlane_core::stats::Percentiles;
 use inlane_core::units;
+use inlane_result::{ByteVerification, Cell, PathExplanation, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;

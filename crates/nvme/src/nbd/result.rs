@@ -2,8 +2,8 @@
 
 use super::protocol::RequestType;
 use crate::initiator::NamespaceInfo;
-use inlane_core::result::{Cell, Row};
 use inlane_core::units;
+use inlane_result::{Cell, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,8 +1,8 @@
 //! The result document of a target: the I/O that hosts did on each namespace while the target ran.
 
 use super::server::Target;
-use inlane_core::result::{Cell, Row};
 use inlane_core::units;
+use inlane_result::{Cell, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

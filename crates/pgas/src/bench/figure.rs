@@ -4,8 +4,8 @@
 use super::series::FEWEST_SAMPLES;
 use super::{Delivery, MeasuredOperation, Point, WindowResult};
 use inlane_core::completion::CompletionMode;
-use inlane_core::result::{ByteVerification, Ceiling, PathExplanation};
 use inlane_core::stats::{LatencyHistogram, Summary};
+use inlane_result::{ByteVerification, Ceiling, PathExplanation};
 use std::collections::BTreeMap;
 
 fn median(values: &[f64]) -> Option<f64> {

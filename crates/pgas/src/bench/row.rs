@@ -2,9 +2,9 @@
 
 use super::MeasuredOperation;
 use inlane_core::completion::CompletionMode;
-use inlane_core::result::{ByteVerification, Ceiling, Cell, PathExplanation, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units;
+use inlane_result::{ByteVerification, Ceiling, Cell, PathExplanation, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -3,7 +3,7 @@ use crate::config::Executor;
 use crate::config::Route;
 use crate::gpu;
 use crate::result::PacketTotals;
-use inlane_core::result::Ceiling;
+use inlane_result::Ceiling;
 
 fn config(rx: &str) -> Config {
     Config::new(Route::one_way(rx, ["null"]).unwrap())

@@ -13,9 +13,9 @@
 
 mod capability;
 
-use crate::error::{Error, Result};
-use crate::setting::Field;
 pub use capability::Capability;
+use inlane_core::error::{Error, Result};
+use inlane_core::setting::Field;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};

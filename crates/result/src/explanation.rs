@@ -1,8 +1,8 @@
 //! The explanation of a result: the path, the ceiling and the baseline.
 
-use super::Cell;
-use crate::setting::Field;
-use crate::units;
+use crate::Cell;
+use inlane_core::setting::Field;
+use inlane_core::units;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::{self, Display};

@@ -1,4 +1,4 @@
-//! Result documents: one JSON document per command. This module defines the fields that all documents share.
+//! Result documents: one JSON document per command. This crate defines the fields that all documents share.
 //! Each kind of document has its own type of row, which implements [`Row`].
 //!
 //! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN.
@@ -7,16 +7,17 @@
 
 mod explanation;
 mod row;
-mod setting;
+mod verification;
 
-use crate::secret::without_secret;
+use inlane_core::secret::without_secret;
+use inlane_core::units::counted;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
-pub use crate::verification::{ByteVerification, Verification};
 pub use explanation::{Baseline, Ceiling, NotTaken, PathExplanation, Reason};
 pub use row::{Cell, Row};
+pub use verification::ByteVerification;
 
 /// The version of the JSON schema of result documents.
 pub const SCHEMA_VERSION: u32 = 5;
@@ -65,7 +66,7 @@ impl<T> Document<T> {
     pub fn source(&self) -> String {
         let Host { cpu, cores, kernel, .. } = &self.host;
         let cpu = if cpu.is_empty() { "unknown processor" } else { cpu };
-        let mut parts = vec![format!("{cpu}, {}", crate::units::counted(*cores as u64, "core"))];
+        let mut parts = vec![format!("{cpu}, {}", counted(*cores as u64, "core"))];
         parts.extend(self.devices.iter().cloned());
         parts.push(format!("Linux {kernel}"));
         parts.push(format!("inlane {}", self.command.version));

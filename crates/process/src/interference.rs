@@ -11,31 +11,21 @@ use std::time::{Duration, Instant};
 /// Other processes are busy if they used more than this share of the elapsed time.
 const OTHERS: f64 = 0.2;
 
-/// Returns how long the threads of this process have waited for a processor so far, all together. Returns zero if
-/// the kernel does not report it.
-pub(crate) fn waited() -> Duration {
-    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let waited = threads.filter_map(|thread| {
-        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    Duration::from_nanos(waited.sum())
-}
-
 /// Measures the processor time that other processes use, from the creation of this value on.
-pub(crate) struct Interference {
+pub struct Interference {
     began: Instant,
     others: Duration,
 }
 
 impl Interference {
-    pub(crate) fn start() -> Self {
+    /// Begins a measurement.
+    pub fn start() -> Self {
         Self { began: Instant::now(), others: used_by_others() }
     }
 
     /// Returns true if other processes used processors so far. The kernel counts in steps of 10 ms, so the answer
     /// is meaningless for less than about 100 ms.
-    pub(crate) fn others_are_busy(&self) -> bool {
+    pub fn others_are_busy(&self) -> bool {
         let used = used_by_others().saturating_sub(self.others);
         used.as_secs_f64() > OTHERS * self.began.elapsed().as_secs_f64()
     }

@@ -1,0 +1,15 @@
+//! The process and its threads on this machine.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`cgroup`] | limits of control groups |
+//! | [`thread_time`] | how long threads ran, and how long they waited for a processor |
+//! | [`interference`] | other processes that delay a measurement |
+//! | [`privileges`] | the user that this process runs as, and how it gives up its capabilities |
+//! | [`code_cache`] | compiled code on disk |
+
+pub mod cgroup;
+pub mod code_cache;
+pub mod interference;
+pub mod privileges;
+pub mod thread_time;
