@@ -373,7 +373,7 @@ impl Engine {
 
     /// Serves a client from now on.
     pub(super) fn add_client(&mut self, client: Client) {
-        if self.control.clients.len() >= MOST_CLIENTS / self.threads() {
+        if self.control.clients.len() >= MOST_CLIENTS / self.stack.threads() {
             self.release_client();
             return;
         }
@@ -395,7 +395,7 @@ impl Engine {
     /// Subtracts one client from the count of this thread.
     fn release_client(&self) {
         if let Some(shared) = &self.shared {
-            shared.clients[self.thread].fetch_sub(1, Ordering::Relaxed);
+            shared.clients[self.stack.thread].fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -461,7 +461,7 @@ impl Engine {
                 None => self.process_alone(now, request),
                 Some(shared) => {
                     let thread = self.thread_of_request(shared, &request);
-                    if thread == self.thread {
+                    if thread == self.stack.thread {
                         self.process_shared(now, request);
                     } else {
                         let _outstanding = Outstanding::new(&request.client, 1);
@@ -550,7 +550,7 @@ impl Engine {
         // The socket may have moved to another thread since this request was passed here. If so, pass the
         // request to that thread. It receives the socket first, because its inbox already holds the socket.
         let thread = self.thread_of_request(&shared, &passed.request);
-        if thread != self.thread {
+        if thread != self.stack.thread {
             return shared.give(thread, Task::Request(passed));
         }
         let PassedRequest { request, _outstanding } = *passed;

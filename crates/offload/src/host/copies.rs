@@ -3,15 +3,16 @@
 //! connections to the same socket pair.
 
 use super::Engine;
+use super::closer::UserCloser;
 use super::control::{Client, Outstanding};
 use super::permits::{Kind, Permit};
 use super::shared::Task;
-use crate::host::closer::UserCloser;
-use crate::host::socket::{Listening, Pending, Role, Socket, SocketOptions};
+use super::socket::{Attachment, ListenerPair, Pair, Socket};
 use crate::lock;
 use crate::stack::arena::Key;
+use crate::stack::options::SocketOptions;
+use crate::stack::socket::Role;
 use inlane_offload_protocol::message::Message;
-use inlane_tcp::Listener;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -55,12 +56,16 @@ impl Engine {
     /// to the client, because connections may arrive once the program has the reply. Returns false if the
     /// socket does not listen.
     pub(super) fn announce(&mut self, key: Key, client: &Arc<Client>, reply: &Message) -> bool {
-        let Some(Socket { role: Role::Listening(listening), end: Some(_), .. }) = self.sockets.get_mut(key)
+        let Some(Socket {
+            role: Role::Listening(listening),
+            attachment: Attachment { pair: Pair::Listening(pair), end: Some(_), .. },
+            ..
+        }) = self.stack.sockets.get_mut(key)
         else {
             return false;
         };
         let mut reply = *reply;
-        let mut ends = std::mem::take(&mut listening.ends);
+        let mut ends = std::mem::take(&mut pair.ends);
         // The listener and each of its copies have a reference to this counter.
         let existing = Arc::strong_count(&listening.waiting);
         let missing = self.threads().saturating_sub(existing);
@@ -74,27 +79,30 @@ impl Engine {
                 }
             }
         }
-        let (Some(shared), Some(socket)) = (&self.shared, self.sockets.get(key)) else { return false };
-        let Role::Listening(listening) = &socket.role else { return false };
+        let (Some(shared), Some(socket)) = (&self.shared, self.stack.sockets.get(key)) else { return false };
+        let attachment = &socket.attachment;
+        let (Role::Listening(listening), Pair::Listening(pair)) = (&socket.role, &attachment.pair) else {
+            return false;
+        };
         let announcement = Arc::new(Announcement {
-            id: socket.id,
-            cookie: socket.cookie,
-            process: socket.process,
-            program: socket.program.clone(),
+            id: attachment.id,
+            cookie: attachment.cookie,
+            process: attachment.process,
+            program: attachment.program.clone(),
             v6: socket.v6,
             local: socket.local,
             options: socket.options.clone(),
             backlog: listening.backlog,
-            filled: listening.filled,
+            filled: pair.filled,
             waiting: listening.waiting.clone(),
             ends: Mutex::new(ends),
-            closer: socket.closer.clone(),
+            closer: attachment.closer.clone(),
             client: Outstanding::new(client, 1),
             reply,
             remaining: AtomicUsize::new(shared.threads() - 1),
             errno: AtomicI32::new(0),
         });
-        shared.give_others(self.thread, || Task::Listen(announcement.clone()));
+        shared.give_others(self.stack.thread, || Task::Listen(announcement.clone()));
         true
     }
 
@@ -103,7 +111,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::duplicate`].
     pub(super) fn ends_for_copies(&self, key: Key, count: usize) -> Result<Vec<Duplicate>, i32> {
-        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let socket = &self.stack.sockets.get(key).ok_or(libc::EBADF)?.attachment;
         let end = socket.end.as_ref().ok_or(libc::EBADF)?;
         (0..count).map(|_| self.duplicate(end, socket.process, socket.closer.user())).collect()
     }
@@ -137,13 +145,13 @@ impl Engine {
         // Free the port of earlier listeners that the program has closed. The engine may not yet have
         // processed epoll's events for them.
         self.remove_closed(announcement.local.port(), false);
-        let holders = self.ports.get(&announcement.local.port()).into_iter().flatten();
+        let holders = self.stack.ports.get(&announcement.local.port()).into_iter().flatten();
         let existing = holders.copied().find(|&key| {
-            self.sockets.get(key).is_some_and(|socket| {
-                socket.id == announcement.id && matches!(socket.role, Role::Listening(_))
+            self.stack.sockets.get(key).is_some_and(|socket| {
+                socket.attachment.id == announcement.id && matches!(socket.role, Role::Listening(_))
             })
         });
-        if let Some(socket) = existing.and_then(|key| self.sockets.get_mut(key)) {
+        if let Some(socket) = existing.and_then(|key| self.stack.sockets.get_mut(key)) {
             socket.options = announcement.options.clone();
             if let Role::Listening(listening) = &mut socket.role {
                 listening.set_backlog(announcement.backlog);
@@ -151,91 +159,26 @@ impl Engine {
             return Ok(());
         }
         let end = lock(&announcement.ends).pop().ok_or(libc::ENFILE)?;
-        let Announcement { local, options, backlog, .. } = announcement;
-        let mut listening = self.new_listening(*local, options, *backlog)?;
-        (listening.waiting, listening.filled) = (announcement.waiting.clone(), announcement.filled);
-        let key = self.sockets.insert_with(|_| Socket {
+        let &Announcement { local, ref options, backlog, v6, .. } = announcement;
+        let mut listening = self.stack.new_listening(local, options, backlog).map_err(|_| libc::EINVAL)?;
+        listening.waiting = announcement.waiting.clone();
+        let attachment = Attachment {
             id: announcement.id,
             cookie: announcement.cookie,
             process: announcement.process,
             program: announcement.program.clone(),
-            v6: announcement.v6,
-            local: *local,
-            holds_port: false,
-            options: options.clone(),
             end: Some(end.descriptor),
-            role: Role::Listening(Box::new(listening)),
-            armed: u64::MAX,
+            pair: Pair::Listening(ListenerPair::new(announcement.filled, Vec::new())),
             copy: true,
-            dirty: false,
             permit: Some(Arc::new(end.permit)),
             closer: announcement.closer.clone(),
-        });
-        self.hold_port(key, local.port());
+        };
+        let role = Role::Listening(Box::new(listening));
+        let key = self.stack.insert(Socket::new(local, v6, options.clone(), role, attachment));
+        self.stack.hold_port(key, local.port());
         self.watch_pair(key).map_err(|error| {
             self.remove(key);
             error.raw_os_error()
         })
-    }
-
-    /// Returns the state of a socket that begins to listen at `local`.
-    pub(super) fn new_listening(
-        &self,
-        local: SocketAddr,
-        options: &SocketOptions,
-        backlog: usize,
-    ) -> Result<Listening, i32> {
-        // A listener announces the same MSS in all its SYN,ACKs. If its address is a loopback address, this
-        // is loopback's MSS, or else the port's. Each connection then sends with the MSS of its own route.
-        use crate::stack::network::Route;
-        let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
-        let mss = self.network.mss(route, local.is_ipv6());
-        let config = options.config(self.settings.buffer, mss);
-        let listener = Listener::new(&config, self.secrets.clone(), backlog).map_err(|_| libc::EINVAL)?;
-        Ok(Listening {
-            listener,
-            backlog,
-            waiting: Arc::default(),
-            ends: Vec::new(),
-            full: false,
-            failures: 0,
-            hung_up: false,
-            unread: true,
-            filled: 0,
-        })
-    }
-}
-
-impl Listening {
-    /// Changes the backlog.
-    pub(super) fn set_backlog(&mut self, backlog: usize) {
-        self.backlog = backlog;
-        self.listener.set_backlog(backlog);
-    }
-
-    /// Sets the number of connections in the accept queues of the listener's copies on other threads. These
-    /// connections also count against the listener's backlog.
-    pub(super) fn note_elsewhere(&mut self) {
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));
-    }
-
-    /// Appends a connection to the accept queue.
-    pub(super) fn queue(&mut self, pending: Pending) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.listener.queue(pending);
-    }
-
-    /// Puts a connection back in front of the accept queue.
-    pub(super) fn requeue(&mut self, pending: Pending) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.listener.requeue(pending);
-    }
-
-    /// Takes the oldest connection from the accept queue.
-    pub(super) fn take(&mut self) -> Option<Pending> {
-        let pending = self.listener.accept()?;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        Some(pending)
     }
 }

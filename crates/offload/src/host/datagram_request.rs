@@ -2,9 +2,11 @@
 
 use super::Engine;
 use super::control::Request;
+use super::datagram::{apply_datagram_option, errno};
 use super::request::{Refusal, Reply, canonical, initial_options, owner, this_host};
-use crate::host::socket::{Datagram, Role, Socket};
+use super::socket::{DatagramPair, Pair, Socket};
 use crate::stack::arena::Key;
+use crate::stack::socket::{Datagram, Role};
 use inlane_offload_protocol::message::{Message, Operation};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,26 +22,22 @@ impl Engine {
         if ip.is_loopback() && !self.settings.loopback {
             return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
         }
-        if self.network.is_group(ip) {
+        if self.stack.network.is_group(ip) {
             return Err(Refusal::Kernel("the engine receives no broadcasts and no multicast"));
         }
-        if !ip.is_unspecified() && !self.network.is_own(ip) {
+        if !ip.is_unspecified() && !self.stack.network.is_own(ip) {
             return Err(Refusal::Kernel("the address is not one of the engine's"));
         }
         if let Some(remote) = message.remote {
             self.route_or_kernel(remote)?;
         }
         let port = self.choose_port(request.user, wanted, true, &options)?;
-        let datagram = Datagram {
-            address_chosen: !ip.is_unspecified(),
-            port_chosen: wanted.port() != 0,
-            readable: true,
-            ..Datagram::default()
-        };
-        let role = Role::Datagram(Box::new(datagram));
+        let datagram =
+            Datagram { address_chosen: !ip.is_unspecified(), port_chosen: wanted.port() != 0, remote: None };
+        let role = new_role(datagram);
         let local = SocketAddr::new(ip, port);
         let (key, program) = self.create(owner(request), local, None, options, role)?;
-        self.hold_port(key, port);
+        self.stack.hold_port(key, port);
         self.apply_datagram_options(key);
         let mut reply = Message::new(Operation::Bind);
         reply.local = Some(local);
@@ -61,13 +59,13 @@ impl Engine {
         }
         self.route_or_kernel(remote)?;
         let options = initial_options(message);
-        let (_, source) = self.route_from(unspecified(remote.is_ipv6()), None, remote.ip())?;
+        let (_, source) =
+            self.stack.route_from(unspecified(remote.is_ipv6()), None, remote.ip()).map_err(errno)?;
         let port = self.choose_port(request.user, SocketAddr::new(source, 0), true, &options)?;
         let local = SocketAddr::new(source, port);
-        let datagram = Datagram { remote: Some(remote), readable: true, ..Datagram::default() };
-        let role = Role::Datagram(Box::new(datagram));
+        let role = new_role(Datagram { remote: Some(remote), ..Datagram::default() });
         let (key, program) = self.create(owner(request), local, Some(remote), options, role)?;
-        self.hold_port(key, port);
+        self.stack.hold_port(key, port);
         self.apply_datagram_options(key);
         let mut reply = Message::new(Operation::Connect);
         reply.local = Some(local);
@@ -75,19 +73,19 @@ impl Engine {
     }
 
     fn apply_datagram_options(&mut self, key: Key) {
-        if let Some(socket) = self.sockets.get_mut(key) {
-            socket.apply_datagram_option(libc::SOL_SOCKET, libc::SO_RCVBUF);
-            socket.apply_datagram_option(libc::IPPROTO_IP, libc::IP_PKTINFO);
+        if let Some(socket) = self.stack.sockets.get_mut(key) {
+            apply_datagram_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF);
+            apply_datagram_option(socket, libc::IPPROTO_IP, libc::IP_PKTINFO);
         }
     }
 
     /// Returns an error if the engine has no route to `remote`. A new socket then stays with the kernel.
     fn route_or_kernel(&self, remote: SocketAddr) -> Result<(), Refusal> {
         let ip = this_host(canonical(remote)).ip();
-        if self.network.is_group(ip) {
+        if self.stack.network.is_group(ip) {
             return Err(Refusal::Kernel("the engine sends no broadcasts and no multicast"));
         }
-        match (self.network.route(ip), ip.is_loopback()) {
+        match (self.stack.network.route(ip), ip.is_loopback()) {
             (Some(_), _) => Ok(()),
             (None, true) => Err(Refusal::Kernel("the address is a loopback address of the kernel")),
             (None, false) => Err(Refusal::Kernel("the engine has no route to the address")),
@@ -95,7 +93,7 @@ impl Engine {
     }
 
     fn reconnect(&mut self, key: Key, remote: SocketAddr) -> Result<(), Refusal> {
-        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         let Role::Datagram(datagram) = &socket.role else { return Err(Refusal::Errno(libc::EISCONN)) };
         if !socket.v6 && remote.is_ipv6() {
             return Err(Refusal::Errno(libc::EAFNOSUPPORT));
@@ -104,11 +102,11 @@ impl Engine {
             return Err(Refusal::Errno(libc::ENETUNREACH));
         }
         let bound = if datagram.address_chosen { socket.local.ip() } else { unspecified(socket.v6) };
-        let (_, source) = self.route_from(bound, None, remote.ip())?;
+        let (_, source) = self.stack.route_from(bound, None, remote.ip()).map_err(errno)?;
         if socket.local.port() == 0 {
-            self.hold_any_port(key)?;
+            self.stack.hold_any_port(key).map_err(errno)?;
         }
-        if let Some(socket) = self.sockets.get_mut(key)
+        if let Some(socket) = self.stack.sockets.get_mut(key)
             && let Role::Datagram(datagram) = &mut socket.role
         {
             datagram.remote = Some(remote);
@@ -122,7 +120,7 @@ impl Engine {
     pub(super) fn disconnect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
         let key = self.attached(request)?;
         self.drain_datagrams(now, key);
-        let Some(socket) = self.sockets.get_mut(key) else { return Err(Refusal::Errno(libc::EBADF)) };
+        let Some(socket) = self.stack.sockets.get_mut(key) else { return Err(Refusal::Errno(libc::EBADF)) };
         let Role::Datagram(datagram) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
         datagram.remote = None;
         let port = socket.local.port();
@@ -132,7 +130,7 @@ impl Engine {
         if !datagram.port_chosen && socket.holds_port {
             socket.holds_port = false;
             socket.local.set_port(0);
-            self.release_port(key, port, true);
+            self.stack.release_port(key, port, true);
         }
         Ok((Message::new(Operation::Disconnect), None))
     }
@@ -142,12 +140,18 @@ impl Engine {
     pub(super) fn route_datagrams(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
         let remote = this_host(canonical(request.message.remote.ok_or(libc::EINVAL)?));
-        let Some(socket @ Socket { role: Role::Datagram(_), .. }) = self.sockets.get(key) else {
+        let Some(socket @ Socket { role: Role::Datagram(_), .. }) = self.stack.sockets.get(key) else {
             return Err(Refusal::Errno(libc::EINVAL));
         };
-        self.route_from(socket.local.ip(), None, remote.ip())?;
+        self.stack.route_from(socket.local.ip(), None, remote.ip()).map_err(errno)?;
         Ok((Message::new(Operation::Route), None))
     }
+}
+
+/// Returns the role of a new UDP socket, and its pair.
+fn new_role(datagram: Datagram) -> (Role, Pair) {
+    let pair = DatagramPair { readable: true, ..DatagramPair::default() };
+    (Role::Datagram(datagram), Pair::Datagram(Box::new(pair)))
 }
 
 /// Returns the address that stands for all addresses of a family.

@@ -537,6 +537,10 @@ mod tests {
 
     const DEVICE: u64 = 8;
 
+    fn byte_ring(len: usize) -> ByteRing {
+        ByteRing::new(inlane_core::region::Region::host(len).unwrap())
+    }
+
     fn connection() -> Direct {
         Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, DEVICE).unwrap()
     }
@@ -552,7 +556,7 @@ mod tests {
     #[test]
     fn committed_bytes_are_copied_before_the_pair_is_read() {
         let mut direct = connection();
-        let mut ring = ByteRing::new(4096);
+        let mut ring = byte_ring(4096);
         assert!(direct.slot.send().claim().is_none(), "no lease was granted");
         direct.grant(1);
         commit(&direct, &[3; 5000]);
@@ -677,7 +681,7 @@ mod tests {
         fn random_words_harm_nothing(words in proptest::collection::vec((0usize..4, any::<u64>(), any::<bool>()), 1..60)) {
             let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
             let mut direct = connection();
-            let mut ring = ByteRing::new(65536);
+            let mut ring = byte_ring(65536);
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();

@@ -3,11 +3,12 @@
 
 use super::Engine;
 use super::control::Request;
+use super::direct::{Direct, SharedArea, Turn, Watch};
 use super::request::{Refusal, Reply};
-use crate::host::direct::{Direct, SharedArea, Turn, Watch};
-use crate::host::socket::{Role, Socket};
+use super::socket::{Attachment, Pair, Socket, Stack};
 use crate::lock;
 use crate::stack::arena::Key;
+use crate::stack::socket::Role;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
 use std::os::fd::OwnedFd;
@@ -56,6 +57,16 @@ impl Leases {
     }
 }
 
+/// Returns the slot of a connection.
+fn direct_of(stack: &mut Stack, key: Key) -> Option<&mut Direct> {
+    match stack.sockets.get_mut(key) {
+        Some(Socket { attachment: Attachment { pair: Pair::Stream(pair), .. }, .. }) => {
+            pair.direct.as_deref_mut()
+        }
+        _ => None,
+    }
+}
+
 impl Engine {
     /// Returns true if programs may use shared memory. Shared memory needs an engine that polls for some time
     /// before it sleeps. An engine that sleeps at once when it has no work would end each lease at once.
@@ -78,19 +89,21 @@ impl Engine {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         let status = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?;
         let (area, file) = self.area(request)?;
-        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
         // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
         // these options.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
-        let Role::Stream(stream) = &mut socket.role else { return Err(Refusal::Errno(libc::EINVAL)) };
+        let (Role::Stream(stream), Pair::Stream(pair)) = (&socket.role, &mut socket.attachment.pair) else {
+            return Err(Refusal::Errno(libc::EINVAL));
+        };
         let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
-        if limited || !open || stream.program_finished || stream.filled.is_some() {
+        if limited || !open || pair.program_finished || pair.filled.is_some() {
             return Err(Refusal::Errno(libc::EAGAIN));
         }
-        if stream.direct.is_none() {
-            stream.direct = Direct::new(&area, status.st_ino, status.st_dev).map(Box::new);
+        if pair.direct.is_none() {
+            pair.direct = Direct::new(&area, status.st_ino, status.st_dev).map(Box::new);
         }
-        let direct = stream.direct.as_ref().ok_or(libc::ENOBUFS)?;
+        let direct = pair.direct.as_ref().ok_or(libc::ENOBUFS)?;
         let (owner, index) = direct.location();
         if !Arc::ptr_eq(owner, &area) {
             return Err(Refusal::Errno(libc::EBUSY));
@@ -98,7 +111,7 @@ impl Engine {
         let mut reply = Message::new(Operation::Adopt);
         reply.number = index as i32;
         reply.name = self.spin_us();
-        self.touch(key);
+        self.stack.touch(key);
         Ok((reply, file.map(Arc::new)))
     }
 
@@ -134,8 +147,7 @@ impl Engine {
     /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
     /// shared memory. If the list is full, adds the connection only if the program has not answered an offer.
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
-        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
-        let Some(direct) = &mut stream.direct else { return };
+        let Some(direct) = direct_of(&mut self.stack, key) else { return };
         let (listed, offered) = (&mut self.leases.listed, direct.has_offer());
         match direct.listed {
             Some(index) => {
@@ -172,11 +184,7 @@ impl Engine {
                 continue;
             }
             let key = listed.key;
-            let direct = match self.sockets.get_mut(key) {
-                Some(Socket { role: Role::Stream(stream), .. }) => stream.direct.as_mut(),
-                _ => None,
-            };
-            let Some(direct) = direct else {
+            let Some(direct) = direct_of(&mut self.stack, key) else {
                 self.unlist(index);
                 continue;
             };
@@ -196,7 +204,7 @@ impl Engine {
             }
             if work {
                 worked = true;
-                self.touch(key);
+                self.stack.touch(key);
             }
             index += 1;
         }
@@ -207,8 +215,7 @@ impl Engine {
     fn unlist(&mut self, index: usize) {
         self.leases.listed.swap_remove(index);
         if let Some(moved) = self.leases.listed.get(index)
-            && let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(moved.key)
-            && let Some(direct) = &mut stream.direct
+            && let Some(direct) = direct_of(&mut self.stack, moved.key)
         {
             direct.listed = Some(index);
         }

@@ -23,7 +23,9 @@ mod input;
 mod interface;
 mod lease;
 pub mod link;
+mod memory;
 mod open;
+mod options;
 pub mod pair;
 mod pass;
 mod permits;
@@ -39,36 +41,29 @@ mod threads;
 
 use crate::error::{Error, Result};
 use crate::settings::Settings;
-use crate::stack::arena::{Arena, Key};
+use crate::stack::arena::Key;
 use crate::stack::budget::Budget;
-use crate::stack::flows::Flows;
-use crate::stack::network::Network;
-use crate::stack::ring::Rings;
-use crate::stack::wheel::Wheel;
+use crate::stack::packet::Arrival;
+use crate::stack::socket::Role;
 use closer::Closer;
 use control::Control;
 use inlane_core::clock::Clock;
 use inlane_core::packet::Packet;
-use inlane_tcp::{Flow, Secrets, TimeWait};
-use input::Arrival;
 use interface::{InterfaceState, WatchedInterface};
 use link::Link;
 use rustix::event::epoll;
 use shared::{Inbox, Shared};
-use socket::{Role, Socket};
-use std::collections::{HashMap, VecDeque};
+use socket::{Attachment, Pair, Socket, Stack};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub(crate) use copies::Duplicate;
 pub(crate) use permits::Permit;
 pub use threads::Threads;
 
 /// The most packets that one round of the engine's loop receives before it serves sockets.
 const BURST: usize = 64;
-/// The most connections in TIME-WAIT. If there are more, the oldest is forgotten.
-const MOST_TIME_WAITS: usize = 65536;
 /// The longest sleep, in nanoseconds. A request to stop is noticed at most this late.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 /// If epoll cannot watch the port, packets do not wake the engine, so its sleeps are short. This is the
@@ -98,8 +93,8 @@ const CLIENT: u64 = 1 << 63;
 /// One thread of an engine. It has one queue of the port, and runs the sockets whose packets arrive there.
 pub struct Engine {
     settings: Settings,
-    /// The thread's number, from 0.
-    thread: usize,
+    /// The sockets and their protocols.
+    stack: Stack,
     /// What the threads share. `None` if the engine has one thread.
     shared: Option<Arc<Shared>>,
     /// A random number in the names of this engine's sockets. It distinguishes them from sockets of earlier
@@ -107,7 +102,6 @@ pub struct Engine {
     number: u64,
     clock: Clock,
     link: Link,
-    network: Network,
     epoll: OwnedFd,
     /// The kernel's interface of the port. `None` on ports without one, and on all threads but the first.
     interface: Option<WatchedInterface>,
@@ -116,32 +110,18 @@ pub struct Engine {
     control: Control,
     /// Closes descriptors that programs have sent.
     closer: Arc<Closer>,
-    sockets: Arena<Socket>,
-    flows: Flows,
-    /// The sockets that programs have bound to each local port. Does not contain accepted connections.
-    ports: HashMap<u16, Vec<Key>>,
-    /// The UDP sockets of each local port.
-    datagram_ports: HashMap<u16, Vec<Key>>,
     /// Memory for the datagram that is being read from a pair.
     datagram_buffer: Vec<u8>,
-    /// How many ICMP errors the engine may send now.
-    icmp_budget: Budget,
     /// How many neighbours this thread may pass on to the other threads now. Index 0 is for neighbours that
     /// announced themselves to all hosts. Index 1 is for neighbours that answered a request or asked the
     /// engine.
     neighbour_budgets: [Budget; 2],
     /// The sockets by the cookie of the program's end.
     by_cookie: HashMap<u64, Key>,
-    time_waits: HashMap<Flow, TimeWait>,
-    time_wait_order: VecDeque<(u64, Flow)>,
-    secrets: Secrets,
-    wheel: Wheel,
-    rings: Rings,
-    changed: Vec<Key>,
+    /// Memory for the list of due timers.
+    due: Vec<Key>,
     /// The number of the socket that was created last.
     last_id: u64,
-    /// The state of the pseudo-random generator for local ports.
-    random: u64,
     totals: report::Totals,
     leases: lease::Leases,
 }
@@ -218,44 +198,32 @@ impl Engine {
     fn assemble(
         settings: &Settings,
         clock: &Clock,
-        (link, network): (Link, Network),
+        link: Link,
+        stack: Stack,
         control: Control,
         closer: Arc<Closer>,
-        secrets: Secrets,
     ) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| Error::os("epoll_create")(error.into()))?;
         let engine = Self {
+            settings: settings.clone(),
+            stack,
+            shared: None,
             number: 0,
-            link,
-            network,
-            control,
-            closer,
-            sockets: Arena::default(),
-            flows: Flows::default(),
-            ports: HashMap::new(),
-            datagram_ports: HashMap::new(),
-            datagram_buffer: Vec::new(),
-            icmp_budget: Budget::default(),
-            neighbour_budgets: Default::default(),
-            by_cookie: HashMap::new(),
-            time_waits: HashMap::new(),
-            time_wait_order: VecDeque::new(),
-            secrets,
-            wheel: Wheel::new(clock.now_ns()),
-            rings: Rings::new(settings.buffer),
-            changed: Vec::new(),
-            last_id: 0,
-            random: u64::from_ne_bytes(random_bytes()?),
-            totals: report::Totals::default(),
-            leases: lease::Leases::default(),
             clock: clock.clone(),
+            link,
             epoll,
             interface: None,
             down_interface: None,
-            settings: settings.clone(),
-            thread: 0,
-            shared: None,
+            control,
+            closer,
+            datagram_buffer: Vec::new(),
+            neighbour_budgets: Default::default(),
+            by_cookie: HashMap::new(),
+            due: Vec::new(),
+            last_id: 0,
+            totals: report::Totals::default(),
+            leases: lease::Leases::default(),
         };
         if let Some(listener) = engine.control.listener() {
             engine.watch(listener, CONTROL, epoll::EventFlags::IN)?;
@@ -268,9 +236,9 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes this the thread `thread` of an engine. `shared` is what the threads share.
-    fn join(&mut self, thread: usize, shared: Option<Arc<Shared>>) -> Result<()> {
-        (self.thread, self.shared) = (thread, shared);
+    /// Makes this a thread of an engine. `shared` is what the threads share.
+    fn join(&mut self, shared: Option<Arc<Shared>>) -> Result<()> {
+        self.shared = shared;
         if let Some(inbox) = self.inbox() {
             self.watch(inbox.wake_descriptor(), INBOX, epoll::EventFlags::IN)?;
         }
@@ -279,12 +247,12 @@ impl Engine {
 
     /// Returns the number of threads of the engine.
     fn threads(&self) -> usize {
-        self.shared.as_ref().map_or(1, |shared| shared.threads())
+        self.stack.threads()
     }
 
     /// Returns this thread's inbox, or `None` if the engine has one thread.
     fn inbox(&self) -> Option<&Inbox> {
-        self.shared.as_ref().map(|shared| &shared.inboxes[self.thread])
+        self.shared.as_ref().map(|shared| &shared.inboxes[self.stack.thread])
     }
 
     fn watch(&self, fd: impl AsFd, token: u64, flags: epoll::EventFlags) -> Result<()> {
@@ -297,8 +265,8 @@ impl Engine {
     /// # Errors
     /// If the port fails.
     fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
-        threads::pin(&self.settings.cores, self.thread)?;
-        let pool = self.network.pool.clone();
+        threads::pin(&self.settings.cores, self.stack.thread)?;
+        let pool = self.stack.network.pool.clone();
         let _owner = pool.own();
         let wakes = !self.link.wait_descriptors().is_empty();
         let longest = if wakes { LONGEST_SLEEP_NS } else { LONGEST_POLLED_SLEEP_NS };
@@ -318,8 +286,8 @@ impl Engine {
             worked |= self.receive_own(now);
             worked |= self.empty_inbox(now);
             worked |= self.poll_leases(now, false);
-            let idle = !worked && self.changed.is_empty() && !self.owes_reply();
-            let may_sleep = idle && now >= last_work + spin_ns && self.network.flush();
+            let idle = !worked && self.stack.changed.is_empty() && !self.owes_reply();
+            let may_sleep = idle && now >= last_work + spin_ns && self.stack.network.flush();
             let sleep = if may_sleep && self.end_leases(now) && self.falls_asleep() {
                 self.sleep_ns(now, pause)
             } else {
@@ -336,7 +304,7 @@ impl Engine {
                 // Send the results of this round first, because asking epoll would delay them.
                 self.expire(now);
                 self.serve_changed(now);
-                self.network.flush();
+                self.stack.network.flush();
             }
             if asks {
                 (rounds, asked_at) = (0, now);
@@ -347,9 +315,9 @@ impl Engine {
             }
             now = self.clock.now_ns();
             worked |= self.expire(now);
-            worked |= !self.changed.is_empty();
+            worked |= !self.stack.changed.is_empty();
             self.serve_changed(now);
-            self.network.flush();
+            self.stack.network.flush();
             if worked {
                 (last_work, pause) = (now, shortest);
             } else if sleep > 0 {
@@ -362,15 +330,15 @@ impl Engine {
     /// Ends this thread's part of the engine: resets every connection and frees the packets.
     fn close(&mut self) {
         let now = self.clock.now_ns();
-        let keys: Vec<Key> = self.sockets.iter().map(|(key, _)| key).collect();
+        let keys: Vec<Key> = self.stack.sockets.iter().map(|(key, _)| key).collect();
         for key in keys {
-            if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
+            if let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) {
                 stream.connection.abort();
             }
             self.serve(now, key);
         }
-        self.network.flush();
-        self.network.free_packets();
+        self.stack.network.flush();
+        self.stack.network.free_packets();
     }
 
     /// Receives packets from the port. Returns true if there were any.
@@ -384,18 +352,18 @@ impl Engine {
         }
         if count > 0 {
             // SAFETY: the packets are from a queue of this pool and not used afterwards.
-            unsafe { self.network.pool.free(&packets[..count]) };
+            unsafe { self.stack.network.pool.free(&packets[..count]) };
         }
         Ok(count > 0)
     }
 
     /// Processes the packets that the engine sent to itself. Returns true if there were any.
     fn receive_own(&mut self, now: u64) -> bool {
-        let count = self.network.own.len().min(BURST);
+        let count = self.stack.network.own.len().min(BURST);
         for _ in 0..count {
-            if let Some(bytes) = self.network.own.pop_front() {
+            if let Some(bytes) = self.stack.network.own.pop_front() {
                 self.on_ip(now, &bytes, Arrival::OWN);
-                self.network.recycle(bytes);
+                self.stack.network.recycle(bytes);
             }
         }
         count > 0
@@ -404,12 +372,10 @@ impl Engine {
     /// Returns how long the engine may sleep, in nanoseconds: `longest`, or less if a timer is due earlier.
     fn sleep_ns(&self, now: u64, longest: u64) -> u64 {
         let mut sleep = longest;
-        if self.network.has_timer() {
+        if self.stack.network.has_timer() {
             sleep = sleep.min(50_000_000);
         }
-        let next =
-            self.wheel.next().into_iter().chain(self.time_wait_order.front().map(|entry| entry.0)).min();
-        next.map_or(sleep, |next| sleep.min(next.saturating_sub(now).max(1)))
+        self.stack.next_timer().map_or(sleep, |next| sleep.min(next.saturating_sub(now).max(1)))
     }
 
     /// Waits at most `sleep` nanoseconds for epoll events and processes them. Returns true if there were any.
@@ -470,67 +436,54 @@ impl Engine {
     /// marks the socket as changed.
     fn on_pair_event(&mut self, key: Key, flags: epoll::EventFlags) {
         use epoll::EventFlags as Flags;
-        let Some(socket) = self.sockets.get_mut(key) else { return };
-        match &mut socket.role {
-            Role::Stream(stream) => {
+        let Some(socket) = self.stack.sockets.get_mut(key) else { return };
+        match &mut socket.attachment.pair {
+            Pair::Stream(pair) => {
                 // While the connection is being established, the socket pair holds filler bytes. Do not read
                 // them as data of the program.
-                let data = if stream.filled.is_some() { Flags::empty() } else { Flags::IN };
-                stream.readable |= flags.intersects(data | Flags::RDHUP | Flags::HUP | Flags::ERR);
-                stream.closed |= flags.contains(Flags::HUP) && !flags.intersects(Flags::ERR | Flags::PRI);
-                stream.writable |= flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR);
-                stream.more |= flags.intersects(Flags::PRI | Flags::RDHUP | Flags::HUP | Flags::ERR);
-                stream.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
+                let data = if pair.filled.is_some() { Flags::empty() } else { Flags::IN };
+                pair.readable |= flags.intersects(data | Flags::RDHUP | Flags::HUP | Flags::ERR);
+                pair.closed |= flags.contains(Flags::HUP) && !flags.intersects(Flags::ERR | Flags::PRI);
+                pair.writable |= flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR);
+                pair.more |= flags.intersects(Flags::PRI | Flags::RDHUP | Flags::HUP | Flags::ERR);
+                pair.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
             }
-            Role::Listening(listening) => {
-                listening.full &= !flags.contains(Flags::OUT);
-                listening.unread |= flags.contains(Flags::IN);
-                listening.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
+            Pair::Listening(pair) => {
+                pair.full &= !flags.contains(Flags::OUT);
+                pair.unread |= flags.contains(Flags::IN);
+                pair.hung_up |= flags.intersects(Flags::HUP | Flags::ERR);
             }
-            Role::Datagram(datagram) => {
-                datagram.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
+            Pair::Datagram(pair) => {
+                pair.readable |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
             }
-            Role::Bound => {}
+            Pair::Bound => {}
         }
-        self.touch(key);
-    }
-
-    /// Adds a socket to the list of changed sockets. The engine serves these sockets at the end of the round.
-    fn touch(&mut self, key: Key) {
-        if let Some(socket) = self.sockets.get_mut(key)
-            && !socket.dirty
-        {
-            socket.dirty = true;
-            self.changed.push(key);
-        }
+        self.stack.touch(key);
     }
 
     /// Moves data and sends segments for the sockets on the list of changed ones.
     fn serve_changed(&mut self, now: u64) {
-        let mut keys = std::mem::take(&mut self.changed);
+        let mut keys = self.stack.take_changed();
         for key in keys.drain(..) {
-            if let Some(socket) = self.sockets.get_mut(key) {
-                socket.dirty = false;
+            if self.stack.begin_service(key) {
                 self.serve(now, key);
             }
         }
-        // Reuse the memory of the emptied list `keys` for the next round, unless this round has already added
-        // sockets to the new list `changed`.
-        if self.changed.is_empty() {
-            self.changed = keys;
-        }
+        self.stack.reuse_changed(keys);
     }
 
     fn serve(&mut self, now: u64, key: Key) {
-        let Some(socket) = self.sockets.get(key) else { return };
-        match socket.role {
-            Role::Stream(_) => self.serve_stream(now, key),
-            Role::Listening(_) => self.serve_listener(now, key),
-            Role::Datagram(_) => self.serve_datagrams(now, key),
-            Role::Bound => {
-                let Some(fd) = socket.fd().filter(|&fd| !pair::hung_up(fd)) else { return self.remove(key) };
-                match pair::discard(fd, &socket.closer) {
-                    Ok(true) => self.touch(key),
+        let Some(Socket { attachment, .. }) = self.stack.sockets.get(key) else { return };
+        match attachment.pair {
+            Pair::Stream(_) => self.serve_stream(now, key),
+            Pair::Listening(_) => self.serve_listener(now, key),
+            Pair::Datagram(_) => self.serve_datagrams(now, key),
+            Pair::Bound => {
+                let Some(fd) = attachment.fd().filter(|&fd| !pair::hung_up(fd)) else {
+                    return self.remove(key);
+                };
+                match pair::discard(fd, &attachment.closer) {
+                    Ok(true) => self.stack.touch(key),
                     Ok(false) if !pair::hung_up(fd) => {}
                     _ => self.remove(key),
                 }
@@ -540,89 +493,50 @@ impl Engine {
 
     /// Runs the timers that are due. Returns true if there were any.
     fn expire(&mut self, now: u64) -> bool {
-        let mut due = Vec::new();
-        self.wheel.expire(now, &mut due);
-        for &key in &due {
-            self.on_timer(now, key);
+        let mut due = std::mem::take(&mut self.due);
+        self.stack.expire(now, &mut due);
+        let worked = !due.is_empty();
+        for key in due.drain(..) {
+            self.retry_listener(key);
         }
-        while let Some(&(until, flow)) = self.time_wait_order.front()
-            && (until <= now || self.time_wait_order.len() > MOST_TIME_WAITS)
-        {
-            self.time_wait_order.pop_front();
-            match self.time_waits.get(&flow).map(TimeWait::until) {
-                // A retransmitted FIN has restarted this flow's TIME-WAIT timer. Move the flow to the end of
-                // the queue.
-                Some(later) if later > now && later > until => self.time_wait_order.push_back((later, flow)),
-                _ if self.time_waits.remove(&flow).is_some() => self.release_flow(&flow),
-                _ => {}
-            }
-        }
-        if self.network.has_timer() {
-            let silent = self.network.on_timer(now);
-            if !silent.is_empty() {
-                self.on_silent_neighbours(&silent);
-            }
-        }
-        !due.is_empty()
+        self.due = due;
+        worked
     }
 
     /// Removes a socket: closes its pair and frees its memory.
     fn remove(&mut self, key: Key) {
-        let Some(mut socket) = self.sockets.remove(key) else { return };
+        let Some(mut attachment) = self.stack.remove(key) else { return };
         // Other threads have descriptors of the same end if the socket is a listener.
-        if let (Role::Listening(_), Some(end)) = (&socket.role, &socket.end) {
+        if let (Pair::Listening(_), Some(end)) = (&attachment.pair, &attachment.end) {
             stop_watching(&self.epoll, end);
         }
-        let blocking = socket.take_blocking();
+        let blocking = attachment.take_blocking();
         if let Some(end) = &blocking {
             stop_watching(&self.epoll, end);
         }
-        self.wheel.remove(key);
-        if socket.holds_port {
-            self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
-        }
-        if !socket.copy {
-            self.by_cookie.remove(&socket.cookie);
+        let Attachment { cookie, pair, closer, copy, permit, .. } = attachment;
+        if !copy {
+            self.by_cookie.remove(&cookie);
             if let Some(shared) = &self.shared {
-                shared.by_cookie.part(&socket.cookie).remove(&socket.cookie);
+                shared.by_cookie.part(&cookie).remove(&cookie);
             }
         }
         // A socket counts until its end of the socket pair is closed.
-        if let Some(end) = blocking {
-            socket.closer.close(vec![end], Some(Box::new(socket.permit.take())));
+        match blocking {
+            Some(end) => closer.close(vec![end], Some(Box::new(permit))),
+            None => drop(permit),
         }
-        match socket.role {
-            Role::Stream(stream) => {
-                if self.flows.find(&stream.flow) == Some(key) {
-                    self.flows.remove(&stream.flow);
-                    if !self.time_waits.contains_key(&stream.flow) {
-                        self.release_flow(&stream.flow);
-                    }
-                }
-                let (sent, received) = (stream.written, stream.connection.received());
-                self.rings.put(stream.send, sent);
-                self.rings.put(stream.receive, received);
-            }
-            Role::Listening(mut listening) => {
+        match pair {
+            Pair::Listening(mut pair) => {
                 // Close the program's ends of the socket pairs of connections that were not accepted. The
                 // engine then resets these connections.
-                while let Some(pending) = listening.take() {
+                while let Some(pending) = pair.queue.pop_front() {
                     drop(pending.program);
-                    self.touch(pending.key);
+                    self.stack.touch(pending.key);
                 }
             }
-            Role::Datagram(datagram) => self.totals.datagrams.add(&datagram.counters),
-            Role::Bound => {}
+            Pair::Datagram(pair) => self.totals.datagrams.add(&pair.counters),
+            Pair::Stream(_) | Pair::Bound => {}
         }
-    }
-
-    /// Returns a pseudo-random number.
-    fn random(&mut self) -> u64 {
-        // Compute the next number by splitmix64 (Steele, Lea and Flood 2014).
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.random;
-        value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ value >> 31
     }
 }

@@ -8,10 +8,13 @@
 
 use super::Engine;
 use super::control::Request;
+use super::pair::{self, Filled};
 use super::permits::Permit;
 use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
-use crate::host::pair::{self, Filled};
-use crate::host::socket::{Role, SocketOptions, Stream};
+use super::socket::{Pair, StreamPair};
+use crate::stack::options::SocketOptions;
+use crate::stack::socket::Role;
+use crate::stack::stream::Stream;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::End;
 use inlane_tcp::Flow;
@@ -54,7 +57,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::EBADF));
         };
         let prepared = self.prepare(now, request, &end, Arc::new(program));
-        let (stream, cookie, program, permit) = match prepared {
+        let (stream, filled, cookie, program, permit) = match prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 let Refusal::Errno(errno) = refusal else { return Err(refusal) };
@@ -69,24 +72,25 @@ impl Engine {
             }
         };
         let (flow, id) = (stream.flow, self.next_id());
-        let role = Role::Stream(Box::new(stream));
+        let pair = StreamPair { filled: Some(filled), ..StreamPair::new() };
+        let role = (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)));
         let options = SocketOptions::default();
         let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit };
         let key = self.add(owner(request), new, &program)?;
         self.claim_flow(flow, key);
-        self.touch(key);
+        self.stack.touch(key);
         Ok((Message::new(Operation::Open), None))
     }
 
-    /// Creates the connection for a request, and counts its socket. Returns four values: the connection, the
-    /// cookie of the program's end of the socket pair, the program's end, and the socket's permit.
+    /// Creates the connection for a request, and counts its socket. Returns five values: the connection, what
+    /// fills its pair, the cookie of the program's end of the socket pair, the program's end, and the socket's permit.
     fn prepare(
         &mut self,
         now: u64,
         request: &Request,
         end: &OwnedFd,
         program: Arc<OwnedFd>,
-    ) -> Result<(Stream, u64, Arc<OwnedFd>, Permit), Refusal> {
+    ) -> Result<(Stream, Filled, u64, Arc<OwnedFd>, Permit), Refusal> {
         let message = &request.message;
         let cookie = pair::cookie(&program)?;
         if self.by_cookie.contains_key(&cookie) {
@@ -97,15 +101,13 @@ impl Engine {
         if remote.port() == 0 {
             return Err(Refusal::Errno(libc::ECONNREFUSED));
         }
-        let route = self.network.route(remote.ip()).ok_or(libc::ENETUNREACH)?;
-        let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
-        let local = self.ephemeral(source, remote)?;
-        let mut stream = self.new_stream(now, Flow { local, remote }, route, &SocketOptions::default())?;
-        // Do not read from the socket pair until epoll reports the program's first data.
-        stream.readable = false;
-        stream.filled = Some(filled);
+        let route = self.stack.network.route(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let local = self.stack.ephemeral(source, remote).ok_or(libc::EADDRNOTAVAIL)?;
         let permit = self.admit_socket(request.process, request.user, [end, &program])?;
-        Ok((stream, cookie, program, permit))
+        let options = SocketOptions::default();
+        let stream = self.stack.open_stream(now, Flow { local, remote }, route, &options)?;
+        Ok((stream, filled, cookie, program, permit))
     }
 }
 

@@ -6,16 +6,13 @@
 
 use super::Engine;
 use super::control::Request;
-use super::input::{Arrival, ReceivedPacket, original};
-use super::shared::{MovedSocket, Owner, PassedPacket, Shared, Task};
-use crate::host::pair;
+use super::pair;
+use super::shared::{MovedSocket, PassedPacket, Shared, Task};
 use crate::stack::arena::Key;
-use crate::stack::network::{Heard, Route};
+use crate::stack::network::Heard;
+use crate::stack::packet::Arrival;
 use inlane_offload_protocol::message::Operation;
-use inlane_tcp::{Flow, State};
-use inlane_wire::{icmp, ipv4};
 use rustix::event::epoll;
-use std::net::IpAddr;
 
 /// The most times that a packet is passed between threads while its socket moves. A packet beyond this limit
 /// is dropped, and its sender retransmits it.
@@ -46,8 +43,8 @@ impl Engine {
                 Task::Request(request) => self.on_passed_request(now, request),
                 Task::Listen(announcement) => self.on_announcement(&announcement),
                 Task::Report(report) => self.add_to_report(now, &report),
-                Task::Forget(flow) => drop(self.time_waits.remove(&flow)),
-                Task::Learn { address, mac, add } => self.network.learn(now, address, mac, add),
+                Task::Forget(flow) => self.stack.time_waits.remove(&flow),
+                Task::Learn { address, mac, add } => self.stack.network.learn(now, address, mac, add),
             }
         }
         for packet in packets {
@@ -57,102 +54,24 @@ impl Engine {
     }
 
     fn on_passed_packet(&mut self, now: u64, packet: &PassedPacket) {
-        let arrival = Arrival { trusted: packet.trusted, hops: packet.hops, from: Some(packet.from) };
-        self.on_ip(now, &packet.bytes, arrival);
+        let PassedPacket { trusted, from, hops, .. } = *packet;
+        self.on_ip(now, &packet.bytes, Arrival { trusted, hops, from: Some(from), awaited: false });
     }
 
-    /// Passes a packet to another thread.
-    pub(super) fn pass(&mut self, to: usize, packet: &ReceivedPacket<'_>) {
-        self.pass_bytes(to, packet.whole, packet.arrival);
-    }
-
-    /// Like [`Engine::pass`], but for a packet that was not parsed.
-    pub(super) fn pass_bytes(&mut self, to: usize, bytes: &[u8], arrival: Arrival) {
+    /// Passes an IP packet to another thread.
+    pub(super) fn pass(&mut self, to: usize, bytes: &[u8], arrival: Arrival) {
         let Some(shared) = &self.shared else { return };
         let packet = PassedPacket {
             bytes: bytes.to_vec(),
             trusted: arrival.trusted,
-            from: arrival.from.unwrap_or(self.thread),
+            from: arrival.from.unwrap_or(self.stack.thread),
             hops: arrival.hops + 1,
         };
+        let counters = &mut self.stack.network.counters;
         match arrival.hops < MOST_HOPS.max(shared.threads()) && shared.pass(to, packet) {
-            true => self.network.counters.passed += 1,
-            false => self.network.counters.dropped += 1,
+            true => counters.passed += 1,
+            false => counters.dropped += 1,
         }
-    }
-
-    /// Passes a packet to the thread that runs its flow. Returns false if this thread must process the packet
-    /// itself. This is so if it runs the flow, or if no thread does.
-    pub(super) fn pass_by_flow(&mut self, now: u64, flow: &Flow, packet: &ReceivedPacket<'_>) -> bool {
-        let Some(owner) = self.owner(flow) else { return false };
-        if owner.thread == self.thread {
-            // The connection may have moved to this thread and still be in the inbox.
-            self.take_moved_sockets(now);
-            return false;
-        }
-        self.pass(owner.thread, packet);
-        true
-    }
-
-    /// Passes a packet to the engine's thread that runs the UDP sockets bound to `port`. Returns false if
-    /// that is the calling thread.
-    pub(super) fn pass_by_port(&mut self, port: u16, packet: &ReceivedPacket<'_>) -> bool {
-        let Some(home) = self.shared.as_ref().map(|shared| shared.thread_of_port(port)) else { return false };
-        if home == self.thread {
-            return false;
-        }
-        self.pass(home, packet);
-        true
-    }
-
-    /// Passes an ICMP error to the thread of the affected socket. The error quotes a packet, which this
-    /// socket has sent. Returns false if this thread runs the socket, or if no thread has such a socket.
-    pub(super) fn pass_icmp_error(&mut self, packet: &ReceivedPacket<'_>) -> bool {
-        if self.shared.is_none() || packet.arrival.from.is_some() {
-            return false;
-        }
-        let quoted = &packet.payload[icmp::HEADER..];
-        if let Some((flow, _)) = original(quoted, ipv4::UDP) {
-            return self.pass_by_port(flow.local.port(), packet);
-        }
-        let flow = original(quoted, ipv4::TCP).map(|(flow, _)| flow);
-        let owner = flow.and_then(|flow| self.owner(&flow));
-        match owner.filter(|owner| owner.thread != self.thread) {
-            Some(owner) => {
-                self.pass(owner.thread, packet);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Passes an IP fragment to the thread that reassembles the packet. Returns false if this thread must
-    /// reassemble it.
-    pub(super) fn pass_fragment(
-        &mut self,
-        addresses: (IpAddr, IpAddr),
-        bytes: &[u8],
-        arrival: Arrival,
-    ) -> bool {
-        let Some(shared) = &self.shared else { return false };
-        let to = shared.thread_of_fragments(addresses.0, addresses.1);
-        if to == self.thread {
-            return false;
-        }
-        self.pass_bytes(to, bytes, arrival);
-        true
-    }
-
-    /// Passes an acknowledgment to the next thread. Use it if this thread's copy of a listener has no
-    /// handshake for the acknowledgment. The reason may be that the SYN arrived on another thread. Returns
-    /// false if all threads have received the packet.
-    pub(super) fn pass_to_next(&mut self, packet: &ReceivedPacket<'_>) -> bool {
-        let threads = self.threads();
-        if packet.arrival.hops + 1 >= threads {
-            return false;
-        }
-        self.pass((self.thread + 1) % threads, packet);
-        true
     }
 
     /// Tells the other threads a neighbour's MAC address, because the neighbour's answer arrives on one queue
@@ -163,49 +82,7 @@ impl Engine {
         let budget = &mut self.neighbour_budgets[usize::from(heard.asked)];
         if budget.take(now, NEIGHBOUR_BURST, NEIGHBOUR_NS) {
             let &Heard { address, mac, add, .. } = heard;
-            shared.give_others(self.thread, || Task::Learn { address, mac, add });
-        }
-    }
-
-    /// Makes this thread the owner of a flow, and removes the flow's TIME-WAIT entry. Returns false, without
-    /// effect, if another thread owns the flow.
-    pub(super) fn claim_flow(&mut self, flow: Flow, key: Key) -> bool {
-        let claimed = self.shared.as_ref().is_none_or(|shared| shared.claim(flow, self.thread));
-        if claimed {
-            self.time_waits.remove(&flow);
-            self.flows.insert(flow, key);
-        }
-        claimed
-    }
-
-    /// Allows other threads to run a flow again. Call it after this thread has removed the flow.
-    pub(super) fn release_flow(&self, flow: &Flow) {
-        if let Some(shared) = &self.shared
-            && !self.flows.contains(flow)
-        {
-            shared.release(flow, self.thread);
-        }
-    }
-
-    /// Returns the thread that runs a flow, if the engine has several threads.
-    fn owner(&self, flow: &Flow) -> Option<Owner> {
-        self.shared.as_ref()?.flows.get(flow)
-    }
-
-    /// Returns true if a thread runs a connection of this flow.
-    pub(super) fn is_connected(&self, flow: &Flow) -> bool {
-        self.flows.contains(flow) || self.owner(flow).is_some_and(|owner| !owner.waits)
-    }
-
-    /// Returns true if the flow is in TIME-WAIT.
-    pub(super) fn is_waiting(&self, flow: &Flow) -> bool {
-        self.time_waits.contains_key(flow) || self.owner(flow).is_some_and(|owner| owner.waits)
-    }
-
-    /// Tells the other threads that a flow is in TIME-WAIT.
-    pub(super) fn note_time_wait(&self, flow: Flow) {
-        if let Some(shared) = &self.shared {
-            shared.flows.part(&flow).insert(flow, Owner { thread: self.thread, waits: true });
+            shared.give_others(self.stack.thread, || Task::Learn { address, mac, add });
         }
     }
 
@@ -214,8 +91,8 @@ impl Engine {
         // Choose the thread of a bind by its port alone, because the descriptor that comes with it belongs to an earlier engine.
         if request.message.operation == Operation::Bind {
             return match request.message.local {
-                Some(local) if local.port() != 0 => shared.thread_of_port(local.port()),
-                _ => self.thread,
+                Some(local) if local.port() != 0 => shared.owners.thread_of_port(local.port()),
+                _ => self.stack.thread,
             };
         }
         if request.message.operation == Operation::Start
@@ -223,11 +100,11 @@ impl Engine {
         {
             return (handle.socket % shared.threads() as u64) as usize;
         }
-        let Some(attached) = &request.attached else { return self.thread };
-        let Ok(cookie) = pair::cookie(attached) else { return self.thread };
+        let Some(attached) = &request.attached else { return self.stack.thread };
+        let Ok(cookie) = pair::cookie(attached) else { return self.stack.thread };
         match self.by_cookie.contains_key(&cookie) {
-            true => self.thread,
-            false => shared.by_cookie.get(&cookie).unwrap_or(self.thread),
+            true => self.stack.thread,
+            false => shared.by_cookie.get(&cookie).unwrap_or(self.stack.thread),
         }
     }
 
@@ -251,49 +128,19 @@ impl Engine {
         self.reply(&request, &reply, descriptor);
     }
 
-    /// Moves a connection to the thread `to`, which receives the connection's packets. Passes `packet` to
+    /// Moves a connection to the thread `to`, which receives the connection's packets. Passes the IP packet `bytes` to
     /// that thread for processing, usually the SYN,ACK.
-    fn move_socket(&mut self, key: Key, to: usize, packet: &ReceivedPacket<'_>) {
+    pub(super) fn move_socket(&mut self, key: Key, to: usize, bytes: &[u8], arrival: Arrival) {
         let Some(shared) = self.shared.clone() else { return };
-        let Some(mut socket) = self.sockets.remove(key) else { return };
-        self.wheel.remove(key);
-        self.by_cookie.remove(&socket.cookie);
-        if let Some(end) = &socket.end {
+        let Some(socket) = self.stack.take_out(key) else { return };
+        let Some(flow) = socket.stream().map(|stream| stream.flow) else { return };
+        self.by_cookie.remove(&socket.attachment.cookie);
+        if let Some(end) = &socket.attachment.end {
             super::stop_watching(&self.epoll, end);
         }
-        (socket.armed, socket.dirty) = (u64::MAX, false);
-        let Some(flow) = socket.stream().map(|stream| stream.flow) else { return };
-        self.flows.remove(&flow);
-        let arrival = packet.arrival;
-        let packet = PassedPacket {
-            bytes: packet.whole.to_vec(),
-            trusted: arrival.trusted,
-            from: to,
-            hops: arrival.hops + 1,
-        };
+        let Arrival { trusted, hops, .. } = arrival;
+        let packet = PassedPacket { bytes: bytes.to_vec(), trusted, from: to, hops: hops + 1 };
         shared.move_socket(to, flow, MovedSocket { socket: Box::new(socket), packet });
-    }
-
-    /// Moves a connection in SYN-SENT to the thread that received `packet`, because the connection's packets
-    /// arrive there. Returns false if the connection stays on this thread. It stays if this thread received
-    /// the packet, if its SYN is held back, or if it leads to the engine's own address. A connection of a
-    /// bound socket also stays, because this thread checks its port for conflicts.
-    pub(super) fn follow_packets(&mut self, key: Key, packet: &ReceivedPacket<'_>) -> bool {
-        let Some(from) = packet.arrival.from.filter(|&from| from != self.thread) else { return false };
-        let moves = self.sockets.get(key).is_some_and(|socket| {
-            !socket.holds_port
-                && socket.stream().is_some_and(|stream| {
-                    // Do not move a socket if its SYN is held back: the timer that sends the SYN runs on this
-                    // thread.
-                    stream.connection.state() == State::SynSent
-                        && stream.route != Route::Own
-                        && stream.held_until.is_none()
-                })
-        });
-        if moves {
-            self.move_socket(key, from, packet);
-        }
-        moves
     }
 
     /// Adds the sockets that were moved to this thread. Also processes the packets because of which they were
@@ -301,16 +148,14 @@ impl Engine {
     pub(super) fn take_moved_sockets(&mut self, now: u64) {
         let Some(inbox) = self.inbox().filter(|inbox| inbox.is_filled()) else { return };
         for MovedSocket { socket, packet } in inbox.take_sockets() {
-            let cookie = socket.cookie;
-            let Some(flow) = socket.stream().map(|stream| stream.flow) else { continue };
-            let key = self.sockets.insert_with(|_| *socket);
+            let cookie = socket.attachment.cookie;
+            let key = self.stack.put_in(*socket);
             self.by_cookie.insert(cookie, key);
-            self.flows.insert(flow, key);
             if self.watch_pair(key).is_err() {
                 self.remove(key);
                 continue;
             }
-            self.touch(key);
+            self.stack.touch(key);
             self.on_passed_packet(now, &packet);
         }
     }
@@ -319,7 +164,7 @@ impl Engine {
     pub(super) fn watch_pair(&self, key: Key) -> rustix::io::Result<()> {
         use epoll::EventFlags as Flags;
         let flags = Flags::IN | Flags::OUT | Flags::PRI | Flags::RDHUP | Flags::ET;
-        let end = self.sockets.get(key).and_then(|socket| socket.end.as_ref());
+        let end = self.stack.sockets.get(key).and_then(|socket| socket.attachment.end.as_ref());
         let end = end.ok_or(rustix::io::Errno::BADF)?;
         epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags)
     }

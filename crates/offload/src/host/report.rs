@@ -5,8 +5,10 @@ use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
 use super::request::{Refusal, Reply};
 use super::shared::Task;
-use crate::host::socket::{Role, Socket, Stream};
+use super::socket::{Pair, Socket, StreamPair};
 use crate::lock;
+use crate::stack::socket::Role;
+use crate::stack::stream::Stream;
 use crate::status::{
     ConnectionCounters, DatagramCounters, DatagramTotals, EngineStatus, SocketStatus, ThreadStatus, protocol,
 };
@@ -30,8 +32,6 @@ pub(super) struct Totals {
     pub requests: u64,
     pub sockets: u64,
     pub accepted: u64,
-    pub connected: u64,
-    pub resets_sent: u64,
     /// The number of connections that were reset because their program broke the protocol of shared memory.
     pub hostile: u64,
     /// Payload bytes that went through shared memory on connections that have ended.
@@ -61,10 +61,18 @@ impl Totals {
     pub fn add(&mut self, socket: &Socket) {
         if let Some(stream) = socket.stream() {
             self.received_bytes += stream.delivered;
-            self.direct_bytes += stream.direct_bytes();
+            self.direct_bytes += stream_pair(socket).map_or(0, StreamPair::direct_bytes);
             self.sent_bytes += stream.connection.acknowledged();
             self.retransmitted_bytes += stream.connection.counters().retransmitted_bytes;
         }
+    }
+}
+
+/// Returns the pair of a connection.
+fn stream_pair(socket: &Socket) -> Option<&StreamPair> {
+    match &socket.attachment.pair {
+        Pair::Stream(pair) => Some(pair),
+        _ => None,
     }
 }
 
@@ -143,7 +151,10 @@ impl Engine {
             Role::Datagram(datagram) => Some(datagram),
             _ => None,
         };
-        let counters = datagram.map(|datagram| datagram.counters);
+        let counters = match &socket.attachment.pair {
+            Pair::Datagram(pair) => Some(pair.counters),
+            _ => None,
+        };
         let received = counters.map_or(received, |counters| counters.received_bytes);
         let sent = counters.map_or(sent, |counters| counters.sent_bytes);
         let remote = match datagram {
@@ -152,8 +163,8 @@ impl Engine {
         };
         SocketStatus {
             protocol: protocol(datagram.is_some()),
-            program: socket.program.clone(),
-            process: socket.process,
+            program: socket.attachment.program.clone(),
+            process: socket.attachment.process,
             state: state.into(),
             local: socket.local.to_string(),
             remote: remote.map(|remote| remote.to_string()),
@@ -165,7 +176,7 @@ impl Engine {
             received_bytes_per_second: rate(received),
             sent_bytes_per_second: rate(sent),
             retransmitted_bytes: connection.map_or(0, |connection| connection.counters().retransmitted_bytes),
-            direct_bytes: stream.map_or(0, Stream::direct_bytes),
+            direct_bytes: stream_pair(socket).map_or(0, StreamPair::direct_bytes),
             backlog,
             dropped_datagrams: counters.map(|counters| counters.dropped),
         }
@@ -176,28 +187,28 @@ impl Engine {
         let totals = &self.totals;
         let mut sockets = Vec::new();
         let (mut listeners, mut copies) = (HashMap::new(), Vec::new());
-        for (_, socket) in self.sockets.iter() {
+        for (_, socket) in self.stack.sockets.iter() {
             let status = self.socket_status(now, socket);
             if matches!(socket.role, Role::Listening(_)) {
-                if socket.copy {
-                    copies.push((socket.id, status.backlog.unwrap_or_default()));
+                if socket.attachment.copy {
+                    copies.push((socket.attachment.id, status.backlog.unwrap_or_default()));
                     continue;
                 }
-                listeners.insert(socket.id, sockets.len());
+                listeners.insert(socket.attachment.id, sockets.len());
             }
             sockets.push(status);
         }
         let streams = || sockets.iter().filter(|socket| socket.protocol == "tcp");
         let sum = |field: fn(&SocketStatus) -> u64| streams().map(field).sum::<u64>();
         let mut datagrams = totals.datagrams;
-        for (_, socket) in self.sockets.iter() {
-            if let Role::Datagram(datagram) = &socket.role {
-                datagrams.add(&datagram.counters);
+        for (_, socket) in self.stack.sockets.iter() {
+            if let Pair::Datagram(pair) = &socket.attachment.pair {
+                datagrams.add(&pair.counters);
             }
         }
-        let link = self.network.counters;
+        let link = self.stack.network.counters;
         let thread = ThreadStatus {
-            thread: self.thread as u64,
+            thread: self.stack.thread as u64,
             cpu_ns: inlane_core::clock::thread_cpu_ns(),
             sockets: sockets.len() as u64,
             received_packets: link.received_packets,
@@ -207,8 +218,8 @@ impl Engine {
         let status = EngineStatus {
             port: self.settings.port.text().to_string(),
             path: self.link.info().path.clone(),
-            mac: self.network.mac().to_string(),
-            addresses: self.network.addresses().iter().map(ToString::to_string).collect(),
+            mac: self.stack.network.mac().to_string(),
+            addresses: self.stack.network.addresses().iter().map(ToString::to_string).collect(),
             uptime_ns: now,
             cpu_ns: thread.cpu_ns,
             threads: vec![thread],
@@ -216,10 +227,10 @@ impl Engine {
             down_interface: self.down_interface.clone(),
             connections: ConnectionCounters {
                 sockets: totals.sockets,
-                connected: totals.connected,
+                connected: self.stack.counters.connected,
                 accepted: totals.accepted,
-                time_wait: self.time_waits.len() as u64,
-                resets_sent: totals.resets_sent,
+                time_wait: self.stack.time_waits.len() as u64,
+                resets_sent: self.stack.counters.resets_sent,
                 hostile: totals.hostile,
                 direct_bytes: totals.direct_bytes + sum(|socket| socket.direct_bytes),
                 kernel: totals.kernel,
@@ -250,7 +261,7 @@ impl Engine {
             remaining: AtomicUsize::new(shared.threads() - 1),
             client: Outstanding::new(&request.client, MOST_PASSED),
         });
-        shared.give_others(self.thread, || Task::Report(report.clone()));
+        shared.give_others(self.stack.thread, || Task::Report(report.clone()));
     }
 
     /// Adds this thread's part to a report. The last thread to do so sends the report.

@@ -1,18 +1,22 @@
 //! Processes requests that programs send on the control socket, for example a request to create a socket.
 
+use super::closer::UserCloser;
 use super::control::Request;
+use super::pair::{self, Filled};
 use super::permits::{Kind, Permit};
+use super::socket::{Attachment, ListenerPair, Pair, Socket, StreamPair};
+use super::stream::limit_pair;
 use super::{Engine, report};
-use crate::host::closer::UserCloser;
-use crate::host::pair::{self, Filled};
-use crate::host::socket::{Predecessor, Role, Socket, SocketOptions, Stream};
 use crate::stack::arena::Key;
 use crate::stack::network::Route;
+use crate::stack::options::{Predecessor, SocketOptions};
+use crate::stack::socket::Role;
+use crate::stack::stream::{Stream, Unopened};
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options, write_options};
 use inlane_offload_protocol::name::{End, SocketKind, SocketName};
-use inlane_tcp::{Connection, Flow};
+use inlane_tcp::Flow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -46,6 +50,15 @@ impl From<inlane_tcp::Error> for Refusal {
     }
 }
 
+impl From<Unopened> for Refusal {
+    fn from(why: Unopened) -> Self {
+        Self::Errno(match why {
+            Unopened::Option => libc::EINVAL,
+            Unopened::Memory => libc::ENOBUFS,
+        })
+    }
+}
+
 /// The program that a socket is created for.
 #[derive(Clone, Copy)]
 pub(super) struct OwningProgram<'a> {
@@ -59,7 +72,7 @@ pub(super) struct OwningProgram<'a> {
 
 /// A socket that is being created.
 pub(super) struct NewSocket {
-    /// See [`Socket::id`].
+    /// See [`Attachment::id`].
     pub id: u64,
     /// The cookie of the program's end.
     pub cookie: u64,
@@ -69,8 +82,8 @@ pub(super) struct NewSocket {
     pub local: SocketAddr,
     /// The options.
     pub options: SocketOptions,
-    /// What the socket does.
-    pub role: Role,
+    /// What the socket does, and the state of its pair.
+    pub role: (Role, Pair),
     /// Counts the socket.
     pub permit: Permit,
 }
@@ -179,7 +192,7 @@ impl Engine {
         local: SocketAddr,
         remote: Option<SocketAddr>,
         options: SocketOptions,
-        role: Role,
+        role: (Role, Pair),
     ) -> Result<(Key, OwnedFd), Refusal> {
         let (key, program, name) = self.create_unnamed(owner, local, remote, options, role)?;
         if let Err(error) = pair::set_name(&program, &name) {
@@ -197,10 +210,10 @@ impl Engine {
         local: SocketAddr,
         remote: Option<SocketAddr>,
         options: SocketOptions,
-        role: Role,
+        role: (Role, Pair),
     ) -> Result<(Key, OwnedFd, SocketName), Refusal> {
         let id = self.next_id();
-        let kind = match (&role, owner.v6) {
+        let kind = match (&role.0, owner.v6) {
             (Role::Datagram(_), false) => SocketKind::DatagramV4,
             (Role::Datagram(_), true) => SocketKind::DatagramV6,
             (_, false) if remote.is_some() => SocketKind::StreamV4,
@@ -209,11 +222,35 @@ impl Engine {
             (_, true) => SocketKind::BoundV6,
         };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote };
+        let prepared = self.prepare_pair(owner, kind);
+        let (end, program, cookie, permit) = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                self.drop_role(role);
+                return Err(refusal);
+            }
+        };
+        let new = NewSocket { id, cookie, end, local, options, role, permit };
+        Ok((self.add(owner, new, &program)?, program, name))
+    }
+
+    /// Creates the pair of a new socket, and counts the socket.
+    fn prepare_pair(
+        &self,
+        owner: OwningProgram<'_>,
+        kind: SocketKind,
+    ) -> Result<(OwnedFd, OwnedFd, u64, Permit), Refusal> {
         let (end, program) = pair::create_unnamed(kind)?;
         let cookie = pair::cookie(&program)?;
         let permit = self.admit_socket(owner.process, owner.closer.user(), [&end, &program])?;
-        let new = NewSocket { id, cookie, end, local, options, role, permit };
-        Ok((self.add(owner, new, &program)?, program, name))
+        Ok((end, program, cookie, permit))
+    }
+
+    /// Frees the memory of a socket that is not created.
+    fn drop_role(&mut self, (role, _): (Role, Pair)) {
+        if let Role::Stream(stream) = role {
+            self.stack.drop_stream(*stream);
+        }
     }
 
     /// Counts a new socket of a process, whose pair has the ends `ends`.
@@ -228,7 +265,7 @@ impl Engine {
     /// Returns the number of a new socket.
     pub(super) fn next_id(&mut self) -> u64 {
         self.last_id += self.threads() as u64;
-        self.last_id + self.thread as u64
+        self.last_id + self.stack.thread as u64
     }
 
     /// Adds a socket over an existing pair, whose program's end is `other`.
@@ -240,28 +277,24 @@ impl Engine {
     ) -> Result<Key, Refusal> {
         let OwningProgram { process, program, v6, closer } = owner;
         let NewSocket { id, cookie, end, local, options, role, permit } = new;
-        let key = self.sockets.insert_with(|_| Socket {
+        let (role, pair) = role;
+        let attachment = Attachment {
             id,
             cookie,
             process,
             program: status::printable(program),
-            v6,
-            local,
-            holds_port: false,
-            options,
             end: Some(end),
-            role,
-            armed: u64::MAX,
+            pair,
             copy: false,
-            dirty: false,
             permit: Some(Arc::new(permit)),
             closer: closer.clone(),
-        });
+        };
+        let key = self.stack.insert(Socket::new(local, v6, options, role, attachment));
         self.by_cookie.insert(cookie, key);
         if let Some(shared) = &self.shared {
-            shared.by_cookie.part(&cookie).insert(cookie, self.thread);
+            shared.by_cookie.part(&cookie).insert(cookie, self.stack.thread);
         }
-        if let Some(Socket { role, options, end, .. }) = self.sockets.get_mut(key)
+        if let Some(Socket { role, options, attachment, .. }) = self.stack.sockets.get_mut(key)
             && !matches!(role, Role::Bound)
         {
             // Halve the sizes: the options hold twice the numbers that the program set, and setsockopt
@@ -269,7 +302,10 @@ impl Engine {
             let mut sizes =
                 [options.send_buffer, options.receive_buffer].map(|bytes| bytes.map(|bytes| bytes / 2));
             match role {
-                Role::Stream(stream) => stream.limit_rings(options, end.as_ref()),
+                Role::Stream(stream) => {
+                    stream.limit_rings(options);
+                    limit_pair(options, attachment.end.as_ref());
+                }
                 _ => sizes[0] = sizes[0].map(|bytes| bytes.max(LEAST_DATAGRAM_BUFFER)),
             }
             for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(sizes) {
@@ -304,13 +340,13 @@ impl Engine {
         if ip.is_loopback() && !self.settings.loopback {
             return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
         }
-        if !ip.is_unspecified() && !self.network.is_own(ip) {
+        if !ip.is_unspecified() && !self.stack.network.is_own(ip) {
             return Err(Refusal::Kernel("the address is not one of the engine's"));
         }
         let port = self.choose_port(request.user, wanted, false, &options)?;
         let local = SocketAddr::new(ip, port);
-        let (key, program) = self.create(owner(request), local, None, options, Role::Bound)?;
-        self.hold_port(key, port);
+        let (key, program) = self.create(owner(request), local, None, options, (Role::Bound, Pair::Bound))?;
+        self.stack.hold_port(key, port);
         let mut reply = Message::new(Operation::Bind);
         reply.local = Some(local);
         Ok((reply, Some(Arc::new(program))))
@@ -326,7 +362,7 @@ impl Engine {
             Some(_) => Some(self.attached(request)?),
             None => None,
         };
-        let Some(route) = self.network.route(remote.ip()) else {
+        let Some(route) = self.stack.network.route(remote.ip()) else {
             return Err(match (existing, remote.ip().is_loopback()) {
                 (Some(_), _) => Refusal::Errno(libc::ENETUNREACH),
                 (None, true) => Refusal::Kernel("the address is a loopback address of the kernel"),
@@ -339,23 +375,15 @@ impl Engine {
                 self.connect_bound(now, key, remote, route, program)
             }
             None => {
-                let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
-                let local = self.ephemeral(source, remote)?;
+                let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+                let local = self.stack.ephemeral(source, remote).ok_or(libc::EADDRNOTAVAIL)?;
                 let flow = Flow { local, remote };
                 let options = initial_options(message);
-                let mut stream = self.new_stream(now, flow, route, &options)?;
+                let mut stream = self.stack.open_stream(now, flow, route, &options)?;
                 let holds = message.number != 1;
                 stream.held_until = holds.then_some(now + LONGEST_HOLD_NS);
-                // The pair holds no data of the program before the connection is established. Epoll will report
-                // the first data.
-                stream.readable = false;
-                let (key, program) = self.create(
-                    owner(request),
-                    local,
-                    Some(remote),
-                    options,
-                    Role::Stream(Box::new(stream)),
-                )?;
+                let (key, program) =
+                    self.create(owner(request), local, Some(remote), options, new_role(stream))?;
                 if !self.claim_flow(flow, key) {
                     self.remove(key);
                     return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
@@ -370,11 +398,11 @@ impl Engine {
                 let opens = self.shared.is_none() && super::open::is_trusted(request.user);
                 reply.number = i32::from(opens);
                 if holds {
-                    self.arm(key, now + LONGEST_HOLD_NS);
-                    let socket = self.sockets.get(key).map_or(0, |socket| socket.id);
+                    self.stack.arm(key, now + LONGEST_HOLD_NS);
+                    let socket = self.stack.sockets.get(key).map_or(0, |socket| socket.attachment.id);
                     reply.set_handle(Handle { socket, key: key.to_u64() });
                 } else {
-                    self.touch(key);
+                    self.stack.touch(key);
                 }
                 Ok((reply, Some(program)))
             }
@@ -387,12 +415,12 @@ impl Engine {
     fn start(&mut self, request: &Request) -> Reply {
         let handle = request.message.handle().ok_or(libc::EINVAL)?;
         let key = Key::from_u64(handle.key);
-        match self.sockets.get_mut(key) {
-            Some(Socket { id, process, role: Role::Stream(stream), .. })
-                if *id == handle.socket && *process == request.process =>
-            {
+        match self.stack.sockets.get_mut(key) {
+            Some(Socket {
+                attachment: Attachment { id, process, .. }, role: Role::Stream(stream), ..
+            }) if *id == handle.socket && *process == request.process => {
                 stream.held_until = None;
-                self.touch(key);
+                self.stack.touch(key);
                 Ok((Message::new(Operation::Start), None))
             }
             _ => Err(Refusal::Errno(libc::EBADF)),
@@ -402,11 +430,11 @@ impl Engine {
     /// Fills the pair, because the program's end must not be writable during the handshake. Removes the
     /// socket on failure. `permit` counts `program` if it is a duplicate.
     fn fill(&mut self, key: Key, program: Arc<OwnedFd>, permit: Option<Permit>) -> Result<(), Refusal> {
-        let size = self.sockets.get(key).and_then(|socket| socket.options.send_buffer);
+        let size = self.stack.sockets.get(key).and_then(|socket| socket.options.send_buffer);
         let filled = Filled::new(program, permit, size.is_none());
-        match (filled, self.sockets.get_mut(key)) {
-            (Ok(filled), Some(Socket { role: Role::Stream(stream), .. })) => {
-                stream.filled = Some(filled);
+        match (filled, self.stack.sockets.get_mut(key)) {
+            (Ok(filled), Some(Socket { attachment: Attachment { pair: Pair::Stream(pair), .. }, .. })) => {
+                pair.filled = Some(filled);
                 Ok(())
             }
             (filled, _) => {
@@ -425,8 +453,8 @@ impl Engine {
         route: Route,
         program: &OwnedFd,
     ) -> Reply {
-        let source = self.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
-        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
+        let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         match &socket.role {
             Role::Bound => {}
             Role::Listening(_) | Role::Stream(_) | Role::Datagram(_) => {
@@ -441,96 +469,63 @@ impl Engine {
             return Err(Refusal::Errno(libc::ENETUNREACH));
         }
         let flow = Flow { local, remote };
-        if self.is_connected(&flow) {
+        if self.stack.is_connected(&flow) {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
-        let program = self.duplicate(program, socket.process, socket.closer.user())?;
-        let mut stream = self.new_stream(now, flow, route, &options)?;
+        let Attachment { process, closer, .. } = &socket.attachment;
+        let program = self.duplicate(program, *process, closer.user())?;
+        let mut stream = self.stack.open_stream(now, flow, route, &options)?;
         // Claim the flow before the socket changes. If another thread has claimed it, the socket stays bound
         // and unconnected.
         if !self.claim_flow(flow, key) {
+            self.stack.drop_stream(stream);
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
         }
-        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        stream.limit_rings(&options, socket.end.as_ref());
+        let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        stream.limit_rings(&options);
+        limit_pair(&options, socket.attachment.end.as_ref());
         socket.local = local;
-        socket.role = Role::Stream(Box::new(stream));
-        self.fill(key, Arc::new(program.descriptor), Some(program.permit))?;
-        self.touch(key);
-        Ok((Message::new(Operation::Connect), None))
-    }
-
-    /// Creates the connection of a new flow.
-    pub(super) fn new_stream(
-        &mut self,
-        now: u64,
-        flow: Flow,
-        route: Route,
-        options: &SocketOptions,
-    ) -> Result<Stream, Refusal> {
-        let mss = self.network.mss(route, flow.remote.is_ipv6());
-        let config = options.config(self.settings.buffer, mss);
-        let mut connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
-        connection.set_cork(options.cork);
-        Ok(self.stream_of(now, flow, route, connection))
-    }
-
-    /// Creates the stream that moves data between a pair and `connection`.
-    pub(super) fn stream_of(&mut self, now: u64, flow: Flow, route: Route, connection: Connection) -> Stream {
-        Stream {
-            flow,
-            route,
-            connection,
-            send: self.rings.take(),
-            receive: self.rings.take(),
-            written: 0,
-            delivered: 0,
-            readable: true,
-            writable: true,
-            checked_reads: 0,
-            more: false,
-            hung_up: false,
-            closed: false,
-            program_finished: false,
-            discards: false,
-            closing: false,
-            resetting: false,
-            end_passed: false,
-            held_until: None,
-            unaccepted: false,
-            filled: None,
-            since: now,
-            direct: None,
-            more_end: None,
+        // The program may have written to the pair before.
+        (socket.role, socket.attachment.pair) = new_role(stream);
+        if let Pair::Stream(pair) = &mut socket.attachment.pair {
+            pair.readable = true;
         }
+        self.fill(key, Arc::new(program.descriptor), Some(program.permit))?;
+        self.stack.touch(key);
+        Ok((Message::new(Operation::Connect), None))
     }
 
     fn listen(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
-        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         // As Linux's net.core.somaxconn.
         let backlog = request.message.number.clamp(1, 4096) as usize;
         if matches!(socket.role, Role::Bound) {
-            self.check_listen(key)?;
-            let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
-            let mut listening = self.new_listening(socket.local, &socket.options, backlog)?;
+            if !self.stack.may_listen(key) {
+                return Err(Refusal::Errno(libc::EADDRINUSE));
+            }
+            let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
+            let listening = self.stack.new_listening(socket.local, &socket.options, backlog)?;
             // Duplicate the end before the socket changes, because this may fail.
-            listening.ends = self.ends_for_copies(key, self.threads() - 1)?;
-            let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-            if let (Some(end), Some(program)) = (&socket.end, &request.attached) {
-                listening.filled = pair::fill_listener(end.as_raw_fd(), program, &socket.closer)?;
+            let ends = self.ends_for_copies(key, self.threads() - 1)?;
+            let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
+            let attachment = &mut socket.attachment;
+            let mut filled = 0;
+            if let (Some(end), Some(program)) = (&attachment.end, &request.attached) {
+                filled = pair::fill_listener(end.as_raw_fd(), program, &attachment.closer)?;
                 // Set the size of the socket pair's send buffer according to the backlog. The buffer holds
                 // the connections that wait to be accepted, and each connection takes about 1 KiB.
                 let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
                 // The library creates the listener again from this name if the engine ends.
                 let kept = socket.options.kept();
                 let state = End::Listening(request.message.number);
-                pair::set_end(end, state, self.number, socket.id, Some(socket.local), &kept);
+                pair::set_end(end, state, self.number, attachment.id, Some(socket.local), &kept);
             }
+            attachment.pair = Pair::Listening(ListenerPair::new(filled, ends));
             socket.role = Role::Listening(Box::new(listening));
             return Ok((Message::new(Operation::Listen), None));
         }
-        match self.sockets.get_mut(key) {
+        match self.stack.sockets.get_mut(key) {
             Some(Socket { role: Role::Listening(listening), .. }) => listening.set_backlog(backlog),
             _ => return Err(Refusal::Errno(libc::EINVAL)),
         }
@@ -540,11 +535,12 @@ impl Engine {
     fn set_option(&mut self, now: u64, request: &Request) -> Reply {
         let key = self.attached(request)?;
         self.drain_datagrams(now, key);
-        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
         let message = &request.message;
         socket.options.set(message.level, message.name, message.value());
         let options = &socket.options;
-        if let Role::Stream(stream) = &mut socket.role {
+        let attachment = &mut socket.attachment;
+        if let (Role::Stream(stream), Pair::Stream(pair)) = (&mut socket.role, &mut attachment.pair) {
             stream.connection.set_keepalive(now, options.keepalive());
             stream.connection.set_user_timeout(options.user_timeout());
             match (message.level, message.name) {
@@ -553,10 +549,13 @@ impl Engine {
                     stream.more_end = None;
                     stream.connection.set_cork(options.cork);
                 }
-                (libc::SOL_SOCKET, libc::SO_RCVBUF) => stream.limit_rings(options, socket.end.as_ref()),
+                (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                    stream.limit_rings(options);
+                    limit_pair(options, attachment.end.as_ref());
+                }
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                    stream.limit_rings(options, socket.end.as_ref());
-                    match (&mut stream.filled, options.send_buffer, &request.attached) {
+                    stream.limit_rings(options);
+                    match (&mut pair.filled, options.send_buffer, &request.attached) {
                         (Some(filled), Some(bytes), _) => filled.set_capacity(bytes),
                         // Set the socket pair's send buffer here. The preloaded library does not set it while
                         // the socket is connecting. The connection may have been established before this
@@ -569,7 +568,7 @@ impl Engine {
                 }
                 _ => {}
             }
-            self.touch(key);
+            self.stack.touch(key);
         } else if let Role::Datagram(_) = &socket.role {
             self.on_datagram_option(now, key, message.level, message.name);
         }
@@ -578,28 +577,33 @@ impl Engine {
 
     fn expect_more(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
-        let socket = self.sockets.get_mut(key).ok_or(libc::EBADF)?;
-        let fd = socket.fd();
-        if let (Role::Stream(stream), Some(fd), Ok(bytes)) =
-            (&mut socket.role, fd, u64::try_from(request.message.number))
+        let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        let fd = socket.attachment.fd();
+        if let (Role::Stream(stream), Pair::Stream(pair), Some(fd), Ok(bytes)) =
+            (&mut socket.role, &socket.attachment.pair, fd, u64::try_from(request.message.number))
         {
-            stream.expect_more(fd, bytes);
+            pair.expect_more(stream, fd, bytes);
         }
         Ok((Message::new(Operation::More), None))
     }
 
     fn get_option(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
-        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         let message = &request.message;
         let mut reply = Message::new(Operation::GetOption);
+        let filled = match &socket.attachment.pair {
+            Pair::Stream(pair) => pair.filled.as_ref(),
+            _ => None,
+        };
         match (message.level, message.name, socket.stream()) {
             (libc::IPPROTO_TCP, libc::TCP_INFO, stream) => reply.set_value(&report::tcp_info(socket, stream)),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG, Some(stream)) => {
                 reply.set_value(&(stream.connection.segment_size() as i32).to_ne_bytes());
             }
-            (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(Stream { filled: Some(filled), .. })) => {
-                reply.set_value(&filled.capacity().to_ne_bytes());
+            (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(_)) if filled.is_some() => {
+                let capacity = filled.map_or(0, Filled::capacity);
+                reply.set_value(&capacity.to_ne_bytes());
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF, None) if matches!(socket.role, Role::Listening(_)) => {
                 let capacity = socket.options.send_buffer.map_or_else(pair::usual_capacity, Ok)?;
@@ -619,7 +623,7 @@ impl Engine {
 
     fn socket_addresses(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
-        let socket = self.sockets.get(key).ok_or(libc::EBADF)?;
+        let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         let mut reply = Message::new(Operation::Addresses);
         reply.local = Some(socket.local);
         reply.remote = match &socket.role {
@@ -630,6 +634,12 @@ impl Engine {
         write_options(&mut reply, &socket.options.kept());
         Ok((reply, None))
     }
+}
+
+/// Returns the role of a new connection, and the state of its pair. The pair is empty, so epoll will report the program's
+/// first data.
+fn new_role(stream: Stream) -> (Role, Pair) {
+    (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(StreamPair::new())))
 }
 
 /// Returns the options that a request carries.

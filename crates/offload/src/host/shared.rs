@@ -14,56 +14,19 @@
 use super::control::{Client, PassedRequest};
 use super::copies::Announcement;
 use super::report::Report;
+use super::socket::Socket;
 use crate::error::{Error, Result};
-use crate::host::socket::Socket;
 use crate::lock;
+use crate::stack::owners::{Owner, Owners, Shards};
 use inlane_tcp::Flow;
 use inlane_wire::ethernet::Mac;
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
-/// The number of parts of a [`Shards`]. Each part has its own lock.
-const SHARDS: usize = 64;
 /// The most packets that wait in an inbox. Further packets are dropped, as on a full link.
 const MOST_PACKETS: usize = 4096;
-
-/// A map that is divided into parts. Each part has its own lock, so threads seldom wait for each other.
-pub(super) struct Shards<K, V> {
-    hasher: RandomState,
-    parts: Vec<Mutex<HashMap<K, V>>>,
-}
-
-impl<K: Hash + Eq, V: Copy> Shards<K, V> {
-    fn new() -> Self {
-        Self { hasher: RandomState::new(), parts: (0..SHARDS).map(|_| Mutex::default()).collect() }
-    }
-
-    /// Locks and returns the part of the map to which `key` belongs.
-    pub fn part(&self, key: &K) -> MutexGuard<'_, HashMap<K, V>> {
-        lock(&self.parts[self.hasher.hash_one(key) as usize % SHARDS])
-    }
-
-    pub fn get(&self, key: &K) -> Option<V> {
-        self.part(key).get(key).copied()
-    }
-
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.parts.iter().map(|part| lock(part).len()).sum()
-    }
-}
-
-/// The thread that runs a flow.
-#[derive(Clone, Copy)]
-pub(super) struct Owner {
-    pub thread: usize,
-    /// True if the flow is in TIME-WAIT. Another thread may then reuse it for a new connection.
-    pub waits: bool,
-}
 
 /// An IP packet that one thread received and another processes.
 pub(super) struct PassedPacket {
@@ -213,8 +176,8 @@ impl Inbox {
 pub(super) struct Shared {
     /// The inboxes of the threads, by number.
     pub inboxes: Vec<Inbox>,
-    /// The thread of each TCP connection, and of each flow in TIME-WAIT.
-    pub flows: Shards<Flow, Owner>,
+    /// The thread of each flow. The stacks share this table.
+    pub owners: Arc<Owners>,
     /// The thread that runs each socket. The key is the cookie of the program's end of the socket pair.
     pub by_cookie: Shards<u64, usize>,
     /// The number of control socket clients that each thread serves. The index is the thread's number.
@@ -229,7 +192,8 @@ impl Shared {
     pub fn new(threads: usize) -> Result<Self> {
         let inboxes = (0..threads).map(|_| Inbox::new()).collect::<Result<_>>()?;
         let clients = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-        Ok(Self { inboxes, flows: Shards::new(), by_cookie: Shards::new(), clients })
+        let owners = Arc::new(Owners::new(threads));
+        Ok(Self { inboxes, owners, by_cookie: Shards::default(), clients })
     }
 
     /// Returns the thread with the fewest clients, and counts one more for it.
@@ -243,40 +207,6 @@ impl Shared {
     /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.inboxes.len()
-    }
-
-    /// Returns the thread that binds sockets to `port`. Only this thread decides whether two sockets conflict
-    /// on `port`.
-    pub fn thread_of_port(&self, port: u16) -> usize {
-        usize::from(port) % self.threads()
-    }
-
-    /// Returns the thread that reassembles the fragments of packets from `source` to `destination`.
-    pub fn thread_of_fragments(&self, source: IpAddr, destination: IpAddr) -> usize {
-        self.flows.hasher.hash_one((source, destination)) as usize % self.threads()
-    }
-
-    /// Makes `thread` the owner of a flow. Returns false if another thread has a connection of this flow. If
-    /// another thread has the flow only in TIME-WAIT, takes it from that thread.
-    pub fn claim(&self, flow: Flow, thread: usize) -> bool {
-        let mut part = self.flows.part(&flow);
-        let owner = part.entry(flow).or_insert(Owner { thread, waits: false });
-        if owner.thread != thread {
-            if !owner.waits {
-                return false;
-            }
-            self.give(owner.thread, Task::Forget(flow));
-        }
-        *owner = Owner { thread, waits: false };
-        true
-    }
-
-    /// Removes a flow of `thread`.
-    pub fn release(&self, flow: &Flow, thread: usize) {
-        let mut part = self.flows.part(flow);
-        if part.get(flow).is_some_and(|owner| owner.thread == thread) {
-            part.remove(flow);
-        }
     }
 
     /// Gives a task to a thread.
@@ -304,11 +234,11 @@ impl Shared {
 
     /// Moves a socket to the thread `to`, with its flow.
     pub fn move_socket(&self, to: usize, flow: Flow, moved: MovedSocket) {
-        let cookie = moved.socket.cookie;
+        let cookie = moved.socket.attachment.cookie;
         // Hold the locks of both tables until the socket is in the inbox of thread `to`. If another thread
         // finds `to` in one of these tables, it can then rely on the inbox: the socket is in it or was taken
         // from it.
-        let mut flows = self.flows.part(&flow);
+        let mut flows = self.owners.flows.part(&flow);
         let mut by_cookie = self.by_cookie.part(&cookie);
         self.inboxes[to].put(|letters| letters.sockets.push(moved));
         flows.insert(flow, Owner { thread: to, waits: false });

@@ -41,9 +41,9 @@ impl HeldResources {
 }
 
 impl Engine {
-    /// Returns the engine's link.
+    /// Returns the engine's network.
     pub(crate) fn network_mut(&mut self) -> &mut Network {
-        &mut self.network
+        &mut self.stack.network
     }
 
     /// Runs one round of the engine's loop at the time `now`. Does not receive from the port and does not
@@ -54,17 +54,16 @@ impl Engine {
         worked |= self.empty_inbox(now);
         worked |= self.wait(now, 0, &mut Vec::with_capacity(64))?;
         worked |= self.expire(now);
-        worked |= !self.changed.is_empty();
+        worked |= !self.stack.changed.is_empty();
         self.serve_changed(now);
-        self.network.flush();
-        Ok(worked || !self.changed.is_empty() || !self.network.own.is_empty())
+        self.stack.network.flush();
+        Ok(worked || !self.stack.changed.is_empty() || !self.stack.network.own.is_empty())
     }
 
     /// Returns the time of the next timer in nanoseconds: a connection's, a TIME-WAIT entry's, or a
     /// neighbour's. Returns `None` if no timer is set.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        let time_wait = self.time_wait_order.front().map(|entry| entry.0);
-        self.wheel.next().into_iter().chain(time_wait).chain(self.network.next_timer()).min()
+        self.stack.next_timer().into_iter().chain(self.stack.network.next_timer()).min()
     }
 
     /// Returns the epoll descriptor with which the engine waits for events of its programs.
@@ -75,13 +74,13 @@ impl Engine {
     /// Returns what the engine holds now.
     pub(crate) fn held(&self) -> HeldResources {
         HeldResources {
-            sockets: self.sockets.iter().filter(|(_, socket)| !socket.copy).count(),
-            flows: self.flows.len(),
-            ports: self.ports.len() + self.datagram_ports.len(),
+            sockets: self.stack.sockets.iter().filter(|(_, socket)| !socket.attachment.copy).count(),
+            flows: self.stack.flows.len(),
+            ports: self.stack.ports.len() + self.stack.datagram_ports.len(),
             ends: self.by_cookie.len(),
             processes: self.control.permits.processes(),
-            time_waits: self.time_waits.len(),
-            own_packets: self.network.own.len(),
+            time_waits: self.stack.time_waits.len(),
+            own_packets: self.stack.network.own.len(),
         }
     }
 }

@@ -147,7 +147,7 @@ impl Bench {
             self.engine.wait(self.now, 0, &mut Vec::with_capacity(64)).unwrap();
             self.engine.expire(self.now);
             self.engine.serve_changed(self.now);
-            self.engine.network.flush();
+            self.engine.stack.network.flush();
         }
     }
 
@@ -251,7 +251,7 @@ proptest! {
             bench.engine.on_frame(bench.now, &bytes);
             bench.turn();
         }
-        prop_assert!(bench.engine.sockets.len() <= 21);
+        prop_assert!(bench.engine.stack.sockets.len() <= 21);
     }
 
     /// Every request is answered. A request about a socket fails with EBADF if the descriptor in it is not
@@ -277,7 +277,7 @@ proptest! {
             }
             bench.turn();
         }
-        prop_assert!(bench.engine.sockets.len() <= 10);
+        prop_assert!(bench.engine.stack.sockets.len() <= 10);
     }
 }
 
@@ -288,7 +288,7 @@ fn a_program_has_a_limited_number_of_sockets() {
     assert_eq!(bench.bound("10.0.0.1:0").0.status, libc::ENFILE);
     drop(held);
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 0);
+    assert_eq!(bench.engine.stack.sockets.len(), 0);
     assert_eq!(bench.bound("10.0.0.1:0").0.status, 0);
 }
 
@@ -339,8 +339,11 @@ fn a_connection_within_the_engine_carries_data_and_its_end() {
     assert_eq!(pair::receive(server.as_raw_fd(), &mut buffer).unwrap(), 0);
     drop((server, listener));
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 0, "sockets are left");
-    assert_eq!(bench.engine.flows.len() + bench.engine.by_cookie.len() + bench.engine.ports.len(), 0);
+    assert_eq!(bench.engine.stack.sockets.len(), 0, "sockets are left");
+    assert_eq!(
+        bench.engine.stack.flows.len() + bench.engine.by_cookie.len() + bench.engine.stack.ports.len(),
+        0
+    );
 }
 
 #[test]
@@ -348,7 +351,7 @@ fn only_the_process_that_opened_a_connection_lets_it_send_its_syn() {
     let mut bench = Bench::new(100);
     let listener = bench.listening("10.0.0.1:8080");
     let held = |bench: &Bench| {
-        let streams = bench.engine.sockets.iter().filter_map(|(_, socket)| socket.stream());
+        let streams = bench.engine.stack.sockets.iter().filter_map(|(_, socket)| socket.stream());
         streams.filter(|stream| stream.held_until.is_some()).count()
     };
     let mut message = Message::new(Operation::Connect);
@@ -469,10 +472,10 @@ fn a_listener_accepts_during_a_flood_of_syns() {
         let header = Header { sequence: port.into(), window: 1000, flags: tcp::SYN, ..Header::default() };
         bench.engine.on_frame(bench.now, &frame(&header, (port, 8080), &[]));
         if port % 64 == 0 {
-            bench.engine.network.flush();
+            bench.engine.stack.network.flush();
         }
     }
-    assert_eq!(bench.engine.sockets.len(), 1);
+    assert_eq!(bench.engine.stack.sockets.len(), 1);
     let (reply, client) = bench.connecting("10.0.0.1:8080");
     assert_eq!(reply.status, 0);
     bench.turn();
@@ -498,7 +501,7 @@ fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     bench.turn();
     bench.wait_until_closed();
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 0);
+    assert_eq!(bench.engine.stack.sockets.len(), 0);
 }
 
 /// A program closes a socket while its data fits neither into the send ring nor into the peer's window.
@@ -518,7 +521,7 @@ fn a_peer_that_never_reads_keeps_no_closed_socket() {
     drop(client);
     bench.turn();
     let connected =
-        |bench: &Bench| bench.engine.sockets.iter().filter(|(_, one)| one.stream().is_some()).count();
+        |bench: &Bench| bench.engine.stack.sockets.iter().filter(|(_, one)| one.stream().is_some()).count();
     assert_eq!(connected(&bench), 2);
     for _ in 0..200 {
         bench.now += 10_000_000_000;
@@ -564,7 +567,7 @@ fn a_socket_that_its_program_holds_sends_all_its_data_however_slowly_the_peer_re
     assert_eq!(received, sent);
     drop((accepted, client, listener));
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 0);
+    assert_eq!(bench.engine.stack.sockets.len(), 0);
 }
 
 /// Connects a client to the control socket.

@@ -3,11 +3,14 @@
 use super::closer::Closer;
 use super::control::Control;
 use super::link::{Link, check_interface};
+use super::memory::allocate_ring;
 use super::shared::Shared;
+use super::socket::Stack;
 use super::{Engine, random_bytes};
 use crate::error::{Error, Result};
 use crate::field;
 use crate::settings::Settings;
+use crate::stack::StackConfig;
 use crate::stack::network::BUFFERS;
 use inlane_core::clock::Clock;
 use inlane_tcp::Secrets;
@@ -52,10 +55,19 @@ impl Threads {
         let mut engines: Vec<Engine> = Vec::new();
         for ((thread, link), control) in links.into_iter().enumerate().zip(controls) {
             let leases = engines.first().map(|first| first.leases.share()).unwrap_or_default();
-            let mut engine =
-                Engine::assemble(&settings, &clock, link, control, closer.clone(), secrets.clone())?;
+            let config = StackConfig {
+                thread,
+                owners: shared.as_ref().map(|shared| shared.owners.clone()),
+                buffer: settings.buffer,
+                allocate: allocate_ring,
+                secrets: secrets.clone(),
+                seed: u64::from_ne_bytes(random_bytes()?),
+            };
+            let (link, network) = link;
+            let stack = Stack::new(clock.now_ns(), config, network);
+            let mut engine = Engine::assemble(&settings, &clock, link, stack, control, closer.clone())?;
             (engine.number, engine.leases) = (number, leases);
-            engine.join(thread, shared.clone())?;
+            engine.join(shared.clone())?;
             if thread == 0 {
                 engine.watch_interface()?;
             }
@@ -67,7 +79,7 @@ impl Threads {
     /// Returns the link's MAC address, and the driver and mode of the port, for messages.
     pub fn link(&self) -> (String, String) {
         let first = &self.engines[0];
-        (first.network.mac().to_string(), first.link.info().path.clone())
+        (first.stack.network.mac().to_string(), first.link.info().path.clone())
     }
 
     /// Runs all threads of the engine until `stop` is set. The calling thread is thread 0.
@@ -82,7 +94,7 @@ impl Threads {
             let mut running = Vec::new();
             let mut outcome = Ok(());
             for engine in others {
-                let (thread, ending) = (engine.thread, ending());
+                let (thread, ending) = (engine.stack.thread, ending());
                 let run = move || {
                     let ending = ending;
                     engine.run(&ending.stop)

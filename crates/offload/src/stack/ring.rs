@@ -3,90 +3,51 @@
 //!
 //! The index of a byte is its position in the stream, counted from 0.
 
+use inlane_core::region::Region;
 use inlane_tcp::ReceiveBuffer;
 use inlane_wire::checksum::Sum;
-use std::ops::{Deref, DerefMut, Range};
-use std::ptr::NonNull;
+use std::ops::Range;
+
+/// Allocates memory for a ring: a region of the given length, zeroed. Returns `None` if there is none. Pages that are not
+/// written should take no memory.
+pub type Allocate = fn(usize) -> Option<Region>;
 
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct ByteRing {
-    bytes: Pages,
+    /// The memory. Nothing else in this process uses it.
+    memory: Region,
     /// The total size, in bytes, of the pages that were ever written. Other pages use no memory.
     /// [`Rings::put`] updates it.
     present: usize,
 }
 
-/// Zeroed memory from mmap. The C library's calloc could return memory that was freed, and would then clear
-/// all of it. Clearing costs more than a short connection.
-struct Pages {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the pages belong to this value alone.
-unsafe impl Send for Pages {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    /// Maps `len` bytes of zeroed memory.
-    ///
-    /// # Panics
-    /// If the system has no memory left.
-    fn new(len: usize) -> Self {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping touches no memory of this process.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        assert!(start != libc::MAP_FAILED, "no memory for a ring: {}", std::io::Error::last_os_error());
-        Self { start: NonNull::new(start.cast()).expect("mmap returns no null"), len }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value. No reference into the mapping exists any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
-    }
-}
-
-impl Deref for Pages {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has `len` initialised bytes and lives as long as this value.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl DerefMut for Pages {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has `len` initialised bytes and lives as long as this value. The borrow is
-        // exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
-
 impl ByteRing {
-    /// Creates a ring of `capacity` bytes. Pages that were not written take no memory.
+    /// Creates a ring over zeroed memory, which nothing else in this process uses.
     ///
     /// # Panics
-    /// If `capacity` is not a power of two, or the system has no memory left.
-    pub fn new(capacity: usize) -> Self {
-        assert!(capacity.is_power_of_two());
-        Self { bytes: Pages::new(capacity), present: 0 }
+    /// If the length of the memory is not a power of two, or the CPU cannot access it.
+    pub fn new(memory: Region) -> Self {
+        assert!(memory.len().is_power_of_two() && memory.location().is_cpu_memory());
+        Self { memory, present: 0 }
     }
 
     /// Returns the number of bytes that the ring can hold.
     pub fn capacity(&self) -> usize {
-        self.bytes.len()
+        self.memory.len()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the region keeps the memory valid and initialised. Only this ring uses it.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.len()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.memory.len()) }
     }
 
     fn offset(&self, index: u64) -> usize {
-        (index & (self.bytes.len() as u64 - 1)) as usize
+        (index & (self.memory.len() as u64 - 1)) as usize
     }
 
     /// Returns the bytes of `range` as two slices. If the range wraps around the end of the ring, the second
@@ -97,15 +58,17 @@ impl ByteRing {
     #[inline]
     pub fn parts(&self, range: Range<u64>) -> (&[u8], &[u8]) {
         let (start, len) = (self.offset(range.start), (range.end - range.start) as usize);
-        let first = len.min(self.bytes.len() - start);
-        (&self.bytes[start..start + first], &self.bytes[..len - first])
+        let bytes = self.bytes();
+        let first = len.min(bytes.len() - start);
+        (&bytes[start..start + first], &bytes[..len - first])
     }
 
     /// Like [`ByteRing::parts`], for writing.
     pub fn parts_mut(&mut self, range: Range<u64>) -> (&mut [u8], &mut [u8]) {
         let (start, len) = (self.offset(range.start), (range.end - range.start) as usize);
-        let first = len.min(self.bytes.len() - start);
-        let (low, high) = self.bytes.split_at_mut(start);
+        let bytes = self.bytes_mut();
+        let first = len.min(bytes.len() - start);
+        let (low, high) = bytes.split_at_mut(start);
         (&mut high[..first], &mut low[..len - first])
     }
 
@@ -149,6 +112,7 @@ pub struct Rings {
     /// The memory that the unused rings take, in bytes.
     kept: usize,
     capacity: usize,
+    allocate: Allocate,
 }
 
 impl Rings {
@@ -159,20 +123,20 @@ impl Rings {
     /// The size of a page of memory in bytes.
     const PAGE: usize = 4096;
 
-    /// Creates an empty store of unused rings, which have `capacity` bytes each.
-    pub fn new(capacity: usize) -> Self {
-        Self { free: Vec::new(), kept: 0, capacity }
+    /// Creates an empty store of unused rings, which have `capacity` bytes each. Further ones are allocated by `allocate`.
+    pub fn new(capacity: usize, allocate: Allocate) -> Self {
+        Self { free: Vec::new(), kept: 0, capacity, allocate }
     }
 
-    /// Returns a ring. Write each byte before reading it, because the ring may hold bytes of an earlier
-    /// connection.
-    pub fn take(&mut self) -> ByteRing {
+    /// Returns a ring, or `None` if there is no memory for it. Write each byte before reading it, because the ring may hold
+    /// bytes of an earlier connection.
+    pub fn take(&mut self) -> Option<ByteRing> {
         match self.free.pop() {
             Some(ring) => {
                 self.kept -= ring.present;
-                ring
+                Some(ring)
             }
-            None => ByteRing::new(self.capacity),
+            None => (self.allocate)(self.capacity).map(ByteRing::new),
         }
     }
 
@@ -194,22 +158,34 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn ring(capacity: usize) -> ByteRing {
+        ByteRing::new(Region::host(capacity).unwrap())
+    }
+
+    #[test]
+    fn a_ring_without_memory_is_refused() {
+        let mut rings = Rings::new(4096, |_| None);
+        assert!(rings.take().is_none());
+        rings.put(ring(4096), 1);
+        assert!(rings.take().is_some() && rings.take().is_none());
+    }
+
     #[test]
     fn unused_rings_take_bounded_memory_and_count_their_largest_use() {
-        let mut rings = Rings::new(1 << 20);
+        let mut rings = Rings::new(1 << 20, |len| Region::host(len).ok());
         for _ in 0..100 {
-            rings.put(ByteRing::new(1 << 20), u64::MAX);
+            rings.put(ring(1 << 20), u64::MAX);
         }
         assert_eq!((rings.free.len(), rings.kept), (64, Rings::MOST_KEPT));
         // Take a ring that was full before, for a connection that writes one byte. The ring's whole size must
         // still count, because its pages stay in memory until the ring is dropped.
-        let ring = rings.take();
+        let taken = rings.take().unwrap();
         assert_eq!(rings.kept, Rings::MOST_KEPT - (1 << 20));
-        rings.put(ring, 1);
+        rings.put(taken, 1);
         assert_eq!(rings.kept, Rings::MOST_KEPT);
-        let mut small = Rings::new(1 << 20);
+        let mut small = Rings::new(1 << 20, |len| Region::host(len).ok());
         for _ in 0..100 {
-            small.put(ByteRing::new(1 << 20), 1);
+            small.put(ring(1 << 20), 1);
         }
         assert_eq!((small.free.len(), small.kept), (100, 100 * Rings::PAGE));
     }
@@ -217,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_read_back_as_written(start in 0u64..u64::MAX / 2, bytes in proptest::collection::vec(any::<u8>(), 0..=1024)) {
-            let mut ring = ByteRing::new(1024);
+            let mut ring = ring(1024);
             ring.write(start, &bytes);
             let mut read = vec![0; bytes.len()];
             let range = start..start + bytes.len() as u64;

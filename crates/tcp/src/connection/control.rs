@@ -109,6 +109,11 @@ impl Connection {
         self.abort_for(EndReason::Aborted);
     }
 
+    /// Ends the connection for `reason`, without a reset for the peer: it cannot be reached.
+    pub fn fail(&mut self, reason: EndReason) {
+        self.end(reason);
+    }
+
     pub(super) fn abort_for(&mut self, reason: EndReason) {
         let reset = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         self.end(reason);

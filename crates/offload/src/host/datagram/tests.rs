@@ -2,9 +2,11 @@
 
 use super::super::tests::{Bench, MAC, PEER};
 use super::*;
+use crate::stack::icmp::{ICMP_BURST, ICMP_NS};
 use inlane_offload_protocol::message::{Message, Operation, write_options};
-use inlane_wire::{ethernet, ipv4};
+use inlane_wire::{ethernet, ipv4, ipv6, udp};
 use proptest::prelude::*;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 impl Bench {
@@ -45,9 +47,9 @@ impl Bench {
 
     fn totals(&self) -> crate::status::DatagramCounters {
         let mut totals = self.engine.totals.datagrams;
-        for (_, socket) in self.engine.sockets.iter() {
-            if let Role::Datagram(datagram) = &socket.role {
-                totals.add(&datagram.counters);
+        for (_, socket) in self.engine.stack.sockets.iter() {
+            if let Pair::Datagram(pair) = &socket.attachment.pair {
+                totals.add(&pair.counters);
             }
         }
         totals
@@ -111,14 +113,14 @@ proptest! {
             bench.turn();
             while let Some((header, _)) = bench.receive(&target) {
                 let source = header.remote.unwrap();
-                prop_assert!(source.port() == 5000 && bench.engine.network.is_own(source.ip()), "{source}");
+                prop_assert!(source.port() == 5000 && bench.engine.stack.network.is_own(source.ip()), "{source}");
             }
         }
         let totals = bench.totals();
         prop_assert!(totals.sent + totals.unsent <= 30);
         drop((fd, target));
         bench.turn();
-        prop_assert_eq!(bench.engine.sockets.len() + bench.engine.datagram_ports.len(), 0);
+        prop_assert_eq!(bench.engine.stack.sockets.len() + bench.engine.stack.datagram_ports.len(), 0);
     }
 
     #[test]
@@ -163,7 +165,7 @@ fn a_missing_checksum_is_accepted_in_ipv4_only() {
         bench.engine.on_frame(0, &padded);
         assert!(bench.receive(&fd).is_some());
     }
-    assert_eq!(bench.engine.network.counters.malformed, 3);
+    assert_eq!(bench.engine.stack.network.counters.malformed, 3);
 }
 
 #[test]
@@ -198,7 +200,7 @@ fn a_program_that_floods_itself_leaves_the_rest_in_its_pair() {
     for _ in 0..10 {
         bench.engine.wait(0, 0, &mut Vec::with_capacity(64)).unwrap();
         bench.engine.serve_changed(0);
-        assert!(bench.engine.network.own.len() <= MOST_OWN);
+        assert!(bench.engine.stack.network.own.len() <= MOST_OWN);
     }
     // After the program has closed the socket, the engine still sends the datagrams that the socket pair has
     // accepted.
@@ -207,7 +209,7 @@ fn a_program_that_floods_itself_leaves_the_rest_in_its_pair() {
         bench.turn();
     }
     assert_eq!(bench.totals().sent, written);
-    assert_eq!(bench.engine.sockets.len(), 1);
+    assert_eq!(bench.engine.stack.sockets.len(), 1);
 }
 
 #[test]
@@ -258,10 +260,10 @@ fn a_disconnected_socket_gives_its_port_back() {
     let mut bench = Bench::new(10);
     let fd = bench.datagrams(Operation::Connect, "10.0.0.1:9", &[]);
     let before = bench.local(&fd);
-    assert!(before.port() != 0 && bench.engine.datagram_ports.contains_key(&before.port()));
+    assert!(before.port() != 0 && bench.engine.stack.datagram_ports.contains_key(&before.port()));
     assert_eq!(bench.ask(Message::new(Operation::Disconnect), Some(fd.try_clone().unwrap())).0.status, 0);
     assert_eq!(bench.local(&fd), "0.0.0.0:0".parse().unwrap());
-    assert!(bench.engine.datagram_ports.is_empty());
+    assert!(bench.engine.stack.datagram_ports.is_empty());
     bench.send(&fd, Some("10.0.0.1:9".parse().unwrap()), b"x");
     assert_ne!(bench.local(&fd).port(), 0);
 
@@ -280,7 +282,7 @@ fn icmp_errors_reach_connected_sockets_and_are_limited() {
     let fd = bench.datagrams(Operation::Connect, "10.0.0.1:9", &[]);
     bench.send(&fd, None, b"x");
     assert_eq!(bench.receive(&fd).unwrap().0.error, libc::ECONNREFUSED);
-    let mut granted = |now| (0..1000).filter(|_| bench.engine.may_send_icmp_error(now)).count() as u64;
+    let mut granted = |now| (0..1000).filter(|_| bench.engine.stack.may_send_icmp_error(now)).count() as u64;
     assert_eq!(granted(5), ICMP_BURST);
     assert_eq!(granted(5 + 10 * ICMP_NS), 10);
 }
@@ -301,7 +303,7 @@ fn an_unfinished_datagram_is_bounded_and_ends_with_its_socket() {
     pair::send(sender.as_raw_fd(), &more.encode(), b"never finished").unwrap();
     drop(sender);
     bench.turn();
-    assert!(bench.receive(&receiver).is_none() && bench.engine.sockets.len() == 1);
+    assert!(bench.receive(&receiver).is_none() && bench.engine.stack.sockets.len() == 1);
 }
 
 #[test]
@@ -337,35 +339,35 @@ fn the_engine_says_where_it_has_a_route() {
 fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     let mut bench = Bench::new(10);
     let fd = bench.datagrams(Operation::Connect, "10.0.0.2:4000", &[]);
-    bench.engine.network.learn(0, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
+    bench.engine.stack.network.learn(0, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     let sent = |bench: &mut Bench| {
-        let before = bench.engine.network.counters.sent_packets;
+        let before = bench.engine.stack.network.counters.sent_packets;
         bench.send(&fd, None, &[0; 1092]);
-        bench.engine.network.counters.sent_packets - before
+        bench.engine.stack.network.counters.sent_packets - before
     };
     assert_eq!(sent(&mut bench), 1);
     // Report by an ICMP error that a link carries only 600 bytes.
-    let local = bench.engine.sockets.iter().next().unwrap().1.local;
+    let local = bench.engine.stack.sockets.iter().next().unwrap().1.local;
     let mut quoted = ipv4::Packet::init(vec![0; 28]).unwrap();
     quoted.set_protocol(ipv4::UDP);
     quoted.set_source([10, 0, 0, 1].into());
     quoted.set_destination(PEER);
     quoted.payload_mut()[..2].copy_from_slice(&local.port().to_be_bytes());
     quoted.payload_mut()[2..4].copy_from_slice(&4000u16.to_be_bytes());
-    bench.engine.on_datagram_too_big(0, quoted.bytes(), 600);
+    bench.engine.stack.on_datagram_too_big(0, quoted.bytes(), 600);
     assert_eq!(sent(&mut bench), 2);
     // Quote a port without a socket in the ICMP error. The engine ignores such an error.
     quoted.payload_mut()[0] ^= 1;
-    bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
+    bench.engine.stack.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 2);
     // Quote the socket's own port again, and report an MTU of 68 bytes. The engine must use 552 bytes
     // instead, the least that it accepts for IPv4. A fragment then carries at most 528 bytes: 552 without the
     // header of 20 bytes, rounded down to a multiple of
     // 8. The 1092 bytes of data and the UDP header therefore need three fragments.
     quoted.payload_mut()[0] ^= 1;
-    bench.engine.on_datagram_too_big(0, quoted.bytes(), 68);
+    bench.engine.stack.on_datagram_too_big(0, quoted.bytes(), 68);
     assert_eq!(sent(&mut bench), 3);
     bench.now += 601 * 1_000_000_000;
-    bench.engine.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
+    bench.engine.stack.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     assert_eq!(sent(&mut bench), 1);
 }

@@ -76,11 +76,14 @@ fn turn_until(bench: &mut Bench, mut done: impl FnMut() -> bool) {
 
 /// Runs the engine until it holds no sockets. Checks that no other state of the sockets is left.
 fn ends_empty(bench: &mut Bench) {
-    while bench.engine.sockets.len() > 0 {
+    while bench.engine.stack.sockets.len() > 0 {
         assert!(bench.now < 60_000_000_000, "sockets are left");
         bench.turn();
     }
-    assert_eq!(bench.engine.by_cookie.len() + bench.engine.flows.len() + bench.engine.ports.len(), 0);
+    assert_eq!(
+        bench.engine.by_cookie.len() + bench.engine.stack.flows.len() + bench.engine.stack.ports.len(),
+        0
+    );
 }
 
 #[test]
@@ -158,7 +161,7 @@ fn failures_reach_the_program_through_its_end() {
 fn ends_of_other_users_and_wrong_ends_are_refused() {
     let mut bench = Bench::new(8);
     let listener = bench.listening(ADDRESS);
-    let sockets = bench.engine.sockets.len();
+    let sockets = bench.engine.stack.sockets.len();
     // The engine must refuse the ends of a socket pair that another user has created. That user's program
     // could keep a descriptor of the engine's end and block the engine.
     // SAFETY: the call has no preconditions.
@@ -180,7 +183,7 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
         (Some(good.engine.try_clone().unwrap()), Some(file())),
     ] {
         request(&mut bench, 0, ADDRESS, good.filled, (end, program));
-        assert_eq!(bench.engine.sockets.len(), sockets);
+        assert_eq!(bench.engine.stack.sockets.len(), sockets);
     }
     for filled in [-1, i32::MAX] {
         let pair = Pair { filled, ..Pair::new() };
@@ -201,12 +204,12 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
         (copy(&open), copy(&good.program)),
     ] {
         request(&mut bench, 0, ADDRESS, good.filled, ends);
-        assert_eq!(bench.engine.sockets.len(), sockets + 1);
+        assert_eq!(bench.engine.stack.sockets.len(), sockets + 1);
     }
     // The engine must accept a pair once and refuse the repetition.
     for _ in 0..2 {
         request(&mut bench, 0, ADDRESS, good.filled, (copy(&good.engine), copy(&good.program)));
-        assert_eq!(bench.engine.sockets.len(), sockets + 2);
+        assert_eq!(bench.engine.stack.sockets.len(), sockets + 2);
     }
     bench.turn();
     drop((open, good, again, listener));

@@ -204,7 +204,7 @@ fn descriptors_in_other_pairs_are_closed_elsewhere() {
             lingering
         });
     }
-    assert_eq!(bench.engine.sockets.len(), 2, "the listener is removed");
+    assert_eq!(bench.engine.stack.sockets.len(), 2, "the listener is removed");
     let [_, listener] = listeners;
     for end in [bound, listener] {
         check(&mut bench, "unread bytes of a closed socket", |_| {
@@ -236,7 +236,7 @@ fn descriptors_in_other_pairs_are_closed_elsewhere() {
         lingering
     });
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 0);
+    assert_eq!(bench.engine.stack.sockets.len(), 0);
 }
 
 /// The engine then takes no further descriptors, except those that its requests need.
@@ -375,7 +375,7 @@ fn bound_sockets_and_listeners_end_if_the_closer_is_full() {
         pair::send_descriptor(end.as_raw_fd(), b"x", Some(end.as_raw_fd())).unwrap();
     }
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 0);
+    assert_eq!(bench.engine.stack.sockets.len(), 0);
     bench.wait_until_closed();
     assert_eq!(bench.bound("127.0.0.1:8080").0.status, 0);
 }
@@ -466,7 +466,7 @@ fn a_connection_counts_until_its_end_is_closed() {
     lingering.leave();
     drop((client, server));
     bench.turn();
-    assert_eq!(bench.engine.sockets.len(), 1);
+    assert_eq!(bench.engine.stack.sockets.len(), 1);
     // The end of the server may also pass through the closer, but its close does not block.
     let start = Instant::now();
     while bench.engine.closer.unclosed() > 1 {

@@ -132,7 +132,7 @@ impl Trio {
 
     /// Returns how many connections each thread runs.
     fn flows(&self) -> Vec<usize> {
-        self.threads().engines().iter().map(|engine| engine.flows.len()).collect()
+        self.threads().engines().iter().map(|engine| engine.stack.flows.len()).collect()
     }
 
     /// Checks that the threads and what they share hold nothing any more.
@@ -149,19 +149,21 @@ fn assert_shared_matches(engines: &[Engine]) {
     let shared = engines[0].shared.clone().unwrap();
     let (mut flows, mut ends) = (0, 0);
     for engine in engines {
-        for flow in engine.flows.keys() {
-            let owner = shared.flows.get(flow).unwrap();
-            assert!(owner.thread == engine.thread && !owner.waits);
+        for flow in engine.stack.flows.keys() {
+            let owner = shared.owners.flows.get(flow).unwrap();
+            assert!(owner.thread == engine.stack.thread && !owner.waits);
         }
-        for flow in engine.time_waits.keys() {
-            let owner = shared.flows.get(flow).unwrap();
-            assert!(owner.thread == engine.thread && owner.waits);
+        for (flow, _) in engine.stack.time_waits.iter() {
+            let owner = shared.owners.flows.get(flow).unwrap();
+            assert!(owner.thread == engine.stack.thread && owner.waits);
         }
-        assert!(engine.by_cookie.keys().all(|cookie| shared.by_cookie.get(cookie) == Some(engine.thread)));
-        flows += engine.flows.len() + engine.time_waits.len();
+        assert!(
+            engine.by_cookie.keys().all(|cookie| shared.by_cookie.get(cookie) == Some(engine.stack.thread))
+        );
+        flows += engine.stack.flows.len() + engine.stack.time_waits.len();
         ends += engine.by_cookie.len();
     }
-    assert_eq!((shared.flows.len(), shared.by_cookie.len()), (flows, ends));
+    assert_eq!((shared.owners.flows.len(), shared.by_cookie.len()), (flows, ends));
 }
 
 fn header(sequence: u32, acknowledgment: u32, flags: u8) -> Header {
@@ -309,7 +311,8 @@ fn options_of_a_listener_reach_the_connections_of_all_threads() {
     message.set_value(&1i32.to_ne_bytes());
     assert_eq!(trio.ask(&program, message, Some(&listener)).0.status, 0);
     for engine in trio.threads().engines() {
-        let sockets: Vec<_> = engine.sockets.iter().map(|(_, socket)| socket.options.no_delay).collect();
+        let sockets: Vec<_> =
+            engine.stack.sockets.iter().map(|(_, socket)| socket.options.no_delay).collect();
         assert_eq!(sockets, [true]);
     }
     drop(listener);
@@ -338,11 +341,11 @@ fn a_flow_in_time_wait_is_reused_by_another_thread() {
     // Thread `home` serves local port 7000, but another thread has the flow in TIME-WAIT.
     let home = 7000 % THREADS;
     let other = (home + 1) % THREADS;
-    trio.threads().engines()[other].note_time_wait(flow);
-    assert!(trio.threads().engines()[home].is_waiting(&flow));
+    trio.threads().engines()[other].stack.note_time_wait(flow);
+    assert!(trio.threads().engines()[home].stack.is_waiting(&flow));
     assert_eq!(trio.ask(&program, message, end.as_ref()).0.status, 0);
     assert_eq!(trio.flows()[home], 1);
-    assert!(!trio.threads().engines()[home].is_waiting(&flow));
+    assert!(!trio.threads().engines()[home].stack.is_waiting(&flow));
     // Port 7000 now has a connection, so no second socket can bind it.
     assert_eq!(trio.bound(&program, false, 7000).0.status, libc::EADDRINUSE);
     drop(end);

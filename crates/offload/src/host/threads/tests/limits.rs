@@ -5,8 +5,8 @@ use super::*;
 use crate::host::closer::Closer;
 use crate::host::control::MOST_PASSED;
 use crate::host::permits::Kind;
-use crate::host::socket::{Listening, Role, Socket};
 use crate::stack::arena::Key;
+use crate::stack::socket::{Listening, Role};
 
 mod direct;
 
@@ -35,7 +35,7 @@ impl Trio {
     }
 
     fn listener(&self, thread: usize) -> (Key, &Listening) {
-        let mut sockets = self.threads().engines()[thread].sockets.iter();
+        let mut sockets = self.threads().engines()[thread].stack.sockets.iter();
         let listener = sockets.find_map(|(key, socket)| match &socket.role {
             Role::Listening(listening) => Some((key, &**listening)),
             _ => None,
@@ -128,7 +128,7 @@ fn a_listener_without_descriptors_for_its_copies_stays_bound() {
     trio.engine.parts_mut().engines_mut()[thread].closer = Closer::with_room(100, 0);
     assert_eq!(trio.ask(&program, message, Some(&fd)).0.status, libc::ENFILE);
     let listeners = |trio: &Trio| {
-        let sockets = trio.threads().engines().iter().flat_map(|engine| engine.sockets.iter());
+        let sockets = trio.threads().engines().iter().flat_map(|engine| engine.stack.sockets.iter());
         sockets.filter(|(_, socket)| matches!(socket.role, Role::Listening(_))).count()
     };
     assert_eq!(listeners(&trio), 0);
@@ -185,8 +185,8 @@ fn an_error_of_the_system_does_not_end_a_listener() {
     let listener = trio.listening(&program, 8080);
     let (key, _) = trio.listener(0);
     let replace = |trio: &mut Trio, end: OwnedFd| {
-        let socket: &mut Socket = trio.engine.parts_mut().engines_mut()[0].sockets.get_mut(key).unwrap();
-        socket.end.replace(end).unwrap()
+        let socket = trio.engine.parts_mut().engines_mut()[0].stack.sockets.get_mut(key).unwrap();
+        socket.attachment.end.replace(end).unwrap()
     };
     // Replace the engine's end of the listener's socket pair by a file. Sending to the file fails. Sending to
     // the pair fails in the same way while the system has too many descriptors in flight.
@@ -304,14 +304,13 @@ fn a_failed_connect_leaves_the_time_wait_of_its_flow_as_it_was() {
     let remote = SocketAddr::new(PEER.into(), 80);
     let now = trio.now;
     let engine = &mut trio.engine.parts_mut().engines_mut()[0];
-    let entry = *engine.time_waits.values().next().unwrap();
+    let entry = *engine.stack.time_waits.iter().next().unwrap().1;
     // Leave no way to connect. Put every port that thread 0 could choose into TIME-WAIT, and use up the
     // process's limit of sockets. The connect below must then fail.
     for port in (32768..=60999).filter(|&port| usize::from(port) % THREADS == 0) {
         let flow = inlane_tcp::Flow { local: SocketAddr::new(OURS.into(), port), remote };
-        engine.time_waits.insert(flow, entry);
-        engine.time_wait_order.push_back((entry.until(), flow));
-        engine.note_time_wait(flow);
+        engine.stack.time_waits.insert(flow, entry);
+        engine.stack.note_time_wait(flow);
     }
     let process = std::process::id() as i32;
     let permits = engine.control.permits.clone();

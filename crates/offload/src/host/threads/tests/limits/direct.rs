@@ -3,7 +3,7 @@
 
 use super::super::*;
 use crate::host::direct::{Direct, SharedArea};
-use crate::host::socket::Role;
+use crate::host::socket::Pair;
 use inlane_offload_protocol::lease::Slot;
 use inlane_offload_protocol::name::{Asking, End};
 use std::sync::Arc;
@@ -32,12 +32,12 @@ impl Connection {
         let acknowledgment = trio.sent()[0].0.sequence.wrapping_add(1);
         trio.segment(0, &header(1001, acknowledgment, tcp::ACK), PORTS, &[]);
         let end = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
-        let sockets = &mut trio.engine.parts_mut().engines_mut()[0].sockets;
+        let sockets = &mut trio.engine.parts_mut().engines_mut()[0].stack.sockets;
         let key = sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
-        let Role::Stream(stream) = &mut sockets.get_mut(key).unwrap().role else { unreachable!() };
+        let Pair::Stream(pair) = &mut sockets.get_mut(key).unwrap().attachment.pair else { unreachable!() };
         let direct = Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, 8).unwrap();
         let slot = direct.slot();
-        stream.direct = Some(Box::new(direct));
+        pair.direct = Some(Box::new(direct));
         assert!(slot.receive().post());
         Self { trio, _listener: listener, end, slot, acknowledgment, sequence: 1001 }
     }

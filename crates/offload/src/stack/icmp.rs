@@ -1,0 +1,276 @@
+//! ICMP: echo replies, errors that other hosts report, and errors that the stack reports to them.
+
+use super::Stack;
+use super::input::Outcome;
+use super::network::Payload;
+use super::packet::{ReceivedPacket, original};
+use super::socket::{Role, Socket};
+use inlane_tcp::Events;
+use inlane_wire::checksum::{self, Sum};
+use inlane_wire::{icmp, ipv4, ipv6, ndp};
+
+/// The most bytes of a received packet that an ICMP error about the packet quotes. The error is then at most
+/// 576 bytes long (RFC 1812, section 4.3.2.3).
+const MOST_QUOTED_V4: usize = 548;
+/// The most bytes of a received packet that an ICMPv6 error about the packet quotes. The error is then at
+/// most 1280 bytes long, IPv6's least MTU (RFC 4443, section 2.4).
+const MOST_QUOTED_V6: usize = 1232;
+/// The number of ICMP errors that the engine may send to other hosts in a burst. Later, it may send one more
+/// error every `ICMP_NS` nanoseconds. Linux has the same limits. The engine's threads share them equally.
+pub const ICMP_BURST: u64 = 50;
+pub const ICMP_NS: u64 = 1_000_000;
+/// The code of an ICMPv6 error: communication is administratively prohibited.
+const PROHIBITED_V6: u8 = 1;
+
+/// Why a datagram was refused, as an ICMP error reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The destination has no socket at the port.
+    Port,
+    /// The destination has no such protocol.
+    Protocol,
+    /// A firewall prohibits it.
+    Prohibited,
+}
+
+/// An ICMP error about a received packet.
+struct Unreachable<'a, const PROTOCOL: u8> {
+    quoted: &'a [u8],
+}
+
+impl<const PROTOCOL: u8> Payload for Unreachable<'_, PROTOCOL> {
+    const PROTOCOL: u8 = PROTOCOL;
+
+    fn len(&self) -> usize {
+        icmp::HEADER + self.quoted.len()
+    }
+
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
+        buffer[icmp::HEADER..].copy_from_slice(self.quoted);
+        let mut message = icmp::Message::new(buffer).expect("the buffer has this length");
+        let v6 = PROTOCOL == ipv6::ICMP;
+        message.set_kind(if v6 { icmp::UNREACHABLE_V6 } else { icmp::UNREACHABLE });
+        message.set_code(if v6 { icmp::PORT_UNREACHABLE_V6 } else { icmp::PORT_UNREACHABLE });
+        message.set_checksum(0);
+        message.set_mtu_v6(0);
+        // The checksum of ICMPv6 covers the pseudo header, that of ICMP does not.
+        let start = if v6 { pseudo.unwrap_or_default() } else { Sum::new() };
+        let checksum = start.add_bytes(message.bytes()).finish();
+        message.set_checksum(checksum);
+    }
+}
+
+/// The reply to an echo request.
+struct Echo<'a, const PROTOCOL: u8> {
+    kind: u8,
+    request: &'a [u8],
+}
+
+impl<const PROTOCOL: u8> Payload for Echo<'_, PROTOCOL> {
+    const PROTOCOL: u8 = PROTOCOL;
+
+    fn len(&self) -> usize {
+        self.request.len()
+    }
+
+    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
+        buffer.copy_from_slice(self.request);
+        let mut message = icmp::Message::new(buffer).expect("the request had a header");
+        message.set_kind(self.kind);
+        message.set_checksum(0);
+        // The checksum of ICMPv6 covers the pseudo header, that of ICMP does not.
+        let start = if PROTOCOL == ipv6::ICMP { pseudo.unwrap_or_default() } else { Sum::new() };
+        let checksum = start.add_bytes(message.bytes()).finish();
+        message.set_checksum(checksum);
+    }
+}
+
+impl<A> Stack<A> {
+    pub(super) fn on_icmp<'a>(&mut self, now: u64, packet: ReceivedPacket<'a>) -> Outcome<'a> {
+        let message = match icmp::Message::new(packet.payload) {
+            Ok(message) if packet.arrival.trusted || checksum::of(packet.payload) == 0 => message,
+            _ => {
+                self.network.counters.malformed += 1;
+                return Outcome::Done;
+            }
+        };
+        match message.kind() {
+            icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
+            icmp::UNREACHABLE => {
+                let (hard, refusal) = match message.code() {
+                    icmp::FRAGMENTATION_NEEDED => {
+                        return self.on_too_big(now, &packet, message.next_hop_mtu().into());
+                    }
+                    icmp::PROTOCOL_UNREACHABLE => (true, Some(Refusal::Protocol)),
+                    icmp::PORT_UNREACHABLE => (true, Some(Refusal::Port)),
+                    _ => (false, None),
+                };
+                return self.on_unreachable(&packet, hard, refusal);
+            }
+            _ => self.network.counters.ignored += 1,
+        }
+        Outcome::Done
+    }
+
+    pub(super) fn on_icmp_v6<'a>(&mut self, now: u64, packet: ReceivedPacket<'a>) -> Outcome<'a> {
+        let message = match icmp::Message::new(packet.payload) {
+            Ok(message)
+                if packet.arrival.trusted || packet.pseudo.add_bytes(packet.payload).finish() == 0 =>
+            {
+                message
+            }
+            _ => {
+                self.network.counters.malformed += 1;
+                return Outcome::Done;
+            }
+        };
+        match message.kind() {
+            icmp::ECHO_REQUEST_V6 => self.reply_echo(now, packet, icmp::ECHO_REPLY_V6),
+            ndp::SOLICITATION | ndp::ADVERTISEMENT => {
+                let addresses = (packet.source, packet.destination);
+                let heard = self.network.on_discovery(now, addresses, packet.hops, packet.payload);
+                return heard.map_or(Outcome::Done, Outcome::Heard);
+            }
+            icmp::UNREACHABLE_V6 => {
+                let (hard, refusal) = match message.code() {
+                    PROHIBITED_V6 => (false, Some(Refusal::Prohibited)),
+                    icmp::PORT_UNREACHABLE_V6 => (true, Some(Refusal::Port)),
+                    _ => (false, None),
+                };
+                return self.on_unreachable(&packet, hard, refusal);
+            }
+            icmp::TOO_BIG_V6 => return self.on_too_big(now, &packet, message.mtu_v6()),
+            _ => self.network.counters.ignored += 1,
+        }
+        Outcome::Done
+    }
+
+    /// Returns the thread of the socket that has sent the packet that an ICMP error quotes. Returns `None` if this thread
+    /// must process the error.
+    fn thread_of_error(&self, packet: &ReceivedPacket<'_>) -> Option<usize> {
+        let owners = self.owners.as_ref().filter(|_| packet.arrival.from.is_none())?;
+        let quoted = &packet.payload[icmp::HEADER..];
+        let to = match original(quoted, ipv4::UDP) {
+            Some((flow, _)) => owners.thread_of_port(flow.local.port()),
+            None => owners.get(&original(quoted, ipv4::TCP)?.0)?.thread,
+        };
+        (to != self.thread).then_some(to)
+    }
+
+    /// Processes an ICMP error which reports that a packet did not arrive. `hard` is true if the destination has no such
+    /// protocol or port. The message may be forged, so TCP checks the quoted sequence number (RFC 5927).
+    fn on_unreachable<'a>(
+        &mut self,
+        packet: &ReceivedPacket<'a>,
+        hard: bool,
+        refusal: Option<Refusal>,
+    ) -> Outcome<'a> {
+        if let Some(to) = self.thread_of_error(packet) {
+            return Outcome::Pass { to, bytes: packet.whole, arrival: packet.arrival };
+        }
+        let quoted = &packet.payload[icmp::HEADER..];
+        if let Some((flow, sequence)) = original(quoted, ipv4::TCP) {
+            if let Some(key) = self.flows.find(&flow)
+                && let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key)
+            {
+                let events = stream.connection.on_unreachable(sequence, hard);
+                debug_assert!(!events.contains(Events::CONNECTED));
+                self.touch(key);
+            }
+            return Outcome::Done;
+        }
+        self.network.counters.ignored += 1;
+        match (original(quoted, ipv4::UDP), refusal) {
+            (Some((flow, _)), Some(refusal)) => match self.datagram_socket(flow.local, flow.remote) {
+                Some(key) if self.is_connected_to(key, flow.remote) => Outcome::Unreachable { key, refusal },
+                _ => Outcome::Done,
+            },
+            _ => Outcome::Done,
+        }
+    }
+
+    /// Processes an ICMP error which reports that a packet was larger than the path MTU, `mtu` bytes. The message may be
+    /// forged, so TCP checks the quoted sequence number (RFC 5927).
+    fn on_too_big<'a>(&mut self, now: u64, packet: &ReceivedPacket<'a>, mtu: u32) -> Outcome<'a> {
+        if let Some(to) = self.thread_of_error(packet) {
+            return Outcome::Pass { to, bytes: packet.whole, arrival: packet.arrival };
+        }
+        let quoted = &packet.payload[icmp::HEADER..];
+        if let Some((flow, sequence)) = original(quoted, ipv4::TCP) {
+            if let Some(key) = self.flows.find(&flow)
+                && let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key)
+            {
+                let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
+                let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+                stream.connection.on_packet_too_big(now, sequence, mss);
+                self.touch(key);
+            }
+            return Outcome::Done;
+        }
+        self.network.counters.ignored += 1;
+        self.on_datagram_too_big(now, quoted, mtu);
+        Outcome::Done
+    }
+
+    /// Processes an ICMP error which reports that a datagram of the engine was larger than `mtu` bytes, the path MTU.
+    /// `quoted` is the start of that datagram's IP packet.
+    pub fn on_datagram_too_big(&mut self, now: u64, quoted: &[u8], mtu: u32) {
+        if let Some((flow, _)) = original(quoted, ipv4::UDP)
+            && self.datagram_socket(flow.local, flow.remote).is_some()
+        {
+            self.network.set_path_mtu(now, flow.remote.ip(), mtu);
+        }
+    }
+
+    fn reply_echo(&mut self, now: u64, packet: ReceivedPacket<'_>, kind: u8) {
+        if !self.network.is_own(packet.destination) {
+            return;
+        }
+        let Some(route) = self.network.route(packet.source) else { return };
+        let (source, destination) = (packet.destination, packet.source);
+        if destination.is_ipv4() {
+            self.network.send(
+                now,
+                route,
+                source,
+                destination,
+                0,
+                &Echo::<{ ipv4::ICMP }> { kind, request: packet.payload },
+            );
+        } else {
+            self.network.send(
+                now,
+                route,
+                source,
+                destination,
+                0,
+                &Echo::<{ ipv6::ICMP }> { kind, request: packet.payload },
+            );
+        }
+    }
+
+    /// Takes one ICMP error from this thread's share of the engine's budget. Returns false if the share is used up.
+    pub fn may_send_icmp_error(&mut self, now: u64) -> bool {
+        let threads = self.threads() as u64;
+        self.icmp_budget.take(now, ICMP_BURST.div_ceil(threads), ICMP_NS * threads)
+    }
+
+    /// Answers a datagram to a port without a socket by an ICMP error (RFC 1122, section 4.1.3.1). Sends
+    /// nothing if the budget of ICMP errors is used up, or if there is no route.
+    pub fn refuse(&mut self, now: u64, packet: &ReceivedPacket<'_>) {
+        if !packet.arrival.trusted && !self.may_send_icmp_error(now) {
+            return;
+        }
+        let Some(route) = self.network.route(packet.source) else { return };
+        let (source, destination) = (packet.destination, packet.source);
+        if destination.is_ipv4() {
+            let quoted = &packet.whole[..packet.whole.len().min(MOST_QUOTED_V4)];
+            let error = Unreachable::<{ ipv4::ICMP }> { quoted };
+            self.network.send(now, route, source, destination, 0, &error);
+        } else {
+            let quoted = &packet.whole[..packet.whole.len().min(MOST_QUOTED_V6)];
+            let error = Unreachable::<{ ipv6::ICMP }> { quoted };
+            self.network.send(now, route, source, destination, 0, &error);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The sockets of the stack: their addresses, options, and state as a listener, connection or UDP socket.
+
+use super::options::SocketOptions;
+use super::stream::Stream;
+use inlane_tcp::Listener;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A socket.
+pub struct Socket<A> {
+    /// The local address. An IPv4 address is never written as an IPv4-mapped IPv6 address.
+    pub local: SocketAddr,
+    /// True for family AF_INET6.
+    pub v6: bool,
+    /// True if the socket got its local port by a bind. The table of local ports then lists the socket.
+    pub holds_port: bool,
+    /// The options.
+    pub options: SocketOptions,
+    /// What the socket does.
+    pub role: Role,
+    /// The deadline of the socket's timer in the timer wheel. `u64::MAX` if the socket has no timer.
+    pub(super) armed: u64,
+    /// True if the socket is in the list of changed sockets.
+    pub(super) dirty: bool,
+    /// What the stack's caller keeps with the socket.
+    pub attachment: A,
+}
+
+/// What a socket does.
+pub enum Role {
+    /// The TCP socket is bound to a local address. It does not listen, and is not connected.
+    Bound,
+    /// The TCP socket listens for connections.
+    Listening(Box<Listening>),
+    /// The TCP socket is connected, or is connecting.
+    Stream(Box<Stream>),
+    /// The socket is a UDP socket.
+    Datagram(Datagram),
+}
+
+impl<A> Socket<A> {
+    /// Creates a socket that is not in any table yet.
+    pub fn new(local: SocketAddr, v6: bool, options: SocketOptions, role: Role, attachment: A) -> Self {
+        Self { local, v6, holds_port: false, options, role, armed: u64::MAX, dirty: false, attachment }
+    }
+
+    /// Returns the connection.
+    pub fn stream(&self) -> Option<&Stream> {
+        match &self.role {
+            Role::Stream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+}
+
+/// A UDP socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Datagram {
+    /// The address to which the socket is connected.
+    pub remote: Option<SocketAddr>,
+    /// True if the program chose the local address. Otherwise connect sets the address, and a disconnect
+    /// resets it.
+    pub address_chosen: bool,
+    /// True if the program chose the local port. Otherwise the engine chose the port, and a disconnect frees
+    /// it.
+    pub port_chosen: bool,
+}
+
+/// A listening socket.
+pub struct Listening {
+    /// The half-open connections, and how many established connections wait to be accepted. The caller keeps the latter in
+    /// a queue of its own.
+    pub listener: Listener<()>,
+    /// The backlog that the program has set. It limits the accept queues of all threads together, and the SYN
+    /// queue of each thread.
+    pub backlog: usize,
+    /// The number of connections that wait to be accepted, at the listener and at its copies on other
+    /// threads.
+    pub waiting: Arc<AtomicUsize>,
+}
+
+impl Listening {
+    /// Changes the backlog.
+    pub fn set_backlog(&mut self, backlog: usize) {
+        self.backlog = backlog;
+        self.listener.set_backlog(backlog);
+    }
+
+    /// Sets the number of connections in the accept queues of the listener's copies on other threads. These
+    /// connections also count against the listener's backlog.
+    pub(super) fn note_elsewhere(&mut self) {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));
+    }
+
+    /// Counts a connection that waits to be accepted.
+    pub fn add_waiting(&mut self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.listener.queue(());
+    }
+
+    /// Counts a connection as accepted.
+    pub fn remove_waiting(&mut self) {
+        if self.listener.accept().is_some() {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

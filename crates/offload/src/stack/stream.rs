@@ -1,0 +1,243 @@
+//! A TCP connection with its two rings of bytes.
+
+use super::Stack;
+use super::arena::Key;
+use super::network::{Network, Route};
+use super::options::SocketOptions;
+use super::ring::ByteRing;
+use super::segment::Outgoing;
+use super::socket::{Role, Socket};
+use inlane_tcp::{Connection, Events, Flow, Handshake, Segment};
+
+/// A TCP connection. Its caller writes the program's bytes into the ring `send`, and takes received bytes from the ring
+/// `receive`.
+pub struct Stream {
+    /// The local and the remote address of the connection, with their ports.
+    pub flow: Flow,
+    /// Where the packets of the connection go: to the engine itself, or over the link.
+    pub route: Route,
+    /// The TCP state machine of the connection.
+    pub connection: Connection,
+    /// The program's data that the peer has not acknowledged yet.
+    pub send: ByteRing,
+    /// Received data that the caller has not taken yet.
+    pub receive: ByteRing,
+    /// The number of bytes of the program's data that were put into `send` so far. The data ends at this index
+    /// of `send`.
+    pub written: u64,
+    /// The number of received bytes that the caller has taken or discarded so far.
+    pub delivered: u64,
+    /// Before this time, in nanoseconds, nothing is sent. `None` if there is no such limit.
+    pub held_until: Option<u64>,
+    /// True once a connection that the program opens was established.
+    pub connected: bool,
+    /// When the connection was established, in nanoseconds of the engine's clock.
+    pub since: u64,
+    /// The position after the last byte that the program has sent with MSG_MORE. Counted from the same start
+    /// as `written`. `None` if no such bytes wait for more bytes.
+    pub more_end: Option<u64>,
+}
+
+impl Stream {
+    /// Returns how many more bytes fit into the send ring, of which `limit` bytes may be used.
+    #[inline]
+    pub fn room(&self, limit: u64) -> u64 {
+        limit.saturating_sub(self.written - self.connection.acknowledged())
+    }
+
+    /// Returns the memory for the next `len` bytes of the program, in two parts. They must fit into the ring.
+    #[inline]
+    pub fn writable(&mut self, len: u64) -> (&mut [u8], &mut [u8]) {
+        self.send.parts_mut(self.written..self.written + len)
+    }
+
+    /// Records that `len` bytes of the program are in the send ring.
+    #[inline]
+    pub fn add_written(&mut self, len: u64) {
+        self.written += len;
+        let outcome = self.connection.set_written(self.written);
+        debug_assert!(outcome.is_ok(), "{outcome:?}");
+    }
+
+    /// Returns the number of received bytes that the caller has not taken.
+    #[inline]
+    pub fn undelivered(&self) -> u64 {
+        self.connection.received() - self.delivered
+    }
+
+    /// Returns the first `len` received bytes that the caller has not taken, in two parts. There are at least as many.
+    #[inline]
+    pub fn readable(&self, len: u64) -> (&[u8], &[u8]) {
+        self.receive.parts(self.delivered..self.delivered + len)
+    }
+
+    /// Drops all received bytes that the caller has not taken.
+    pub fn discard(&mut self) {
+        self.delivered = self.connection.received();
+        self.publish_delivered();
+    }
+
+    /// Tells TCP how many bytes were taken. The announced window then grows.
+    #[inline]
+    pub fn publish_delivered(&mut self) {
+        let outcome = self.connection.set_consumed(self.delivered);
+        debug_assert!(outcome.is_ok(), "{outcome:?}");
+    }
+
+    /// Limits the connection's rings to the bytes that the program has set by SO_SNDBUF and SO_RCVBUF.
+    pub fn limit_rings(&mut self, options: &SocketOptions) {
+        self.connection.set_send_limit(options.send_limit(self.send.capacity()) as u32);
+        self.connection.set_receive_capacity(options.receive_limit(self.receive.capacity()) as u32);
+    }
+
+    /// Treats the program's bytes up to index `end` as sent with MSG_MORE. Holds small segments back until more bytes
+    /// follow, as TCP_CORK does.
+    pub fn expect_more(&mut self, end: u64) {
+        if self.more_end.replace(end).is_none() {
+            self.connection.set_cork(true);
+        }
+    }
+
+    /// Ends what [`Stream::expect_more`] has begun if more bytes have followed. `cork` is true if the program has set
+    /// TCP_CORK.
+    #[inline]
+    pub fn end_more(&mut self, cork: bool) {
+        if self.more_end.take_if(|end| *end < self.written).is_some() {
+            self.connection.set_cork(cork);
+        }
+    }
+
+    /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested:
+    /// the next round must then try again.
+    pub fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
+        while !network.is_congested() {
+            let Some(transmit) = self.connection.poll_transmit(now) else { return false };
+            let (local, remote) = (self.flow.local.ip(), self.flow.remote.ip());
+            for (header, payload) in transmit.segments() {
+                let segment = Outgoing { flow: &self.flow, header, ring: Some(&self.send), payload };
+                network.send(now, self.route, local, remote, transmit.ecn as u8, &segment);
+            }
+        }
+        true
+    }
+}
+
+/// Why a connection cannot be opened.
+#[derive(Debug)]
+pub enum Unopened {
+    /// An option of the socket is out of TCP's range.
+    Option,
+    /// There is no memory for the rings.
+    Memory,
+}
+
+impl From<inlane_tcp::Error> for Unopened {
+    fn from(_: inlane_tcp::Error) -> Self {
+        Self::Option
+    }
+}
+
+impl<A> Stack<A> {
+    /// Creates the connection of a new flow, which the program opens. It is not in any table yet.
+    ///
+    /// # Errors
+    /// If an option of the socket is out of TCP's range, or there is no memory for the rings.
+    pub fn open_stream(
+        &mut self,
+        now: u64,
+        flow: Flow,
+        route: Route,
+        options: &SocketOptions,
+    ) -> Result<Stream, Unopened> {
+        let mss = self.network.mss(route, flow.remote.is_ipv6());
+        let config = options.config(self.buffer, mss);
+        let connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
+        self.stream_of(now, flow, route, connection, options).ok_or(Unopened::Memory)
+    }
+
+    /// Creates the connection of a completed handshake. It is not in any table yet. Returns `None` if there is no route to
+    /// the peer, or no memory for the rings.
+    pub fn accept_stream(
+        &mut self,
+        now: u64,
+        flow: Flow,
+        handshake: &Handshake,
+        options: &SocketOptions,
+    ) -> Option<Stream> {
+        let route = self.network.route(flow.remote.ip())?;
+        let config = options.config(self.buffer, self.network.mss(route, flow.remote.is_ipv6()));
+        let connection = Connection::accept(now, &config, handshake).ok()?;
+        self.stream_of(now, flow, route, connection, options)
+    }
+
+    fn stream_of(
+        &mut self,
+        now: u64,
+        flow: Flow,
+        route: Route,
+        mut connection: Connection,
+        options: &SocketOptions,
+    ) -> Option<Stream> {
+        connection.set_cork(options.cork);
+        let send = self.rings.take()?;
+        let Some(receive) = self.rings.take() else {
+            self.rings.put(send, 0);
+            return None;
+        };
+        Some(Stream {
+            flow,
+            route,
+            connection,
+            send,
+            receive,
+            written: 0,
+            delivered: 0,
+            held_until: None,
+            connected: false,
+            since: now,
+            more_end: None,
+        })
+    }
+
+    /// Frees the memory of a connection that is in no table.
+    pub fn drop_stream(&mut self, stream: Stream) {
+        let (sent, received) = (stream.written, stream.connection.received());
+        self.rings.put(stream.send, sent);
+        self.rings.put(stream.receive, received);
+    }
+
+    /// Hands a segment to a connection.
+    #[inline]
+    pub fn on_stream_segment(&mut self, now: u64, key: Key, segment: &Segment<'_>) {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
+        let events = stream.connection.on_segment(now, segment, &mut stream.receive);
+        self.after_events(now, key, events);
+    }
+
+    pub(super) fn after_events(&mut self, now: u64, key: Key, events: Events) {
+        if events.contains(Events::CONNECTED)
+            && let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key)
+        {
+            (stream.since, stream.connected) = (now, true);
+            self.counters.connected += 1;
+        }
+        self.touch(key);
+    }
+
+    /// Runs the timers of a connection whose timer in the wheel is due. If the connection's deadline has moved, sets
+    /// the timer again instead.
+    pub(super) fn on_stream_timer(&mut self, now: u64, key: Key) {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
+        if stream.held_until.take_if(|until| *until <= now).is_some() {
+            return self.touch(key);
+        }
+        match stream.connection.next_deadline() {
+            Some(deadline) if deadline <= now => {
+                let events = stream.connection.on_timer(now);
+                self.after_events(now, key, events);
+            }
+            Some(deadline) => self.arm(key, deadline),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Tests the stack with bytes and a clock: two stacks on a link in memory, which may lose, double and reorder frames.
+
+use super::arena::Key;
+use super::input::{Established, Outcome};
+use super::network::{Network, NetworkConfig};
+use super::options::SocketOptions;
+use super::packet::Arrival;
+use super::socket::{Datagram, Role, Socket};
+use super::{Stack, StackConfig, datagram};
+use inlane_core::packet::HeapPool;
+use inlane_core::port::{Counters, Tx};
+use inlane_core::region::Region;
+use inlane_core::{Packet, Pool};
+use inlane_offload_protocol::rules::Prefix;
+use inlane_tcp::{Flow, Secrets, State};
+use inlane_wire::ethernet::Mac;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+/// A transmit queue that appends the frames to a list.
+struct Wire {
+    pool: Arc<dyn Pool>,
+    frames: Frames,
+}
+
+// SAFETY: `send` frees every packet to its pool exactly once, and reports all packets as sent.
+unsafe impl Tx for Wire {
+    unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
+        for packet in packets {
+            // SAFETY: the caller of `send` owns the packet, and no other thread writes to it.
+            self.frames.lock().unwrap().push_back(unsafe { packet.bytes() }.to_vec());
+        }
+        // SAFETY: the packets are of this pool. The caller guarantees not to use them any more.
+        unsafe { self.pool.free(packets) };
+        Ok(packets.len())
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
+}
+
+/// A stack and the frames that it has sent.
+struct Machine {
+    stack: Stack<()>,
+    sent: Frames,
+    /// The connections that its listener has accepted.
+    accepted: Vec<Key>,
+    /// The payloads of received datagrams.
+    datagrams: Vec<Vec<u8>>,
+}
+
+impl Machine {
+    fn new(number: u8) -> Self {
+        let sent = Frames::default();
+        let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(1024, 2048).unwrap());
+        let config = NetworkConfig {
+            mac: Mac([2, 0, 0, 0, 0, number]),
+            mtu: 1500,
+            addresses: vec![Prefix::parse(&format!("10.0.0.{number}/24")).unwrap()],
+            gateways: Vec::new(),
+            loopback: true,
+            partial_checksums: false,
+        };
+        let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone() });
+        let network = Network::new(&config, tx, pool);
+        let config = StackConfig {
+            thread: 0,
+            owners: None,
+            buffer: 65536,
+            allocate: |len| Region::host(len).ok(),
+            secrets: Secrets::new([number; 16]),
+            seed: u64::from(number),
+        };
+        Self { stack: Stack::new(0, config, network), sent, accepted: Vec::new(), datagrams: Vec::new() }
+    }
+
+    fn address(&self) -> IpAddr {
+        self.stack.network.addresses()[0].address
+    }
+
+    fn insert(&mut self, local: SocketAddr, role: Role) -> Key {
+        let key = self.stack.insert(Socket::new(local, false, SocketOptions::default(), role, ()));
+        self.stack.hold_port(key, local.port());
+        key
+    }
+
+    fn listen(&mut self, port: u16) -> Key {
+        let local = SocketAddr::new(self.address(), port);
+        let listening = self.stack.new_listening(local, &SocketOptions::default(), 8).unwrap();
+        self.insert(local, Role::Listening(Box::new(listening)))
+    }
+
+    fn connect(&mut self, now: u64, remote: SocketAddr) -> Key {
+        let source = self.stack.network.source(remote.ip()).unwrap();
+        let local = self.stack.ephemeral(source, remote).unwrap();
+        let flow = Flow { local, remote };
+        let route = self.stack.network.route(remote.ip()).unwrap();
+        let options = SocketOptions::default();
+        let stream = self.stack.open_stream(now, flow, route, &options).unwrap();
+        let key = self.stack.insert(Socket::new(local, false, options, Role::Stream(Box::new(stream)), ()));
+        assert_eq!(self.stack.claim_flow(flow, key), super::owners::Claim::Free);
+        self.stack.touch(key);
+        key
+    }
+
+    fn receive(&mut self, now: u64, frame: &[u8]) {
+        let outcome = self.stack.on_frame(now, frame);
+        self.on_outcome(now, outcome);
+    }
+
+    fn on_outcome(&mut self, now: u64, outcome: Outcome<'_>) {
+        match outcome {
+            Outcome::Established(Established { flow, segment, handshake, reopens, .. }) => {
+                let options = SocketOptions::default();
+                let stream = self.stack.accept_stream(now, flow, &handshake, &options).unwrap();
+                let role = Role::Stream(Box::new(stream));
+                let key = self.stack.insert(Socket::new(flow.local, false, options, role, ()));
+                assert_eq!(self.stack.claim_flow(flow, key), super::owners::Claim::Free);
+                self.stack.on_stream_segment(now, key, &segment);
+                if reopens {
+                    self.stack.end_time_wait(&flow);
+                }
+                self.accepted.push(key);
+            }
+            Outcome::Datagram(received) => {
+                match self.stack.datagram_socket(received.local, received.remote) {
+                    Some(_) => self.datagrams.push(received.data.to_vec()),
+                    None => self.stack.refuse(now, &received.packet),
+                }
+            }
+            Outcome::Reassembled(packet) => {
+                let outcome = self.stack.on_reassembled(now, &packet);
+                self.on_outcome(now, outcome);
+            }
+            _ => {}
+        }
+    }
+
+    /// Runs the timers, and sends what the changed connections have to send. Removes connections that have ended.
+    fn serve(&mut self, now: u64) {
+        self.stack.expire(now, &mut Vec::new());
+        while let Some(packet) = self.stack.network.own.pop_front() {
+            let outcome = self.stack.on_ip(now, &packet, Arrival::OWN);
+            self.on_outcome(now, outcome);
+        }
+        let mut keys = self.stack.take_changed();
+        for key in keys.drain(..) {
+            if self.stack.begin_service(key) {
+                let Stack { sockets, network, .. } = &mut self.stack;
+                let Some(Socket { role: Role::Stream(stream), .. }) = sockets.get_mut(key) else { continue };
+                stream.transmit(now, network);
+                let (deadline, state) = (stream.connection.next_deadline(), stream.connection.state());
+                match state {
+                    State::Closed | State::TimeWait if stream.undelivered() == 0 => {
+                        self.stack.enter_time_wait(key);
+                        self.stack.remove(key);
+                    }
+                    _ => deadline.into_iter().for_each(|deadline| self.stack.arm(key, deadline)),
+                }
+            }
+        }
+        self.stack.reuse_changed(keys);
+        self.stack.network.flush();
+    }
+
+    /// Writes as many of `bytes` as fit into a connection's send ring. Returns their number.
+    fn write(&mut self, key: Key, bytes: &[u8]) -> usize {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) else {
+            return 0;
+        };
+        let len = stream.room(stream.send.capacity() as u64).min(bytes.len() as u64);
+        let (first, second) = stream.writable(len);
+        let (low, high) = bytes[..len as usize].split_at(first.len());
+        first.copy_from_slice(low);
+        second.copy_from_slice(high);
+        stream.add_written(len);
+        self.stack.touch(key);
+        len as usize
+    }
+
+    /// Takes the received bytes of a connection.
+    fn read(&mut self, key: Key) -> Vec<u8> {
+        let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) else {
+            return Vec::new();
+        };
+        let (first, second) = stream.readable(stream.undelivered());
+        let bytes = [first, second].concat();
+        stream.delivered += bytes.len() as u64;
+        stream.publish_delivered();
+        self.stack.touch(key);
+        bytes
+    }
+
+    fn close(&mut self, now: u64, key: Key) {
+        if let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) {
+            stream.connection.close(now);
+        }
+        self.stack.touch(key);
+    }
+}
+
+/// Two machines on a link, and the clock.
+struct World {
+    machines: [Machine; 2],
+    now: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut machines = [Machine::new(1), Machine::new(2)];
+        // A lossy link can lose all requests for a neighbour's address, and the connection then ends.
+        for (machine, other) in [(0, 1), (1, 0)] {
+            let (address, mac) = (machines[other].address(), machines[other].stack.network.mac());
+            machines[machine].stack.network.learn(1, address, mac, true);
+        }
+        Self { machines, now: 1 }
+    }
+
+    /// Advances the clock by 1 ms, and moves all frames. `fate` returns how often each frame arrives. If no frame was sent,
+    /// advances the clock to the next timer.
+    fn step(&mut self, fate: &mut impl FnMut() -> usize) {
+        self.now += 1_000_000;
+        let mut idle = true;
+        for machine in &mut self.machines {
+            machine.serve(self.now);
+        }
+        for from in 0..2 {
+            let frames = std::mem::take(&mut *self.machines[from].sent.lock().unwrap());
+            idle &= frames.is_empty();
+            for frame in frames {
+                for _ in 0..fate() {
+                    self.machines[1 - from].receive(self.now, &frame);
+                }
+            }
+        }
+        let timers = self.machines.iter().flat_map(|machine| {
+            machine.stack.next_timer().into_iter().chain(machine.stack.network.next_timer())
+        });
+        if let Some(next) = timers.min().filter(|_| idle) {
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// Sends `data` from machine 0 to the listener of machine 1, and closes both ends. Returns the received bytes.
+    fn transfer(&mut self, data: &[u8], mut fate: impl FnMut() -> usize) -> Vec<u8> {
+        let listener = self.machines[1].listen(80);
+        let remote = SocketAddr::new(self.machines[1].address(), 80);
+        let client = self.machines[0].connect(self.now, remote);
+        let (mut sent, mut received) = (0, Vec::new());
+        let mut closed = false;
+        for _ in 0..20_000 {
+            let connected = self.machines[0].stack.sockets.get(client).and_then(Socket::stream);
+            let connected = connected.is_some_and(|stream| stream.connected);
+            sent += self.machines[0].write(client, &data[sent..]);
+            // A close before would abort the attempt.
+            if connected && sent == data.len() && !closed {
+                closed = true;
+                self.machines[0].close(self.now, client);
+            }
+            self.step(&mut fate);
+            if let Some(&server) = self.machines[1].accepted.first() {
+                received.extend(self.machines[1].read(server));
+                if received.len() == data.len() {
+                    self.machines[1].close(self.now, server);
+                }
+            }
+            let streams = |machine: &Machine| machine.stack.flows.len();
+            if closed && received.len() == data.len() && self.machines.iter().all(|one| streams(one) == 0) {
+                self.machines[1].stack.remove(listener);
+                return received;
+            }
+        }
+        panic!("{sent} bytes were sent and {} received", received.len());
+    }
+
+    fn assert_empty(&mut self) {
+        self.now += 300_000_000_000;
+        self.step(&mut || 1);
+        for machine in &self.machines {
+            let stack = &machine.stack;
+            let left = stack.sockets.len() + stack.flows.len() + stack.ports.len() + stack.time_waits.len();
+            assert_eq!((left, stack.next_timer()), (0, None));
+        }
+    }
+}
+
+#[test]
+fn a_connection_carries_data_and_leaves_nothing() {
+    let data: Vec<u8> = (0..500_000u32).map(|number| (number % 251) as u8).collect();
+    let mut world = World::new();
+    assert!(world.transfer(&data, || 1) == data);
+    world.assert_empty();
+}
+
+#[test]
+fn a_connection_to_the_own_address_needs_no_frame() {
+    let mut world = World::new();
+    let remote = SocketAddr::new(world.machines[0].address(), 80);
+    let listener = world.machines[0].listen(80);
+    let client = world.machines[0].connect(world.now, remote);
+    for _ in 0..10 {
+        world.machines[0].write(client, b"x");
+        world.step(&mut || panic!("a frame was sent"));
+    }
+    let server = world.machines[0].accepted[0];
+    let connected = world.machines[0].stack.sockets.get(client).unwrap().stream().unwrap().connected;
+    assert!(connected && world.machines[0].read(server).len() >= 5);
+    assert!(world.machines[0].stack.remove(listener).is_some());
+}
+
+#[test]
+fn a_neighbour_that_does_not_answer_ends_the_connection() {
+    let mut world = World::new();
+    let client = world.machines[0].connect(world.now, "10.0.0.77:80".parse().unwrap());
+    for _ in 0..10_000 {
+        world.step(&mut || 1);
+    }
+    assert!(world.machines[0].stack.sockets.get(client).is_none(), "ARP gives up after three seconds");
+    world.assert_empty();
+}
+
+#[test]
+fn datagrams_larger_than_the_mtu_arrive_whole() {
+    let mut world = World::new();
+    let remote: SocketAddr = "10.0.0.2:53".parse().unwrap();
+    let server = world.machines[1].insert(remote, Role::Datagram(Datagram::default()));
+    let client =
+        world.machines[0].insert("0.0.0.0:5000".parse().unwrap(), Role::Datagram(Datagram::default()));
+    let now = world.now;
+    for len in [0, 1, 1472, 1473, 65_507] {
+        let data = vec![7; len];
+        let outgoing = datagram::Outgoing { source: None, remote, class: 0, hops: 64, data: &data };
+        assert_eq!(world.machines[0].stack.send_datagram(now, client, &outgoing), Ok(true));
+        for _ in 0..4 {
+            world.step(&mut || 1);
+        }
+        assert_eq!(world.machines[1].datagrams.pop(), Some(data));
+    }
+    let data = vec![7; 65_508];
+    let outgoing = datagram::Outgoing { source: None, remote, class: 0, hops: 64, data: &data };
+    let stack = &mut world.machines[0].stack;
+    assert_eq!(stack.send_datagram(now, client, &outgoing), Err(datagram::Unsendable::Length));
+    assert!(stack.remove(client).is_some() && world.machines[1].stack.remove(server).is_some());
+    world.assert_empty();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Frames are lost and doubled. Every byte still arrives once and in order.
+    #[test]
+    fn a_connection_survives_a_bad_link(seed in any::<u64>(), len in 0usize..30_000, lost in 0u64..15, doubled in 0u64..10) {
+        let data: Vec<u8> = (0..len).map(|number| (number % 253) as u8).collect();
+        let mut world = World::new();
+        let mut random = seed;
+        let fate = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            match random >> 33 {
+                number if number % 100 < lost => 0,
+                number if number % 100 < lost + doubled => 2,
+                _ => 1,
+            }
+        };
+        prop_assert!(world.transfer(&data, fate) == data);
+        world.assert_empty();
+    }
+}
