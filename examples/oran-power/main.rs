@@ -8,7 +8,7 @@
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
 use inlane_cuda::{Gpu, LaunchConfig, Module, Source, argument, compile};
-use inlane_forward::control::{Control, Progress};
+use inlane_forward::control::Control;
 use inlane_forward::gpu::{self, Lane, Memory, Settings};
 use inlane_forward::pipeline::{Pipeline, PipelineContext, PipelineSettings};
 use inlane_function::{HEADERS, PacketFunction};
@@ -55,7 +55,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let pipeline = Pipeline { rx, txs, pool: pool.clone(), instances: Vec::new() };
     let drive =
         PipelineSettings { burst: 32, flush: Duration::from_micros(50), ..PipelineSettings::default() };
-    let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
+    let mut lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
     // Compute the sums in GPU memory and then copy them, because atomic operations on host memory may be
     // unsupported.
@@ -85,12 +85,11 @@ fn run() -> Result<(), Box<dyn Error>> {
     take(0)?;
     radio.start()?;
 
-    let (control, progress) = (Control::default(), Progress::default());
-    let shared =
-        PipelineContext { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+    let (control, meters) = (Control::default(), [Arc::default()]);
+    let shared = PipelineContext::new(&control, &meters, &clock, 0, &[]);
     let (mut complete, mut wrong, mut late, mut short, mut slots) = (0, 0, 0, 0, 0);
     let (tally, report) = std::thread::scope(|scope| -> Result<_, Box<dyn Error>> {
-        let running = scope.spawn(|| gpu::run(pipeline, lane, &drive, &shared));
+        let running = scope.spawn(|| gpu::run(pipeline, &mut lane, &drive, &shared));
         let mut last = Instant::now();
         while slots < SLOTS && last.elapsed() < Duration::from_secs(2) {
             let [answer, records] = take(slots)?;

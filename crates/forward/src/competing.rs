@@ -8,8 +8,9 @@
 use crate::config::{Compete, Config};
 use crate::error::{Error, Result};
 use crate::gpu::{CompetingKernel, Gpu};
-use crate::pipeline::{panic_message, pin};
+use crate::pipeline::panic_message;
 use crate::result::Competitor;
+use inlane_core::load;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,7 +111,7 @@ impl Drop for StopOnDrop<'_> {
 fn compute_on_cores(threads: &[Option<usize>], stop: &AtomicBool) -> f64 {
     std::thread::scope(|scope| {
         let compute = |core: &Option<usize>| {
-            pin(core.as_slice(), 0);
+            load::bind(*core);
             let (begun, mut rounds, mut x) = (Instant::now(), 0u64, 1.0f32);
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..4096 {

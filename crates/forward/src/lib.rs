@@ -7,6 +7,7 @@
 //! ```
 //!
 //! [`config::Config`] describes a run, and [`measure`] executes and explains it. [`run::run`] only executes it.
+//! [`ForwardLoad`] runs beside other loads, for as long as its owner wants, at a pace that may change.
 
 mod competing;
 pub mod config;
@@ -24,3 +25,4 @@ pub mod verify;
 pub use error::{Error, Result};
 pub use experiment::{MeasureOptions, Measurement, Session, measure};
 pub use inlane_function::builtins as functions;
+pub use run::ForwardLoad;

@@ -3,7 +3,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`cgroup`] | limits of control groups |
-//! | [`thread_time`] | how long threads ran, and how long they waited for a processor |
+//! | [`thread_time`] | how long the threads of this process have waited for a processor |
 //! | [`interference`] | other processes that delay a measurement |
 //! | [`privileges`] | the user that this process runs as, and how it gives up its capabilities |
 //! | [`code_cache`] | compiled code on disk |

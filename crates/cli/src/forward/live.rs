@@ -1,7 +1,7 @@
 //! Shows the current rates on standard error while `inlane forward` runs.
 
+use inlane_core::load::Counts;
 use inlane_core::units;
-use inlane_forward::control::ProgressSnapshot;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(super) struct Live {
     terminal: bool,
     interval: Option<Duration>,
     /// The time and the counters of the last display.
-    last: (Duration, ProgressSnapshot),
+    last: (Duration, Counts),
 }
 
 impl Live {
@@ -22,7 +22,7 @@ impl Live {
 
     /// Shows the rates since the last display, if a new display is due. The run calls this about once per
     /// second.
-    pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
+    pub(super) fn show(&mut self, elapsed: Duration, reading: Counts) {
         let since = elapsed.saturating_sub(self.last.0);
         // Display up to 100 ms early, because the run calls `show` only about once per second. Otherwise, a
         // call just before the end of the interval would delay the display by a second.
@@ -37,16 +37,16 @@ impl Live {
         self.last = (elapsed, reading);
     }
 
-    fn line(&self, elapsed: Duration, reading: ProgressSnapshot) -> String {
+    fn line(&self, elapsed: Duration, reading: Counts) -> String {
         let (then, before) = self.last;
         let seconds = elapsed.saturating_sub(then).as_secs_f64().max(1e-9);
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         format!(
             "{:>5.0} s  rx {}  tx {}  {}  dropped {}",
             elapsed.as_secs_f64(),
-            units::packets_per_second(rate(reading.rx_packets, before.rx_packets)),
-            units::packets_per_second(rate(reading.tx_packets, before.tx_packets)),
-            units::bits_per_second(rate(reading.tx_bytes, before.tx_bytes) * 8.0),
+            units::packets_per_second(rate(reading.begun, before.begun)),
+            units::packets_per_second(rate(reading.operations, before.operations)),
+            units::bits_per_second(rate(reading.bytes, before.bytes) * 8.0),
             reading.dropped,
         )
     }
@@ -67,10 +67,10 @@ mod tests {
     fn a_line_has_the_rates_since_the_last_one() {
         let mut live =
             Live { terminal: false, interval: Some(Duration::from_secs(2)), last: Default::default() };
-        let reading = |packets| ProgressSnapshot {
-            rx_packets: packets,
-            tx_packets: packets,
-            tx_bytes: packets * 64,
+        let reading = |packets| Counts {
+            begun: packets,
+            operations: packets,
+            bytes: packets * 64,
             ..Default::default()
         };
         live.show(Duration::from_secs(1), reading(1000));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The most nanoseconds that a paced thread may be behind its schedule, or the time of two operations if that is more.
-/// After a longer pause, it makes up only this much, so a pause does not turn into a long burst.
-const MAX_BACKLOG_NS: u64 = 100_000;
+/// So it makes up the time in which other threads had its processor, but a longer pause does not turn into a long burst.
+const MAX_BACKLOG_NS: u64 = 10_000_000;
 
 /// The rate that all threads of a load keep together, in operations per second. Any thread may change it at any time.
 #[derive(Debug)]

@@ -64,7 +64,7 @@ fn a_pace_may_change_while_threads_follow_it() {
 
     // A thread that stalls for half a second makes up at most the backlog.
     let stalled = pacer.due(3_500_000_000, 1_000_000);
-    assert!(stalled <= 3, "{stalled} due after a stall");
+    assert!((99..=101).contains(&stalled), "{stalled} due after a stall: those of 10 ms");
     pace.set(f64::INFINITY);
     assert_eq!(pacer.due(3_500_000_000, 7), 7);
 }

@@ -7,6 +7,7 @@
 //! Only every 64th idle period is timed, because reading the clock in each round would increase latencies.
 
 use inlane_core::clock::Clock;
+use inlane_core::load::Meter;
 use std::cell::Cell;
 use std::sync::LazyLock;
 
@@ -97,9 +98,15 @@ impl Times {
     }
 }
 
+/// Publishes how long the calling thread had work, and how long it waited for a full port.
+pub(crate) fn publish_times(meter: &Meter) {
+    let (busy, refused) = spent();
+    meter.set_times(CLOCK.between_ns(0, busy), CLOCK.between_ns(0, refused));
+}
+
 /// Returns two times of the calling thread, in ticks of the raw clock: how long it had work, and how long it
 /// waited for a full port.
-pub(super) fn spent() -> (u64, u64) {
+fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
 
@@ -227,8 +234,9 @@ impl Idle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Progress, TimeShares};
+    use super::super::TimeShares;
     use super::*;
+    use inlane_core::load::Counts;
 
     /// Runs `thread` on a new thread, where the thread-local `TIMES` is fresh. The test clock begins at 1000 ticks.
     fn on_a_thread(thread: impl FnOnce() + Send) {
@@ -314,16 +322,16 @@ mod tests {
     #[test]
     fn a_thread_without_a_loop_has_no_account() {
         on_a_thread(|| assert_eq!(spent(), (0, 0)));
-        let (progress, clock) = (Progress::default(), Clock::new());
-        std::thread::scope(|scope| scope.spawn(|| progress.set_received(1, 64)).join().unwrap());
-        assert_eq!(progress.time_shares(&clock, 1_000_000), TimeShares::default());
+        let meter = Meter::default();
+        std::thread::scope(|scope| scope.spawn(|| publish_times(&meter)).join().unwrap());
+        assert_eq!(meter.read(), Counts::default());
     }
 
     #[test]
     fn shares_are_of_the_run() {
-        let (progress, clock) = (Progress::default(), Clock::new());
+        let meter = Meter::default();
         let ticks = 1u64 << 40;
-        let second = (1e9 * ticks as f64 / clock.between_ns(0, ticks) as f64) as u64;
+        let second = (1e9 * ticks as f64 / CLOCK.between_ns(0, ticks) as f64) as u64;
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
@@ -331,10 +339,9 @@ mod tests {
             // Interrupted rounds are idle time.
             wait(&mut idle, 2, second / 4);
             idle.found_work();
-            progress.set_received(1, 64);
-            progress.set_feeding();
+            publish_times(&meter);
         });
-        let shares = progress.time_shares(&clock, 1_000_000_000);
+        let shares = TimeShares::of(meter.read(), Some(meter.read()), 1_000_000_000);
         assert!((shares.busy - 0.5).abs() < 1e-6 && shares.feeding == shares.busy, "{shares:?}");
         assert_eq!(shares.refused, 0.0);
     }

@@ -4,11 +4,12 @@ use super::ceiling::Ceilings;
 use super::limit::limit;
 use super::measure::Measurement;
 use crate::config::Config;
-use crate::control::{Control, ProgressSnapshot};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::field;
 use crate::result::{PacketResult, Quantity};
 use crate::run::{RunOutcome, run};
+use inlane_core::load::Counts;
 use inlane_core::units::{self, Rate};
 use inlane_ports::spec::Kind;
 use std::sync::Arc;
@@ -103,7 +104,7 @@ pub(super) fn against_load(
     loads: &[f64],
     control: &Arc<Control>,
     ceilings: &mut Ceilings,
-    watch: &mut dyn FnMut(Duration, ProgressSnapshot),
+    watch: &mut dyn FnMut(Duration, Counts),
 ) -> Result<Measurement> {
     if !config.route.source().is_some_and(|rx| rx.properties().paces_itself) {
         let [generator, null] = [Kind::Generator, Kind::Null].map(|kind| kind.properties().name);

@@ -9,11 +9,12 @@ use super::ceiling::Ceilings;
 use super::limit::{limit, missed_rate};
 use super::load::against_load;
 use crate::config::{Config, Route};
-use crate::control::{Control, ProgressSnapshot};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::result::{MethodReason, PacketResult, Quantity};
 use crate::run::run;
 use crate::verify;
+use inlane_core::load::Counts;
 use inlane_core::verification::Verification;
 use inlane_ports::spec::{Kind, PortSpec};
 use std::path::Path;
@@ -62,7 +63,7 @@ pub fn measure(config: &Config) -> Result<Measurement> {
 }
 
 /// Called about once a second during a run, with the time since its start and the counters of packets.
-pub type Watch<'a> = Box<dyn FnMut(Duration, ProgressSnapshot) + 'a>;
+pub type Watch<'a> = Box<dyn FnMut(Duration, Counts) + 'a>;
 
 /// Makes measurements one after another.
 pub struct Session<'a> {

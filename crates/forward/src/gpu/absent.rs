@@ -71,11 +71,11 @@ impl Lane {
 
 pub(crate) fn run(
     _: Pipeline,
-    lane: Lane,
+    lane: &mut Lane,
     _: &PipelineSettings,
     _: &PipelineContext<'_>,
 ) -> (Tally, Option<LaneReport>) {
-    match lane {}
+    match *lane {}
 }
 
 /// The GPU's counters of its PCIe link.

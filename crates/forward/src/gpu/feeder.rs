@@ -4,10 +4,11 @@
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
 use super::loaded_function::TICK_THREADS;
-use super::posters::{GraphPoster, StreamPoster, unused_word};
-use crate::control::{Control, Idle};
+use super::posters::{GraphPoster, StreamPoster, Stretch, unused_word};
+use crate::control::{Control, Idle, publish_times};
 use crate::error::Result;
 use crate::method::Method;
+use inlane_core::load::Meter;
 use inlane_cuda::{Stream, argument};
 use std::time::{Duration, Instant};
 
@@ -77,9 +78,21 @@ impl<'a> Feeder<'a> {
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
-    pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
+    pub(super) fn run(
+        &mut self,
+        mut ticks: Option<Ticks<'_>>,
+        control: &Control,
+        meter: Option<&Meter>,
+    ) -> Result<()> {
+        /// The rounds between two publications of the thread's times.
+        const PUBLISH_EVERY: u32 = 4096;
         let mut idle = Idle::default();
+        let mut rounds = 0u32;
         while !control.aborting() {
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(PUBLISH_EVERY) {
+                meter.map(publish_times);
+            }
             // Read this before `advance` looks for items. If the ring is already closed and `advance` then
             // finds nothing, no further item can come.
             let closed_at = self.lane.closed_at();
@@ -96,6 +109,7 @@ impl<'a> Feeder<'a> {
                 ticks.due()?;
             }
         }
+        meter.map(publish_times);
         Ok(())
     }
 
@@ -117,6 +131,14 @@ impl<'a> Feeder<'a> {
             return Ok(());
         }
         wait_until_idle(self.lane, self.streams)
+    }
+
+    /// Returns the graphs that the feeder made.
+    pub(super) fn into_graphs(self) -> Vec<Stretch> {
+        match self.posting {
+            Posting::Graph(poster) => poster.into_graphs(),
+            _ => Vec::new(),
+        }
     }
 
     /// Launches or posts the next kernels, if any are due. Returns true if there were any.

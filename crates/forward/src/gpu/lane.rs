@@ -2,6 +2,7 @@
 
 use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
+use super::posters::Stretch;
 use super::settings::{Memory, Settings};
 use crate::error::{Error, Result};
 use crate::method::Method;
@@ -9,10 +10,10 @@ use crate::pipeline::PipelineSettings;
 use crate::result::LaunchShape;
 use inlane_core::ring::{Dispatcher, Ring, layout};
 use inlane_core::{Location, Pool, Region};
-use inlane_cuda::LaunchConfig;
+use inlane_cuda::{LaunchConfig, Stream};
 use inlane_function::abi::WHOLE_PACKET;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The parameter of a lane's kernels, passed by value. `inlane_lane` in `kernels/executor.cu` has the same
@@ -72,6 +73,9 @@ pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
 
 /// One pipeline's share of a GPU.
 pub struct Lane {
+    /// The graphs and streams of a pipeline that has run. They are dropped first, because they use the memory. The mutex
+    /// is never locked. It makes the lane usable from several threads, which graphs are not.
+    kept: Mutex<(Vec<Stretch>, Vec<Stream>, Option<Stream>)>,
     pub(super) loaded: Arc<LoadedFunction>,
     pub(super) settings: Settings,
     pub(super) ring: Arc<Ring>,
@@ -88,18 +92,13 @@ pub struct Lane {
     location: Location,
     /// The address of the memory that belongs to the pipeline's packet pool.
     pub(super) packets: u64,
-    /// True while `LoadedFunction::starting` counts this lane, because the lane still allocates memory.
-    starting: AtomicBool,
-    /// True while `LoadedFunction::users` counts this lane, because the lane has not finished.
-    uses: AtomicBool,
 }
 
 impl Lane {
     /// Allocates a lane: a pipeline's ring, buffers, kernels and streams on a GPU. Call it before any kernel
     /// runs. `pool` provides the pipeline's packets; `lanes` lanes share the GPU.
     ///
-    /// Either run all lanes of a loaded function at the same time, each on its own thread, or drop them all.
-    /// This is necessary because the lanes wait for each other.
+    /// Drop lanes only when all kernels on the GPU have ended, because freeing memory waits for them.
     ///
     /// # Panics
     /// If packets are to be copied into GPU memory, but the function was loaded for packets that are
@@ -204,8 +203,6 @@ impl Lane {
         let shape = LaunchConfig { blocks, threads, shared_bytes, cooperative: persistent };
         // SAFETY: the regions are this lane's, and kernels write only the completion half.
         let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }?;
-        loaded.starting.fetch_add(1, Ordering::Relaxed);
-        loaded.users.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             loaded: loaded.clone(),
             settings: settings.clone(),
@@ -219,32 +216,13 @@ impl Lane {
             _memory: memory,
             location,
             packets: packets_address,
-            starting: AtomicBool::new(true),
-            uses: AtomicBool::new(true),
+            kept: Default::default(),
         })
     }
 
-    /// Blocks until every lane has allocated its GPU memory. An allocation waits for all kernels and posted
-    /// waits of the GPU. If another lane already ran, that lane and the allocation would wait for each other
-    /// forever.
-    pub(super) fn start_together(&self) {
-        self.barrier(&self.starting, &self.loaded.starting);
-    }
-
-    /// Blocks until every lane has finished or the GPU was abandoned. Call it before freeing GPU memory,
-    /// because freeing waits until the kernels of other lanes end.
-    pub(super) fn leave_together(&self) {
-        leave_barrier(&self.starting, &self.loaded.starting);
-        self.barrier(&self.uses, &self.loaded.users);
-    }
-
-    /// Registers this lane's arrival and waits for the other lanes. If `counted` is set, decrements `count`,
-    /// the number of missing lanes. Then blocks until `count` is 0 or the GPU was abandoned.
-    fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
-        leave_barrier(counted, count);
-        while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
-            std::thread::sleep(Duration::from_micros(100));
-        }
+    /// Keeps what the pipeline used on the GPU, until the lane is dropped.
+    pub(super) fn keep(&mut self, streams: Vec<Stream>, tick_stream: Option<Stream>, graphs: Vec<Stretch>) {
+        self.kept = Mutex::new((graphs, streams, tick_stream));
     }
 
     /// Checks that the GPU can hold the blocks of all lanes' persistent kernels at the same time.
@@ -370,20 +348,5 @@ impl Lane {
             pcie_bytes: self.pcie_bytes(items, packets, bytes),
             state: self.loaded.gpu.read(&self.state)?,
         })
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        leave_barrier(&self.starting, &self.loaded.starting);
-        leave_barrier(&self.uses, &self.loaded.users);
-    }
-}
-
-/// Leaves a barrier: subtracts this lane from the barrier's `count`. `counted` is true while the lane is part
-/// of `count`. The call clears `counted`, so that a second call has no effect.
-fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
-    if counted.swap(false, Ordering::Relaxed) {
-        count.fetch_sub(1, Ordering::Release);
     }
 }

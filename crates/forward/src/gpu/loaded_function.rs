@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
 use inlane_function::{FunctionInfo, HEADERS, PacketFunction};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 /// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
@@ -24,10 +23,6 @@ pub struct LoadedFunction {
     pub(super) items: cuda::Kernel,
     pub(super) slots: cuda::Kernel,
     pub(super) tick: cuda::Kernel,
-    /// The number of lanes that are still allocating memory.
-    pub(super) starting: AtomicU32,
-    /// The number of lanes that have not finished.
-    pub(super) users: AtomicU32,
     /// True if the kernels can pull packets into GPU memory.
     pub(super) pulls: bool,
     cached: bool,
@@ -61,8 +56,6 @@ impl LoadedFunction {
             items: module.kernel("inlane_items")?,
             slots: module.kernel("inlane_slots")?,
             tick: module.kernel("inlane_tick")?,
-            starting: AtomicU32::new(0),
-            users: AtomicU32::new(0),
             pulls,
             cached: compiled.is_cached(),
         }))

@@ -174,7 +174,7 @@ pub(super) struct GraphPoster<'a> {
 
 /// The graphs for a stretch. A stretch is a number of consecutive slots whose kernels are launched by one
 /// graph. In each array, element 0 is for even laps of the ring and element 1 for odd laps.
-struct Stretch {
+pub(super) struct Stretch {
     /// The graphs for even and for odd laps, whose waits need different values. A graph has a wait and a
     /// kernel for each slot. It is launched if at least one slot has no submitted item yet.
     waiting: [GraphExec; 2],
@@ -184,6 +184,11 @@ struct Stretch {
 }
 
 impl<'a> GraphPoster<'a> {
+    /// Returns the graphs.
+    pub(super) fn into_graphs(self) -> Vec<Stretch> {
+        self.stretches
+    }
+
     /// Builds all graphs and uploads them to the GPU.
     ///
     /// # Errors

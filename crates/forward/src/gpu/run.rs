@@ -13,17 +13,19 @@ use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
 use super::lane_report::LaneReport;
 use super::launch::Launcher;
+use super::posters::Stretch;
 use super::watchdog::watch_until;
 use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::pipeline::circulate::{Circulation, CirculationHooks, Items};
-use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin};
-use inlane_process::thread_time::ThreadTime;
+use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message};
+use inlane_core::clock::ThreadTime;
+use inlane_cuda::Stream;
 use std::sync::mpsc;
 use std::time::Instant;
 
 /// Runs `pipeline` on `lane` until the pipeline ends. Then the lane's streams are idle, or the GPU was
-/// abandoned.
+/// abandoned. The lane keeps its streams and memory. A lane runs once.
 ///
 /// Returns the pipeline's counts and the lane's report. Returns no report after an error, or if the GPU was
 /// abandoned.
@@ -32,7 +34,7 @@ use std::time::Instant;
 /// If the lane was created for another pool.
 pub fn run(
     pipeline: Pipeline,
-    mut lane: Lane,
+    lane: &mut Lane,
     settings: &PipelineSettings,
     context: &PipelineContext<'_>,
 ) -> (Tally, Option<LaneReport>) {
@@ -44,7 +46,23 @@ pub fn run(
     let circulation =
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
-    if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
+    let ended = streams(lane).and_then(|(streams, tick_stream)| {
+        let mut graphs = Vec::new();
+        let tick = tick_stream.as_ref();
+        let ended = on_streams(
+            lane,
+            (&streams, tick, &mut graphs),
+            circulation,
+            &mut items,
+            &mut tally,
+            settings,
+            context,
+        );
+        // Destroying streams and graphs would wait for the kernels of other lanes.
+        lane.keep(streams, tick_stream, graphs);
+        ended
+    });
+    if let Err(error) = ended {
         // If a thread has already reported an error, drop this one, because it is usually a consequence of
         // the reported error.
         if tally.errors.is_empty() {
@@ -52,7 +70,6 @@ pub fn run(
         }
         context.control.stop();
     }
-    lane.leave_together();
 
     // Make no report after an error. Also make none if another lane has abandoned the GPU, because reading
     // the state could then block forever.
@@ -63,43 +80,50 @@ pub fn run(
             .ok(),
         false => None,
     };
-    drop(lane);
     tally.dropped_unsent += items.packets_in_flight();
     (tally, report)
 }
 
-/// Creates the streams, runs the pipeline's threads, and waits until the streams are idle.
+/// Creates the streams of a lane: those for its items, and the one for the function's `tick` if there is one.
+fn streams(lane: &Lane) -> Result<(Vec<Stream>, Option<Stream>)> {
+    let gpu = lane.loaded.gpu();
+    let open = || if lane.settings.high_priority { gpu.high_priority_stream() } else { gpu.stream() };
+    let streams =
+        (0..lane.settings.streams_for()).map(|_| open()).collect::<inlane_cuda::Result<Vec<_>>>()?;
+    Ok((streams, lane.loaded.info.ticks().then(open).transpose()?))
+}
+
+/// Waits at the start line, runs the pipeline's threads, and waits until the streams are idle. Adds the graphs that were
+/// made to the vector.
 fn on_streams(
     lane: &Lane,
+    (streams, tick_stream, graphs): (&[Stream], Option<&Stream>, &mut Vec<Stretch>),
     circulation: Circulation,
     items: &mut Items,
     tally: &mut Tally,
     settings: &PipelineSettings,
     context: &PipelineContext<'_>,
 ) -> Result<()> {
-    let gpu = lane.loaded.gpu();
-    let open = || if lane.settings.high_priority { gpu.high_priority_stream() } else { gpu.stream() };
-    let streams =
-        (0..lane.settings.streams_for()).map(|_| open()).collect::<inlane_cuda::Result<Vec<_>>>()?;
-    let tick_stream = lane.loaded.info.ticks().then(open).transpose()?;
-    let ticks = tick_stream.as_ref().map(|stream| Ticks::new(lane, stream));
-    let mut feeder = Feeder::prepare(lane, &streams, tick_stream.as_ref())?;
-    lane.start_together();
+    let ticks = tick_stream.map(|stream| Ticks::new(lane, stream));
+    let mut feeder = Feeder::prepare(lane, streams, tick_stream)?;
+    // All lanes of all loads have allocated their memory when this returns. No kernel that never ends runs before,
+    // because allocations would wait for it.
+    context.wait_for_start();
     feeder.begin()?;
-    let begun = context.progress.begin();
+    let begun = Instant::now();
     let has_feeder = lane.settings.method.has_feeder();
     // The feeder's thread calls the function's `tick`. Without a feeder, the dispatching thread calls it.
     let (dispatcher_ticks, feeder_ticks) = if has_feeder { (None, ticks) } else { (ticks, None) };
-    let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
+    let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, streams));
     let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
     let moving = || circulation.run(items, &mut hooks, settings, context);
-    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, context.control));
-    let watching = |ended: &_| watch_until(ended, lane, &streams, context.control);
+    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, context.control, context.helper_meter(0)));
+    let watching = |ended: &_| watch_until(ended, lane, streams, context.control);
     *tally = on_threads(moving, feeding, watching, context);
     tally.flowed = Some((begun, Instant::now()));
     let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
-    let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
+    let ended = feeder.finish(clean, stuck).and_then(|()| match tick_stream {
         // Call `tick` a last time, because a packet function may hold back unfinished output until then.
         Some(stream) if !stuck => {
             Ticks::new(lane, stream).last()?;
@@ -111,9 +135,7 @@ fn on_streams(
         // This pipeline has failed or was aborted. The other pipelines must then drain and end, too.
         context.control.stop();
     }
-    // Wait until all lanes of the GPU have finished. Returning destroys streams and graphs. That must not
-    // happen while other lanes run.
-    lane.leave_together();
+    graphs.extend(feeder.into_graphs());
     ended
 }
 
@@ -129,7 +151,6 @@ pub(super) fn on_threads(
     watching: impl FnOnce(&mpsc::Receiver<()>) -> Result<()>,
     context: &PipelineContext<'_>,
 ) -> Tally {
-    let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", context.index));
     let panicked = |thread, payload: Box<dyn std::any::Any + Send>| Error::Panicked {
         pipeline: context.index,
         thread,
@@ -141,9 +162,8 @@ pub(super) fn on_threads(
     };
     let (moves, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let moving = named("io").spawn_scoped(scope, move || {
+        let moving = context.spawn(scope, 0, "-io", move || {
             let _moves = moves;
-            pin(context.cores, 0);
             // If this thread panics, the guard aborts the run, because the feeder would wait forever for
             // packets.
             let guard = AbortOnPanic(context.control);
@@ -153,11 +173,9 @@ pub(super) fn on_threads(
         });
         let moving = moving.map_err(unstarted);
         let feeding = feeding.filter(|_| moving.is_ok()).map(|feeding| {
-            let feeding = named("feed").spawn_scoped(scope, move || {
-                pin(context.cores, 1);
+            let feeding = context.spawn(scope, 1, "-feed", move || {
                 let guard = AbortOnPanic(context.control);
                 let outcome = feeding();
-                context.progress.set_feeding();
                 std::mem::forget(guard);
                 (outcome.inspect_err(|_| context.control.abort()), ThreadTime::of_this_thread())
             });

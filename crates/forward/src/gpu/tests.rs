@@ -355,14 +355,14 @@ fn waiting_for_the_competing_job_ends() {
 
 #[test]
 fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
-    use crate::control::{Control, Progress};
+    use crate::control::Control;
     use crate::pipeline::{PipelineContext, Tally};
     use inlane_core::clock::Clock;
     use std::sync::mpsc::RecvTimeoutError;
     use std::time::Duration;
-    let (progress, clock) = (Progress::default(), Clock::new());
+    let (meters, clock) = ([std::sync::Arc::default()], Clock::new());
     let started = |control: &Control, moving: fn(&Control) -> Tally, stuck: bool| {
-        let context = PipelineContext { control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+        let context = PipelineContext::new(control, &meters, &clock, 0, &[]);
         let feeding = None::<fn() -> crate::error::Result<()>>;
         let watching = |ended: &std::sync::mpsc::Receiver<()>| {
             if !stuck {

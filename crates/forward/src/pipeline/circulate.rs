@@ -12,9 +12,9 @@ use super::tx_stage::TxStage;
 use super::{Overload, PipelineContext, PipelineSettings, Tally};
 use crate::control::Idle;
 use crate::error::{Error, Result};
+use inlane_core::clock::ThreadTime;
 use inlane_core::ring::{Dispatcher, Half};
 use inlane_core::{Pool, Rx, Tx};
-use inlane_process::thread_time::ThreadTime;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -138,7 +138,7 @@ impl Circulation {
     ) -> Tally {
         let pool = self.rx_stage.burst.pool().clone();
         let _owner = pool.own();
-        let begun = context.progress.begin();
+        let begun = Instant::now();
         if let Err(error) = self.circulate(items, hooks, settings, context) {
             context.control.abort();
             self.tally.errors.push(error);
@@ -146,8 +146,8 @@ impl Circulation {
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
         // Count packets that are still in the receiving stage as unsent. This happens only in an aborted run.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
-        rx_stage.publish(context.progress);
-        tx_stage.publish(context.progress, tally.dropped());
+        rx_stage.publish(context.meter());
+        tx_stage.publish(context.meter(), tally.dropped());
         let (counters, error) = rx_stage.finish();
         tally.rx = counters;
         tally.errors.extend(error.map(Error::from));
@@ -165,7 +165,7 @@ impl Circulation {
         context: &PipelineContext<'_>,
     ) -> Result<()> {
         let Self { rx_stage, tx_stage, dispatcher, room, limits, tally } = self;
-        let PipelineContext { control, clock, progress, .. } = *context;
+        let (&PipelineContext { control, clock, .. }, meter) = (context, context.meter());
         let mut idle = Idle::default();
         let mut freed = 0u64;
         let mut receiving = true;
@@ -197,8 +197,8 @@ impl Circulation {
                 items.spare.push(item.packets);
                 freed += 1;
                 if freed.is_multiple_of(PUBLISH_EVERY as u64) {
-                    rx_stage.publish(progress);
-                    tx_stage.publish(progress, tally.dropped());
+                    rx_stage.publish(meter);
+                    tx_stage.publish(meter, tally.dropped());
                 }
             } else if control.aborting() {
                 break;
@@ -239,8 +239,8 @@ impl Circulation {
                 idle.wait();
                 if idle.is_first_round() {
                     tx_stage.flush(control);
-                    rx_stage.publish(progress);
-                    tx_stage.publish(progress, tally.dropped());
+                    rx_stage.publish(meter);
+                    tx_stage.publish(meter, tally.dropped());
                 }
             }
         }

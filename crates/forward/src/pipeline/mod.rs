@@ -14,17 +14,19 @@ mod split;
 mod tests;
 mod tx_stage;
 
-use crate::control::{Control, Progress};
+use crate::control::Control;
 use crate::error::Error;
-use inlane_core::clock::Clock;
+use inlane_core::clock::{Clock, ThreadTime};
+use inlane_core::load::{self, Member, Meter};
 use inlane_core::port::Counters;
 use inlane_core::setting::Choice;
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Pool, Rx, Tx};
 use inlane_function::Instance;
-use inlane_process::thread_time::ThreadTime;
 use std::any::Any;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 pub use burst_buffer::BurstBuffer;
@@ -98,19 +100,75 @@ pub struct Pipeline {
     pub instances: Vec<Instance>,
 }
 
-/// The flags, counters and clock that a pipeline's threads share with the rest of the run.
+/// The flags, meters and clock that a pipeline's threads share with the rest of the run.
 pub struct PipelineContext<'a> {
-    /// The flags that end the run.
-    pub control: &'a Control,
-    /// The counters that the pipeline publishes while it runs.
-    pub progress: &'a Progress,
-    /// The run's clock.
-    pub clock: &'a Clock,
-    /// The pipeline's number.
-    pub index: usize,
-    /// The cores to bind threads to: the dispatching thread's, then those of workers or the feeder. Empty:
-    /// not bound.
-    pub cores: &'a [usize],
+    pub(crate) control: &'a Control,
+    meters: &'a [Arc<Meter>],
+    clock: &'a Clock,
+    pub(crate) index: usize,
+    cores: &'a [usize],
+    member: Mutex<Option<Member<'a>>>,
+}
+
+impl<'a> PipelineContext<'a> {
+    /// Creates the context of the pipeline with number `index`, which starts at once: see
+    /// [`PipelineContext::starting_with`].
+    ///
+    /// `meters` has a meter for each thread of the pipeline: the dispatching thread, then the workers or the feeder.
+    /// `cores` has the cores to bind these threads to, in the same order. If it is empty, threads are not bound.
+    ///
+    /// # Panics
+    /// If `meters` is empty.
+    pub fn new(
+        control: &'a Control,
+        meters: &'a [Arc<Meter>],
+        clock: &'a Clock,
+        index: usize,
+        cores: &'a [usize],
+    ) -> Self {
+        assert!(!meters.is_empty(), "the dispatching thread needs a meter");
+        Self { control, meters, clock, index, cores, member: Mutex::default() }
+    }
+
+    /// Makes the pipeline wait at the start line of which `member` is a membership.
+    #[must_use]
+    pub fn starting_with(self, member: Member<'a>) -> Self {
+        Self { member: Mutex::new(Some(member)), ..self }
+    }
+
+    /// Blocks until all pipelines of the run are ready. If the start was cancelled, stops this run, so the pipeline ends
+    /// before it receives packets.
+    pub(crate) fn wait_for_start(&self) {
+        let member = self.member.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if member.is_some_and(|member| member.ready().is_none()) {
+            self.control.stop();
+        }
+    }
+
+    /// Returns the meter of the dispatching thread.
+    pub(crate) fn meter(&self) -> &'a Meter {
+        &self.meters[0]
+    }
+
+    /// Returns the meter of the worker with number `index`, or of the feeder if `index` is 0. `None` if the context was
+    /// made without it.
+    pub(crate) fn helper_meter(&self, index: usize) -> Option<&'a Meter> {
+        self.meters.get(1 + index).map(|meter| &**meter)
+    }
+
+    /// Starts a thread of the pipeline. `thread` is its index in the meters and cores. `role` ends its name.
+    pub(crate) fn spawn<'scope, T: Send + 'scope>(
+        &self,
+        scope: &'scope Scope<'scope, '_>,
+        thread: usize,
+        role: &str,
+        body: impl FnOnce() -> T + Send + 'scope,
+    ) -> io::Result<ScopedJoinHandle<'scope, T>> {
+        let unread = Arc::default();
+        let meter = self.meters.get(thread).unwrap_or(&unread);
+        let name = format!("inlane-{}{role}", self.index);
+        load::spawn(scope, name, self.cores.get(thread).copied(), meter, body)
+    }
 }
 
 /// The counts of one pipeline.
@@ -278,15 +336,6 @@ fn spin_per_packet(clock: &Clock, each: Duration, packets: usize) {
     let (start, span) = (clock.raw(), each.as_nanos() as u64 * packets as u64);
     while clock.between_ns(start, clock.raw()) < span {
         std::hint::spin_loop();
-    }
-}
-
-/// Binds the calling thread to the core `cores[index]`, if there is one. Logs a warning if the kernel
-/// refuses.
-pub(crate) fn pin(cores: &[usize], index: usize) {
-    let Some(&core) = cores.get(index) else { return };
-    if let Err(error) = inlane_core::cores::bind(&[core]) {
-        tracing::warn!("cannot bind a thread to core {core}: {error}");
     }
 }
 

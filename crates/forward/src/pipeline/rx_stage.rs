@@ -2,8 +2,9 @@
 
 use super::burst_buffer::BurstBuffer;
 use super::{Overload, PipelineSettings};
-use crate::control::{Control, Progress};
+use crate::control::{Control, publish_times};
 use inlane_core::clock::Clock;
+use inlane_core::load::Meter;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Rx};
 use std::sync::Arc;
@@ -107,10 +108,10 @@ impl RxStage {
         }
     }
 
-    /// Publishes the counts of the packets received so far.
-    pub fn publish(&self, progress: &Progress) {
-        let counters = self.rx.counters();
-        progress.set_received(counters.packets, counters.bytes);
+    /// Publishes the count of the packets received so far, and the times of the calling thread.
+    pub fn publish(&self, meter: &Meter) {
+        meter.set_begun(self.rx.counters().packets);
+        publish_times(meter);
     }
 
     /// Ends the stage. Returns the queue's counters, and the receive error if there was one.

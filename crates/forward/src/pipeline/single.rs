@@ -3,13 +3,11 @@
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{ReceiveState, RxStage};
 use super::tx_stage::TxStage;
-use super::{
-    Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet, thread_failed,
-};
+use super::{Pipeline, PipelineContext, PipelineSettings, Tally, panicked, spin_per_packet, thread_failed};
 use crate::control::Idle;
 use crate::error::Error;
+use inlane_core::clock::ThreadTime;
 use inlane_core::ring::layout::{PacketVerdict, UNCHANGED};
-use inlane_process::thread_time::ThreadTime;
 use std::time::Instant;
 
 /// The number of bursts between two publications of the counters.
@@ -19,9 +17,7 @@ pub(super) const PUBLISH_EVERY: u32 = 64;
 /// failed tally.
 pub fn run(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineContext<'_>) -> Tally {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .name(format!("inlane-{}", context.index))
-            .spawn_scoped(scope, || run_here(pipeline, settings, context));
+        let thread = context.spawn(scope, 0, "", || run_here(pipeline, settings, context));
         match thread.map(|thread| thread.join()) {
             Ok(Ok(tally)) => tally,
             Ok(Err(payload)) => {
@@ -34,20 +30,20 @@ pub fn run(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineCo
 }
 
 fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineContext<'_>) -> Tally {
-    pin(context.cores, 0);
     let Pipeline { rx, txs, pool, mut instances } = pipeline;
     let _owner = pool.own();
-    let PipelineContext { control, clock, progress, .. } = *context;
+    let (&PipelineContext { control, clock, .. }, meter) = (context, context.meter());
     let instance = &mut instances[0];
     let room = pool.room() as u32;
     let mut tx_stage = TxStage::new(txs, &pool, settings);
     let mut rx_stage = RxStage::new(rx, pool.clone(), settings);
     let mut verdicts = vec![PacketVerdict::default(); settings.burst];
     let mut tally = Tally::default();
+    context.wait_for_start();
     let mut idle = Idle::default();
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut bursts = 0u32;
-    let begun = progress.begin();
+    let begun = Instant::now();
     loop {
         // Time one burst in 64, because reading the clock for each burst would slow short functions.
         let sampled = bursts.is_multiple_of(PUBLISH_EVERY);
@@ -87,16 +83,16 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                 }
                 bursts = bursts.wrapping_add(1);
                 if bursts.is_multiple_of(PUBLISH_EVERY) {
-                    rx_stage.publish(progress);
-                    tx_stage.publish(progress, tally.dropped());
+                    rx_stage.publish(meter);
+                    tx_stage.publish(meter, tally.dropped());
                 }
             }
             ReceiveState::Incomplete => {
                 idle.wait();
                 if idle.is_first_round() {
                     tx_stage.flush(control);
-                    rx_stage.publish(progress);
-                    tx_stage.publish(progress, tally.dropped());
+                    rx_stage.publish(meter);
+                    tx_stage.publish(meter, tally.dropped());
                 }
                 if ticks {
                     instance.tick(clock.now_ns());
@@ -105,8 +101,8 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
             ReceiveState::Ended => break,
         }
     }
-    rx_stage.publish(progress);
-    tx_stage.publish(progress, tally.dropped());
+    rx_stage.publish(meter);
+    tx_stage.publish(meter, tally.dropped());
     let (rx, error) = rx_stage.finish();
     tally.rx = rx;
     tally.errors.extend(error.map(Error::from));

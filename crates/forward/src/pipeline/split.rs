@@ -2,15 +2,17 @@
 //! function. Of n workers, worker w takes items w, w + n, w + 2n, ...
 
 use super::circulate::{Circulation, InFlightLimits, Items};
+use super::single::PUBLISH_EVERY;
 use super::{
-    AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet,
+    AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, spin_per_packet,
     thread_failed,
 };
-use crate::control::Idle;
+use crate::control::{Idle, publish_times};
 use crate::error::Error;
+use inlane_core::clock::ThreadTime;
+use inlane_core::load::Meter;
 use inlane_core::ring::{Consumer, NextItem, Ring};
 use inlane_function::Instance;
-use inlane_process::thread_time::ThreadTime;
 
 /// Runs `pipeline` until it ends. One thread receives and sends. Each instance of the packet function has its own
 /// worker thread.
@@ -29,25 +31,25 @@ pub fn run(
     let circulation = Circulation::new(rx, txs, pool, dispatcher, InFlightLimits::NONE, settings);
 
     let mut tally = std::thread::scope(|scope| {
-        let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", context.index));
         let spawned = (|| {
             let mut workers = Vec::new();
             for (index, (consumer, instance)) in consumers.into_iter().zip(instances).enumerate() {
-                workers.push(named("work").spawn_scoped(scope, move || {
+                let meter = context.helper_meter(index);
+                workers.push(context.spawn(scope, 1 + index, "-work", move || {
                     // Abort the run if this worker panics, because the dispatching thread would wait for its
                     // items.
                     let guard = AbortOnPanic(context.control);
-                    let outcome = run_worker(consumer, instance, settings, context, index);
+                    let outcome = run_worker(consumer, instance, settings, context, meter);
                     std::mem::forget(guard);
                     outcome
                 })?);
             }
             let items = &mut items;
             let dispatch = move || {
-                pin(context.cores, 0);
+                context.wait_for_start();
                 circulation.run(items, &mut (), settings, context)
             };
-            Ok((named("io").spawn_scoped(scope, dispatch)?, workers))
+            Ok((context.spawn(scope, 0, "-io", dispatch)?, workers))
         })();
         let (dispatching, workers) = match spawned {
             Ok(threads) => threads,
@@ -81,11 +83,11 @@ fn run_worker(
     mut instance: Instance,
     settings: &PipelineSettings,
     context: &PipelineContext<'_>,
-    index: usize,
+    meter: Option<&Meter>,
 ) -> (Instance, ThreadTime) {
-    pin(context.cores, 1 + index);
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut idle = Idle::default();
+    let mut items = 0u32;
     loop {
         match consumer.poll() {
             NextItem::Item(mut item) => {
@@ -97,10 +99,17 @@ fn run_worker(
                 // completes the item. An earlier check has shown that the CPU can access their memory.
                 let info = unsafe { instance.run_descriptors(descriptors, verdicts, now) };
                 item.complete(info);
+                items = items.wrapping_add(1);
+                if items.is_multiple_of(PUBLISH_EVERY) {
+                    meter.map(publish_times);
+                }
             }
             NextItem::Empty if context.control.aborting() => break,
             NextItem::Empty => {
                 idle.wait();
+                if idle.is_first_round() {
+                    meter.map(publish_times);
+                }
                 if ticks {
                     instance.tick(context.clock.now_ns());
                 }
@@ -108,6 +117,7 @@ fn run_worker(
             NextItem::Closed => break,
         }
     }
+    meter.map(publish_times);
     instance.finish();
     (instance, ThreadTime::of_this_thread())
 }

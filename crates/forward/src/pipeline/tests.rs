@@ -4,7 +4,7 @@
 use super::burst_buffer::BurstBuffer;
 use super::tx_stage::TxStage;
 use super::*;
-use crate::control::Progress;
+use inlane_core::load::Meter;
 use inlane_core::{Error as CoreError, HeapPool, Packet};
 use inlane_function::PacketFunction;
 use proptest::prelude::*;
@@ -169,9 +169,8 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let Case { overload, work, flush, .. } = *case;
     let settings = PipelineSettings { burst: 8, slots: 4, overload, work, flush, ..Default::default() };
     let settings = PipelineSettings { stages: true, ..settings };
-    let (control, progress, clock) = (Control::default(), Progress::default(), Clock::new());
-    let context =
-        PipelineContext { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+    let (control, clock, meters) = (Control::default(), Clock::new(), [Arc::new(Meter::default())]);
+    let context = PipelineContext::new(&control, &meters, &clock, 0, &[]);
     let tally = std::thread::scope(|scope| {
         if let Some(after) = case.abort_after {
             let (control, given) = (&control, &given);

@@ -2,8 +2,9 @@
 
 use super::burst_buffer::BurstBuffer;
 use super::{Overload, PipelineSettings, Tally};
-use crate::control::{Control, Idle, Progress};
+use crate::control::{Control, Idle};
 use inlane_core::clock::Clock;
+use inlane_core::load::Meter;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Tx};
 use std::sync::Arc;
@@ -215,10 +216,10 @@ impl TxStage {
     }
 
     /// Publishes the counts of sent and dropped packets. `dropped` is the number that other stages dropped.
-    pub fn publish(&self, progress: &Progress, dropped: u64) {
+    pub fn publish(&self, meter: &Meter, dropped: u64) {
         let counters = self.counters();
-        let own = self.refused + self.dropped_invalid + self.dropped_unsent;
-        progress.set_sent(counters.packets, counters.bytes, dropped + own);
+        meter.set(counters.packets, counters.bytes);
+        meter.set_dropped(dropped + self.refused + self.dropped_invalid + self.dropped_unsent);
     }
 
     /// Ends the stage, and adds its counts to the tally.

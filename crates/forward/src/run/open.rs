@@ -86,16 +86,6 @@ fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn P
     Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?)
 }
 
-/// Drops the process's privileges permanently. The process continues as an ordinary user without
-/// capabilities.
-///
-/// # Errors
-/// If a step fails. The process must then end, because some of its privileges may still be in effect.
-pub(super) fn drop_privileges() -> Result<()> {
-    inlane_process::privileges::drop_privileges()?;
-    Ok(())
-}
-
 #[cfg(not(feature = "dpdk"))]
 fn mbufs_on_gpu(_: &Arc<Gpu>, _: usize, _: usize) -> Result<Arc<dyn Pool>> {
     unreachable!("check_mbuf_room refuses ports that need mbufs in a program without DPDK")

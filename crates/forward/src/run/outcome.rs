@@ -1,8 +1,8 @@
 //! The outcome of a run: the sums of its pipelines' results, and the path that packets took.
 
+use super::load::{ForwardLoad, Joined};
 use super::wiring::Direction;
 use super::wrappers::faults_note;
-use super::{Joined, Run};
 use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
@@ -70,9 +70,11 @@ impl RunOutcome {
 impl RunOutcome {
     /// Adds up the results of a run's pipelines. `device` counts lost and refused packets that are in no
     /// queue's counters.
-    pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
-        let Joined { tallies, elapsed, progress, competitor, link, quota, faults, run } = joined;
-        let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;
+    pub(super) fn new(load: &ForwardLoad, joined: Joined, device: Counters) -> Self {
+        let Joined { tallies, elapsed, competitor, link, quota } = joined;
+        let ForwardLoad { config, function, ports, directions, pools, gpu, faults, .. } = load;
+        let threads = config.executor.threads();
+        let meters = load.meters.chunks(threads);
         let received: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
         let mut sum = Tally::default();
         let mut reported = FunctionReport::default();
@@ -107,11 +109,11 @@ impl RunOutcome {
             Some(Err(error)) => notes.push(format!("PCIe traffic was not measured: {error}")),
             None => {}
         }
-        notes.extend(faults_note(&faults));
+        notes.extend(faults_note(faults));
         let result = PacketResult {
             parameters: parameters(config),
             error: None,
-            ports: run.specs.iter().map(|spec| spec.text().to_string()).collect(),
+            ports: load.specs.iter().map(|spec| spec.text().to_string()).collect(),
             path: PathExplanation {
                 name: method,
                 hops,
@@ -158,7 +160,12 @@ impl RunOutcome {
             devices: gpu.iter().map(|gpu| gpu.to_string()).collect(),
             twin: ports.iter().any(|port| port.info().twin),
             link_bits_per_second: links.min_by(f64::total_cmp),
-            time_shares: progress.iter().map(|each| each.time_shares(clock, nanoseconds)).collect(),
+            time_shares: meters
+                .map(|meters| {
+                    let feeder = gpu.as_ref().and(meters.get(1)).map(|meter| meter.read());
+                    TimeShares::of(meters[0].read(), feeder, nanoseconds)
+                })
+                .collect(),
             queued_ns: sum.time.queued_ns,
             quota,
             work: sum.work.shares(),

@@ -89,10 +89,11 @@ pub(super) fn connect(
     }
     let (mut pipelines, mut faults) = (Vec::new(), Vec::new());
     let mut next_tx = vec![0u16; ports.len()];
+    let shares = [1.0 / f64::from(queues), 1.0 / f64::from(queues) / directions.len() as f64];
     for (direction, pools) in directions.iter().zip(pools) {
         for (queue, pool) in pools.iter().enumerate() {
             let rx = ports[direction.rx].take_rx(queue as u16)?;
-            let rx = wrappers.rx(rx, pool, 1.0 / queues as f64, &mut faults)?;
+            let rx = wrappers.rx(rx, pool, shares, &mut faults)?;
             let mut txs = Vec::new();
             for &tx in &direction.tx {
                 txs.push(wrappers.tx(ports[tx].take_tx(next_tx[tx], pool.clone())?, pool)?);

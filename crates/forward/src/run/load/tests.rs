@@ -1,0 +1,225 @@
+use super::*;
+use crate::config::Route;
+use inlane_core::load::{Sample, Sampler, run_together};
+use inlane_core::{PortInfo, Rx, Tx};
+use inlane_ports::spec::{Kind, OwnPort, Properties};
+use std::time::Instant;
+
+fn config(rx: &str, tx: &str) -> Config {
+    let mut config = Config::new(Route::one_way(rx, [tx]).unwrap());
+    config.cores = Some(Vec::new());
+    config
+}
+
+fn load(config: &Config) -> ForwardLoad {
+    let mut load = ForwardLoad::open(config, Some(Arc::default())).unwrap();
+    load.prepare().unwrap();
+    load
+}
+
+/// Runs loads, and calls `session` on another thread when they have started. Stops them when it returns. Returns the
+/// outcome of each load.
+fn beside<T: Send>(
+    loads: &mut [&mut dyn Load],
+    session: impl FnOnce(&Sampler, &Running) -> T + Send,
+) -> (T, Vec<Result<(), LoadError>>) {
+    let run = Running::new(loads.iter().map(|load| load.threads()).sum());
+    let sampler = Sampler::new(&Clock::new(), loads.iter().map(|load| load.meters()).collect());
+    std::thread::scope(|scope| {
+        let session = scope.spawn(|| {
+            run.start.wait().expect("the loads start");
+            let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session(&sampler, &run)));
+            run.stop();
+            found
+        });
+        let outcomes = run_together(loads, &run, |_| Duration::from_millis(100));
+        let found = session.join().unwrap().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (found, outcomes)
+    })
+}
+
+/// Samples twice, with `time` in between.
+fn measure(sampler: &Sampler, time: Duration) -> [Sample; 2] {
+    let first = sampler.take();
+    std::thread::sleep(time);
+    [first, sampler.take()]
+}
+
+fn packets_per_second([first, last]: &[Sample; 2]) -> f64 {
+    last.operations_per_second(first, 0).unwrap()
+}
+
+#[test]
+fn a_pace_that_changes_is_followed_and_0_parks() {
+    for (rx, tx, function, split) in [
+        ("null:64", "null", "io", false),
+        ("gen:64", "check", "macswap", false),
+        ("gen:64", "check", "macswap", true),
+    ] {
+        let mut config = config(rx, tx);
+        config.function = function.into();
+        if split {
+            config.executor = Executor::Cpu(CpuMethod::Split { workers: 1 });
+        }
+        let mut load = load(&config);
+        let pace = load.pace();
+        pace.set(2000.0);
+        let time = Duration::from_millis(200);
+        let (_, outcomes) = beside(&mut [&mut load], |sampler, _| {
+            for wanted in [2000.0, 500.0, 4000.0] {
+                pace.set(wanted);
+                std::thread::sleep(Duration::from_millis(50));
+                // A thread that other programs keep from running for long cannot keep its pace, so try several times.
+                let mut found = Vec::new();
+                let is_near = |rate: &f64| (rate / wanted - 1.0).abs() < 0.03;
+                while found.len() < 20 && !found.last().is_some_and(is_near) {
+                    found.push(packets_per_second(&measure(sampler, time)));
+                }
+                assert!(found.last().is_some_and(is_near), "{rx} {split}: {found:?}/s at a pace of {wanted}");
+                // After a pause, at most 10 ms are made up.
+                assert!(found.iter().all(|rate| *rate < wanted * 1.08), "{rx}: {found:?} exceed {wanted}");
+            }
+            pace.set(0.0);
+            std::thread::sleep(Duration::from_millis(50));
+            let [first, last] = measure(sampler, time);
+            let parked = last.loads[0] - first.loads[0];
+            assert_eq!(parked.operations, 0, "{rx}: a parked load does nothing");
+            if !split {
+                // Of the 200 ms, the thread may use a tenth. Workers poll the ring.
+                assert!(parked.on_cpu_ns < 20_000_000, "{rx}: {parked:?}");
+                assert!(parked.busy_ns < 20_000_000, "{rx}: {parked:?}");
+            }
+            pace.set(f64::INFINITY);
+            let free = measure(sampler, Duration::from_millis(50));
+            assert!(packets_per_second(&free) > 50_000.0, "{rx}: nothing limits it any more");
+        });
+        assert!(outcomes[0].is_ok(), "{rx}: {outcomes:?}");
+        let result = &load.outcome().unwrap().result;
+        assert_eq!(result.leaked_buffers, 0);
+        assert!(tx != "check" || result.verification.as_ref().unwrap().passed(), "{rx}");
+    }
+}
+
+#[test]
+fn a_load_stops_at_once_with_its_partial_result() {
+    let mut load = load(&config("gen:64", "check"));
+    let meters = load.meters();
+    let (stopped, outcomes) = beside(&mut [&mut load], |sampler, run| {
+        while sampler.take().loads[0].operations < 1000 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        run.stop();
+        Instant::now()
+    });
+    assert!(stopped.elapsed() < Duration::from_millis(200), "{:?}", stopped.elapsed());
+    assert!(outcomes[0].is_ok());
+    let counts = meters[0].read();
+    let outcome = load.into_outcome().unwrap();
+    assert!(outcome.result.tx.packets >= 1000);
+    assert_eq!((counts.operations, counts.bytes), (outcome.result.tx.packets, outcome.result.tx.bytes));
+    assert_eq!(counts.begun, outcome.result.rx.packets);
+    assert!(counts.on_cpu_ns > 0);
+    assert!(outcome.result.verification.unwrap().passed());
+}
+
+/// A receive queue that fails at its third burst.
+struct Fails(u32);
+
+// SAFETY: the queue returns no packets.
+unsafe impl Rx for Fails {
+    fn receive(&mut self, _: &mut [inlane_core::Packet]) -> inlane_core::Result<usize> {
+        self.0 += 1;
+        match self.0 {
+            3.. => Err(inlane_core::Error::port_usage("fails", "the cable is unplugged; plug it in")),
+            _ => Ok(0),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { packets: 2, ..Counters::default() }
+    }
+}
+
+struct FailingPort(PortInfo);
+
+impl Port for FailingPort {
+    fn info(&self) -> &PortInfo {
+        &self.0
+    }
+
+    fn configure(&mut self, _: &[Arc<dyn Pool>], _: u16) -> inlane_core::Result<()> {
+        Ok(())
+    }
+
+    fn take_rx(&mut self, _: u16) -> inlane_core::Result<Box<dyn Rx>> {
+        Ok(Box::new(Fails(0)))
+    }
+
+    fn take_tx(&mut self, _: u16, _: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
+        unreachable!("the test only receives")
+    }
+}
+
+fn failing_port() -> PortSpec {
+    let info = PortInfo {
+        name: "fails".into(),
+        path: "test".into(),
+        touches_payload: false,
+        max_queues: 1,
+        spreads_flows: false,
+        link_bits_per_second: None,
+        twin: true,
+    };
+    PortSpec::Own(OwnPort {
+        name: "fails".into(),
+        properties: Properties { name: "fails", ..*Kind::Null.properties() },
+        open: Arc::new(move |_| Ok(Box::new(FailingPort(info.clone())))),
+    })
+}
+
+#[test]
+fn a_load_that_fails_or_whose_source_ends_ends_only_itself() {
+    let refused = ForwardLoad::open(&config("pcap:/nowhere/x.pcap", "null"), None).err().unwrap();
+    assert!(refused.to_string().contains("/nowhere/x.pcap"), "{refused}");
+    let fails = Route::OneWay { rx: failing_port(), tx: vec![PortSpec::parse("null").unwrap()] };
+    let mut fails = load(&Config { route: fails, ..config("null", "null") });
+    let mut ends = load(&config("gen:64,packets=500", "check"));
+    let mut goes_on = load(&config("null:64", "null"));
+    let loads: &mut [&mut dyn Load] = &mut [&mut fails, &mut ends, &mut goes_on];
+    let (_, outcomes) = beside(loads, |sampler, _| {
+        while sampler.take().loads[1].operations < 500 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        let [first, last] = measure(sampler, Duration::from_millis(200));
+        assert!((last.loads[2] - first.loads[2]).operations > 0, "the other load goes on");
+        assert_eq!((last.loads[1] - first.loads[1]).operations, 0);
+    });
+    let error = outcomes[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("the cable is unplugged"), "{error}");
+    assert!(outcomes[1].is_ok() && outcomes[2].is_ok(), "{outcomes:?}");
+    assert_eq!(fails.outcome().unwrap().result.rx.packets, 2, "the partial result is kept");
+    assert_eq!(ends.outcome().unwrap().result.tx.packets, 500);
+}
+
+#[test]
+fn loads_start_at_one_instant() {
+    let mut loads = [load(&config("null:64", "null")), load(&config("gen:64", "null"))];
+    let [one, two] = &mut loads;
+    // One load arrives 50 ms after the other. Neither moves a packet before.
+    let run = Running::new(2);
+    let meters = [one.meters()[0].clone(), two.meters()[0].clone()];
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| one.run(&run));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(meters[0].read().begun, 0, "nothing flows before the start line");
+        let second = scope.spawn(|| two.run(&run));
+        while meters.iter().any(|meter| meter.read().operations == 0) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        run.stop();
+        assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());
+    });
+    let [one, two] = loads.map(|load| load.into_outcome().unwrap().result.duration_ns);
+    assert!(one.abs_diff(two) < 50_000_000, "{one} {two}");
+}
