@@ -3,31 +3,30 @@
 //! Each job is a thread with its own [`Session`] and its own part of the workload's range. With verification,
 //! each written block carries its offset, a sequence number and a checksum. Blocks are checked when they are
 //! read. At the end, all written blocks are read back.
+//!
+//! A [`Bench`] is a [`Load`], so it can run beside other loads and follows a pace. [`measure`] runs one alone.
 
 mod block;
 mod job;
 mod result;
+#[cfg(test)]
+mod tests;
 mod workload;
 
 pub use result::{IoResult, LatencyPercentile};
 pub use workload::{Pattern, Workload};
 
-use crate::initiator::{Session, SessionOptions};
+use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
+use inlane_core::load::{self, Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
 use inlane_result::PathExplanation;
-use job::{Job, JobResult};
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use job::{Control, Job, JobResult};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-/// The counters of a running bench.
-#[derive(Debug, Default)]
-pub struct Counters {
-    reads: AtomicU64,
-    writes: AtomicU64,
-    /// True once a job has completed its operations. The job then reads back the blocks that it wrote.
-    checking: AtomicBool,
-}
+/// How often [`measure`] looks at the time and at the request to stop.
+const TICK: Duration = Duration::from_millis(20);
 
 /// The progress of a running bench: completed reads and writes, and whether a job has begun to read back its
 /// blocks.
@@ -42,86 +41,196 @@ pub struct BenchCounts {
     pub checking: bool,
 }
 
-impl Counters {
-    fn progress(&self) -> BenchCounts {
-        BenchCounts {
-            reads: self.reads.load(Ordering::Relaxed),
-            writes: self.writes.load(Ordering::Relaxed),
-            checking: self.checking.load(Ordering::Relaxed),
-        }
-    }
+/// The meters of a job.
+#[derive(Clone, Default)]
+struct Meters {
+    /// Counts reads, and has the times of the job's thread.
+    reads: Arc<Meter>,
+    writes: Arc<Meter>,
 }
 
-/// Runs a workload. Returns a row for its reads, a row for its writes, or both. Calls `progress` about ten
-/// times a second. Ends early if `stop` is set.
-///
-/// # Errors
-/// Invalid workloads, and failures to connect. An error after the jobs have started is in the rows.
-pub fn run(
-    workload: &Workload,
-    options: &SessionOptions,
-    stop: &AtomicBool,
-    mut progress: impl FnMut(Duration, BenchCounts),
-) -> Result<Vec<IoResult>> {
-    let sessions: Vec<Session> = (0..workload.jobs).map(|_| Session::open(options)).collect::<Result<_>>()?;
-    let namespace = *sessions[0].namespace();
-    let parts = workload.parts(&namespace)?;
-    let mut jobs = Vec::new();
-    for ((session, part), index) in sessions.into_iter().zip(parts).zip(0_u64..) {
-        jobs.push(Job::new(session, workload, part, index)?);
-    }
-    let counters = Counters::default();
-    let start_line = Barrier::new(jobs.len() + 1);
-    let outcomes: Vec<JobResult> = std::thread::scope(|scope| {
-        let threads: Vec<_> = jobs
-            .into_iter()
-            .map(|job| {
-                let (counters, start_line) = (&counters, &start_line);
-                scope.spawn(move || {
-                    start_line.wait();
-                    job.run(counters, stop)
-                })
-            })
-            .collect();
-        start_line.wait();
-        let started = Instant::now();
-        while !threads.iter().all(|thread| thread.is_finished()) {
-            std::thread::sleep(Duration::from_millis(20));
-            progress(started.elapsed(), counters.progress());
+/// A connected workload. It has the results of its run afterwards.
+pub struct Bench {
+    workload: Arc<Workload>,
+    options: SessionOptions,
+    namespace: NamespaceInfo,
+    pace: Arc<Pace>,
+    jobs: Vec<Job>,
+    meters: Vec<Meters>,
+    /// True once a job reads its blocks back.
+    checking: Arc<AtomicBool>,
+    /// Ends the jobs at once: commands in flight are given up, and blocks are not read back.
+    interrupt: Arc<AtomicBool>,
+    results: Vec<JobResult>,
+}
+
+impl Bench {
+    /// Connects all jobs and allocates their buffers. Nothing moves before [`measure`] or [`Load::run`].
+    ///
+    /// # Errors
+    /// If the workload does not fit the namespace, or a connection fails.
+    pub fn open(workload: &Workload, options: &SessionOptions) -> Result<Self> {
+        let sessions: Vec<Session> =
+            (0..workload.jobs).map(|_| Session::open(options)).collect::<Result<_>>()?;
+        let namespace = *sessions[0].namespace();
+        let parts = workload.parts(&namespace)?;
+        let (workload, pace) = (Arc::new(workload.clone()), Arc::<Pace>::default());
+        let meters = vec![(); sessions.len()].into_iter().map(|()| Meters::default()).collect::<Vec<_>>();
+        let mut jobs = Vec::new();
+        for (index, ((session, part), meters)) in sessions.into_iter().zip(parts).zip(&meters).enumerate() {
+            jobs.push(Job::new(session, workload.clone(), part, index, meters.clone(), pace.clone())?);
         }
-        let join = |thread: std::thread::ScopedJoinHandle<'_, JobResult>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        Ok(Self {
+            workload,
+            options: options.clone(),
+            namespace,
+            pace,
+            jobs,
+            meters,
+            checking: Arc::default(),
+            interrupt: Arc::new(AtomicBool::new(true)),
+            results: Vec::new(),
+        })
+    }
+
+    /// Returns a row for the reads, a row for the writes, or both. They have what was done before an error or a stop, and
+    /// the error.
+    pub fn rows(&self) -> Vec<IoResult> {
+        result::rows(&self.workload, &self.namespace, &self.results, &self.path())
+    }
+
+    /// Describes the path between host and target.
+    fn path(&self) -> PathExplanation {
+        let digests = match self.options.connect.queue.digests.bits() {
+            0 => "without digests",
+            1 => "with header digests",
+            2 => "with data digests",
+            _ => "with header and data digests",
         };
-        threads.into_iter().map(join).collect()
-    });
-    let path = path(options, &outcomes);
-    Ok(result::rows(workload, &namespace, outcomes, &path))
+        let polls = match self.options.connect.queue.spin.as_micros() {
+            0 => String::new(),
+            us => format!("; polls for {us} us before it sleeps"),
+        };
+        let asked = u32::from(self.options.io_queues);
+        let fewer = match self.results.iter().map(|result| result.io_queues).min() {
+            Some(granted) if granted < asked => {
+                format!("; the target granted {granted} of {asked} I/O queues")
+            }
+            _ => String::new(),
+        };
+        let target = self.results.first().map_or_else(String::new, |result| result.path.clone());
+        PathExplanation {
+            name: "tcp".into(),
+            hops: vec![vec!["host".into(), "kernel TCP sockets".into(), target]],
+            reason: format!(
+                "NVMe over TCP {digests}; data is received into the commands' buffers{polls}{fewer}"
+            ),
+            not_taken: Vec::new(),
+        }
+    }
 }
 
-/// Describes the path between host and target, for the result.
-fn path(options: &SessionOptions, outcomes: &[JobResult]) -> PathExplanation {
-    let digests = match options.connect.queue.digests.bits() {
-        0 => "without digests",
-        1 => "with header digests",
-        2 => "with data digests",
-        _ => "with header and data digests",
-    };
-    let polls = match options.connect.queue.spin.as_micros() {
-        0 => String::new(),
-        us => format!("; polls for {us} us before it sleeps"),
-    };
-    let asked = u32::from(options.io_queues);
-    let fewer = match outcomes.iter().map(|outcome| outcome.io_queues).min() {
-        Some(granted) if granted < asked => format!("; the target granted {granted} of {asked} I/O queues"),
-        _ => String::new(),
-    };
-    let target = outcomes.first().map_or_else(String::new, |outcome| outcome.path.clone());
-    PathExplanation {
-        name: "tcp".into(),
-        hops: vec![vec!["host".into(), "kernel TCP sockets".into(), target]],
-        reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers{polls}{fewer}"),
-        not_taken: Vec::new(),
+impl Load for Bench {
+    fn name(&self) -> String {
+        format!("nvme {} of {}", self.workload.pattern, self.options.connect.subsystem)
     }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        self.meters.iter().flat_map(|meters| [meters.reads.clone(), meters.writes.clone()]).collect()
+    }
+
+    fn pace(&self) -> Arc<Pace> {
+        self.pace.clone()
+    }
+
+    fn uses(&self) -> Vec<Use> {
+        let peer = Resource::Peer(self.options.connect.subsystem.clone());
+        let cores = self.workload.cores.iter().map(|core| (Resource::Core(*core), None));
+        [(peer, Some(1.0))]
+            .into_iter()
+            .chain(cores)
+            .map(|(resource, per_byte)| Use { resource, per_byte, source: UseSource::Computed })
+            .collect()
+    }
+
+    fn threads(&self) -> usize {
+        self.meters.len()
+    }
+
+    /// Runs the jobs. After a stop, commands in flight have 50 ms to complete, and are given up then.
+    fn run(&mut self, run: &Running) -> Result<(), LoadError> {
+        let members = run.start.members(self.jobs.len());
+        let control = Control::new(run, &self.interrupt, &self.checking);
+        let jobs = std::mem::take(&mut self.jobs);
+        let cores = &self.workload.cores;
+        self.results = std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (index, (job, member)) in jobs.into_iter().zip(members).enumerate() {
+                let core = cores.get(index % cores.len().max(1)).copied();
+                let (control, meter) = (&control, self.meters[index].reads.clone());
+                let body = move || job.run(member, control);
+                threads.push(load::spawn(scope, format!("nvme-{index}"), core, &meter, body));
+            }
+            let joined = threads.into_iter().map(|thread| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(error) => {
+                    control.fail();
+                    let error = inlane_core::error::NotStarted::of(error);
+                    JobResult {
+                        error: Some(format!("cannot start a thread: {error}")),
+                        ..JobResult::default()
+                    }
+                }
+            });
+            joined.collect()
+        });
+        match self.results.iter().find_map(|result| result.error.clone()) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs a bench alone, for `duration` or until its workload is done. Calls `progress` about 50 times a second with the
+/// elapsed time and a function that counts. Returns the rows, also after an error: it is in the rows.
+///
+/// At the end, commands in flight complete and written blocks are read back. If `stop` is set, the run ends at once
+/// without that.
+pub fn measure(
+    bench: &mut Bench,
+    duration: Option<Duration>,
+    stop: &AtomicBool,
+    mut progress: impl FnMut(Duration, &dyn Fn() -> BenchCounts),
+) -> Vec<IoResult> {
+    let run = Running::new(bench.threads());
+    let (meters, checking, interrupt) =
+        (bench.meters.clone(), bench.checking.clone(), bench.interrupt.clone());
+    interrupt.store(false, Ordering::Relaxed);
+    let counts = || {
+        let sum = |of: fn(&Meters) -> &Meter| meters.iter().map(|it| of(it).read().operations).sum();
+        let checking = checking.load(Ordering::Relaxed);
+        BenchCounts { reads: sum(|it| &it.reads), writes: sum(|it| &it.writes), checking }
+    };
+    let outcomes = load::run_together(&mut [&mut *bench], &run, |_| {
+        if stop.load(Ordering::Relaxed) {
+            interrupt.store(true, Ordering::Relaxed);
+            run.stop();
+        }
+        let Some(elapsed) = run.start.started().map(|started| started.elapsed()) else { return TICK };
+        progress(elapsed, &counts);
+        match duration.map(|duration| duration.saturating_sub(elapsed)) {
+            Some(Duration::ZERO) => {
+                run.stop();
+                TICK
+            }
+            left => left.map_or(TICK, |left| left.min(TICK)),
+        }
+    });
+    let mut rows = bench.rows();
+    if let Some(Err(error)) = outcomes.first() {
+        rows.iter_mut().for_each(|row| row.error = Some(error.to_string()));
+    }
+    rows
 }
 
 /// Returns an error for an invalid setting.

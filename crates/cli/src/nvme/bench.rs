@@ -7,7 +7,7 @@ use crate::values::{count, time_above_zero};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use inlane_core::units;
-use inlane_nvme::bench::{BenchCounts, IoResult, Pattern, Workload};
+use inlane_nvme::bench::{self, BenchCounts, IoResult, Pattern, Workload};
 use inlane_result::Document;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -104,20 +104,21 @@ impl Bench {
             depth: self.iodepth,
             jobs: self.numjobs,
             read_percent: self.rwmixread.unwrap_or(50),
-            duration,
+            cores: Vec::new(),
+            once: duration.is_none(),
             offset: self.offset,
             size: self.size,
             verify: self.verify.is_some(),
             seed: self.seed,
         };
         let options = self.connect.session(self.iodepth)?;
+        let mut opened = bench::Bench::open(&workload, &options)?;
         let mut live = Live::new(self.bs);
-        let rows = inlane_nvme::bench::run(&workload, &options, stop.begin(), |elapsed, progress| {
-            live.show(elapsed, progress);
+        let mut document = Document::<IoResult>::new("nvme bench");
+        document.results = bench::measure(&mut opened, duration, stop.begin(), |elapsed, counts| {
+            live.show(elapsed, counts);
         });
         live.end();
-        let mut document = Document::<IoResult>::new("nvme bench");
-        document.results = rows?;
         let error = document.results.iter().find_map(|row| row.error.clone());
         output.write(
             &mut document,
@@ -143,11 +144,12 @@ impl Live {
         Self { terminal: std::io::stderr().is_terminal(), block_bytes, last: Default::default() }
     }
 
-    fn show(&mut self, elapsed: Duration, progress: BenchCounts) {
+    fn show(&mut self, elapsed: Duration, counts: &dyn Fn() -> BenchCounts) {
         let since = elapsed.saturating_sub(self.last.0);
         if !self.terminal || since < Duration::from_millis(500) {
             return;
         }
+        let progress = counts();
         let _ = write!(std::io::stderr(), "\r{}   \x1b[K", self.line(elapsed, progress));
         self.last = (elapsed, progress);
     }

@@ -85,3 +85,31 @@ fn commands_in_flight_are_sent_again_on_the_other_path() {
         assert!(row["path"]["hops"][0].as_array().unwrap().iter().any(|hop| *hop == address), "{row}");
     }
 }
+
+/// The blocks that an interrupted run wrote were not checked, so it must not look like a success.
+#[test]
+fn an_interrupted_verification_fails() {
+    let (_target, address) = target("memory:64M");
+    let arguments = ["nvme", "bench", &address, "--rw", "write", "--verify", "crc32c", "--duration", "60s"];
+    let child = Command::new(INLANE)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    signal(&child, libc::SIGINT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stderr).contains("the verification: it was interrupted"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert!(
+        text(&output.stdout).contains("| write"),
+        "the partial result is printed: {}",
+        text(&output.stdout)
+    );
+}

@@ -2,15 +2,56 @@
 //! verifies their data.
 
 use super::workload::Workload;
-use super::{Counters, block};
+use super::{Meters, block};
 use crate::command::{Command, Sgl, io};
 use crate::initiator::{Buffer, Done, Request, Session};
 use crate::{Error, Result};
+use inlane_core::clock::thread_cpu_ns;
+use inlane_core::load::{Member, Pace, Pacer, Running};
 use inlane_core::stats::LatencyHistogram;
 use inlane_result::ByteVerification;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+/// How long a job that must end at once waits for the commands in flight, and then for the controller's shutdown.
+const GRACE: Duration = Duration::from_millis(50);
+/// How often a job stores in its meter how long it has worked and waited.
+const TIMES: Duration = Duration::from_millis(10);
+/// A paced job polls instead of sleeping if the next operation is due within this time.
+const POLL: Duration = Duration::from_micros(50);
+
+/// Tells the jobs of a bench when to end.
+pub(super) struct Control<'a> {
+    run: &'a Running,
+    /// See [`Bench::interrupt`](super::Bench).
+    interrupt: &'a AtomicBool,
+    checking: &'a AtomicBool,
+    /// True once a job has failed.
+    failed: AtomicBool,
+}
+
+impl<'a> Control<'a> {
+    pub(super) fn new(run: &'a Running, interrupt: &'a AtomicBool, checking: &'a AtomicBool) -> Self {
+        Self { run, interrupt, checking, failed: AtomicBool::new(false) }
+    }
+
+    /// Ends the other jobs of this bench.
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Relaxed);
+    }
+
+    /// Returns true if the jobs submit no further operations.
+    fn is_over(&self) -> bool {
+        self.run.stopping() || self.failed.load(Relaxed)
+    }
+
+    /// Returns true if the jobs must end at once.
+    fn must_end(&self) -> bool {
+        self.is_over() && self.interrupt.load(Relaxed)
+    }
+}
 
 /// The counts and latencies of one kind of a job's operations: reads or writes.
 #[derive(Clone, Default)]
@@ -31,6 +72,7 @@ impl Tally {
 }
 
 /// The result of a job.
+#[derive(Default)]
 pub(super) struct JobResult {
     pub(super) reads: Tally,
     pub(super) writes: Tally,
@@ -50,10 +92,12 @@ struct Operation {
     write: bool,
 }
 
-pub(super) struct Job<'a> {
+pub(super) struct Job {
     session: Session,
-    workload: &'a Workload,
+    workload: Arc<Workload>,
     part: Range<u64>,
+    pacer: Pacer,
+    meters: Meters,
     /// The free buffers, each with its token. An operation takes a buffer and is stored in `operations` at
     /// the index that is the buffer's token.
     buffers: Vec<(u64, Buffer)>,
@@ -71,20 +115,24 @@ pub(super) struct Job<'a> {
     writes: Tally,
     /// Describes the first block with wrong contents. `None` if no block was wrong.
     wrong: Option<String>,
+    /// How long the job has waited because of its pace.
+    paced: Duration,
 }
 
 /// Marks a block with an operation in flight. The block's next operation must wait, because the target may
 /// execute two operations in any order.
 const BUSY: u32 = 1 << 31;
 
-impl<'a> Job<'a> {
+impl Job {
     pub(super) fn new(
         session: Session,
-        workload: &'a Workload,
+        workload: Arc<Workload>,
         part: Range<u64>,
-        index: u64,
+        index: usize,
+        meters: Meters,
+        pace: Arc<Pace>,
     ) -> Result<Self> {
-        let mut random = workload.seed ^ (index + 1) << 32;
+        let mut random = workload.seed ^ (index as u64 + 1) << 32;
         let blocks = (part.end - part.start) / workload.block_bytes;
         let mut buffers = Vec::new();
         for token in 0..u64::from(workload.depth) {
@@ -97,8 +145,9 @@ impl<'a> Job<'a> {
         let idle = Operation { started: Instant::now(), block: 0, write: false };
         Ok(Self {
             session,
-            workload,
             part,
+            pacer: Pacer::new(pace, 1.0 / f64::from(workload.jobs)),
+            meters,
             buffers,
             operations: vec![idle; workload.depth as usize],
             random,
@@ -107,23 +156,31 @@ impl<'a> Job<'a> {
                 true => vec![0; blocks as usize],
                 false => Vec::new(),
             },
+            workload,
             submitted: 0,
             reads: Tally::default(),
             writes: Tally::default(),
             wrong: None,
+            paced: Duration::ZERO,
         })
     }
 
-    pub(super) fn run(mut self, counters: &Counters, stop: &AtomicBool) -> JobResult {
+    /// Waits for the start of all jobs and runs.
+    pub(super) fn run(mut self, member: Member<'_>, control: &Control<'_>) -> JobResult {
         let io_queues = self.session.io_queues() as u32;
-        let (started, cpu) = (Instant::now(), cpu_time());
-        let mut error = self.measure(started, counters, stop).err();
-        let (duration, cpu) = (started.elapsed(), cpu_time().saturating_sub(cpu));
-        if error.is_none() && !self.written.is_empty() && !stop.load(Ordering::Relaxed) {
-            counters.checking.store(true, Ordering::Relaxed);
-            error = self.read_back(stop).err();
+        let started = member.ready();
+        let (begun, cpu) = (started.unwrap_or_else(Instant::now), thread_cpu_ns());
+        let mut error = started.and_then(|started| self.measure(started, control).err());
+        let duration = if started.is_some() { begun.elapsed() } else { Duration::ZERO };
+        let cpu = Duration::from_nanos(thread_cpu_ns().saturating_sub(cpu));
+        if error.is_none() && started.is_some() && !self.written.is_empty() {
+            control.checking.store(true, Relaxed);
+            error = self.read_back(control).err();
         }
-        let outcome = JobResult {
+        if error.is_some() {
+            self.meters.reads.add_error();
+        }
+        let result = JobResult {
             reads: self.reads,
             writes: self.writes,
             duration,
@@ -133,44 +190,103 @@ impl<'a> Job<'a> {
             failovers: self.session.failovers(),
             error: error.map(|error| error.to_string()).or(self.wrong),
         };
-        match outcome.error {
-            None => self.session.close(),
-            // Stop the other jobs.
-            Some(_) => stop.store(true, Ordering::Relaxed),
+        match result.error {
+            None if self.session.in_flight() == 0 && control.must_end() => self.session.close_within(GRACE),
+            None if self.session.in_flight() == 0 => self.session.close(),
+            None => {}
+            Some(_) => control.fail(),
         }
-        outcome
+        result
     }
 
-    fn measure(&mut self, started: Instant, counters: &Counters, stop: &AtomicBool) -> Result<()> {
-        let deadline = self.workload.duration.map(|duration| started + duration);
+    fn measure(&mut self, started: Instant, control: &Control<'_>) -> Result<()> {
         let blocks = (self.part.end - self.part.start) / self.workload.block_bytes;
+        let most = if self.workload.once { blocks } else { u64::MAX };
+        let (mut times_at, cpu) = (started, thread_cpu_ns());
         loop {
             let now = Instant::now();
+            let completed = self.collect(now)?;
+            let bytes = |operations| operations * self.workload.block_bytes;
             let (reads, writes) = (self.reads.operations, self.writes.operations);
-            while let Some(done) = self.session.next_done() {
-                self.completed(done, now)?;
+            self.meters.reads.set(reads, bytes(reads));
+            self.meters.writes.set(writes, bytes(writes));
+            if now >= times_at {
+                times_at = now + TIMES;
+                let busy = thread_cpu_ns().saturating_sub(cpu);
+                let blocked = (now - started).saturating_sub(self.paced).as_nanos() as u64;
+                self.meters.reads.set_times(busy, blocked.saturating_sub(busy));
             }
-            counters.reads.fetch_add(self.reads.operations - reads, Ordering::Relaxed);
-            counters.writes.fetch_add(self.writes.operations - writes, Ordering::Relaxed);
-            let over = stop.load(Ordering::Relaxed)
-                || self.wrong.is_some()
-                || match deadline {
-                    Some(deadline) => now >= deadline,
-                    None => self.submitted >= blocks,
-                };
-            if !over {
-                let most = if deadline.is_some() { u64::MAX } else { blocks };
-                while self.submitted < most && self.session.available() > 0 && self.submit_next(now) {}
-            } else if self.session.in_flight() == 0 {
+            if control.is_over() || self.wrong.is_some() || self.submitted >= most {
+                return self.drain(control);
+            }
+            let is_unlimited = self.pacer.is_unlimited();
+            let now_ns = if is_unlimited { 0 } else { (now - started).as_nanos() as u64 };
+            let free = (self.buffers.len() as u64).min(most - self.submitted) as usize;
+            let due = self.pacer.due(now_ns, free);
+            let mut begun = 0;
+            while begun < due && self.session.available() > 0 && self.submit_next(now) {
+                begun += 1;
+            }
+            self.pacer.did(begun);
+            if is_unlimited {
+                self.session.progress(true)?;
+                continue;
+            }
+            self.session.progress(false)?;
+            if completed + begun == 0 {
+                self.wait_for_pace(now_ns, free);
+            }
+        }
+    }
+
+    /// Sleeps until a command completes or the next operation is due.
+    fn wait_for_pace(&mut self, now_ns: u64, free: usize) {
+        if free == 0 {
+            return self.session.sleep(GRACE);
+        }
+        let time = Duration::from_nanos(self.pacer.wait_ns(now_ns));
+        if time > POLL {
+            let before = Instant::now();
+            self.session.sleep(time);
+            self.paced += before.elapsed();
+        }
+    }
+
+    /// Takes the completed operations. Returns their number.
+    fn collect(&mut self, now: Instant) -> Result<usize> {
+        let mut completed = 0;
+        while let Some(done) = self.session.next_done() {
+            self.completed(done, now)?;
+            completed += 1;
+        }
+        Ok(completed)
+    }
+
+    /// Waits for the commands in flight, or for at most [`GRACE`] if the job must end at once.
+    fn drain(&mut self, control: &Control<'_>) -> Result<()> {
+        let mut ending = None;
+        loop {
+            let now = Instant::now();
+            self.collect(now)?;
+            if self.session.in_flight() == 0 {
                 return Ok(());
             }
-            self.session.progress(true)?;
+            if !control.must_end() {
+                self.session.progress(true)?;
+                continue;
+            }
+            let left = GRACE.saturating_sub(now - *ending.get_or_insert(now));
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.session.progress(false)?;
+            self.session.sleep(left.min(Duration::from_millis(1)));
         }
     }
 
     /// Submits the next operation of the workload. Returns false if no buffer or no block is free.
     fn submit_next(&mut self, now: Instant) -> bool {
-        let workload = self.workload;
+        let workload = &self.workload;
         let blocks = (self.part.end - self.part.start) / workload.block_bytes;
         let write = match (workload.pattern.reads(), workload.pattern.writes()) {
             (true, true) => block::random(&mut self.random) % 100 >= u64::from(workload.read_percent),
@@ -258,40 +374,50 @@ impl<'a> Job<'a> {
     }
 
     /// Reads all written blocks and checks them. These reads do not count in the measurement.
-    fn read_back(&mut self, stop: &AtomicBool) -> Result<()> {
+    ///
+    /// # Errors
+    /// If a read fails, or the job had to end before all blocks were read.
+    fn read_back(&mut self, control: &Control<'_>) -> Result<()> {
         let measured = std::mem::take(&mut self.reads);
         let mut next = 0;
-        loop {
+        let read = loop {
             let now = Instant::now();
-            while let Some(done) = self.session.next_done() {
-                self.completed(done, now)?;
+            if let Err(error) = self.collect(now) {
+                break Err(error);
             }
-            let mut over = stop.load(Ordering::Relaxed) || self.wrong.is_some();
-            while !over && self.session.available() > 0 && !self.buffers.is_empty() {
-                while next < self.written.len() && self.written[next] == 0 {
+            let stopped = control.must_end() || control.failed.load(Relaxed) || self.wrong.is_some();
+            while !stopped && self.session.available() > 0 && !self.buffers.is_empty() {
+                while self.written.get(next) == Some(&0) {
                     next += 1;
                 }
-                over = next == self.written.len();
-                if !over {
-                    let (token, buffer) = self.buffers.pop().expect("checked before");
-                    self.submit(token, buffer, next as u64, false, now);
-                    next += 1;
+                if next == self.written.len() {
+                    break;
                 }
+                let (token, buffer) = self.buffers.pop().expect("checked before");
+                self.submit(token, buffer, next as u64, false, now);
+                next += 1;
             }
-            if over && self.session.in_flight() == 0 {
-                let checked = std::mem::replace(&mut self.reads, measured);
-                let verification = &mut self.writes.verification;
-                verification.verified_bytes += checked.verification.verified_bytes;
-                verification.altered_bytes += checked.verification.altered_bytes;
-                return Ok(());
+            if stopped || next == self.written.len() && self.session.in_flight() == 0 {
+                break self.drain(control);
             }
-            self.session.progress(true)?;
+            if let Err(error) = self.session.progress(true) {
+                break Err(error);
+            }
+        };
+        let checked = std::mem::replace(&mut self.reads, measured);
+        let verification = &mut self.writes.verification;
+        verification.verified_bytes += checked.verification.verified_bytes;
+        verification.altered_bytes += checked.verification.altered_bytes;
+        read?;
+        let written = self.written.iter().filter(|count| **count & !BUSY > 0).count() as u64;
+        match checked.operations {
+            operations if operations < written && control.must_end() => Err(Error::Incomplete {
+                what: "the verification".into(),
+                why: format!(
+                    "it was interrupted when {operations} of {written} written blocks were read back"
+                ),
+            }),
+            _ => Ok(()),
         }
     }
-}
-
-/// Returns the CPU time of the calling thread.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

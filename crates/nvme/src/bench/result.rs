@@ -73,11 +73,11 @@ pub struct LatencyPercentile {
 pub(super) fn rows(
     workload: &Workload,
     namespace: &NamespaceInfo,
-    outcomes: Vec<JobResult>,
+    outcomes: &[JobResult],
     path: &PathExplanation,
 ) -> Vec<IoResult> {
     let (mut reads, mut writes) = (Tally::default(), Tally::default());
-    for outcome in &outcomes {
+    for outcome in outcomes {
         reads.add(&outcome.reads);
         writes.add(&outcome.writes);
     }
@@ -86,7 +86,7 @@ pub(super) fn rows(
     let cpu: Duration = outcomes.iter().map(|outcome| outcome.cpu).sum();
     let io_queues = outcomes.iter().map(|outcome| outcome.io_queues).min().unwrap_or_default();
     let failovers = outcomes.iter().map(|outcome| outcome.failovers).sum();
-    let error = outcomes.into_iter().find_map(|outcome| outcome.error);
+    let error = outcomes.iter().find_map(|outcome| outcome.error.clone());
     let seconds = run.as_secs_f64().max(1e-9);
     let pattern = workload.pattern;
     let row = |operation: &str, tally: Tally| IoResult {

@@ -11,7 +11,6 @@ use serde::Serialize;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
-use std::time::Duration;
 
 /// The kind and order of operations: fio's `rw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -99,9 +98,11 @@ pub struct Workload {
     pub jobs: u32,
     /// The share of reads in mixed workloads, in percent.
     pub read_percent: u32,
-    /// How long the jobs run. `None`: each job runs once over its part of the range, with one operation for
-    /// each `block_bytes` bytes.
-    pub duration: Option<Duration>,
+    /// The cores to which the jobs' threads are bound, in turn. Empty: they are not bound.
+    pub cores: Vec<usize>,
+    /// True if each job ends after one operation for each `block_bytes` bytes of its part of the range. False if the jobs
+    /// run until they are stopped.
+    pub once: bool,
     /// The offset in the namespace at which the range of the workload starts, in bytes.
     pub offset: u64,
     /// The length of the workload's range in bytes. `None`: up to the end of the namespace.

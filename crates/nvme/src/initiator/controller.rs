@@ -25,6 +25,9 @@ const ADMIN_CAPSULE_DATA: u32 = 8192;
 /// The most data bytes of one command, even if the controller allows more.
 const UNLIMITED_TRANSFER: u64 = 4 << 20;
 
+/// How long a host usually waits for the shutdown of a controller.
+pub const SHUTDOWN: Duration = Duration::from_secs(1);
+
 /// How to connect to a controller.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
@@ -187,6 +190,17 @@ impl Controller {
     /// # Errors
     /// If the command completes with an error status, or the connection fails.
     pub fn admin(&mut self, command: Command, buffer: Option<Buffer>, what: &str) -> Result<Done> {
+        self.admin_until(command, buffer, what, None)
+    }
+
+    /// As [`Controller::admin`], but also fails if the command has not completed at `deadline`.
+    fn admin_until(
+        &mut self,
+        command: Command,
+        buffer: Option<Buffer>,
+        what: &str,
+        deadline: Option<Instant>,
+    ) -> Result<Done> {
         let mut request = Request { token: TOKEN_COMMAND, command, buffer };
         while let Err(back) = self.admin.submit(request) {
             request = back;
@@ -194,7 +208,7 @@ impl Controller {
             self.take_background();
         }
         loop {
-            let result = self.admin.progress(true);
+            let result = self.admin.progress(deadline.is_none());
             while let Some(done) = self.admin.next_done() {
                 if done.token != TOKEN_COMMAND {
                     self.background(&done);
@@ -206,6 +220,13 @@ impl Controller {
                 }
             }
             result?;
+            let Some(deadline) = deadline else { continue };
+            match deadline.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => {
+                    return Err(Error::disconnected(self.admin.peer(), format!("no answer in time: {what}")));
+                }
+                left => self.admin.sleep(left),
+            }
         }
     }
 
@@ -280,23 +301,23 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Shuts the controller down, and waits up to a second until the shutdown is complete (Base section
+    /// Shuts the controller down, and waits for at most `time` until the shutdown is complete (Base section
     /// 3.6.2).
-    pub fn shut_down(&mut self) {
+    pub fn shut_down(&mut self, time: Duration) {
         let value = cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL;
-        let started = Instant::now();
-        let set = Command::property_set(property::CC, value);
-        if self.admin(set, None, "shutting down").is_err() {
-            return;
-        }
-        while started.elapsed() < Duration::from_secs(1) {
-            let get = Command::property_get(property::CSTS, false);
-            match self.admin(get, None, "reading the controller's status") {
-                Ok(done) if done.completion.dw0.get() & csts::SHUTDOWN_MASK != csts::SHUTDOWN_COMPLETE => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                _ => return,
+        let deadline = Some(Instant::now() + time);
+        let mut command = Command::property_set(property::CC, value);
+        let is_complete =
+            |done: &Done| done.completion.dw0.get() & csts::SHUTDOWN_MASK == csts::SHUTDOWN_COMPLETE;
+        // The first answer, to the property's change, has no status.
+        for attempt in 0.. {
+            match self.admin_until(command, None, "shutting down", deadline) {
+                Ok(done) if attempt > 0 && is_complete(&done) => return,
+                Ok(_) if attempt > 0 => std::thread::sleep(Duration::from_millis(5)),
+                Ok(_) => {}
+                Err(_) => return,
             }
+            command = Command::property_get(property::CSTS, false);
         }
     }
 }

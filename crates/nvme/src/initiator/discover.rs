@@ -1,6 +1,6 @@
 //! Discovery: asks a target for its subsystems (Base section 4.5, log page 70h).
 
-use super::controller::{ConnectOptions, Controller};
+use super::controller::{ConnectOptions, Controller, SHUTDOWN};
 use super::{Address, Buffer, HostIdentity, QueueOptions};
 use crate::command::{DISCOVERY_NQN, log};
 use crate::field::{HOST_NQN, SUBSYSTEM};
@@ -71,7 +71,7 @@ pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) ->
             );
         }
         if self::header(&mut controller)?.genctr.get() == generation {
-            controller.shut_down();
+            controller.shut_down(SHUTDOWN);
             return Ok(found);
         }
     }

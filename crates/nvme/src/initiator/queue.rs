@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// A blocking receive returns to its caller after at most this time.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(50);
 /// The number of units of time that a timeout consists of.
 const TIMEOUT_TICKS: u32 = 8;
 /// The most memory slices that one call of sendmsg sends.
@@ -111,6 +111,13 @@ impl Queue {
         self.socket.as_fd()
     }
 
+    /// Sleeps until bytes arrive, for at most `time`.
+    pub fn sleep(&self, time: Duration) {
+        let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ };
+        // Ignore an error, because the caller receives without blocking afterwards.
+        let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&time));
+    }
+
     /// Returns true if bytes wait to be sent.
     pub fn has_output(&self) -> bool {
         self.connection.has_output()
@@ -154,7 +161,7 @@ impl Queue {
         self.connection.next_done()
     }
 
-    /// Sends queued bytes and receives what has arrived. If `wait` is true, blocks for up to 100 ms until
+    /// Sends queued bytes and receives what has arrived. If `wait` is true, blocks for up to 50 ms until
     /// something arrives.
     ///
     /// # Errors
@@ -211,7 +218,7 @@ impl Queue {
         Ok(recvmsg(&self.socket, slices, &mut Default::default(), flags)?.bytes)
     }
 
-    /// Polls the socket for up to `spin`, then sleeps for up to 100 ms. Returns when bytes arrive.
+    /// Polls the socket for up to `spin`, then sleeps for up to 50 ms. Returns when bytes arrive.
     fn poll_then_sleep(&mut self) -> rustix::io::Result<usize> {
         let start = Instant::now();
         while start.elapsed() < self.spin {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The longest time that [`Queues::progress`] blocks.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(50);
 
 /// The I/O queues of one controller. Commands go to the queues in turn. The target may serve each queue on
 /// another core. Only one thread uses the queues.
@@ -76,7 +76,7 @@ impl Queues {
         self.done.pop_front().or_else(|| self.queues.iter_mut().find_map(Queue::next_done))
     }
 
-    /// Sends queued bytes and receives what has arrived. With `wait`, blocks for up to 100 ms until a command
+    /// Sends queued bytes and receives what has arrived. With `wait`, blocks for up to 50 ms until a command
     /// completes.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Queues {
     }
 
     /// Sleeps until a socket is ready, for at most `time`.
-    fn sleep(&self, time: Duration) {
+    pub fn sleep(&self, time: Duration) {
         let polled = |queue: &'_ Queue| match queue.has_output() {
             true => PollFlags::IN | PollFlags::OUT,
             false => PollFlags::IN,

@@ -13,6 +13,7 @@
 mod reconnect;
 
 use super::connection::{Done, Request};
+use super::controller::SHUTDOWN;
 use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
 use crate::command::{Status, async_event};
 use crate::field::NAMESPACE;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// The least time between two rounds on the admin queue. In such a round, a session sends and receives on
 /// this queue to keep the controller alive. A wait for a reconnection also blocks for at most this time.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(50);
 /// How many times a command is sent again after transient errors, at most.
 const RETRIES: u32 = 3;
 
@@ -279,7 +280,7 @@ impl Session {
     }
 
     /// Sends queued bytes, receives what has arrived, and reconnects if the path failed. With `wait`, blocks
-    /// for up to 100 ms until something arrives.
+    /// for up to 50 ms until something arrives.
     ///
     /// # Errors
     /// The session cannot be used any more after an error. Errors are:
@@ -326,10 +327,24 @@ impl Session {
         Ok(())
     }
 
+    /// Sleeps until a socket is ready, for at most `time`. Call it after a [`Session::progress`] that found nothing.
+    pub fn sleep(&self, time: Duration) {
+        match &self.live {
+            Some(live) => live.queues.sleep(time),
+            // No socket shows the end of an attempt to reconnect.
+            None => std::thread::sleep(time.min(Duration::from_millis(5))),
+        }
+    }
+
     /// Shuts the controller down. Commands in flight are given up.
-    pub fn close(mut self) {
+    pub fn close(self) {
+        self.close_within(SHUTDOWN);
+    }
+
+    /// Shuts the controller down as [`Session::close`] does, but waits for at most about `time`.
+    pub fn close_within(mut self, time: Duration) {
         if let Some(live) = &mut self.live {
-            live.controller.shut_down();
+            live.controller.shut_down(time);
         }
     }
 }

@@ -72,7 +72,7 @@ impl Session {
     }
 
     /// Advances the reconnection by one step: waits between attempts, starts a thread that tries each path
-    /// once, or takes that thread's result. With `wait`, blocks for up to 100 ms. Returns an error if the
+    /// once, or takes that thread's result. With `wait`, blocks for up to 50 ms. Returns an error if the
     /// connection was not restored within [`SessionOptions::reconnect`].
     pub(super) fn reconnect(&mut self, wait: bool) -> Result<()> {
         self.lost_since.get_or_insert_with(Instant::now);

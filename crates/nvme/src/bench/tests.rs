@@ -1,0 +1,191 @@
+//! Tests of a bench as a load.
+
+use super::*;
+use crate::initiator::session_tests::{options, target};
+use inlane_core::clock::Clock;
+use inlane_core::load::{Sample, Sampler};
+use std::time::Instant;
+
+fn workload(pattern: Pattern, jobs: u32) -> Workload {
+    Workload {
+        pattern,
+        block_bytes: 4096,
+        depth: 8,
+        jobs,
+        read_percent: 50,
+        cores: Vec::new(),
+        once: false,
+        offset: 0,
+        size: None,
+        verify: false,
+        seed: 1,
+    }
+}
+
+/// Runs a bench until `watch` stops it. `watch` gets a sampler of the bench and the bench's pace.
+fn run(bench: &mut Bench, watch: impl FnOnce(&Sampler, &Pace, &Running) + Send) -> Result<(), LoadError> {
+    let (sampler, pace) = (Sampler::new(&Clock::new(), vec![bench.meters()]), bench.pace());
+    let run = Running::new(bench.threads());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            run.start.wait();
+            watch(&sampler, &pace, &run);
+        });
+        bench.run(&run)
+    })
+}
+
+fn rate(sampler: &Sampler, time: Duration) -> f64 {
+    let before: Sample = sampler.take();
+    std::thread::sleep(time);
+    sampler.take().operations_per_second(&before, 0).unwrap()
+}
+
+#[test]
+fn the_pace_of_a_bench_may_change_while_it_runs() {
+    let target = target("127.0.0.1:0", "memory:16M");
+    let options = options(target.subsystem().listeners()[0]);
+    let mut bench = Bench::open(&workload(Pattern::RandRw, 2), &options).unwrap();
+    bench.pace().set(500.0);
+    let half = Duration::from_millis(500);
+    run(&mut bench, |sampler, pace, run| {
+        // Other programs on the cores can only lower a rate.
+        let slow = rate(sampler, half);
+        assert!((50.0..=600.0).contains(&slow), "{slow} instead of 500 operations per second");
+        pace.set(1500.0);
+        let faster = rate(sampler, half);
+        assert!((610.0..=1700.0).contains(&faster), "{faster} instead of 1500 operations per second");
+        pace.set(0.0);
+        std::thread::sleep(half);
+        assert_eq!(rate(sampler, half), 0.0, "parked");
+        pace.set(f64::INFINITY);
+        let fast = rate(sampler, half);
+        assert!(fast > 2000.0, "{fast} operations per second without a limit");
+        run.stop();
+    })
+    .unwrap();
+    let rows = bench.rows();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row.operations > 0 && row.error.is_none()), "{rows:?}");
+    let counted: u64 = bench.meters().iter().map(|meter| meter.read().operations).sum();
+    assert_eq!(counted, rows.iter().map(|row| row.operations).sum::<u64>());
+    target.stop().unwrap();
+}
+
+/// A proxy in front of a target that forwards nothing any more once `stalled` is set, but keeps its connections.
+fn stalling(target: std::net::SocketAddr, stalled: Arc<AtomicBool>) -> std::net::SocketAddr {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for host in listener.incoming() {
+            let (host, controller) = (host.unwrap(), std::net::TcpStream::connect(target).unwrap());
+            for (mut from, mut to) in [(&host, &controller), (&controller, &host)]
+                .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+            {
+                let stalled = stalled.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 65536];
+                    while let Ok(count @ 1..) = from.read(&mut buffer) {
+                        while stalled.load(Ordering::Relaxed) {
+                            std::thread::sleep(Duration::from_millis(10));
+                        }
+                        if to.write_all(&buffer[..count]).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    address
+}
+
+/// Returns how long a bench runs on after a stop. Its target may have stalled, and its pace may have parked it.
+fn time_to_stop(is_stalled: bool, is_parked: bool) -> Duration {
+    let target = target("127.0.0.1:0", "memory:16M");
+    let stalled = Arc::<AtomicBool>::default();
+    let address = stalling(target.subsystem().listeners()[0], stalled.clone());
+    let mut bench = Bench::open(&workload(Pattern::RandRead, 2), &options(address)).unwrap();
+    let mut stopped = None;
+    run(&mut bench, |sampler, pace, run| {
+        while sampler.take().loads[0].operations < 20 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if is_parked {
+            pace.set(0.0);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        stalled.store(is_stalled, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(100));
+        stopped = Some(Instant::now());
+        run.stop();
+    })
+    .unwrap();
+    let time = stopped.unwrap().elapsed();
+    assert!(bench.rows()[0].operations >= 20);
+    stalled.store(false, Ordering::Relaxed);
+    target.stop().unwrap();
+    time
+}
+
+/// A stop must not wait for commands that the target does not answer, nor for the shutdown of its controller.
+#[test]
+fn a_stop_returns_the_partial_result_within_200_ms() {
+    for (is_stalled, is_parked) in [(false, false), (true, false), (true, true)] {
+        // Other programs on the cores can delay the end, but not each time.
+        let in_time = (0..5).any(|_| time_to_stop(is_stalled, is_parked) <= Duration::from_millis(200));
+        assert!(in_time, "stalled: {is_stalled}, parked: {is_parked}");
+    }
+}
+
+#[test]
+fn a_target_that_vanishes_ends_only_its_load_and_leaves_the_partial_result() {
+    let (stays, vanishes) = (target("127.0.0.1:0", "memory:16M"), target("127.0.0.1:0", "memory:16M"));
+    let open = |target: &crate::target::Target| {
+        let mut options = options(target.subsystem().listeners()[0]);
+        options.reconnect = Duration::ZERO;
+        Bench::open(&workload(Pattern::RandRead, 2), &options).unwrap()
+    };
+    let mut benches = [open(&stays), open(&vanishes)];
+    let sampler = Sampler::new(&Clock::new(), benches.iter().map(|bench| bench.meters()).collect());
+    let run = Running::new(benches.iter().map(|bench| bench.threads()).sum());
+    let [first, second] = &mut benches;
+    let (mut vanishes, mut at_end) = (Some(vanishes), 0);
+    let start = Instant::now();
+    let outcomes = load::run_together(&mut [first, second], &run, |ended| {
+        let loads = sampler.take().loads;
+        assert!(start.elapsed() < Duration::from_secs(60), "{loads:?}");
+        assert!(!ended[0] || run.stopping(), "the other load ended, too");
+        if loads[1].operations > 100
+            && let Some(target) = vanishes.take()
+        {
+            target.stop().unwrap();
+        }
+        if ended[1] && at_end == 0 {
+            at_end = loads[0].operations;
+        } else if ended[1] && loads[0].operations > at_end + 1000 {
+            run.stop();
+        }
+        Duration::from_millis(5)
+    });
+    assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    assert!(outcomes[1].is_err());
+    let rows = benches[1].rows();
+    assert!(rows[0].operations > 100 && rows[0].error.is_some(), "{rows:?}");
+    assert!(benches[1].meters().iter().map(|meter| meter.read().errors).sum::<u64>() > 0);
+    stays.stop().unwrap();
+}
+
+#[test]
+fn an_interrupted_verification_is_an_error() {
+    let target = target("127.0.0.1:0", "memory:16M");
+    let verified = Workload { verify: true, ..workload(Pattern::Write, 1) };
+    let mut bench = Bench::open(&verified, &options(target.subsystem().listeners()[0])).unwrap();
+    let stop = AtomicBool::new(false);
+    let rows = measure(&mut bench, None, &stop, |elapsed, _| {
+        stop.store(elapsed > Duration::from_millis(200), Ordering::Relaxed);
+    });
+    let error = rows[0].error.as_ref().expect("an error");
+    assert!(error.contains("written blocks were read back"), "{error}");
+    target.stop().unwrap();
+}
