@@ -100,6 +100,7 @@ mod tests {
             (&["forward"], inlane_forward::field::ALL),
             (&["forward"], inlane_ports::field::ALL),
             (&["model"], inlane_model::field::ALL),
+            (&["mix"], inlane_mix::field::ALL),
             (&["copy"], inlane_copy::field::ALL),
             #[cfg(feature = "cuda")]
             (&["forward"], inlane_cuda::field::ALL),

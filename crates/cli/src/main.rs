@@ -9,6 +9,7 @@ mod fields;
 mod forward;
 mod manual;
 mod misuse;
+mod mix;
 mod model;
 mod ntb;
 mod nvme;
@@ -18,6 +19,7 @@ mod schema;
 mod settings;
 mod signal;
 mod sizes;
+mod text_file;
 mod topo;
 mod values;
 
@@ -63,6 +65,7 @@ enum Command {
     Ntb(ntb::Ntb),
     Nvme(Box<nvme::Nvme>),
     Offload(offload::Offload),
+    Mix(Box<mix::Mix>),
     Model(model::ModelArgs),
     Doctor(doctor::Args),
     Topo(topo::Args),
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
         Command::Ntb(ntb) => ntb.run(),
         Command::Nvme(nvme) => nvme.run(),
         Command::Offload(offload) => offload.run(),
+        Command::Mix(mix) => mix.run(),
         Command::Model(model) => model.run(),
         Command::Schema(schema) => schema.run(),
         Command::Report(report) => schema::SchemaArgs::from(report).run(),

@@ -33,8 +33,6 @@ program, right or peer is missing or in use ('inlane doctor' checks devices and 
 
 /// The prefix of a test bed's name in place of a file.
 const TEST_BED: &str = "testbed:";
-/// The largest file, in bytes. A larger one is a mistake, such as a capture in place of a model.
-const LARGEST: u64 = 64 << 20;
 /// The most flows for which margins are computed. Each distinct limit takes the time of a solution.
 const MOST_MARGINS: usize = 1000;
 
@@ -76,7 +74,7 @@ impl ModelArgs {
             None => TEST_BEDS.iter().map(|(name, _)| format!("{TEST_BED}{name}")).collect(),
         };
         if self.print {
-            let text = read(&files[0])?;
+            let text = read_model(&files[0])?;
             return crate::print(|out| out.write_all(text.as_bytes()));
         }
         if let (Some(file), Some(json)) = (&self.file, &self.json)
@@ -94,7 +92,7 @@ impl ModelArgs {
             document.notes.push(note.into());
         }
         for file in &files {
-            let text = read(file)?;
+            let text = read_model(file)?;
             let model = Model::parse(file, &text).map_err(|error| explained(error, file, &text))?;
             titles.push(model.title().to_string());
             let published = model.published()?;
@@ -142,31 +140,16 @@ impl ModelArgs {
 }
 
 /// Returns the text of a test bed or of a file.
-fn read(file: &str) -> anyhow::Result<String> {
-    if let Some(name) = file.strip_prefix(TEST_BED) {
-        let names = || TEST_BEDS.iter().map(|(name, _)| *name);
-        let found = TEST_BEDS.iter().find(|(bed, _)| *bed == name);
-        return found.map(|(_, text)| text.to_string()).ok_or_else(|| {
-            let near = crate::misuse::did_you_mean(&crate::misuse::similar(name, names()));
-            let names: Vec<_> = names().collect();
-            inlane_core::Error::invalid(file, format!("{near}choose one of {}", names.join(", "))).into()
-        });
-    }
-    let refused = |why: &str| inlane_core::Error::invalid(format!("model {file}"), why);
-    let missing = |error: io::Error| {
-        let why = format!("cannot be read: {error}; name a TOML file that you may read, or testbed:NAME");
-        inlane_core::Error::device_environment(format!("model {file}"), why)
+fn read_model(file: &str) -> anyhow::Result<String> {
+    let Some(name) = file.strip_prefix(TEST_BED) else {
+        return crate::text_file::read(file, "model", "a TOML file that you may read, or testbed:NAME");
     };
-    let information = std::fs::metadata(file).map_err(missing)?;
-    if information.is_dir() {
-        return Err(refused("it is a directory; name a TOML file in it").into());
-    }
-    if information.len() > LARGEST {
-        return Err(refused("it is larger than 64 MiB; name a TOML file with a model").into());
-    }
-    std::fs::read_to_string(file).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => refused("it is not text in UTF-8; name a TOML file").into(),
-        _ => missing(error).into(),
+    let names = || TEST_BEDS.iter().map(|(name, _)| *name);
+    let found = TEST_BEDS.iter().find(|(bed, _)| *bed == name);
+    found.map(|(_, text)| text.to_string()).ok_or_else(|| {
+        let near = crate::misuse::did_you_mean(&crate::misuse::similar(name, names()));
+        let names: Vec<_> = names().collect();
+        inlane_core::Error::invalid(file, format!("{near}choose one of {}", names.join(", "))).into()
     })
 }
 

@@ -7,6 +7,7 @@ use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
 use inlane_forward::result::PacketResult;
+use inlane_mix::result::MixResult;
 use inlane_model::result::ModelResult;
 use inlane_nvme::bench::IoResult;
 use inlane_nvme::nbd::ExportResult;
@@ -67,6 +68,8 @@ enum Schema {
     NvmeSubsystems,
     /// Written by `inlane offload status`
     Engine,
+    /// Written by `inlane mix`
+    Mix,
     /// Written by `inlane model`
     Model,
     /// Written by `inlane doctor`
@@ -89,6 +92,7 @@ impl Schema {
             Schema::NvmeExport => schema::<ExportResult>(),
             Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
             Schema::Engine => schema::<EngineStatus>(),
+            Schema::Mix => schema::<MixResult>(),
             Schema::Model => schema::<ModelResult>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),

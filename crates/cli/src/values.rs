@@ -5,6 +5,8 @@ use inlane_core::setting::Choice;
 use inlane_core::{Error, units};
 use std::time::Duration;
 
+pub use inlane_core::cores::parse_list as core_list;
+
 /// Returns a parser of the names of a setting's values. Help lists the names.
 pub fn choice<T: Choice>() -> impl TypedValueParser<Value = T> {
     let values = T::CHOICES.iter().map(|(_, name, help)| PossibleValue::new(*name).help(*help));
@@ -78,33 +80,6 @@ pub fn time_within_an_hour(text: &str) -> Result<Duration, Error> {
     time_to_an_hour(text)
 }
 
-/// Parses a list of core numbers and ranges, such as `0,2,4-7`.
-pub fn core_list(list: &str) -> Result<Vec<usize>, Error> {
-    const EXAMPLE: &str = "give numbers and ranges of cores, for example 2,3 or 4-7";
-    let bad = |why: String| Error::invalid(format!("'{list}'"), why);
-    let number = |text: &str| text.parse().map_err(|_| bad(EXAMPLE.into()));
-    let mut cores = Vec::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (number(first)?, number(last)?);
-        if last < first {
-            return Err(bad(format!("the range {part} ends before it starts; give {last}-{first}")));
-        }
-        if last >= libc::CPU_SETSIZE as usize {
-            let most = libc::CPU_SETSIZE - 1;
-            return Err(bad(format!("core {last} does not exist; Linux numbers cores from 0 to {most}")));
-        }
-        for core in first..=last {
-            if cores.contains(&core) {
-                let why = format!("core {core} is named twice; name each core once");
-                return Err(Error::invalid(format!("'{list}'"), why));
-            }
-            cores.push(core);
-        }
-    }
-    Ok(cores)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,22 +117,6 @@ mod tests {
         for bad in ["3M", "4", "2G"] {
             let why = format!("'{bad}': give a power of two from 4K to 1G");
             assert_eq!(buffer(bad).unwrap_err().to_string(), why);
-        }
-    }
-
-    #[test]
-    fn core_lists_are_numbers_and_ranges() {
-        assert_eq!(core_list("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
-        for (bad, why) in [
-            ("", "give numbers and ranges"),
-            ("a", "give numbers and ranges"),
-            ("1,", "give numbers and ranges"),
-            ("3-1", "the range 3-1 ends before it starts; give 1-3"),
-            ("0-99999999", "core 99999999 does not exist; Linux numbers cores from 0 to 1023"),
-            ("2,1-3", "core 2 is named twice"),
-        ] {
-            let error = core_list(bad).unwrap_err().to_string();
-            assert!(error.contains(why), "{bad}: {error}");
         }
     }
 

@@ -46,6 +46,11 @@ pub fn thread_cpu_ns() -> u64 {
     read_clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
 }
 
+/// Returns the CPU time of all threads of this process, in nanoseconds.
+pub fn process_cpu_ns() -> u64 {
+    read_clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or(0)
+}
+
 /// Reads a clock of the kernel, in nanoseconds. `None` if there is no such clock.
 fn read_clock(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

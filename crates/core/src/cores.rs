@@ -1,5 +1,6 @@
 //! The cores that a thread may run on.
 
+use crate::error::Error;
 use std::io;
 
 /// A set of cores. Bit i of the words stands for core i.
@@ -74,6 +75,36 @@ pub fn refused(cores: &[usize]) -> Option<(usize, String)> {
     Some((core, why))
 }
 
+/// Parses a list of core numbers and ranges, such as `0,2,4-7`.
+///
+/// # Errors
+/// If the text is no such list, or names a core twice.
+pub fn parse_list(list: &str) -> Result<Vec<usize>, Error> {
+    const EXAMPLE: &str = "give numbers and ranges of cores, for example 2,3 or 4-7";
+    let bad = |why: String| Error::invalid(format!("'{list}'"), why);
+    let number = |text: &str| text.parse().map_err(|_| bad(EXAMPLE.into()));
+    let mut cores = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(bad(format!("the range {part} ends before it starts; give {last}-{first}")));
+        }
+        if last >= libc::CPU_SETSIZE as usize {
+            let most = libc::CPU_SETSIZE - 1;
+            return Err(bad(format!("core {last} does not exist; Linux numbers cores from 0 to {most}")));
+        }
+        for core in first..=last {
+            if cores.contains(&core) {
+                let why = format!("core {core} is named twice; name each core once");
+                return Err(Error::invalid(format!("'{list}'"), why));
+            }
+            cores.push(core);
+        }
+    }
+    Ok(cores)
+}
+
 /// Writes ascending numbers as a list with ranges, such as `0-3,8`.
 fn ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|one, next| one + 1 == *next);
@@ -117,5 +148,21 @@ mod tests {
     fn neighbouring_numbers_become_a_range() {
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
         assert_eq!(ranges(&[3]), "3");
+    }
+
+    #[test]
+    fn core_lists_are_numbers_and_ranges() {
+        assert_eq!(parse_list("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
+        for (bad, why) in [
+            ("", "give numbers and ranges"),
+            ("a", "give numbers and ranges"),
+            ("1,", "give numbers and ranges"),
+            ("3-1", "the range 3-1 ends before it starts; give 1-3"),
+            ("0-99999999", "core 99999999 does not exist; Linux numbers cores from 0 to 1023"),
+            ("2,1-3", "core 2 is named twice"),
+        ] {
+            let error = parse_list(bad).unwrap_err().to_string();
+            assert!(error.contains(why), "{bad}: {error}");
+        }
     }
 }

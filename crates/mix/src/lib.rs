@@ -6,16 +6,35 @@
 //!
 //! | module | contents |
 //! | --- | --- |
+//! | [`scenario`] | loads with their settings, from TOML files and texts |
+//! | [`memory`], [`cpu`] | loads on host memory and on cores |
+//! | [`session`] | opens loads once and measures their phases |
 //! | [`observation`] | what a session has measured |
 //! | [`statistics`] | medians with intervals, changes within blocks, equal phases that differ |
 //! | [`solo`] | uses and capacities from solo runs |
 //! | [`verdict`] | what limits each load |
 //! | [`text`] | the sentences of a verdict |
 //! | [`predict`] | the rates of mixes, predicted from solo runs |
+//! | [`result`] | the rows of the result document |
 
+pub mod cpu;
+pub mod field;
+pub mod memory;
+mod names;
 pub mod observation;
+mod open;
+pub mod phases;
 pub mod predict;
+pub mod result;
+mod running;
+pub mod scenario;
+pub mod session;
+mod signals;
 pub mod solo;
 pub mod statistics;
 pub mod text;
 pub mod verdict;
+mod workers;
+
+pub use scenario::{Draft, Scenario};
+pub use session::{Plan, Session};

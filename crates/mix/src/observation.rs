@@ -4,6 +4,8 @@
 //! take part of one resource, and are parked in all phases but their own.
 
 use inlane_core::load::{Resource, Use};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// What a load does in a phase.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +20,8 @@ pub enum Level {
 }
 
 /// What a phase shows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// One load of the user, or one antagonist, runs alone.
     Alone {
@@ -107,12 +110,14 @@ pub struct Loaded {
     pub in_flight: Option<f64>,
     /// The resource of which the load takes part, if it is an antagonist. Its [`Loaded::uses`] contain this resource.
     pub antagonist_of: Option<Resource>,
+    /// The cores that its threads are bound to. Empty if they may run on any.
+    pub cores: Vec<usize>,
     /// The number of its threads.
     pub threads: usize,
 }
 
 /// What one load did during an observation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LoadRate {
     /// Completed operations per second.
     pub operations_per_second: f64,
@@ -140,7 +145,7 @@ impl LoadRate {
 }
 
 /// What the machine did during an observation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Signals {
     /// The share of processor time that the hypervisor took away. `None` if the kernel does not report it.
     pub stolen: Option<f64>,
@@ -151,18 +156,21 @@ pub struct Signals {
 }
 
 /// Why an observation does not count.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Void {
     /// The hypervisor took away more than the allowed share of processor time.
     Stolen(f64),
-    /// Other processes used more than the allowed share of processor time.
+    /// Other processes used this share of processor time, and much less of it in another observation of the phase.
     Others(f64),
+    /// The control group's quota of processor time changed.
+    QuotaChanged,
     /// A load's rate in the first and in the second half of the observation differ by this fraction.
     Drift(f64),
 }
 
 /// One measured phase.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Observation {
     /// What the loads did.
     pub phase: Phase,
@@ -182,7 +190,8 @@ pub struct Observation {
 }
 
 /// Why a session measured less than it was asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Cut {
     /// The user ended it.
     Interrupted,
@@ -204,8 +213,36 @@ pub struct Measured {
     pub loads: Vec<Loaded>,
     /// The number of the user's loads.
     pub users: usize,
+    /// What the machine did before the loads started.
+    pub idle: Signals,
     /// All observations, also void ones, in the order in which they were made.
     pub observations: Vec<Observation>,
     /// Why it is incomplete. `None` if it is complete.
     pub cut: Option<Cut>,
+}
+
+impl Measured {
+    /// Returns the observations of a phase that count. If all are void, returns those: see
+    /// [`is_disturbed`](Self::is_disturbed).
+    pub fn counted(&self, phase: Phase) -> impl Iterator<Item = &Observation> {
+        let disturbed = self.is_disturbed(phase);
+        let of_phase = self.observations.iter().filter(move |observation| observation.phase == phase);
+        of_phase.filter(move |observation| disturbed || observation.void.is_none())
+    }
+
+    /// Returns true if all observations of a phase are void.
+    pub fn is_disturbed(&self, phase: Phase) -> bool {
+        let mut of_phase = self.observations.iter().filter(|observation| observation.phase == phase);
+        of_phase.all(|observation| observation.void.is_some())
+    }
+
+    /// Returns what a load did in the observations of a phase that count.
+    pub fn rates(&self, phase: Phase, load: usize) -> Vec<LoadRate> {
+        self.counted(phase).filter_map(|observation| observation.loads.get(load).copied()).collect()
+    }
+
+    /// Returns the operations per second of a load in the observations of a phase that count.
+    pub fn operations(&self, phase: Phase, load: usize) -> Vec<f64> {
+        self.rates(phase, load).iter().map(|rate| rate.operations_per_second).collect()
+    }
 }

@@ -16,7 +16,7 @@ fn observed(phase: Phase, block: usize, rates: &[f64]) -> Observation {
 
 fn session(observations: Vec<Observation>) -> Measured {
     let load = Loaded { name: "dma".to_owned(), ..Loaded::default() };
-    Measured { loads: vec![load], users: 1, observations, cut: None }
+    Measured { loads: vec![load], users: 1, observations, ..Measured::default() }
 }
 
 /// A generator of pseudo-random numbers from 0 to 1.

@@ -1,0 +1,145 @@
+//! The text of a result: each load alone and together, who gained when one was slowed, and each load beside antagonists.
+
+use inlane_core::units;
+use inlane_mix::observation::Cut;
+use inlane_mix::result::{Interval, LoadResult, MixResult, RateResult};
+use inlane_report::{Lines, grid};
+use inlane_result::Document;
+use std::io::{self, Write};
+
+/// Writes all sessions.
+pub(super) fn document(out: &mut dyn Write, document: &Document<MixResult>) -> io::Result<()> {
+    for (index, row) in document.results.iter().enumerate() {
+        if index > 0 {
+            writeln!(out)?;
+        }
+        if !row.swept.is_empty() {
+            let swept: Vec<String> = row.swept.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            writeln!(out, "{}:", swept.join(", "))?;
+        }
+        session(out, row)?;
+    }
+    let notes = document.notes.iter().map(|note| format!("note: {note}"));
+    notes.into_iter().try_for_each(|note| writeln!(out, "{note}"))
+}
+
+fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
+    if let Some(error) = &row.error {
+        return writeln!(out, "failed: {error}");
+    }
+    let header = ["load", "alone", "together", "kept", "busy", "queued"];
+    write!(out, "{}", grid(&header, &row.loads.iter().map(load_cells).collect::<Vec<_>>()))?;
+    if !row.exchange.is_empty() {
+        writeln!(out, "\nGained when another load was slowed:")?;
+        let names = row.loads.iter().map(|load| load.name.as_str());
+        let header: Vec<&str> = ["slowed", "freed"].into_iter().chain(names).collect();
+        let rows: Vec<_> = row
+            .exchange
+            .iter()
+            .map(|slowed| {
+                let freed = amount(&slowed.freed_per_second, slowed.freed_operations);
+                let cells = row.loads.iter().map(|load| {
+                    let gain = slowed.gains.iter().find(|gain| gain.load == load.name);
+                    gain.map_or("-".into(), |gain| {
+                        let per_freed = match gain.operations == slowed.freed_operations {
+                            true => gain.per_freed.map(|ratio| format!(" ({:.0} %)", ratio * 100.0)),
+                            false => None,
+                        };
+                        amount(&gain.gain_per_second, gain.operations) + &per_freed.unwrap_or_default()
+                    })
+                });
+                let slowed = format!("{} to {:.0} %", slowed.slowed, slowed.share * 100.0);
+                [slowed, freed].into_iter().chain(cells).collect()
+            })
+            .collect();
+        write!(out, "{}", grid(&header, &rows))?;
+    }
+    let beside: Vec<_> = row
+        .antagonists
+        .iter()
+        .flat_map(|antagonist| {
+            antagonist.beside.iter().map(|beside| {
+                vec![
+                    beside.load.clone(),
+                    antagonist.resource.clone().unwrap_or_default(),
+                    format!("{:.0} %", beside.share * 100.0),
+                    beside.antagonist.as_ref().map_or("-".into(), rate),
+                    beside.rate.as_ref().map_or("-".into(), rate),
+                    percent(beside.kept_share),
+                ]
+            })
+        })
+        .collect();
+    if !beside.is_empty() {
+        writeln!(out, "\nBeside a load of inlane's own that takes part of one resource:")?;
+        let header = ["load", "resource", "at", "it took", "load's rate", "kept"];
+        write!(out, "{}", grid(&header, &beside))?;
+    }
+    let mut lines = Lines::default();
+    let blocks = row.observations.iter().map(|it| it.block + 1).max().unwrap_or(0);
+    let phases = units::counted(row.observations.len() as u64, "observation");
+    lines.line("measured", format!("{phases} in {}", units::counted(blocks as u64, "block")));
+    if let Some(difference) = row.equal_phases_differ {
+        lines.line("equal phases", format!("differ by {:.1} %", difference * 100.0));
+    }
+    match &row.cut {
+        None => {}
+        Some(Cut::Interrupted) => lines.line("incomplete", "the session was interrupted"),
+        Some(Cut::TimeLimit) => {
+            let text = format!(
+                "the time limit was reached before all intervals were narrower than {:.1} %",
+                row.plan.precision * 100.0
+            );
+            lines.line("incomplete", text);
+        }
+        Some(Cut::LoadFailed { load, error }) => {
+            lines.line("incomplete", format!("load {} failed: {error}", row.name_of(*load)));
+        }
+    }
+    row.notes.iter().for_each(|note| lines.line("note", note));
+    write!(out, "\n{}", lines.render())
+}
+
+fn load_cells(load: &LoadResult) -> Vec<String> {
+    let of = |value: fn(&RateResult) -> Option<f64>| {
+        percent(load.together.as_ref().or(load.alone.as_ref()).and_then(value))
+    };
+    vec![
+        load.name.clone(),
+        load.alone.as_ref().map_or("-".into(), rate),
+        load.together.as_ref().map_or("-".into(), rate),
+        percent(load.kept_share),
+        of(|rate| rate.busy),
+        of(|rate| rate.queued),
+    ]
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.0} %", share * 100.0))
+}
+
+/// Returns a rate with its interval: `12.3 GB/s +2/-3 %`.
+fn rate(rate: &RateResult) -> String {
+    let interval = match (rate.amount().high, rate.amount().low) {
+        (Some(high), Some(low)) => {
+            let median = rate.amount().median;
+            let of = |end: f64| if median > 0.0 { (end / median - 1.0) * 100.0 } else { 0.0 };
+            format!(" {:+.1}/{:+.1} %", of(low), of(high))
+        }
+        _ => String::new(),
+    };
+    let mark = if rate.disturbed { " (disturbed)" } else { "" };
+    amount(rate.amount(), rate.bytes_per_second.median == 0.0) + &interval + mark
+}
+
+fn amount(estimate: &Interval, counts_operations: bool) -> String {
+    match counts_operations {
+        true => operations(estimate.median),
+        false => units::bytes_per_second(estimate.median),
+    }
+}
+
+/// Prints a rate in operations per second: `12.35 kop/s`.
+pub(super) fn operations(per_second: f64) -> String {
+    units::packets_per_second(per_second).replace("pps", "op/s")
+}

@@ -1,0 +1,189 @@
+//! Tests `inlane mix` as a command: its documents, scenarios that are wrong, interrupted and continued sessions.
+//!
+//! Other jobs may use the machine meanwhile, so tests judge the structure of results and large differences, not figures.
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Flags of a session of one short block.
+const SHORT: [&str; 6] = ["--duration", "50ms", "--settle", "20ms", "--limit", "0"];
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+    command.arg("mix").args(arguments);
+    command
+}
+
+fn inlane(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn document(text: &[u8]) -> Value {
+    let document: Value = serde_json::from_slice(text).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema/mix.json");
+    let schema = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    jsonschema::validate(&schema, &document).unwrap();
+    document
+}
+
+#[test]
+fn a_session_has_a_document_and_a_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("mix.json");
+    let name = json.to_str().unwrap();
+    let loads = ["--load", "cpu cores=0", "--load", "memory buffer=1M name=copies cores=0"];
+    let output = inlane(&[&loads[..], &SHORT, &["--json", name]].concat());
+    assert!(output.status.success(), "{}", errors(&output));
+    assert!(errors(&output).contains("warning: cpu and copies share core 0"), "{}", errors(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for expected in
+        ["| cpu ", "Gained when another load was slowed", "| copies to 85 %", "the time limit was reached"]
+    {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let document = document(&std::fs::read(&json).unwrap());
+    let row = &document["results"][0];
+    assert_eq!(row["cut"], "time_limit");
+    assert_eq!(row["loads"][1]["name"], "copies");
+    assert_eq!(row["scenario"][1]["buffer"], "1M");
+    let alone = row["loads"][0]["alone"]["operations_per_second"]["median"].as_f64().unwrap();
+    let together = row["loads"][0]["together"]["operations_per_second"]["median"].as_f64().unwrap();
+    assert!(alone > 0.0 && together > 0.0, "{row}");
+    assert_eq!(row["exchange"].as_array().unwrap().len(), 2);
+    let resources: Vec<&str> =
+        row["antagonists"].as_array().unwrap().iter().map(|it| it["resource"].as_str().unwrap()).collect();
+    assert_eq!(resources, ["host memory", "core 0"]);
+    // Equal phases are measured twice, and all others once, unless they were disturbed.
+    let together = row["observations"].as_array().unwrap().iter().filter(|it| it["phase"] == "together");
+    assert!(together.count() >= 2);
+}
+
+#[test]
+fn wrong_scenarios_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.toml");
+    std::fs::write(&file, "[[load]]\nkind = \"memory\"\nsise = \"4K\"\n").unwrap();
+    let name = file.to_str().unwrap();
+    let own = |text: &str| text.to_string();
+    for (arguments, status, expected) in [
+        (
+            &["--scenario", name][..],
+            2,
+            format!("scenario {name}:3: a load of kind memory has no key 'sise'; did you mean size?"),
+        ),
+        (&["--scenario", "/nothing.toml"], 3, own("scenario /nothing.toml: cannot be read")),
+        (&[], 2, own("--load")),
+        (&["--load", "memroy"], 2, own("did you mean memory?")),
+        (&["--load", "cpu cores=0-4095"], 2, own("--load 'cpu cores=0-4095': cores")),
+        (&["--load", "cpu cores=900"], 2, own("load cpu: core 900: this process may use only")),
+        (&["--load", "cpu", "--cores", "900"], 2, own("core 900: this process may use only")),
+        (
+            &["--load", "cpu", "--set", "cpus.cores=0"],
+            2,
+            own("--set cpus.cores=0: there is no such setting; did you mean cpu?"),
+        ),
+        (
+            &["--load", "cpu", "--sweep", "cpu.threads=1,x"],
+            2,
+            own("--set cpu.threads=x: threads: 'x': give a whole number"),
+        ),
+        (&["--load", "memory buffer=1000T"], 2, own("half of what is available; give smaller buffers")),
+        (&["--load", "memory size=1G buffer=1M"], 2, own("give a smaller size or a larger buffer")),
+        (&["--load", "cpu rate=5GB/s"], 2, own("its operations have no bytes")),
+        (&["--load", "cpu", "--precision", "0"], 2, own("give a fraction above 0")),
+    ] {
+        let output = inlane(&[arguments, &SHORT].concat());
+        let error = errors(&output);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
+        assert!(error.contains(&expected), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn an_interrupted_session_is_kept_and_can_be_continued() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("mix.json");
+    let name = json.to_str().unwrap();
+    let loads = ["--load", "cpu cores=0", "--load", "memory name=copies buffer=1M cores=0"];
+    let flags = ["--duration", "50ms", "--settle", "20ms", "--json", name];
+    let mut session = command(&[&loads[..], &flags].concat());
+    let session = session.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    // SAFETY: the call names a child that has not been waited for.
+    unsafe { libc::kill(session.id() as i32, libc::SIGINT) };
+    let output = session.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", errors(&output));
+    assert!(errors(&output).contains("the session was interrupted"), "{}", errors(&output));
+    let first = document(&std::fs::read(&json).unwrap());
+    assert_eq!(first["results"][0]["cut"], "interrupted");
+    let before = first["results"][0]["observations"].as_array().unwrap().len();
+
+    let next = folder.path().join("next.json");
+    let next_name = next.to_str().unwrap();
+    let resume = [&SHORT[..], &["--resume", name, "--json", next_name]].concat();
+    let output = inlane(&[&loads[..], &resume].concat());
+    assert!(output.status.success(), "{}", errors(&output));
+    let document = document(&std::fs::read(&next).unwrap());
+    assert!(document["results"][0]["observations"].as_array().unwrap().len() > before);
+
+    let other = ["--load", "cpu cores=0", "--load", "memory name=copies buffer=2M cores=0"];
+    let output = inlane(&[&other[..], &resume].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(errors(&output).contains("its loads have other settings"), "{}", errors(&output));
+    std::fs::write(&json, "{}").unwrap();
+    let output = inlane(&[&loads[..], &resume].concat());
+    assert!(errors(&output).contains("it is no result of 'inlane mix'"), "{}", errors(&output));
+}
+
+#[test]
+fn a_sweep_has_a_row_for_each_value() {
+    let loads = ["--load", "memory name=reads operation=read buffer=1M", "--sweep", "reads.size=4K,64K"];
+    let output = inlane(&[&loads[..], &SHORT, &["--json", "-"]].concat());
+    assert!(output.status.success(), "{}", errors(&output));
+    let document = document(&output.stdout);
+    let rows = document["results"].as_array().unwrap();
+    let swept: Vec<&str> = rows.iter().map(|row| row["swept"]["reads.size"].as_str().unwrap()).collect();
+    assert_eq!(swept, ["4K", "64K"]);
+    let bytes = |row: &Value| {
+        let rate = &row["loads"][0]["alone"];
+        rate["bytes_per_second"]["median"].as_f64().unwrap()
+            / rate["operations_per_second"]["median"].as_f64().unwrap()
+    };
+    assert!((bytes(&rows[0]) - 4096.0).abs() < 1.0 && (bytes(&rows[1]) - 65536.0).abs() < 1.0);
+}
+
+#[test]
+fn a_full_disk_is_told_after_the_text_was_printed() {
+    let Ok(mut full) = std::fs::OpenOptions::new().write(true).open("/dev/full") else {
+        eprintln!("SKIPPED a_full_disk_is_told_after_the_text_was_printed: /dev/full is missing");
+        return;
+    };
+    assert!(full.write_all(b"x").is_err());
+    let output = inlane(&[&["--load", "cpu", "--json", "/dev/full"][..], &SHORT].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", errors(&output));
+    assert!(errors(&output).contains("No space left"), "{}", errors(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("| cpu "));
+}
+
+#[test]
+fn the_shipped_scenarios_are_valid() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/mix");
+    let mut number = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let file = file.unwrap().path();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let name = file.display().to_string();
+        let mut draft = inlane_mix::Draft::default();
+        draft.add_file(&name, &text).unwrap();
+        assert!(!draft.title.is_empty(), "{name}");
+        number += 1;
+    }
+    assert!(number > 0);
+}

@@ -1,0 +1,171 @@
+//! Opens the loads of a scenario, and the antagonists that follow from them.
+
+use crate::cpu::CpuLoad;
+use crate::memory::{self, MemoryLoad, MemoryOperation, MemorySettings, Stores};
+use crate::observation::Loaded;
+use crate::scenario::{LoadSpec, Scenario, Work};
+use inlane_core::load::{Load, Resource};
+use inlane_core::units::Rate;
+use inlane_core::{Error, cores, units};
+use std::collections::BTreeMap;
+
+/// The most of the available memory that the loads and antagonists on host memory take together.
+const MOST_OF_MEMORY: f64 = 0.5;
+/// The most threads of an antagonist on memory. A few dozen cores fill the memory of any machine.
+const MOST_MEMORY_THREADS: usize = 32;
+
+/// An opened load of a session.
+pub(crate) struct Opened {
+    pub load: Box<dyn Load>,
+    pub loaded: Loaded,
+    /// The user's loads beside which an antagonist runs. Empty for a user's load.
+    pub beside: Vec<usize>,
+}
+
+/// Opens the loads of the user, and then the antagonists.
+///
+/// # Errors
+/// The first load that cannot be opened.
+pub(crate) fn all(scenario: &Scenario) -> Result<Vec<Opened>, Error> {
+    check_memory(scenario)?;
+    let mut opened = Vec::new();
+    for spec in &scenario.loads {
+        let load = one(spec)?;
+        let loaded = Loaded {
+            name: spec.name.clone(),
+            uses: load.uses(),
+            asked: asked(spec)?,
+            fed: false,
+            in_flight: None,
+            antagonist_of: None,
+            cores: spec.cores.clone(),
+            threads: load.threads(),
+        };
+        opened.push(Opened { load, loaded, beside: Vec::new() });
+    }
+    let users: Vec<Loaded> = opened.iter().map(|user| user.loaded.clone()).collect();
+    opened.extend(antagonists(&users, buffers(scenario))?);
+    Ok(opened)
+}
+
+/// Returns the number of threads of a load that runs one thread on each of its cores, unless another number is given.
+fn threads(spec: &LoadSpec) -> usize {
+    spec.threads.unwrap_or(spec.cores.len().max(1))
+}
+
+fn one(spec: &LoadSpec) -> Result<Box<dyn Load>, Error> {
+    Ok(match &spec.work {
+        Work::Memory(settings) => {
+            Box::new(MemoryLoad::open(&spec.name, settings.clone(), threads(spec), &spec.cores)?)
+        }
+        Work::Cpu => Box::new(CpuLoad::new(&spec.name, threads(spec), &spec.cores)),
+    })
+}
+
+/// Returns the rate that the user asked for, in operations per second.
+fn asked(spec: &LoadSpec) -> Result<Option<f64>, Error> {
+    let Some(rate) = spec.rate else { return Ok(None) };
+    let bytes = match &spec.work {
+        Work::Memory(settings) => Some(settings.size as f64),
+        Work::Cpu => None,
+    };
+    match (rate, bytes) {
+        (Rate::Packets(operations), _) => Ok(Some(operations)),
+        (rate, Some(bytes)) => Ok(Some(rate.packets_per_second(bytes))),
+        (_, None) => {
+            let why = "its operations have no bytes; give operations per second, for example rate=10kop/s";
+            Err(Error::invalid(format!("load {}: rate={}", spec.name, spec.settings["rate"]), why))
+        }
+    }
+}
+
+/// Returns the bytes of all buffers of the user's loads on host memory.
+fn buffers(scenario: &Scenario) -> usize {
+    let of = |spec: &LoadSpec| match &spec.work {
+        Work::Memory(settings) => settings.buffer,
+        Work::Cpu => 0,
+    };
+    scenario.loads.iter().map(of).sum()
+}
+
+fn check_memory(scenario: &Scenario) -> Result<(), Error> {
+    let (wanted, Some(available)) = (buffers(scenario), memory::available()) else { return Ok(()) };
+    let most = (available as f64 * MOST_OF_MEMORY) as usize;
+    if wanted <= most {
+        return Ok(());
+    }
+    let why = format!(
+        "they need {} together, and {} may be taken, half of what is available; give smaller buffers",
+        units::bytes(wanted as u64),
+        units::bytes(most as u64)
+    );
+    Err(Error::invalid("the buffers of the loads of kind memory", why))
+}
+
+/// Opens the antagonists of `users`: one for host memory if a load uses it, and one for the cores of each load.
+fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
+    let mut opened = Vec::new();
+    let on_memory: Vec<usize> =
+        having(users, |user| user.uses.iter().any(|it| it.resource == Resource::HostMemory));
+    if !on_memory.is_empty() {
+        opened.push(of_memory(users, on_memory, buffers)?);
+    }
+    let mut by_cores: BTreeMap<&[usize], Vec<usize>> = BTreeMap::new();
+    for (index, user) in users.iter().enumerate() {
+        by_cores.entry(&user.cores).or_default().push(index);
+    }
+    for (cores, beside) in by_cores {
+        let (name, threads, of) = match cores.first() {
+            Some(first) => {
+                let list: Vec<String> = cores.iter().map(usize::to_string).collect();
+                (format!("cpu-on-{}", list.join(",")), cores.len(), Resource::Core(*first))
+            }
+            None => ("cpu-on-all".into(), cores::allowed().len().max(1), Resource::Processors),
+        };
+        let load = CpuLoad::new(&name, threads, cores);
+        opened.push(antagonist(name, Box::new(load), of, cores.to_vec(), beside));
+    }
+    Ok(opened)
+}
+
+fn having(users: &[Loaded], is: impl Fn(&Loaded) -> bool) -> Vec<usize> {
+    users.iter().enumerate().filter(|(_, user)| is(user)).map(|(index, _)| index).collect()
+}
+
+/// Opens the antagonist on host memory, on cores that no load is bound to. If there are none, its threads run on any core.
+fn of_memory(users: &[Loaded], beside: Vec<usize>, buffers: usize) -> Result<Opened, Error> {
+    let allowed = cores::allowed();
+    let taken = |core: &usize| users.iter().any(|user| user.cores.contains(core));
+    let free: Vec<usize> = allowed.into_iter().filter(|core| !taken(core)).collect();
+    // Threads of loads that are bound to no core need some of the free ones.
+    let roaming: usize = users.iter().filter(|user| user.cores.is_empty()).map(|user| user.threads).sum();
+    let threads = free.len().saturating_sub(roaming).clamp(1, MOST_MEMORY_THREADS);
+    let cores = if free.len() >= threads { free[free.len() - threads..].to_vec() } else { Vec::new() };
+    let left =
+        memory::available().unwrap_or(usize::MAX).saturating_sub(buffers) as f64 * MOST_OF_MEMORY / 2.0;
+    let buffer = memory::beyond_the_caches().min(left as usize).max(threads * (1 << 20));
+    let settings =
+        MemorySettings { operation: MemoryOperation::Copy, stores: Stores::Plain, size: 64 << 10, buffer };
+    let load = MemoryLoad::open("memory-antagonist", settings, threads, &cores)?;
+    Ok(antagonist("memory-antagonist".into(), Box::new(load), Resource::HostMemory, cores, beside))
+}
+
+fn antagonist(
+    name: String,
+    load: Box<dyn Load>,
+    of: Resource,
+    cores: Vec<usize>,
+    beside: Vec<usize>,
+) -> Opened {
+    let loaded = Loaded {
+        name,
+        uses: load.uses(),
+        asked: None,
+        fed: false,
+        in_flight: None,
+        antagonist_of: Some(of),
+        cores,
+        threads: load.threads(),
+    };
+    Opened { load, loaded, beside }
+}

@@ -1,0 +1,114 @@
+use super::*;
+use crate::observation::{LoadRate, Void};
+
+fn loaded(name: &str) -> Loaded {
+    Loaded {
+        name: name.into(),
+        uses: Vec::new(),
+        asked: None,
+        fed: false,
+        in_flight: None,
+        antagonist_of: None,
+        cores: Vec::new(),
+        threads: 1,
+    }
+}
+
+fn observation(phase: Phase, block: usize, bytes: [f64; 2]) -> Observation {
+    let rate = |bytes| LoadRate {
+        operations_per_second: bytes / 64.0,
+        bytes_per_second: bytes,
+        ..LoadRate::default()
+    };
+    Observation {
+        phase,
+        block,
+        at_ns: 0,
+        duration_ns: 1,
+        loads: bytes.map(rate).to_vec(),
+        signals: Signals::default(),
+        void: None,
+    }
+}
+
+/// Two loads on a link of 100 bytes per second, with a machine that becomes slower from block to block.
+fn on_a_link() -> Measured {
+    let mut observations = Vec::new();
+    for block in 0..6 {
+        let speed = 1.0 - block as f64 * 0.01;
+        let mut add =
+            |phase, bytes: [f64; 2]| observations.push(observation(phase, block, bytes.map(|it| it * speed)));
+        add(Phase::Alone { load: 0 }, [100.0, 0.0]);
+        add(Phase::Alone { load: 0 }, [100.0, 0.0]);
+        add(Phase::Alone { load: 1 }, [0.0, 80.0]);
+        add(Phase::Together, [50.0, 50.0]);
+        add(Phase::Together, [51.0, 50.0]);
+        add(Phase::Throttled { load: 0, share: 0.8 }, [40.5, 59.0]);
+        add(Phase::Throttled { load: 1, share: 0.8 }, [50.5, 40.0]);
+    }
+    Measured { loads: vec![loaded("dma"), loaded("tx")], users: 2, observations, ..Measured::default() }
+}
+
+fn result(measured: Measured) -> MixResult {
+    let mut draft = crate::Draft::default();
+    draft.add_load("cpu name=dma").unwrap();
+    draft.add_load("cpu name=tx").unwrap();
+    MixResult::new(&draft.scenario(&[]).unwrap(), &Plan::default(), measured)
+}
+
+#[test]
+fn gains_are_found_within_blocks() {
+    let result = result(on_a_link());
+    let [dma, tx] = &result.exchange[..] else { panic!("{:?}", result.exchange) };
+    let gain = &dma.gains[0];
+    assert_eq!((gain.load.as_str(), dma.slowed.as_str()), ("tx", "dma"));
+    assert!((gain.per_freed.unwrap() - 0.9).abs() < 1e-9, "{gain:?}");
+    assert!(gain.gain_per_second.low.unwrap() > 8.0, "the slow change of the machine cancels out: {gain:?}");
+    assert_eq!(tx.gains[0].gain_per_second.median, 0.0, "the other load did not want more");
+    assert!((result.loads[0].kept_share.unwrap() - 0.505).abs() < 0.01);
+    let difference = result.equal_phases_differ.unwrap();
+    assert!((0.019..0.021).contains(&difference), "{difference}");
+    assert!(result.notes.is_empty(), "{:?}", result.notes);
+}
+
+#[test]
+fn disturbances_are_told() {
+    let mut measured = on_a_link();
+    measured.idle.others = Some(0.4);
+    measured.loads[1].asked = Some(2.0);
+    for observation in measured.observations.iter_mut().filter(|it| it.phase == Phase::Alone { load: 0 }) {
+        observation.void = Some(Void::Drift(0.5));
+    }
+    let result = result(measured);
+    assert!(
+        result.loads[0].alone.as_ref().unwrap().disturbed
+            && !result.loads[1].alone.as_ref().unwrap().disturbed
+    );
+    for expected in ["tx reaches 61 % of its rate", "other processes used 40 %", "12 of 42 observations"] {
+        assert!(result.notes.iter().any(|note| note.contains(expected)), "{expected}: {:?}", result.notes);
+    }
+}
+
+#[test]
+fn a_session_without_observations_has_a_row() {
+    let result = result(Measured { cut: Some(Cut::Interrupted), ..Measured::default() });
+    assert!(result.loads.is_empty() && result.exchange.is_empty());
+    let json = serde_json::to_value(&result).unwrap();
+    assert_eq!(json["cut"], "interrupted");
+}
+
+#[test]
+fn observations_are_read_as_they_are_written() {
+    let mut measured = on_a_link();
+    measured.observations[0].void = Some(Void::Stolen(0.1));
+    measured.observations[1].loads[0].busy = Some(0.5);
+    let json = serde_json::to_string(&measured.observations).unwrap();
+    let read: Vec<Observation> = serde_json::from_str(&json).unwrap();
+    // The last digit of a rate may differ.
+    let rounded = |observations: &[Observation]| -> Vec<_> {
+        let bytes =
+            |it: &Observation| it.loads.iter().map(|load| load.bytes_per_second.round()).collect::<Vec<_>>();
+        observations.iter().map(|it| (it.phase, it.block, it.void, bytes(it), it.loads[0].busy)).collect()
+    };
+    assert!(rounded(&read) == rounded(&measured.observations));
+}

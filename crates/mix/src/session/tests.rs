@@ -1,0 +1,168 @@
+use super::*;
+use crate::scenario::Draft;
+use inlane_core::cores::allowed;
+use inlane_core::load::{Load, LoadError, Meter, Pace, Running};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A plan of one short block.
+fn short() -> Plan {
+    Plan {
+        duration: Duration::from_millis(60),
+        settle: Duration::from_millis(20),
+        limit: Duration::ZERO,
+        ..Plan::default()
+    }
+}
+
+fn opened(loads: &[&str]) -> Session {
+    let mut draft = Draft::default();
+    loads.iter().try_for_each(|load| draft.add_load(load)).unwrap();
+    let opened = open::all(&draft.scenario(&[]).unwrap()).unwrap();
+    Session { opened, users: loads.len() }
+}
+
+fn measure(session: Session, plan: &Plan) -> Measured {
+    session.measure(plan, Vec::new(), &AtomicBool::new(false), &mut |_| {}).unwrap()
+}
+
+fn median(measured: &Measured, phase: Phase, load: usize) -> f64 {
+    Estimate::of(&measured.operations(phase, load)).unwrap().median
+}
+
+#[test]
+fn two_computing_loads_on_one_core_halve_each_other() {
+    let core = allowed()[0];
+    let load = format!("cpu cores={core}");
+    let measured = measure(opened(&[&load, &load]), &short());
+    assert_eq!(measured.cut, Some(Cut::TimeLimit), "six values are needed for an interval");
+    for observation in measured.observations.iter().filter(|it| it.phase == Phase::Together) {
+        let shares = observation.loads.iter().map(|load| load.on_processor.unwrap()).sum::<f64>();
+        assert!(shares < 1.2, "one core has no more time: {observation:?}");
+    }
+    let resources: Vec<_> = measured.loads.iter().filter_map(|load| load.antagonist_of.clone()).collect();
+    assert_eq!(resources, [inlane_core::load::Resource::Core(core)]);
+    let beside = measured.operations(Phase::Beside { load: 1, antagonist: 2, share: 1.0 }, 1);
+    assert!(!beside.is_empty());
+    for observation in &measured.observations {
+        for (load, rate) in observation.loads.iter().enumerate() {
+            let parked = observation.phase.level(load, 2) == Level::Parked;
+            // A load may end an operation that it began before it was parked.
+            let operations = rate.operations_per_second * observation.duration_ns as f64 / 1e9;
+            assert!(!parked || operations < 1.5, "{observation:?}");
+        }
+    }
+}
+
+#[test]
+fn a_paced_load_keeps_its_rate_and_a_rate_out_of_reach_is_not_reached() {
+    let paced = "memory name=paced operation=read buffer=1M rate=500op/s";
+    let fast = "memory name=fast operation=read buffer=1M rate=1Top/s";
+    let plan = Plan { duration: Duration::from_millis(200), ..short() };
+    let measured = measure(opened(&[paced, fast]), &plan);
+    let rate = median(&measured, Phase::Alone { load: 0 }, 0);
+    assert!((300.0..=520.0).contains(&rate), "{rate} operations per second of 500");
+    assert_eq!(measured.loads[1].asked, Some(1e12));
+    assert!(median(&measured, Phase::Alone { load: 1 }, 1) < 1e9);
+    assert!(measured.loads.iter().any(|load| load.name == "memory-antagonist"));
+}
+
+/// A load that fails after some operations.
+struct Failing {
+    meter: Arc<Meter>,
+    pace: Arc<Pace>,
+    after: Duration,
+    panics: bool,
+}
+
+impl Load for Failing {
+    fn name(&self) -> String {
+        "failing".into()
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        vec![self.meter.clone()]
+    }
+
+    fn pace(&self) -> Arc<Pace> {
+        self.pace.clone()
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn run(&mut self, run: &Running) -> Result<(), LoadError> {
+        if self.after.is_zero() {
+            return Err("the device is missing".into());
+        }
+        let started = run.start.member().ready();
+        while !run.stopping() && started.is_some_and(|start| start.elapsed() < self.after) {
+            self.meter.add(1, 100);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!self.panics || run.stopping(), "the load panics");
+        if run.stopping() { Ok(()) } else { Err("the device has gone".into()) }
+    }
+}
+
+fn with_failing(after: Duration, panics: bool, is_antagonist: bool) -> Session {
+    let mut session = opened(&["cpu"]);
+    let mut one = opened(&["cpu"]).opened.remove(0);
+    one.loaded.name = "failing".into();
+    one.load = Box::new(Failing { meter: Arc::default(), pace: Arc::default(), after, panics });
+    if is_antagonist {
+        one.loaded.antagonist_of = Some(inlane_core::load::Resource::Processors);
+        one.beside = vec![0];
+        session.opened.truncate(1);
+        session.opened.push(one);
+    } else {
+        session.opened.insert(1, one);
+        session.users = 2;
+    }
+    session
+}
+
+#[test]
+fn what_was_measured_before_a_load_failed_is_kept() {
+    for panics in [false, true] {
+        let measured = measure(with_failing(Duration::from_millis(900), panics, false), &short());
+        let Some(Cut::LoadFailed { load: 1, error }) = &measured.cut else { panic!("{:?}", measured.cut) };
+        assert_eq!(error, if panics { "it panicked" } else { "the device has gone" });
+        assert!(!measured.observations.is_empty());
+    }
+}
+
+#[test]
+fn an_antagonist_that_fails_ends_only_its_own_phases() {
+    let measured = measure(with_failing(Duration::from_millis(250), false, true), &short());
+    assert_eq!(measured.cut, Some(Cut::TimeLimit));
+    let alone = measured.observations.iter().filter(|it| it.phase == Phase::Alone { load: 0 });
+    assert!(alone.count() >= 2);
+}
+
+#[test]
+fn a_load_that_fails_before_the_start_fails_the_session() {
+    let session = with_failing(Duration::ZERO, false, false);
+    let error = session.measure(&short(), Vec::new(), &AtomicBool::new(false), &mut |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "load failing: the device is missing");
+}
+
+#[test]
+fn an_interruption_keeps_what_was_measured() {
+    let interrupted = AtomicBool::new(false);
+    let mut watch = |progress: Progress<'_>| {
+        if progress.block == Some(0) && progress.index == 3 {
+            interrupted.store(true, Relaxed);
+        }
+    };
+    let session = opened(&["cpu", "cpu"]);
+    let measured = session.measure(&short(), Vec::new(), &interrupted, &mut watch).unwrap();
+    assert_eq!((measured.cut.clone(), measured.observations.len()), (Some(Cut::Interrupted), 3));
+
+    let earlier = measured.observations;
+    let session = opened(&["cpu", "cpu"]);
+    let measured = session.measure(&short(), earlier, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    assert_eq!(measured.observations[2].block, 0);
+    assert_eq!(measured.observations[3].block, 1, "a continued session goes on with another block");
+}
