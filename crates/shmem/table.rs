@@ -185,7 +185,7 @@ fn function(flags: &str, prototype: &str, body: &str, kind: Type, has_context: b
         name = with_context(&name);
         parameters.insert(0, Parameter { c: "shmem_ctx_t".into(), name: "ctx".into() });
     }
-    let pe = if has_context { "contexts::pe(ctx, pe)" } else { "setup::pe(pe)" };
+    let pe = if has_context { "contexts::remote(ctx, pe)" } else { "contexts::default(pe)" };
     let body = body
         .replace("TYPE", kind.rust)
         .replace("SIZE", &kind.size.to_string())

@@ -1,6 +1,7 @@
 //! Atomic operations on symmetric words of 4 and 8 bytes.
 
-use crate::world::{check, world};
+use crate::contexts::Remote;
+use crate::world::check;
 use inlane_pgas::transport::Operation;
 use std::ffi::c_void;
 
@@ -44,13 +45,26 @@ impl Word for f64 {
     }
 }
 
-/// Applies an atomic operation to a word of `pe`. Blocks until it is done. Returns the previous value.
+/// Applies an atomic operation to a word of the remote PE. Blocks until it is done. Returns the previous value.
 #[inline]
-pub fn fetch<T: Word>(operation: Operation, target: *const T, operand: u64, comparand: u64, pe: u32) -> T {
-    T::value(check(world().atomic(operation, target as usize, size_of::<T>(), operand, comparand, pe)))
+pub fn fetch<T: Word>(
+    operation: Operation,
+    target: *const T,
+    operand: u64,
+    comparand: u64,
+    remote: Remote,
+) -> T {
+    T::value(check(remote.context.atomic(
+        operation,
+        target as usize,
+        size_of::<T>(),
+        operand,
+        comparand,
+        remote.pe,
+    )))
 }
 
-/// Starts an atomic operation on the word `target` of `pe`. Its previous value is stored at `result` before
+/// Starts an atomic operation on the word `target` of the remote PE. Its previous value is stored at `result` before
 /// the next quiet ends.
 pub unsafe fn fetch_nbi<T: Word>(
     operation: Operation,
@@ -58,15 +72,15 @@ pub unsafe fn fetch_nbi<T: Word>(
     target: *const T,
     operand: u64,
     comparand: u64,
-    pe: u32,
+    remote: Remote,
 ) {
     let (word, operands) = ((target as usize, size_of::<T>()), (operand, comparand));
     // SAFETY: the caller's result is writable until the next quiet, as the specification demands.
-    check(unsafe { world().atomic_fetch_nbi(operation, word, operands, result.cast(), pe) });
+    check(unsafe { remote.context.atomic_fetch_nbi(operation, word, operands, result.cast(), remote.pe) });
 }
 
-/// Starts an atomic operation without a result on a word of `pe`. The operation is complete after the next
+/// Starts an atomic operation without a result on a word of the remote PE. The operation is complete after the next
 /// quiet.
-pub fn post(operation: Operation, target: *mut c_void, width: usize, operand: u64, pe: u32) {
-    check(world().atomic_nbi(operation, target as usize, width, operand, pe));
+pub fn post(operation: Operation, target: *mut c_void, width: usize, operand: u64, remote: Remote) {
+    check(remote.context.atomic_nbi(operation, target as usize, width, operand, remote.pe));
 }

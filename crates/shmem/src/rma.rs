@@ -3,6 +3,7 @@
 //!
 //! The callers of the unsafe functions pass valid pointers, as the OpenSHMEM specification demands.
 
+use crate::contexts::Remote;
 use crate::world::{check, invalid, world};
 use inlane_pgas::world::Signal;
 use std::ffi::{c_int, c_void};
@@ -14,45 +15,55 @@ pub fn bytes(count: usize, width: usize) -> usize {
     count.saturating_mul(width)
 }
 
-/// Copies `bytes` bytes to `destination` on `pe`. The source may be reused once this returns.
-pub unsafe extern "C" fn put(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+/// Copies `bytes` bytes to `destination` on the remote PE. The source may be reused once this returns.
+pub unsafe extern "C" fn put(destination: *mut c_void, source: *const c_void, bytes: usize, remote: Remote) {
     // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe) });
+    check(unsafe { remote.context.put_bytes(destination as usize, source.cast(), bytes, remote.pe) });
 }
 
 /// Copies one value to a PE.
 #[inline]
-pub unsafe fn put_value<T>(destination: *mut T, value: T, pe: u32) {
+pub unsafe fn put_value<T>(destination: *mut T, value: T, remote: Remote) {
     // SAFETY: the source is a local variable.
-    unsafe { put(destination.cast(), (&raw const value).cast(), size_of::<T>(), pe) };
+    unsafe { put(destination.cast(), (&raw const value).cast(), size_of::<T>(), remote) };
 }
 
-/// Starts to copy `bytes` bytes to `destination` on `pe`. The source must not change until the next quiet.
-pub unsafe extern "C" fn put_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+/// Starts to copy `bytes` bytes to `destination` on the remote PE. The source must not change until the next quiet.
+pub unsafe extern "C" fn put_nbi(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    remote: Remote,
+) {
     // SAFETY: the caller's pointers are valid until the next quiet.
-    check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe) });
+    check(unsafe { remote.context.put_bytes_nbi(destination as usize, source.cast(), bytes, remote.pe) });
 }
 
-/// Copies `bytes` bytes from the symmetric address `source` on PE `pe` to `destination`. Blocks until all
+/// Copies `bytes` bytes from the symmetric address `source` of the remote PE to `destination`. Blocks until all
 /// bytes have arrived.
-pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, remote: Remote) {
     // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe) });
+    check(unsafe { remote.context.get_bytes(destination.cast(), source as usize, bytes, remote.pe) });
 }
 
-/// Starts to copy `bytes` bytes from `source` on `pe`. They have arrived after the next quiet.
-pub unsafe extern "C" fn get_nbi(destination: *mut c_void, source: *const c_void, bytes: usize, pe: u32) {
+/// Starts to copy `bytes` bytes from `source` on the remote PE. They have arrived after the next quiet.
+pub unsafe extern "C" fn get_nbi(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    remote: Remote,
+) {
     // SAFETY: the caller's pointers are valid until the next quiet.
-    check(unsafe { world().get_bytes_nbi(destination.cast(), source as usize, bytes, pe) });
+    check(unsafe { remote.context.get_bytes_nbi(destination.cast(), source as usize, bytes, remote.pe) });
 }
 
 /// Copies one value from a PE.
 #[inline]
-pub unsafe fn get_value<T>(source: *const T, pe: u32) -> T {
+pub unsafe fn get_value<T>(source: *const T, remote: Remote) -> T {
     let mut value = std::mem::MaybeUninit::<T>::uninit();
     // SAFETY: `get` fills the destination, a local variable. T is a plain number.
     unsafe {
-        get(value.as_mut_ptr().cast(), source.cast(), size_of::<T>(), pe);
+        get(value.as_mut_ptr().cast(), source.cast(), size_of::<T>(), remote);
         value.assume_init()
     }
 }
@@ -88,11 +99,11 @@ pub unsafe fn put_strided(
     source: *const c_void,
     (to, from): (isize, isize),
     (count, width): (usize, usize),
-    pe: u32,
+    remote: Remote,
 ) {
     // SAFETY: the caller's pointers are valid for all elements.
     strided(destination, source, (to, from), (count, width), |to, from, bytes| unsafe {
-        put(to, from, bytes, pe)
+        put(to, from, bytes, remote)
     });
 }
 
@@ -103,11 +114,11 @@ pub unsafe fn get_strided(
     source: *const c_void,
     (to, from): (isize, isize),
     (count, width): (usize, usize),
-    pe: u32,
+    remote: Remote,
 ) {
     // SAFETY: the caller's pointers are valid for all elements.
     strided(destination, source, (to, from), (count, width), |to, from, bytes| unsafe {
-        get(to, from, bytes, pe)
+        get(to, from, bytes, remote)
     });
 }
 
@@ -118,7 +129,7 @@ pub unsafe fn put_signal(
     source: *const c_void,
     bytes: usize,
     (address, value, operation): (*mut u64, u64, c_int),
-    pe: u32,
+    remote: Remote,
 ) {
     let how = match operation {
         0 => Signal::Set,
@@ -130,7 +141,9 @@ pub unsafe fn put_signal(
     };
     let signal = (address as usize, how, value);
     // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe) });
+    check(unsafe {
+        remote.context.put_signal_bytes(destination as usize, source.cast(), bytes, signal, remote.pe)
+    });
 }
 
 /// Orders puts and atomics: at each PE, those before this call arrive before all later ones.

@@ -53,6 +53,18 @@ fn programs_work_over_shared_memory_and_tcp() {
 }
 
 #[test]
+fn contexts_are_completed_for_themselves() {
+    if !has_ucx("contexts_are_completed_for_themselves") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "contexts.c") else { return };
+    for (methods, pes) in [("tcp,self", 3), (SMALL_BUFFER, 2), ("shm,self", 3), ("self", 1)] {
+        assert_eq!(run(&program, methods, pes, &[]), (0, None), "{pes} PEs over {methods}");
+    }
+}
+
+#[test]
 fn a_job_has_more_than_64_pes() {
     if !has_ucx("a_job_has_more_than_64_pes") {
         return;

@@ -89,6 +89,15 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
+    /// Returns the transport of another context. Its operations are ordered and completed for themselves, and threads that
+    /// use different contexts do not wait for each other. Use it for puts, gets, atomics, fence and quiet only. Returns
+    /// `None` if the other context shall use this transport, too.
+    fn context(&self) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        None
+    }
     /// Returns the largest supported alignment of an allocation in symmetric memory, in bytes. The start
     /// addresses of symmetric memory are equal modulo this number on all PEs. An offset therefore has the
     /// same alignment on all PEs.
@@ -184,6 +193,14 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered. Also the
     /// errors of [`Transport::fence`].
     fn quiet(&self) -> Result<()>;
+
+    /// Blocks until all earlier puts and atomics of all contexts of this PE are delivered.
+    ///
+    /// # Errors
+    /// As for [`Transport::quiet`].
+    fn quiet_all(&self) -> Result<()> {
+        self.quiet()
+    }
 
     /// Sends a notification to `pe`. Each PE counts the notifications from every other PE separately. The
     /// notification arrives after all earlier [`Transport::put`]s to `pe`. It may arrive before copies that

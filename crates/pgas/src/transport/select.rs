@@ -92,6 +92,13 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.symmetric())
     }
 
+    fn context(&self) -> Option<Self> {
+        match self {
+            AnyTransport::Windows(windows) => windows.context().map(AnyTransport::Windows),
+            AnyTransport::Ucx(ucx) => ucx.context().map(AnyTransport::Ucx),
+        }
+    }
+
     fn alignment(&self) -> usize {
         either!(self, transport => transport.alignment())
     }
@@ -158,6 +165,10 @@ impl Transport for AnyTransport {
 
     fn quiet(&self) -> Result<()> {
         either!(self, transport => transport.quiet())
+    }
+
+    fn quiet_all(&self) -> Result<()> {
+        either!(self, transport => transport.quiet_all())
     }
 
     fn notify(&self, pe: u32) -> Result<()> {

@@ -144,6 +144,7 @@ impl<T: Transport> World<T> {
     /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.transport.announce_leave();
+        self.transport.quiet_all()?;
         self.barrier_all()?;
         // Wait until all notifications are delivered, because a notification in flight would be lost when the
         // process ends.

@@ -3,6 +3,7 @@
 use super::channel::Group;
 use super::collective::SCATTERED_FROM;
 use super::*;
+use crate::transport::Operation;
 use crate::transport::windows::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
 use inlane_core::completion::CompletionMode;

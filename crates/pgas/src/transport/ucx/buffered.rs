@@ -11,7 +11,7 @@
 
 use super::library::{self, KeyHandle, OperationParameters, RequestPointer, Status};
 use super::operations::release;
-use super::{Endpoint, Handles, Peer, Shared};
+use super::{Endpoint, Flow, Handles, Worker};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ const LEAST_COPIED: usize = 4 << 10;
 
 /// A copy of a put's source. UCX reads the copy until it has sent the put.
 struct Buffered {
-    peer: *const Peer,
+    flow: *const Flow,
     bytes: Vec<u8>,
 }
 
@@ -42,13 +42,13 @@ impl Buffered {
 extern "C" fn sent(request: *mut c_void, status: Status, buffered: *mut c_void) {
     // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once.
     let buffered = unsafe { Box::from_raw(buffered.cast::<Buffered>()) };
-    // SAFETY: the peer outlives UCX's worker.
-    let peer = unsafe { &*buffered.peer };
-    peer.uncount(buffered.weight());
-    release(request, status, peer);
+    // SAFETY: the flow outlives UCX's worker.
+    let flow = unsafe { &*buffered.flow };
+    flow.uncount(buffered.weight());
+    release(request, status, flow);
 }
 
-impl Shared {
+impl Worker {
     /// Copies the source and starts a put of the copy. Returns UCX's result: null if UCX has passed the put
     /// to the socket, a request if the put waits for room in the socket, or an error.
     ///
@@ -57,7 +57,7 @@ impl Shared {
     pub(super) unsafe fn put_buffered(
         &self,
         _handles: &Handles,
-        peer: &Peer,
+        flow: &Flow,
         endpoint: Endpoint,
         source: *const u8,
         length: usize,
@@ -69,7 +69,7 @@ impl Shared {
             std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), length);
             bytes.set_len(length);
         }
-        let buffered = Box::into_raw(Box::new(Buffered { peer, bytes }));
+        let buffered = Box::into_raw(Box::new(Buffered { flow, bytes }));
         let parameters = OperationParameters {
             fields: library::WITH_CALLBACK | library::WITH_USER_DATA,
             callback: Some(sent),
@@ -82,7 +82,7 @@ impl Shared {
             let bytes = (*buffered).bytes.as_ptr().cast();
             let pointer = (self.library.put)(endpoint.handle, bytes, length, address, key, &parameters);
             if matches!(self.library.request(pointer, "a put"), Ok(Some(_))) {
-                peer.count((*buffered).weight());
+                flow.count((*buffered).weight());
             } else {
                 drop(Box::from_raw(buffered));
             }
@@ -90,26 +90,27 @@ impl Shared {
         }
     }
 
-    /// Blocks while unfinished operations on the memory of `pe` weigh [`MOST_UNFINISHED`] bytes or more, until
+    /// Blocks while unfinished operations of this worker on the memory of `pe` weigh [`MOST_UNFINISHED`] bytes or more, until
     /// half of this weight is left. `what` names the operation that waits in error messages.
     ///
     /// # Errors
-    /// As for [`Shared::wait_for`].
+    /// As for [`Worker::wait_for`].
     #[inline]
-    pub(super) fn wait_for_room(&self, pe: u32, peer: &Peer, what: &'static str) -> Result<()> {
-        match peer.unfinished.load(Ordering::Relaxed) < MOST_UNFINISHED {
+    pub(super) fn wait_for_room(&self, pe: u32, what: &'static str) -> Result<()> {
+        let flow = &self.flows[pe as usize];
+        match flow.unfinished.load(Ordering::Relaxed) < MOST_UNFINISHED {
             true => Ok(()),
-            false => self.make_room(pe, peer, what),
+            false => self.make_room(pe, flow, what),
         }
     }
 
     #[cold]
-    fn make_room(&self, pe: u32, peer: &Peer, what: &'static str) -> Result<()> {
+    fn make_room(&self, pe: u32, flow: &Flow, what: &'static str) -> Result<()> {
         // After an error, UCX is not called any more, so the weight never falls. End the wait then: the
         // operation that follows returns the error.
         let has_room = || {
             self.broken.load(Ordering::Acquire)
-                || peer.unfinished.load(Ordering::Relaxed) <= MOST_UNFINISHED / 2
+                || flow.unfinished.load(Ordering::Relaxed) <= MOST_UNFINISHED / 2
         };
         self.poll_at_intervals(|_| has_room());
         let limit = self.settings.request_timeout.map(|limit| (limit, what));
@@ -117,11 +118,11 @@ impl Shared {
     }
 }
 
-impl Peer {
+impl Flow {
     /// Adds the weight of an operation that UCX has accepted but not completed. The caller holds the lock of
     /// the handles.
     pub(super) fn count(&self, weight: usize) {
-        // A plain addition suffices, because all calls of UCX are made under one lock.
+        // A plain addition suffices, because all calls of a worker are made under one lock.
         self.unfinished.store(self.unfinished.load(Ordering::Relaxed) + weight, Ordering::Relaxed);
     }
 

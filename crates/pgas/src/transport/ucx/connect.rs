@@ -4,8 +4,9 @@
 use super::card::Card;
 use super::files::Folder;
 use super::library::{self, Library, OperationParameters, Status};
-use super::service::Activity;
-use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Settings, Shared, Ucx};
+use super::{
+    ALIGNMENT, Endpoint, Flow, Handles, NOTIFICATION, Peer, Registered, Settings, Shared, Ucx, Worker,
+};
 use super::{fork, room};
 use crate::error::{Error, Result};
 use crate::field::HEAP;
@@ -14,14 +15,19 @@ use crate::transport::bootstrap::Exchange;
 use crate::transport::poll_limit::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use std::ffi::{CStr, c_void};
+use std::os::fd::RawFd;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// UCX's objects during [`Ucx::connect`]. Dropping this value releases them if connecting has failed.
+/// UCX's objects during [`Ucx::connect`]. Dropping this value releases them if connecting has failed. Handles that were
+/// not made, or that belong to the transport, are null.
 struct Unfinished {
     library: &'static Library,
-    handles: Handles,
+    context: library::ContextHandle,
+    worker: library::WorkerHandle,
+    memory: library::MemoryHandle,
+    statics: Option<library::MemoryHandle>,
     /// `None` once the folder belongs to the transport.
     folder: Option<Folder>,
 }
@@ -35,7 +41,7 @@ impl Unfinished {
             request_init: null_mut(),
             request_cleanup: null_mut(),
             tag_sender_mask: 0,
-            workers_shared: 0,
+            workers_shared: 1,
             endpoints: pes as usize,
             endpoints_per_node: 0,
             name: null_mut(),
@@ -55,24 +61,9 @@ impl Unfinished {
             }
             error => error,
         })?;
-        let handles =
-            Handles { context, worker: null_mut(), memory: null_mut(), statics: None, endpoints: Vec::new() };
-        let mut unfinished = Self { library, handles, folder: Some(folder) };
-        let parameters = library::WorkerParameters {
-            fields: library::WORKER_FIELDS,
-            thread_mode: library::SERIALIZED,
-            processors: [0; 16],
-            events: 0,
-            user_data: null_mut(),
-            event_fd: 0,
-            flags: 0,
-            name: null_mut(),
-            am_alignment: 0,
-            client_id: 0,
-        };
-        // SAFETY: the context was just made, and the parameters are valid during the call.
-        let status = unsafe { (library.worker_create)(context, &parameters, &mut unfinished.handles.worker) };
-        library.check(status, "making a worker")?;
+        let (worker, memory) = (null_mut(), null_mut());
+        let mut unfinished = Self { library, context, worker, memory, statics: None, folder: Some(folder) };
+        unfinished.worker = make_worker(library, context)?;
         Ok(unfinished)
     }
 
@@ -80,7 +71,7 @@ impl Unfinished {
     fn domains(&self) -> Vec<String> {
         let text = text_of(|stream| {
             // SAFETY: the context was made, and the stream is open during the call.
-            unsafe { (self.library.context_print_info)(self.handles.context, stream) }
+            unsafe { (self.library.context_print_info)(self.context, stream) }
         });
         // UCX prints a line such as `#   md 2  :  component 2  sysv` for each domain.
         let names = text.lines().filter_map(|line| {
@@ -104,7 +95,7 @@ impl Unfinished {
         };
         let mut memory = null_mut();
         // SAFETY: the caller's span is mapped, or UCX allocates it.
-        let status = unsafe { (self.library.mem_map)(self.handles.context, &parameters, &mut memory) };
+        let status = unsafe { (self.library.mem_map)(self.context, &parameters, &mut memory) };
         let what = format!("{length} bytes of symmetric memory; give a smaller {HEAP}");
         self.library.check(status, &what)?;
         Ok(memory)
@@ -130,7 +121,7 @@ impl Unfinished {
         let (mut key, mut length) = (null_mut(), 0);
         // SAFETY: the memory was registered. The key is copied before it is released.
         unsafe {
-            let status = (self.library.rkey_pack)(self.handles.context, memory, &mut key, &mut length);
+            let status = (self.library.rkey_pack)(self.context, memory, &mut key, &mut length);
             self.library.check(status, "the key of symmetric memory")?;
             let copy = std::slice::from_raw_parts(key.cast::<u8>(), length).to_vec();
             (self.library.rkey_buffer_release)(key);
@@ -143,7 +134,7 @@ impl Unfinished {
         let (mut address, mut length) = (null_mut(), 0);
         // SAFETY: the worker was made. The address is copied before it is released.
         unsafe {
-            let worker = self.handles.worker;
+            let worker = self.worker;
             let status = (self.library.worker_get_address)(worker, &mut address, &mut length);
             self.library.check(status, "the address of a worker")?;
             let copy = std::slice::from_raw_parts(address.cast::<u8>(), length).to_vec();
@@ -155,21 +146,50 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        let handles = &self.handles;
         // SAFETY: each object was made or is null. They are released in the reverse order.
         unsafe {
-            if handles.context.is_null() {
+            if self.context.is_null() {
                 return;
             }
-            if !handles.worker.is_null() {
-                (self.library.worker_destroy)(handles.worker);
+            if !self.worker.is_null() {
+                (self.library.worker_destroy)(self.worker);
             }
-            for memory in handles.statics.into_iter().chain([handles.memory]).filter(|one| !one.is_null()) {
-                (self.library.mem_unmap)(handles.context, memory);
+            for memory in self.statics.into_iter().chain([self.memory]).filter(|one| !one.is_null()) {
+                (self.library.mem_unmap)(self.context, memory);
             }
-            (self.library.cleanup)(handles.context);
+            (self.library.cleanup)(self.context);
         }
     }
+}
+
+/// Makes a worker of UCX. Several threads may call it, but only one thread at a time.
+fn make_worker(library: &Library, context: library::ContextHandle) -> Result<library::WorkerHandle> {
+    let parameters = library::WorkerParameters {
+        fields: library::WORKER_FIELDS,
+        thread_mode: library::SERIALIZED,
+        processors: [0; 16],
+        events: 0,
+        user_data: null_mut(),
+        event_fd: 0,
+        flags: 0,
+        name: null_mut(),
+        am_alignment: 0,
+        client_id: 0,
+    };
+    let mut worker = null_mut();
+    // SAFETY: the context was made, and the parameters are valid during the call.
+    let status = unsafe { (library.worker_create)(context, &parameters, &mut worker) };
+    library.check(status, "making a worker")?;
+    Ok(worker)
+}
+
+/// Returns the descriptor of a worker's events.
+fn event_fd(library: &Library, worker: library::WorkerHandle) -> Result<RawFd> {
+    let mut event_fd = -1;
+    // SAFETY: the worker was made with the feature of events.
+    let status = unsafe { (library.worker_get_efd)(worker, &mut event_fd) };
+    library.check(status, "the descriptor of a worker's events")?;
+    Ok(event_fd)
 }
 
 impl Ucx {
@@ -197,14 +217,14 @@ impl Ucx {
         let length = bytes.saturating_add(private_bytes).saturating_add(ALIGNMENT);
         let folder = unfinished.folder.as_ref().expect("the folder is taken at the end").path();
         room::check(&*exchange, length, &unfinished.domains(), folder)?;
-        unfinished.handles.memory = unfinished.map(null_mut(), length)?;
-        let (allocated, allocated_bytes) = unfinished.span_of(unfinished.handles.memory)?;
+        unfinished.memory = unfinished.map(null_mut(), length)?;
+        let (allocated, allocated_bytes) = unfinished.span_of(unfinished.memory)?;
         let padding = allocated.wrapping_add(private_bytes).align_offset(ALIGNMENT);
         let memory = allocated.wrapping_add(padding);
         // SAFETY: UCX has just allocated the memory, and no peer has its key yet.
         unsafe { std::ptr::write_bytes(memory, 0, private_bytes) };
         if let Some(statics) = &statics {
-            unfinished.handles.statics = Some(unfinished.map(statics.address as *mut c_void, statics.bytes)?);
+            unfinished.statics = Some(unfinished.map(statics.address as *mut c_void, statics.bytes)?);
         }
         fork::let_children_inherit(allocated as usize, allocated_bytes);
         if let Some(statics) = &statics {
@@ -216,62 +236,46 @@ impl Ucx {
             memory: memory as u64,
             statics: statics.map_or(0, |statics| statics.address as u64),
             address: unfinished.address()?,
-            key: unfinished.key(unfinished.handles.memory)?,
-            statics_key: unfinished
-                .handles
-                .statics
-                .map_or(Ok(Vec::new()), |memory| unfinished.key(memory))?,
+            key: unfinished.key(unfinished.memory)?,
+            statics_key: unfinished.statics.map_or(Ok(Vec::new()), |memory| unfinished.key(memory))?,
         };
         let cards = exchange.gather(&card.encode())?;
         let peers =
             (0..).zip(&cards).map(|(pe, bytes)| peer(pe, bytes, &card)).collect::<Result<Vec<_>>>()?;
-        let mut event_fd = -1;
-        // SAFETY: the worker was made with the feature of events.
-        let status = unsafe { (library.worker_get_efd)(unfinished.handles.worker, &mut event_fd) };
-        library.check(status, "the descriptor of a worker's events")?;
+        let event_fd = event_fd(library, unfinished.worker)?;
         let stop_fd =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Error::os("making an eventfd", error))?;
-        let mut handles = std::mem::replace(
-            &mut unfinished.handles,
-            Handles {
-                context: null_mut(),
-                worker: null_mut(),
-                memory: null_mut(),
-                statics: None,
-                endpoints: Vec::new(),
-            },
-        );
-        handles.endpoints = vec![None; pes as usize];
         let shared = Arc::new(Shared {
             library,
             exchange,
             me,
             settings,
-            handles: Mutex::new(handles),
+            context: std::mem::replace(&mut unfinished.context, null_mut()),
             peers,
+            contexts: Mutex::default(),
+            registered: Registered { memory: unfinished.memory, statics: unfinished.statics },
             memory,
             private_bytes,
             symmetric_bytes: bytes,
             statics,
             process: std::process::id(),
-            event_fd,
             stop_fd,
             stop: AtomicBool::new(false),
-            activity: Activity::default(),
-            started: AtomicU64::new(0),
-            flushed: AtomicU64::new(0),
-            ordered: AtomicU64::new(u64::MAX),
             broken: AtomicBool::new(false),
             poll_limit: PollLimit::default(),
             _folder: unfinished.folder.take(),
         });
-        stop_at_exit(&shared);
-        let theirs = shared.clone();
+        let worker = Arc::new(Worker::new(shared, None));
+        let mut handles = worker.handles();
+        (handles.worker, handles.event_fd) = (unfinished.worker, event_fd);
+        drop(handles);
+        stop_at_exit(&worker);
+        let theirs = worker.clone();
         let service = std::thread::Builder::new()
             .name("ucx-service".into())
             .spawn(move || theirs.service())
             .map_err(|error| Error::os("the service thread", error))?;
-        Ok(Self { shared, service: Mutex::new(Some(service)) })
+        Ok(Self { worker, service: Mutex::new(Some(service)) })
     }
 }
 
@@ -298,33 +302,29 @@ fn peer(pe: u32, bytes: &[u8], ours: &Card) -> Result<Peer> {
         statics_key: card.statics_key,
         direct: AtomicPtr::new(null_mut()),
         direct_atomics: AtomicBool::new(false),
-        overtakable: AtomicU64::new(0),
-        failed: AtomicI32::new(0),
         only_tcp: AtomicBool::new(false),
-        unfinished: AtomicUsize::new(0),
+        connected: AtomicBool::new(false),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
-        issued: AtomicU64::new(0),
-        delivered: AtomicU64::new(0),
     })
 }
 
 /// Registers an exit handler that stops this process's calls of UCX. It must run before UCX's own exit
 /// handlers, because they free objects that the service thread uses. The service thread could otherwise
 /// crash.
-fn stop_at_exit(shared: &Arc<Shared>) {
-    static RUNNING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+fn stop_at_exit(worker: &Arc<Worker>) {
+    static RUNNING: Mutex<Vec<Weak<Worker>>> = Mutex::new(Vec::new());
     extern "C" fn stop() {
         // Do nothing if the lock is held, because waiting could block forever. A forked child inherits the
         // lock in the state at the fork, and nobody may unlock it. Such a child has nothing to stop.
         let Ok(running) = RUNNING.try_lock() else { return };
-        let own = |shared: &Arc<Shared>| shared.process == std::process::id();
-        for shared in running.iter().filter_map(Weak::upgrade).filter(own) {
-            shared.stop.store(true, Ordering::Release);
-            shared.broken.store(true, Ordering::Release);
-            // Wait until no thread is inside UCX. Each thread holds the lock of the handles while it calls
-            // UCX, so it is enough to take this lock once.
-            drop(shared.handles());
+        let own = |worker: &Arc<Worker>| worker.process == std::process::id();
+        for worker in running.iter().filter_map(Weak::upgrade).filter(own) {
+            worker.stop.store(true, Ordering::Release);
+            worker.broken.store(true, Ordering::Release);
+            // Wait until no thread is inside UCX. Each thread holds the lock of a worker's handles while it calls
+            // UCX, so it is enough to take each of these locks once.
+            worker.contexts().iter().chain([&worker]).for_each(|worker| drop(worker.handles()));
         }
     }
     let mut running = RUNNING.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -333,23 +333,27 @@ fn stop_at_exit(shared: &Arc<Shared>) {
         // SAFETY: `stop` has the type that the C library calls at exit.
         unsafe { libc::atexit(stop) };
     }
-    running.push(Arc::downgrade(shared));
+    running.push(Arc::downgrade(worker));
 }
 
-impl Peer {
+impl Flow {
     /// Records the first error.
     pub(super) fn fail(&self, status: Status) {
         let _ = self.failed.compare_exchange(0, status.into(), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-impl Shared {
+impl Worker {
     /// Returns the endpoint of `pe`. Makes it at the first call.
     pub(super) fn endpoint(&self, handles: &mut Handles, pe: u32) -> Result<Endpoint> {
         if let Some(endpoint) = handles.endpoints[pe as usize] {
             return Ok(endpoint);
         }
         let peer = self.peer(pe)?;
+        if handles.worker.is_null() {
+            handles.worker = make_worker(self.library, self.context)?;
+            handles.event_fd = event_fd(self.library, handles.worker)?;
+        }
         let none = library::SocketAddress { address: null_mut(), length: 0 };
         let parameters = library::EndpointParameters {
             fields: library::ENDPOINT_FIELDS,
@@ -375,10 +379,13 @@ impl Shared {
         };
         let endpoint = Endpoint { handle, memory, statics };
         handles.endpoints[pe as usize] = Some(endpoint);
-        let description = self.describe(&endpoint);
-        peer.direct_atomics.store(atomics_use_processor(&description), Ordering::Relaxed);
-        peer.only_tcp.store(uses_only_tcp(&description), Ordering::Relaxed);
-        peer.direct.store(self.mapped(pe, peer, memory), Ordering::Release);
+        if self.default.is_none() {
+            let description = self.describe(&endpoint);
+            peer.direct_atomics.store(atomics_use_processor(&description), Ordering::Relaxed);
+            peer.only_tcp.store(uses_only_tcp(&description), Ordering::Relaxed);
+            peer.direct.store(self.mapped(pe, peer, memory), Ordering::Release);
+            peer.connected.store(true, Ordering::Release);
+        }
         Ok(endpoint)
     }
 

@@ -39,8 +39,9 @@ pub type RequestPointer = *mut c_void;
 
 /// Bits of C's `enum ucp_feature`: one-sided access, atomics on 4 and on 8 bytes, and events.
 pub const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
-/// Bits of `ContextParameters::fields`: the features and the number of endpoints.
-pub const CONTEXT_FIELDS: u64 = 1 << 0 | 1 << 6;
+/// Bits of `ContextParameters::fields`: the features, whether workers of several threads share the context, and the number
+/// of endpoints.
+pub const CONTEXT_FIELDS: u64 = 1 << 0 | 1 << 5 | 1 << 6;
 
 /// C's `ucp_params_t`.
 #[repr(C)]

@@ -22,7 +22,9 @@
 //! * **Progress.** Over TCP, an access to a PE's memory completes only if a thread of that PE calls UCX's
 //!   progress function. Waiting threads call it. If no thread waits, the service thread does.
 //!
-//! A lock serialises all calls of UCX.
+//! **Workers.** A worker of UCX runs one call at a time, so a lock serialises its calls. The default context has a worker,
+//! by which other PEs also reach this PE's memory. Each other context has a worker of its own, which is made at the first
+//! operation that needs it. So threads with a context each do not wait for each other.
 
 mod buffered;
 pub mod card;
@@ -78,36 +80,25 @@ impl Default for Settings {
     }
 }
 
-/// The transport over UCX. Any thread may use it.
+/// The most contexts with a worker of their own. Further contexts use the worker of the default context.
+const MOST_CONTEXTS: usize = 64;
+
+/// The transport over UCX, for one context. Any thread may use it.
 pub struct Ucx {
-    shared: Arc<Shared>,
+    worker: Arc<Worker>,
+    /// The service thread. `None` for contexts other than the default one.
     service: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// The state of a PE, shared by all threads of the PE.
-struct Shared {
-    library: &'static Library,
-    exchange: Arc<dyn Exchange>,
-    me: u32,
-    settings: Settings,
+/// A worker of UCX, and the operations of the context that uses it.
+struct Worker {
+    shared: Arc<Shared>,
+    /// The worker of the default context. `None` for that worker itself.
+    default: Option<Arc<Worker>>,
     handles: Mutex<Handles>,
-    peers: Vec<Peer>,
-    /// Address of the memory that UCX allocated. It begins with the notification words.
-    memory: *mut u8,
-    /// The length in bytes of the memory for the notification words. Symmetric memory follows it.
-    private_bytes: usize,
-    symmetric_bytes: usize,
-    statics: Option<Statics>,
-    /// The identifier of the process that made the transport. A forked child has another identifier, and must
-    /// not use the transport.
-    process: u32,
-    /// UCX's file descriptor of the worker's events, which UCX closes. If the worker is armed, the descriptor
-    /// becomes readable at the next event.
-    event_fd: RawFd,
-    /// Wakes the service thread when it must stop.
-    stop_fd: OwnedFd,
-    stop: AtomicBool,
-    /// What threads other than the service thread do.
+    /// The state of this worker's operations on each PE's memory, in the order of the PEs.
+    flows: Vec<Flow>,
+    /// What threads other than the service thread do with this worker.
     activity: service::Activity,
     /// The number of UCX operations started so far. It changes only under the lock of the handles. A flush
     /// takes the same lock and then completes all operations that were started before.
@@ -119,6 +110,32 @@ struct Shared {
     /// The counted bytes and operations that were issued before the last fence or quiet; see
     /// [`crate::transport::Transport::yield_if_idle`]. Used only if PEs share processors.
     ordered: AtomicU64,
+}
+
+/// The state of a PE, shared by all its workers.
+struct Shared {
+    library: &'static Library,
+    exchange: Arc<dyn Exchange>,
+    me: u32,
+    settings: Settings,
+    context: library::ContextHandle,
+    peers: Vec<Peer>,
+    /// The workers of contexts other than the default one. If nobody else holds such a worker, its context has ended,
+    /// and another context may use it.
+    contexts: Mutex<Vec<Arc<Worker>>>,
+    registered: Registered,
+    /// Address of the memory that UCX allocated. It begins with the notification words.
+    memory: *mut u8,
+    /// The length in bytes of the memory for the notification words. Symmetric memory follows it.
+    private_bytes: usize,
+    symmetric_bytes: usize,
+    statics: Option<Statics>,
+    /// The identifier of the process that made the transport. A forked child has another identifier, and must
+    /// not use the transport.
+    process: u32,
+    /// Wakes the service thread when it must stop.
+    stop_fd: OwnedFd,
+    stop: AtomicBool,
     /// True after an error. UCX is then not called any more. It could still access the buffers of unfinished
     /// operations, but the program may reuse these buffers after the error.
     broken: AtomicBool,
@@ -129,17 +146,28 @@ struct Shared {
 }
 
 // SAFETY: `memory` stays mapped until the value is dropped. Other processes write it, so its words are
-// accessed as atomics, and bulk data through raw pointers. UCX's handles are used only under their lock.
+// accessed as atomics, and bulk data through raw pointers. UCX allows all threads to use its context at the same time.
 unsafe impl Send for Shared {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Shared {}
+// SAFETY: UCX's handles are used only under their lock.
+unsafe impl Send for Worker {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Worker {}
 
-/// UCX's objects. Only the thread that holds their lock uses them.
-struct Handles {
-    context: library::ContextHandle,
-    worker: library::WorkerHandle,
+/// The memory that is registered with UCX.
+struct Registered {
     memory: MemoryHandle,
     statics: Option<MemoryHandle>,
+}
+
+/// UCX's objects of a worker. Only the thread that holds their lock uses them.
+struct Handles {
+    /// Null until the worker is first used.
+    worker: library::WorkerHandle,
+    /// UCX's file descriptor of the worker's events, which UCX closes. If the worker is armed, the descriptor
+    /// becomes readable at the next event. -1 until the worker is first used.
+    event_fd: RawFd,
     endpoints: Vec<Option<Endpoint>>,
 }
 
@@ -166,21 +194,28 @@ struct Peer {
     /// True if UCX allows this process to carry out atomics on the mapped memory by processor instructions.
     /// The transport then carries them out itself, without a call of UCX.
     direct_atomics: AtomicBool,
-    /// For a PE whose memory is mapped: the value of `Shared::started` at the last operation through UCX.
-    /// Stores by this processor could overtake that operation. So a fence flushes until `Shared::flushed`
-    /// reaches this value.
-    overtakable: AtomicU64,
-    /// UCX's status code for the first non-blocking operation on this PE's memory that failed. 0 if none has
-    /// failed.
-    failed: AtomicI32,
     /// True if UCX reaches the PE by TCP only. Short puts are then copied, so they return before UCX has sent
     /// the data; see [`buffered`].
     only_tcp: AtomicBool,
+    /// True once this process has connected to the PE, so the fields above are known.
+    connected: AtomicBool,
+    notified: AtomicU32,
+    taken: AtomicU32,
+}
+
+/// The state of one worker's operations on one PE's memory.
+#[derive(Default)]
+struct Flow {
+    /// For a PE whose memory is mapped: the value of `Worker::started` at the last operation through UCX.
+    /// Stores by this processor could overtake that operation. So a fence flushes until `Worker::flushed`
+    /// reaches this value.
+    overtakable: AtomicU64,
+    /// UCX's status code for the first non-blocking operation that failed. 0 if none has failed.
+    failed: AtomicI32,
     /// The weight in bytes of the operations for which no thread waits and which UCX has not completed yet;
     /// see [`buffered`]. Changes only under the lock of the handles.
     unfinished: AtomicUsize,
-    notified: AtomicU32,
-    taken: AtomicU32,
+    /// The issued bytes, and those of them that a quiet has delivered.
     issued: AtomicU64,
     delivered: AtomicU64,
 }
@@ -192,9 +227,81 @@ enum Place {
     Statics,
 }
 
-impl Shared {
+impl std::ops::Deref for Worker {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl Worker {
+    /// Makes a worker without objects of UCX. `default` is the worker of the default context.
+    fn new(shared: Arc<Shared>, default: Option<Arc<Worker>>) -> Self {
+        let pes = shared.peers.len();
+        let handles = Handles { worker: std::ptr::null_mut(), event_fd: -1, endpoints: vec![None; pes] };
+        Self {
+            shared,
+            default,
+            handles: Mutex::new(handles),
+            flows: (0..pes).map(|_| Flow::default()).collect(),
+            activity: service::Activity::default(),
+            started: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            ordered: AtomicU64::new(u64::MAX),
+        }
+    }
+
     fn handles(&self) -> MutexGuard<'_, Handles> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns an error if a PE has ended, or if an operation of this worker has failed.
+    fn check(&self) -> Result<()> {
+        if let Some(peer) = self.exchange.lost() {
+            return Err(self.broken(self.lost(peer)));
+        }
+        if let Some(peer) = self.exchange.left() {
+            return Err(self.broken(Error::Left { peer }));
+        }
+        for (pe, flow) in (0..).zip(&self.flows) {
+            let status = flow.failed.load(Ordering::Relaxed);
+            if status != i32::from(OK) && (pe == self.me || self.is_in_flight()) {
+                return Err(self.failed(pe, status as Status));
+            }
+        }
+        Ok(())
+    }
+
+    fn lost(&self, peer: u32) -> Error {
+        let known = &self.flows[peer as usize];
+        Error::LinkLost {
+            peer,
+            lost: Lost {
+                issued_bytes: known.issued.load(Ordering::Relaxed),
+                delivered_bytes: known.delivered.load(Ordering::Relaxed),
+                unanswered: 0,
+            },
+        }
+    }
+
+    /// Returns the error of a failed operation.
+    fn failed(&self, pe: u32, status: Status) -> Error {
+        // Report the PE as lost if UCX's status code shows that the connection to the PE has failed. The
+        // codes below stand for a reset, missing, rejected or cancelled connection. They also stand for an
+        // unreachable peer, an I/O error, and a failed endpoint (-89 to -60).
+        let error = match status {
+            -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
+            _ => self.library.unreachable(status, pe),
+        };
+        self.broken(error)
+    }
+}
+
+impl Shared {
+    /// Returns the workers of contexts other than the default one.
+    fn contexts(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn peer(&self, pe: u32) -> Result<&Peer> {
@@ -247,47 +354,6 @@ impl Shared {
         }
     }
 
-    fn lost(&self, peer: u32) -> Error {
-        let known = &self.peers[peer as usize];
-        Error::LinkLost {
-            peer,
-            lost: Lost {
-                issued_bytes: known.issued.load(Ordering::Relaxed),
-                delivered_bytes: known.delivered.load(Ordering::Relaxed),
-                unanswered: 0,
-            },
-        }
-    }
-
-    /// Returns an error if a PE has ended, or if an operation has failed.
-    fn check(&self) -> Result<()> {
-        if let Some(peer) = self.exchange.lost() {
-            return Err(self.broken(self.lost(peer)));
-        }
-        if let Some(peer) = self.exchange.left() {
-            return Err(self.broken(Error::Left { peer }));
-        }
-        for (pe, peer) in (0..).zip(&self.peers) {
-            let status = peer.failed.load(Ordering::Relaxed);
-            if status != i32::from(OK) && (pe == self.me || self.is_in_flight()) {
-                return Err(self.failed(pe, status as Status));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the error of a failed operation.
-    fn failed(&self, pe: u32, status: Status) -> Error {
-        // Report the PE as lost if UCX's status code shows that the connection to the PE has failed. The
-        // codes below stand for a reset, missing, rejected or cancelled connection. They also stand for an
-        // unreachable peer, an I/O error, and a failed endpoint (-89 to -60).
-        let error = match status {
-            -25 | -24 | -23 | -16 | -6 | -3 | -89..=-60 => self.lost(pe),
-            _ => self.library.unreachable(status, pe),
-        };
-        self.broken(error)
-    }
-
     fn broken(&self, error: Error) -> Error {
         self.broken.store(true, Ordering::Release);
         error
@@ -298,7 +364,7 @@ impl Ucx {
     /// Returns the names of the transports that UCX uses, such as `tcp` and `sysv`. Includes only the
     /// transports to PEs to which this PE has already connected.
     pub fn methods(&self) -> Vec<String> {
-        self.shared.methods()
+        self.worker.methods()
     }
 
     /// Blocks until `done` returns true. `mode` is the completion mode of the wait. `limit` is the longest
@@ -314,7 +380,7 @@ impl Ucx {
         limit: (Duration, &'static str),
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        self.shared.wait_in(mode, Some(peer), Some(limit), done)
+        self.worker.wait_in(mode, Some(peer), Some(limit), done)
     }
 
     /// Returns UCX's version.
@@ -329,24 +395,33 @@ impl Ucx {
 
 impl Drop for Ucx {
     fn drop(&mut self) {
+        if self.worker.default.is_some() {
+            return;
+        }
         self.stop_service();
-        let shared = &self.shared;
-        let (library, handles) = (shared.library, shared.handles());
+        let shared = &self.worker.shared;
+        let library = shared.library;
+        if shared.broken.load(Ordering::Acquire) {
+            return;
+        }
+        let contexts = std::mem::take(&mut *shared.contexts());
         // SAFETY: the service thread has ended, and no other thread uses the transport. UCX's objects are
         // released in the reverse order of their creation.
         unsafe {
-            if shared.broken.load(Ordering::Acquire) {
-                return;
+            for worker in contexts.iter().chain([&self.worker]) {
+                let handles = worker.handles();
+                for endpoint in handles.endpoints.iter().flatten() {
+                    (library.rkey_destroy)(endpoint.memory);
+                    endpoint.statics.iter().for_each(|key| (library.rkey_destroy)(*key));
+                }
+                if !handles.worker.is_null() {
+                    (library.worker_destroy)(handles.worker);
+                }
             }
-            for endpoint in handles.endpoints.iter().flatten() {
-                (library.rkey_destroy)(endpoint.memory);
-                endpoint.statics.iter().for_each(|key| (library.rkey_destroy)(*key));
+            for memory in shared.registered.statics.into_iter().chain([shared.registered.memory]) {
+                (library.mem_unmap)(shared.context, memory);
             }
-            (library.worker_destroy)(handles.worker);
-            for memory in handles.statics.into_iter().chain([handles.memory]) {
-                (library.mem_unmap)(handles.context, memory);
-            }
-            (library.cleanup)(handles.context);
+            (library.cleanup)(shared.context);
         }
     }
 }

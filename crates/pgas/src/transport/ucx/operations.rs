@@ -2,11 +2,12 @@
 
 use super::buffered;
 use super::library::{self, IN_PROGRESS, OperationParameters, RequestPointer, Status};
-use super::{ALIGNMENT, Endpoint, Handles, NOTIFICATION, Peer, Place, Shared, Ucx};
+use super::{ALIGNMENT, Endpoint, Flow, Handles, MOST_CONTEXTS, NOTIFICATION, Peer, Place, Ucx, Worker};
 use crate::error::{Error, Result};
 use crate::transport::{Atomic, Capabilities, Operation, Transport, word};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
 /// Copies `length` bytes to or from mapped memory. If `length` is 4 or 8 and `destination` is aligned, the
 /// copy is one store. A reader then sees either the old or the new value.
@@ -37,16 +38,16 @@ const ATOMIC: &str = "an atomic";
 
 /// Frees the request of a put or get for which nobody waits. UCX calls this function when the operation is
 /// complete.
-extern "C" fn completed(request: *mut c_void, status: Status, peer: *mut c_void) {
-    // SAFETY: the argument is a peer of the transport, which outlives UCX's worker.
-    let peer = unsafe { &*peer.cast::<Peer>() };
-    peer.uncount(buffered::WEIGHT);
-    release(request, status, peer);
+extern "C" fn completed(request: *mut c_void, status: Status, flow: *mut c_void) {
+    // SAFETY: the argument is a flow of the transport, which outlives UCX's worker.
+    let flow = unsafe { &*flow.cast::<Flow>() };
+    flow.uncount(buffered::WEIGHT);
+    release(request, status, flow);
 }
 
 /// The operand and the unwanted result of an atomic that no thread waits for.
 struct Operands {
-    peer: *const Peer,
+    flow: *const Flow,
     operand: u64,
     result: u64,
 }
@@ -54,20 +55,20 @@ struct Operands {
 /// Frees the request and the operands of an atomic for which no thread waits. UCX calls this function when
 /// the atomic is complete.
 extern "C" fn atomic_completed(request: *mut c_void, status: Status, operands: *mut c_void) {
-    // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The peer outlives
+    // SAFETY: the argument was made by `Box::into_raw`, and UCX calls this function once. The flow outlives
     // UCX's worker.
-    let peer = unsafe { &*Box::from_raw(operands.cast::<Operands>()).peer };
-    peer.uncount(buffered::WEIGHT);
-    release(request, status, peer);
+    let flow = unsafe { &*Box::from_raw(operands.cast::<Operands>()).flow };
+    flow.uncount(buffered::WEIGHT);
+    release(request, status, flow);
 }
 
-pub(super) fn release(request: *mut c_void, status: Status, peer: &Peer) {
+pub(super) fn release(request: *mut c_void, status: Status, flow: &Flow) {
     if status != library::OK {
-        peer.fail(status);
+        flow.fail(status);
     }
     if let Ok(library) = library::Library::load() {
         // SAFETY: the request is complete, and only this call frees it. UCX runs this callback inside one of
-        // its own calls. All calls of UCX are made under one lock, so no other thread calls UCX now.
+        // its own calls for the worker of the request. These are made under one lock.
         unsafe { (library.request_free)(request) };
     }
 }
@@ -92,7 +93,7 @@ fn needs_swaps(operation: Operation) -> bool {
 /// UCX's locked handles, the endpoint to a PE, and the address and key of that PE's memory.
 type Reached<'a> = (std::sync::MutexGuard<'a, Handles>, Endpoint, u64, library::KeyHandle);
 
-impl Shared {
+impl Worker {
     /// Locks UCX's handles. Returns them with the endpoint to `pe`, and with the address and the key of that
     /// PE's memory at `offset`.
     fn reach(&self, pe: u32, place: Place, offset: usize) -> Result<Reached<'_>> {
@@ -114,7 +115,7 @@ impl Shared {
         }
         let (address, key) = self.remote(peer, &endpoint, place, offset);
         if !peer.direct.load(Ordering::Relaxed).is_null() {
-            peer.overtakable.store(started, Ordering::Relaxed);
+            self.flows[pe as usize].overtakable.store(started, Ordering::Relaxed);
         }
         Ok((handles, endpoint, address, key))
     }
@@ -128,9 +129,9 @@ impl Shared {
         if !base.is_null() {
             return Ok(base);
         }
-        let mut handles = self.handles();
-        if handles.endpoints[pe as usize].is_none() {
-            self.endpoint(&mut handles, pe)?;
+        if !peer.connected.load(Ordering::Acquire) {
+            let default = self.default.as_deref().unwrap_or(self);
+            default.endpoint(&mut default.handles(), pe)?;
         }
         Ok(peer.direct.load(Ordering::Acquire))
     }
@@ -166,17 +167,18 @@ impl Shared {
 
     /// Counts an operation for which no thread waits, if UCX has not completed it at once. `pointer` is what
     /// UCX returned for the operation. The caller holds the lock of the handles.
-    fn begin(&self, peer: &Peer, pointer: RequestPointer) {
+    fn begin(&self, flow: &Flow, pointer: RequestPointer) {
         if matches!(self.library.request(pointer, ""), Ok(Some(_))) {
-            peer.count(buffered::WEIGHT);
+            flow.count(buffered::WEIGHT);
         }
     }
 
-    fn unawaited(&self, peer: &Peer) -> OperationParameters {
+    /// Returns the parameters of an operation for which no thread waits.
+    fn unawaited(flow: &Flow) -> OperationParameters {
         OperationParameters {
             fields: library::WITH_CALLBACK | library::WITH_USER_DATA,
             callback: Some(completed),
-            user_data: std::ptr::from_ref(peer).cast_mut().cast(),
+            user_data: std::ptr::from_ref(flow).cast_mut().cast(),
             ..OperationParameters::NONE
         }
     }
@@ -196,7 +198,8 @@ impl Shared {
         let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
         // Count without an atomic addition, because a race is harmless. Some bytes are then not counted, so
         // the count is never too high.
-        peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
+        let issued = &self.flows[pe as usize].issued;
+        issued.store(issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
         if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
             // SAFETY: the caller promises the source. The destination lies in mapped symmetric memory.
             unsafe { copy(address, source, length) };
@@ -205,7 +208,7 @@ impl Shared {
         if length == 0 {
             return Ok(());
         }
-        self.wait_for_room(pe, peer, "a put")?;
+        self.wait_for_room(pe, "a put")?;
         let reached = self.reach(pe, place, offset)?;
         // SAFETY: the caller keeps the source until the operation is complete.
         unsafe { self.put_reached(pe, reached, source, length, wait, "a put") }
@@ -225,21 +228,21 @@ impl Shared {
         wait: bool,
         what: &'static str,
     ) -> Result<()> {
-        let peer = self.peer(pe)?;
+        let (peer, flow) = (self.peer(pe)?, &self.flows[pe as usize]);
         if wait && length <= buffered::LONGEST && peer.only_tcp.load(Ordering::Relaxed) {
             // SAFETY: the source is valid during this call.
             let pointer =
-                unsafe { self.put_buffered(&handles, peer, endpoint, source, length, (address, key)) };
+                unsafe { self.put_buffered(&handles, flow, endpoint, source, length, (address, key)) };
             drop(handles);
             return self.started(pointer, pe, what).map(drop);
         }
-        let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
+        let parameters = if wait { OperationParameters::NONE } else { Self::unawaited(flow) };
         // SAFETY: the caller keeps the source until the operation is complete. The lock of the handles is
         // held.
         let pointer =
             unsafe { (self.library.put)(endpoint.handle, source.cast(), length, address, key, &parameters) };
         if !wait {
-            self.begin(peer, pointer);
+            self.begin(flow, pointer);
         }
         drop(handles);
         match self.started(pointer, pe, what)? {
@@ -273,17 +276,18 @@ impl Shared {
             return Ok(());
         }
         if !wait {
-            self.wait_for_room(pe, peer, "a get")?;
+            self.wait_for_room(pe, "a get")?;
         }
         let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
-        let parameters = if wait { OperationParameters::NONE } else { self.unawaited(peer) };
+        let flow = &self.flows[pe as usize];
+        let parameters = if wait { OperationParameters::NONE } else { Self::unawaited(flow) };
         // SAFETY: the caller keeps the destination until the operation is complete. The lock of the handles
         // is held.
         let pointer = unsafe {
             (self.library.get)(endpoint.handle, destination.cast(), length, address, key, &parameters)
         };
         if !wait {
-            self.begin(peer, pointer);
+            self.begin(flow, pointer);
         }
         drop(handles);
         self.finish(pointer, pe, wait, "a get")
@@ -346,14 +350,15 @@ impl Shared {
                 parameters.fields |= library::ALWAYS_CALL_BACK;
             }
         }
-        let peer = self.peer(pe)?;
+        self.peer(pe)?;
+        let flow = &self.flows[pe as usize];
         if callback.is_some() {
-            self.wait_for_room(pe, peer, ATOMIC)?;
+            self.wait_for_room(pe, ATOMIC)?;
         }
         let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
         // Count the atomic before it starts, because UCX may call back before its function returns.
         if callback.is_some() {
-            peer.count(buffered::WEIGHT);
+            flow.count(buffered::WEIGHT);
         }
         let code = operation_code(operation);
         // SAFETY: the caller promises that both pointers stay valid. `_handles` holds the lock that protects
@@ -363,7 +368,7 @@ impl Shared {
         };
         let started = self.started(pointer, pe, ATOMIC);
         if callback.is_some() && !matches!(started, Ok(Some(_))) {
-            peer.uncount(buffered::WEIGHT);
+            flow.uncount(buffered::WEIGHT);
         }
         started
     }
@@ -450,6 +455,12 @@ impl Shared {
         }
     }
 
+    /// Returns the worker that carries out atomics on the memory of `pe`: the default context's for this PE's own memory,
+    /// because UCX's transport `self` connects a worker only to itself.
+    fn for_atomics(&self, pe: u32) -> &Worker {
+        self.default.as_deref().filter(|_| pe == self.me).unwrap_or(self)
+    }
+
     fn notification(&self, pe: u32) -> &AtomicU64 {
         // SAFETY: `self.memory` begins with an aligned word for each PE, before the symmetric memory. Peers
         // write these words, so they are accessed only as atomics.
@@ -459,16 +470,33 @@ impl Shared {
 
 impl Transport for Ucx {
     fn me(&self) -> u32 {
-        self.shared.me
+        self.worker.me
     }
 
     fn pes(&self) -> u32 {
-        self.shared.peers.len() as u32
+        self.worker.peers.len() as u32
     }
 
     fn symmetric(&self) -> (*mut u8, usize) {
-        let shared = &*self.shared;
-        (shared.memory.wrapping_add(shared.private_bytes), shared.symmetric_bytes)
+        let worker = &*self.worker;
+        (worker.memory.wrapping_add(worker.private_bytes), worker.symmetric_bytes)
+    }
+
+    fn context(&self) -> Option<Self> {
+        let default = self.worker.default.as_ref().unwrap_or(&self.worker);
+        let mut contexts = default.contexts();
+        // Only the list holds the worker of an ended context.
+        let ended = contexts.iter().find(|worker| Arc::strong_count(worker) == 1);
+        let worker = match ended {
+            Some(worker) => worker.clone(),
+            None if contexts.len() == MOST_CONTEXTS => return None,
+            None => {
+                let worker = Arc::new(Worker::new(default.shared.clone(), Some(default.clone())));
+                contexts.push(worker.clone());
+                worker
+            }
+        };
+        Some(Self { worker, service: Mutex::new(None) })
     }
 
     fn alignment(&self) -> usize {
@@ -476,21 +504,21 @@ impl Transport for Ucx {
     }
 
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
-        let shared = &*self.shared;
-        let place = shared.place(offset, 1).ok()?;
-        shared.mapped_address(pe, shared.peer(pe).ok()?, place, offset).ok()?
+        let worker = &*self.worker;
+        let place = worker.place(offset, 1).ok()?;
+        worker.mapped_address(pe, worker.peer(pe).ok()?, place, offset).ok()?
     }
 
     fn capabilities(&self) -> Capabilities {
-        let shared = &*self.shared;
+        let worker = &*self.worker;
         // Count the PEs whose heaps this PE accesses through a pointer. Count this PE, too. Its own pointer
         // is null until it has connected to itself.
         let mapped =
-            |(pe, peer): &(u32, &Peer)| *pe == shared.me || !peer.direct.load(Ordering::Relaxed).is_null();
+            |(pe, peer): &(u32, &Peer)| *pe == worker.me || !peer.direct.load(Ordering::Relaxed).is_null();
         Capabilities {
             name: "ucx".into(),
-            methods: shared.methods(),
-            mapped_pes: (0..).zip(&shared.peers).filter(mapped).count() as u32,
+            methods: worker.methods(),
+            mapped_pes: (0..).zip(&worker.peers).filter(mapped).count() as u32,
             atomics: "the calling PE's processor on mapped heaps, if UCX would use it, too; otherwise UCX \
                       (UCX_ATOMIC_MODE chooses the processor or the network device)"
                 .into(),
@@ -501,41 +529,46 @@ impl Transport for Ucx {
     #[inline]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.shared.copy_to(pe, offset, source, length, true) }
+        unsafe { self.worker.copy_to(pe, offset, source, length, true) }
     }
 
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.shared.copy_to(pe, offset, source, length, false) }
+        unsafe { self.worker.copy_to(pe, offset, source, length, false) }
     }
 
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.shared.copy_from(pe, offset, destination, length, true) }
+        unsafe { self.worker.copy_from(pe, offset, destination, length, true) }
     }
 
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.shared.copy_from(pe, offset, destination, length, false) }
+        unsafe { self.worker.copy_from(pe, offset, destination, length, false) }
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
-        if let Some(before) = self.shared.atomic_directly(pe, &atomic)? {
+        if let Some(before) = self.worker.atomic_directly(pe, &atomic)? {
             return Ok(before);
         }
+        let worker = self.worker.for_atomics(pe);
         match needs_swaps(atomic.operation) {
-            true => self.shared.atomic_by_swaps(pe, &atomic),
-            false => self.shared.atomic_once(pe, &atomic),
+            true => worker.atomic_by_swaps(pe, &atomic),
+            false => worker.atomic_once(pe, &atomic),
         }
     }
 
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
-        let shared = &*self.shared;
-        if shared.atomic_directly(pe, &atomic)?.is_some() {
+        let worker = &*self.worker;
+        if worker.atomic_directly(pe, &atomic)?.is_some() {
             return Ok(());
         }
-        let peer = shared.peer(pe)?;
-        let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
+        if !std::ptr::eq(worker.for_atomics(pe), worker) {
+            return self.atomic(pe, atomic).map(drop);
+        }
+        worker.peer(pe)?;
+        let flow = &raw const worker.flows[pe as usize];
+        let operands = Box::into_raw(Box::new(Operands { flow, operand: 0, result: 0 }));
         // UCX requires memory for the result of every fetch and swap. Provide this memory, although nobody
         // reads it.
         let with_result =
@@ -547,7 +580,7 @@ impl Transport for Ucx {
                 if with_result { (&raw mut (*operands).result).cast() } else { std::ptr::null_mut() };
             let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
             let operand = &raw mut (*operands).operand;
-            let started = shared.start_atomic(pe, &atomic, operand, result, callback);
+            let started = worker.start_atomic(pe, &atomic, operand, result, callback);
             if !matches!(started, Ok(Some(_))) {
                 drop(Box::from_raw(operands));
             }
@@ -556,9 +589,11 @@ impl Transport for Ucx {
     }
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
-        let shared = &*self.shared;
-        let before = match shared.atomic_directly(pe, &atomic)? {
-            None if needs_swaps(atomic.operation) => Some(self.atomic(pe, atomic)?),
+        let worker = &*self.worker;
+        let before = match worker.atomic_directly(pe, &atomic)? {
+            None if needs_swaps(atomic.operation) || !std::ptr::eq(worker.for_atomics(pe), worker) => {
+                Some(self.atomic(pe, atomic)?)
+            }
             before => before,
         };
         if let Some(before) = before.map(u64::to_le_bytes) {
@@ -566,14 +601,15 @@ impl Transport for Ucx {
             unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), result, atomic.width) };
             return Ok(());
         }
-        let peer = shared.peer(pe)?;
-        let operands = Box::into_raw(Box::new(Operands { peer, operand: 0, result: 0 }));
+        worker.peer(pe)?;
+        let flow = &raw const worker.flows[pe as usize];
+        let operands = Box::into_raw(Box::new(Operands { flow, operand: 0, result: 0 }));
         // SAFETY: the caller keeps the result until the next quiet. `atomic_completed` frees the operands
         // when the atomic completes. If UCX never calls it, they are freed below.
         unsafe {
             let callback = Some((atomic_completed as library::SendCallback, operands.cast()));
             let operand = &raw mut (*operands).operand;
-            let started = shared.start_atomic(pe, &atomic, operand, result.cast(), callback);
+            let started = worker.start_atomic(pe, &atomic, operand, result.cast(), callback);
             if !matches!(started, Ok(Some(_))) {
                 drop(Box::from_raw(operands));
             }
@@ -582,19 +618,19 @@ impl Transport for Ucx {
     }
 
     fn order(&self) -> Result<()> {
-        let shared = &*self.shared;
+        let worker = &*self.worker;
         fence(Ordering::SeqCst);
-        if !shared.is_in_flight() {
+        if !worker.is_in_flight() {
             return Ok(());
         }
-        let flushed = shared.flushed.load(Ordering::Acquire);
-        if shared.peers.iter().any(|peer| peer.overtakable.load(Ordering::Relaxed) > flushed) {
-            return shared.flush();
+        let flushed = worker.flushed.load(Ordering::Acquire);
+        if worker.flows.iter().any(|flow| flow.overtakable.load(Ordering::Relaxed) > flushed) {
+            return worker.flush();
         }
-        let handles = shared.handles();
+        let handles = worker.handles();
         // SAFETY: the lock of the handles is held.
-        let status = unsafe { (shared.library.worker_fence)(handles.worker) };
-        shared.library.check(status, "a fence")
+        let status = unsafe { (worker.library.worker_fence)(handles.worker) };
+        worker.library.check(status, "a fence")
     }
 
     fn fence(&self) -> Result<()> {
@@ -602,82 +638,88 @@ impl Transport for Ucx {
     }
 
     fn quiet(&self) -> Result<()> {
-        let shared = &*self.shared;
+        let worker = &*self.worker;
         fence(Ordering::SeqCst);
-        if shared.is_in_flight() {
-            shared.flush()?;
+        if worker.is_in_flight() {
+            worker.flush()?;
         }
-        for peer in &shared.peers {
-            peer.delivered.store(peer.issued.load(Ordering::Relaxed), Ordering::Relaxed);
+        for flow in &worker.flows {
+            flow.delivered.store(flow.issued.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         Ok(())
     }
 
+    fn quiet_all(&self) -> Result<()> {
+        let contexts = self.worker.contexts().clone();
+        contexts.iter().filter(|worker| worker.is_in_flight()).try_for_each(|worker| worker.flush())?;
+        self.quiet()
+    }
+
     fn notify(&self, pe: u32) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
+        let worker = &*self.worker;
+        let peer = worker.peer(pe)?;
         let count = u64::from(peer.notified.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
         self.order()?;
-        let at = shared.me as usize * NOTIFICATION;
-        if pe == shared.me {
-            shared.notification(pe).store(count, Ordering::Release);
+        let at = worker.me as usize * NOTIFICATION;
+        if pe == worker.me {
+            worker.notification(pe).store(count, Ordering::Release);
             return Ok(());
         }
-        if let Some(base) = shared.mapped_address(pe, peer, Place::Memory, 0)? {
+        if let Some(base) = worker.mapped_address(pe, peer, Place::Memory, 0)? {
             // SAFETY: the word lies before the peer's symmetric memory, in the same mapping.
-            let word = unsafe { AtomicU64::from_ptr(base.sub(shared.private_bytes).add(at).cast()) };
+            let word = unsafe { AtomicU64::from_ptr(base.sub(worker.private_bytes).add(at).cast()) };
             word.store(count, Ordering::Release);
             return Ok(());
         }
-        shared.wait_for_room(pe, peer, "a notification")?;
-        let (handles, endpoint, _, key) = shared.reach(pe, Place::Memory, 0)?;
+        worker.wait_for_room(pe, "a notification")?;
+        let (handles, endpoint, _, key) = worker.reach(pe, Place::Memory, 0)?;
         let reached = (handles, endpoint, peer.memory.wrapping_add(at as u64), key);
         let source = (&raw const count).cast();
         // SAFETY: `count` lives until `put_reached` returns. If `put_reached` fails, UCX does not read the 8
         // bytes later: either it has copied them, or this process does not call UCX again.
-        unsafe { shared.put_reached(pe, reached, source, 8, true, "a notification") }
+        unsafe { worker.put_reached(pe, reached, source, 8, true, "a notification") }
     }
 
     fn take_notification(&self, pe: u32) -> Result<()> {
-        let shared = &*self.shared;
-        let expected = shared.peer(pe)?.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let word = shared.notification(pe);
+        let worker = &*self.worker;
+        let expected = worker.peer(pe)?.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let word = worker.notification(pe);
         let arrived = || (word.load(Ordering::Acquire) as u32).wrapping_sub(expected) as i32 >= 0;
-        shared.wait_for(Some(pe), None, arrived)
+        worker.wait_for(Some(pe), None, arrived)
     }
 
     fn wait(&self, _word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        self.shared.wait_for(None, None, done)
+        self.worker.wait_for(None, None, done)
     }
 
     fn progress(&self) {
-        let _ = self.shared.progress_once();
+        let _ = self.worker.progress_once();
     }
 
     fn shares_processors(&self) -> bool {
-        self.shared.settings.yields
+        self.worker.settings.yields
     }
 
     fn yield_if_idle(&self) {
-        let shared = &*self.shared;
-        if shared.settings.yields {
-            let bytes: u64 = shared.peers.iter().map(|peer| peer.issued.load(Ordering::Relaxed)).sum();
-            let issued = bytes + shared.started.load(Ordering::Relaxed);
-            if shared.ordered.swap(issued, Ordering::Relaxed) == issued {
-                shared.progress_once();
+        let worker = &*self.worker;
+        if worker.settings.yields {
+            let bytes: u64 = worker.flows.iter().map(|flow| flow.issued.load(Ordering::Relaxed)).sum();
+            let issued = bytes + worker.started.load(Ordering::Relaxed);
+            if worker.ordered.swap(issued, Ordering::Relaxed) == issued {
+                worker.progress_once();
                 std::thread::yield_now();
             }
         }
     }
 
     fn announce_leave(&self) {
-        self.shared.exchange.announce_leave();
+        self.worker.exchange.announce_leave();
     }
 
     fn leave(&self) -> Result<()> {
         // Wait for all PEs before ending the service thread: it may still have to progress UCX for a peer's
         // operation.
-        self.shared.exchange.gather(&[])?;
+        self.worker.exchange.gather(&[])?;
         self.stop_service();
         Ok(())
     }

@@ -4,14 +4,14 @@
 
 use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
 use super::operations::PROGRESS_EVERY;
-use super::{Handles, Shared, Ucx};
+use super::{Handles, Ucx, Worker};
 use crate::error::{Error, Lost, Result};
 use crate::transport::poll_limit::YIELDS;
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::PoisonError;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The number of polls of a request before a thread waits by [`Wait::run`], which can also sleep.
@@ -60,12 +60,14 @@ fn increment(counter: &AtomicU32) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
-impl Shared {
+impl Worker {
     /// Calls UCX's progress function. Returns true if UCX progressed any communication. After an error,
     /// returns false without a call.
     pub(super) fn progress_with(&self, handles: &mut Handles) -> bool {
+        // A context whose worker was not made yet has nothing to progress.
+        let may_call = !self.broken.load(Ordering::Acquire) && !handles.worker.is_null();
         // SAFETY: the caller holds the lock of the handles.
-        !self.broken.load(Ordering::Acquire) && unsafe { (self.library.worker_progress)(handles.worker) } != 0
+        may_call && unsafe { (self.library.worker_progress)(handles.worker) } != 0
     }
 
     /// Calls UCX's progress function, unless another thread is using UCX at the moment. Returns true if any
@@ -175,7 +177,7 @@ impl Shared {
         done: impl FnMut() -> bool,
     ) -> Result<()> {
         let mut wait = OneWait {
-            shared: self,
+            worker: self,
             mode,
             peer,
             limit,
@@ -201,11 +203,15 @@ impl Shared {
             let many = now.0.wrapping_sub(seen.0) >= MANY;
             if many || now.1 != seen.1 || self.broken.load(Ordering::Acquire) {
                 (seen, looked) = (now, Instant::now());
-                self.sleep_until_event(false, Some(LEAVE));
+                self.sleep_until_event(None, Some(LEAVE));
+                self.progress_contexts();
                 continue;
             }
-            if self.arm() {
-                self.sleep_until_event(true, None);
+            if let Some(event) = self.arm() {
+                // Contexts have operations of their own, for whose events this thread does not wait.
+                let limit = if self.contexts().is_empty() { None } else { Some(LEAVE) };
+                self.sleep_until_event(Some(event), limit);
+                self.progress_contexts();
             }
             // Forget operations of long ago.
             if looked.elapsed() >= LEAVE {
@@ -235,36 +241,57 @@ impl Shared {
         }
     }
 
-    /// Asks UCX to signal the next event. Returns false if there are events already, or after an error.
-    fn arm(&self) -> bool {
-        let mut handles = self.handles();
-        // Return after the first progress. A peer may send a long stream, and other threads need the lock.
-        if self.broken.load(Ordering::Acquire) || self.progress_with(&mut handles) {
-            return false;
+    /// Progresses the workers of contexts with unfinished operations for which no thread waits. A program may put through
+    /// a context and then wait for the answer without completing the put.
+    fn progress_contexts(&self) {
+        let unfinished = |worker: &Arc<Worker>| {
+            worker.flows.iter().any(|flow| flow.unfinished.load(Ordering::Relaxed) > 0)
+        };
+        let contexts: Vec<_> = self.contexts().iter().filter(|worker| unfinished(worker)).cloned().collect();
+        for worker in contexts {
+            while !self.stop.load(Ordering::Acquire) && unfinished(&worker) {
+                if !worker.progress_once() {
+                    break;
+                }
+            }
         }
-        // SAFETY: the caller holds the lock of the handles.
-        unsafe { (self.library.worker_arm)(handles.worker) != BUSY }
     }
 
-    /// Sleeps until the service thread must stop, or until `limit` has passed. If `events` is set, also wakes
-    /// when UCX has events.
-    fn sleep_until_event(&self, events: bool, limit: Option<Duration>) {
-        // SAFETY: UCX's descriptor stays open as long as UCX's worker exists. `self` keeps the worker.
-        let event = unsafe { BorrowedFd::borrow_raw(self.event_fd) };
+    /// Asks UCX to signal the next event. Returns the descriptor that becomes readable then, or `None` if there are events
+    /// already, or after an error.
+    fn arm(&self) -> Option<RawFd> {
+        let mut handles = self.handles();
+        // Return after the first progress. A peer may send a long stream, and other threads need the lock.
+        let may_call = !self.broken.load(Ordering::Acquire) && !handles.worker.is_null();
+        if !may_call || self.progress_with(&mut handles) {
+            return None;
+        }
+        // SAFETY: the lock of the handles is held.
+        let status = unsafe { (self.library.worker_arm)(handles.worker) };
+        (status != BUSY).then_some(handles.event_fd)
+    }
+
+    /// Sleeps until the service thread must stop, or until `limit` has passed. If `event` is given, also wakes
+    /// when this descriptor of UCX's events is readable.
+    fn sleep_until_event(&self, event: Option<RawFd>, limit: Option<Duration>) {
         let stop = PollFd::from_borrowed_fd(self.stop_fd.as_fd(), PollFlags::IN);
         let time =
             limit.map(|limit| Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ });
-        let mut fds = [stop, PollFd::from_borrowed_fd(event, PollFlags::IN)];
-        let fds = if events { &mut fds[..] } else { &mut fds[..1] };
-        let _ = poll(fds, time.as_ref());
+        // SAFETY: UCX's descriptor stays open as long as UCX's worker exists. `self` keeps the worker.
+        let event = event.map(|event| unsafe { BorrowedFd::borrow_raw(event) });
+        let event = event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN));
+        let _ = match event {
+            Some(event) => poll(&mut [stop, event], time.as_ref()),
+            None => poll(&mut [stop], time.as_ref()),
+        };
     }
 }
 
 impl Ucx {
     /// Ends the service thread.
     pub(super) fn stop_service(&self) {
-        self.shared.stop.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.shared.stop_fd, &1u64.to_ne_bytes());
+        self.worker.stop.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.worker.stop_fd, &1u64.to_ne_bytes());
         let service = self.service.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(service) = service {
             let _ = service.join();
@@ -274,7 +301,7 @@ impl Ucx {
 
 /// One wait. It provides the steps that the loop [`Wait::run`] of the core crate calls.
 struct OneWait<'a, F> {
-    shared: &'a Shared,
+    worker: &'a Worker,
     mode: CompletionMode,
     peer: Option<u32>,
     limit: Option<(Duration, &'static str)>,
@@ -300,12 +327,12 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         if (self.done)() {
             return Ok(true);
         }
-        let shares = self.shared.settings.yields && self.mode != CompletionMode::Poll;
+        let shares = self.worker.settings.yields && self.mode != CompletionMode::Poll;
         // After the first polls of a round, only check the condition.
         if shares && self.polls == 0 {
             return Ok(false);
         }
-        if self.shared.progress_once() {
+        if self.worker.progress_once() {
             self.last_event = Some(Instant::now());
             // More events often follow, as the pieces of a large get do.
             self.polls = YIELDS;
@@ -320,14 +347,14 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 
     fn plan(&mut self) -> WaitPlan {
         // If PEs share processors, do not poll any longer, because the other PE may need this processor.
-        if self.shared.settings.yields && self.mode != CompletionMode::Poll {
+        if self.worker.settings.yields && self.mode != CompletionMode::Poll {
             return WaitPlan::BLOCK;
         }
         match self.mode {
             CompletionMode::Poll => WaitPlan::POLL,
             CompletionMode::Interrupt => WaitPlan::BLOCK,
             CompletionMode::Adaptive => {
-                let poll_for = self.shared.poll_limit.get();
+                let poll_for = self.worker.poll_limit.get();
                 self.poll_for = Some(poll_for);
                 WaitPlan { sleep: Duration::ZERO, poll_for }
             }
@@ -335,15 +362,15 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn check(&mut self, waited: Duration) -> Result<()> {
-        let shared = self.shared;
-        shared.record_progress();
-        shared.check()?;
-        if self.mode == CompletionMode::Poll && shared.settings.yields {
+        let worker = self.worker;
+        worker.record_progress();
+        worker.check()?;
+        if self.mode == CompletionMode::Poll && worker.settings.yields {
             std::thread::yield_now();
         }
         match self.limit {
             Some((limit, what)) if waited > limit => {
-                let peer = self.peer.unwrap_or(shared.me);
+                let peer = self.peer.unwrap_or(worker.me);
                 Err(Error::Timeout { peer, what, waited, lost: Lost::default() })
             }
             _ => Ok(()),
@@ -353,7 +380,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     fn block(&mut self) -> Result<()> {
         // After an event, poll on instead of sleeping, because the next event often arrives sooner than a
         // sleeping thread could wake up.
-        let awake = self.mode == CompletionMode::Adaptive && !self.shared.settings.yields;
+        let awake = self.mode == CompletionMode::Adaptive && !self.worker.settings.yields;
         if awake && self.last_event.is_some_and(|event| event.elapsed() < AWAKE_AFTER_EVENT) {
             return Ok(());
         }
@@ -361,9 +388,11 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
             self.slept = self.poll_for.map(|polled| (polled, Instant::now()));
         }
         self.polls = 1;
-        if self.shared.arm() && !(self.done)() {
-            let nap = if self.shared.settings.yields { NAP * 16 } else { NAP };
-            self.shared.sleep_until_event(true, Some(nap));
+        if let Some(event) = self.worker.arm()
+            && !(self.done)()
+        {
+            let nap = if self.worker.settings.yields { NAP * 16 } else { NAP };
+            self.worker.sleep_until_event(Some(event), Some(nap));
         }
         Ok(())
     }

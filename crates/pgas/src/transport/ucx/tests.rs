@@ -43,11 +43,11 @@ fn job(name: &str, pes: u32, limit: Option<Duration>, body: impl Fn(World<Ucx>) 
 
 /// Checks that this PE's processor carries out atomics if all used transports are over shared memory.
 fn check_direct_atomics(ucx: &Ucx) {
-    let methods = ucx.shared.methods();
+    let methods = ucx.worker.methods();
     let shared_memory = |name: &String| ["self", "sysv", "posix", "xpmem"].contains(&name.as_str());
     if methods.iter().all(shared_memory) {
-        for (pe, peer) in ucx.shared.peers.iter().enumerate() {
-            let reached = ucx.shared.handles().endpoints[pe].is_some();
+        for (pe, peer) in ucx.worker.peers.iter().enumerate() {
+            let reached = ucx.worker.handles().endpoints[pe].is_some();
             assert!(!reached || peer.direct_atomics.load(Ordering::Relaxed), "PE {pe} over {methods:?}");
         }
     }
@@ -78,8 +78,8 @@ fn an_operation_that_finds_no_room_is_named_by_its_error() {
     job("an_operation_that_finds_no_room_is_named_by_its_error", 2, limit, |world| {
         let (ucx, peer) = (world.transport(), 1 - world.me());
         // Notifications to PEs whose memory is mapped find room in any case.
-        ucx.shared.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
-        ucx.shared.peers[peer as usize].unfinished.store(MOST_UNFINISHED, Ordering::Relaxed);
+        ucx.worker.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
+        ucx.worker.flows[peer as usize].unfinished.store(MOST_UNFINISHED, Ordering::Relaxed);
         let named = |error| matches!(error, Err(Error::Timeout { what: "a notification", .. }));
         assert!(named(ucx.notify(peer)));
     });
@@ -90,9 +90,9 @@ fn after_an_error_no_operation_waits_for_room() {
     let limit = Some(Duration::from_secs(5));
     job("after_an_error_no_operation_waits_for_room", 2, limit, |world| {
         let (ucx, peer) = (world.transport(), 1 - world.me());
-        ucx.shared.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
-        ucx.shared.peers[peer as usize].unfinished.store(MOST_UNFINISHED, Ordering::Relaxed);
-        ucx.shared.broken.store(true, Ordering::Release);
+        ucx.worker.peers[peer as usize].direct.store(std::ptr::null_mut(), Ordering::Release);
+        ucx.worker.flows[peer as usize].unfinished.store(MOST_UNFINISHED, Ordering::Relaxed);
+        ucx.worker.broken.store(true, Ordering::Release);
         let outcome = ucx.notify(peer);
         assert!(matches!(outcome, Err(Error::LinkLost { .. })), "{outcome:?}");
     });
