@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Applications use a [`PathSelector`]. [`measure()`] measures and explains transfers; `inlane copy` shows its result.
-//! [`timing`] measures any mover. The cost of
+//! [`timing`] measures any mover, and a [`CopyLoad`] copies continuously beside other loads. The cost of
 //! each path is measured once per machine and kept in a file ([`cost`]). Twins are models. [`Mover::is_twin`]
 //! returns true if a mover uses one.
 //!
@@ -31,6 +31,7 @@ pub mod gpu;
 #[path = "no_gpu.rs"]
 pub mod gpu;
 mod list;
+pub mod load;
 pub mod measure;
 mod open_path;
 pub mod path;
@@ -50,6 +51,7 @@ pub use endpoint::Endpoint;
 pub use error::Error;
 pub use explanation::{Because, PathTaken};
 pub use list::list_paths;
+pub use load::{CopyLoad, CopyLoadConfig};
 pub use measure::measure;
 pub use open_path::open_path;
 pub use path::Path;

@@ -189,6 +189,13 @@ impl PathSelector {
         self.wait(self.tickets.newest(), CompletionMode::Adaptive)
     }
 
+    /// Replaces the mover of the first path, for tests.
+    #[cfg(test)]
+    pub(crate) fn replace_mover(&mut self, replace: impl FnOnce(Box<dyn Mover>) -> Box<dyn Mover>) {
+        let (path, mover) = self.movers.remove(0);
+        self.movers.insert(0, (path, replace(mover)));
+    }
+
     /// Returns the index of the mover with the least cost for `bytes`.
     fn pick(&self, bytes: u64) -> usize {
         let cost = |path: Path| {

@@ -6,20 +6,20 @@
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
-mod barrier;
 mod buffers;
+mod transfers;
 
 pub use buffers::Buffers;
-pub(crate) use buffers::MOST_SLOTS;
+pub(crate) use buffers::{MOST_SLOTS, Rotation};
+pub(crate) use transfers::{Account, Next, Transfers};
 
 use crate::stop::check_stop;
-use barrier::{Barrier, Member};
 use inlane_core::clock::{Clock, thread_cpu_ns};
-use inlane_core::mover::{Mover, Ticket};
+use inlane_core::load::StartLine;
+use inlane_core::mover::Mover;
 use inlane_core::stats::{LatencyHistogram, Percentiles, Summary};
 use inlane_core::{CompletionMode, Error, Result};
 use inlane_result::ByteVerification;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -164,14 +164,8 @@ pub fn latency(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
     })
 }
 
-/// The result of one call of [`stream_once`]: the number of measured transfers and their total duration.
-struct Streamed {
-    transfers: usize,
-    wall_ns: f64,
-}
-
 /// Submits transfers until `budget` has passed, but at least twice as many transfers as may be in flight.
-/// After 20 times `budget`, stops even without this minimum.
+/// After 20 times `budget`, stops even without this minimum. Returns the number of transfers.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -179,33 +173,28 @@ fn stream_once(
     budget: Duration,
     plan: &Plan,
 ) -> Result<Streamed> {
-    let (in_flight, completion) = (plan.in_flight_for(size), plan.completion);
+    let in_flight = plan.in_flight_for(size);
     let rotation = buffers.rotation(size, in_flight);
-    let clock = Clock::new();
+    let (clock, cpu) = (Clock::new(), thread_cpu_ns());
     let budget = budget.as_nanos() as u64;
-    let mut tickets: VecDeque<Ticket> = VecDeque::with_capacity(in_flight);
-    let mut count = 0;
-    while count < 2 * in_flight || clock.now_ns() < budget {
-        if tickets.len() == in_flight
-            && let Some(oldest) = tickets.pop_front()
-        {
-            mover.wait(oldest, completion)?;
-            buffers.sample(rotation, count - in_flight)?;
-            if clock.now_ns() > 20 * budget {
-                // Submit no more transfers, because the rest would take too long. Only those in flight are
-                // still awaited.
-                break;
-            }
-        }
+    let mut transfers = 0;
+    let stream =
+        Transfers { mover, buffers, rotation, in_flight, completion: plan.completion, account: None };
+    stream.run(&mut transfers, |submitted| {
         check_stop(&plan.stop)?;
-        let (source, destination) = buffers.regions(rotation, count)?;
-        tickets.push_back(mover.submit(&source, &destination)?);
-        count += 1;
-    }
-    if let Some(last) = tickets.back() {
-        mover.wait(*last, completion)?;
-    }
-    Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
+        let goes_on = submitted < 2 * in_flight || clock.now_ns() < budget;
+        // With many slow transfers, reaching the minimum would take too long.
+        let is_late = submitted >= in_flight && clock.now_ns() > 20 * budget;
+        Ok(if goes_on && !is_late { Next::Submit } else { Next::End })
+    })?;
+    Ok(Streamed { transfers, wall_ns: clock.now_ns() as f64, cpu_ns: (thread_cpu_ns() - cpu) as f64 })
+}
+
+/// The transfers of a repeat, the time until the last one ended, and the CPU time of their thread.
+struct Streamed {
+    transfers: usize,
+    wall_ns: f64,
+    cpu_ns: f64,
 }
 
 /// Measures a stream of transfers, with up to [`Plan::in_flight`] of them in flight.
@@ -213,81 +202,72 @@ fn stream_once(
 /// # Errors
 /// As for [`latency`].
 pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Timing> {
-    stream_with(mover, buffers, size, plan, &Barrier::new(1))
-}
-
-/// Measures a stream of transfers. All threads with the same `barrier` start and end each repeat together.
-fn stream_with(
-    mover: &mut dyn Mover,
-    buffers: &mut Buffers,
-    size: usize,
-    plan: &Plan,
-    barrier: &Barrier,
-) -> Result<Timing> {
-    let _member = Member(barrier);
-    let in_flight = plan.in_flight_for(size);
-    let rotation = buffers.rotation(size, in_flight);
-    let mut totals = Totals::new(buffers);
-    let mut failed = None;
-    for repeat in 0..plan.repeats + 1 {
-        // After a failure, this thread still waits at the barrier, so that the other threads can finish their
-        // repeats.
-        if failed.is_none() {
-            failed = buffers.prepare(rotation, &plan.stop).err();
-        }
-        barrier.wait();
-        let streamed = match failed {
-            Some(_) => None,
-            None => {
-                let budget = if repeat == 0 { plan.warm_up } else { plan.time };
-                let cpu = thread_cpu_ns();
-                let streamed = stream_once(mover, buffers, size, budget, plan);
-                let cpu = thread_cpu_ns() - cpu;
-                // Quiesce even after a failure, because the other direction continues to use the same GPUs:
-                // it fills and checks their memory.
-                let quiesced = mover.quiesce();
-                Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
-            }
-        };
-        barrier.wait();
-        match streamed {
-            None => {}
-            Some((Err(error), _)) => failed = Some(error),
-            Some((Ok(Streamed { transfers, wall_ns }), cpu)) => {
-                let bytes = transfers * size;
-                if repeat > 0 {
-                    totals.add(bytes as f64, wall_ns, cpu as f64);
-                }
-                totals.verification.transferred_bytes += bytes as u64;
-                match buffers.verify(rotation, transfers, &plan.stop) {
-                    Ok(verified) => totals.verification.verified_bytes += verified,
-                    Err(error) => failed = Some(error),
-                }
-            }
-        }
-    }
-    match failed {
-        Some(error) => Err(error),
-        // Ask `mover` only after the transfers. If the mover is a path selector, its answer depends on the
-        // path of its newest transfer.
-        None => totals.measurement(if mover.is_synchronous() { 1 } else { in_flight }),
-    }
+    Ok(together(vec![(mover, buffers)], size, plan)?.remove(0))
 }
 
 /// Measures several streams of transfers at the same time, each on its own thread. These are both directions,
-/// or all links of a path. The results are in the order of `runs`.
+/// or all links of a path. The results are in the order of `runs`. A single stream runs on the calling thread.
 ///
 /// # Errors
 /// The same as [`latency`]. If several streams fail, the error of the first of them in the order of `runs`.
-pub fn together(runs: Vec<(&mut dyn Mover, &mut Buffers)>, size: usize, plan: &Plan) -> Result<Vec<Timing>> {
-    let barrier = Barrier::new(runs.len());
+pub fn together(
+    mut runs: Vec<(&mut dyn Mover, &mut Buffers)>,
+    size: usize,
+    plan: &Plan,
+) -> Result<Vec<Timing>> {
+    let in_flight = plan.in_flight_for(size);
+    let mut totals: Vec<_> = runs.iter().map(|(_, buffers)| Totals::new(buffers)).collect();
+    for repeat in 0..plan.repeats + 1 {
+        let budget = if repeat == 0 { plan.warm_up } else { plan.time };
+        on_threads(&mut runs, |_, _, buffers| {
+            buffers.prepare(buffers.rotation(size, in_flight), &plan.stop)
+        })?;
+        let start = StartLine::new(runs.len());
+        let streamed = on_threads(&mut runs, |_, mover, buffers| {
+            start.member().ready();
+            let streamed = stream_once(mover, buffers, size, budget, plan);
+            // Quiesce even after a failure, because the other direction continues to use the same GPUs: it fills and
+            // checks their memory.
+            let quiesced = mover.quiesce();
+            streamed.and_then(|streamed| quiesced.map(|()| streamed))
+        })?;
+        // All streams have quiesced now. Checking a GPU's memory would wait for resident kernels of the other direction.
+        let verified = on_threads(&mut runs, |index, _, buffers| {
+            buffers.verify(buffers.rotation(size, in_flight), streamed[index].transfers, &plan.stop)
+        })?;
+        for ((totals, streamed), verified) in totals.iter_mut().zip(streamed).zip(verified) {
+            let bytes = streamed.transfers * size;
+            if repeat > 0 {
+                totals.add(bytes as f64, streamed.wall_ns, streamed.cpu_ns);
+            }
+            totals.verification.transferred_bytes += bytes as u64;
+            totals.verification.verified_bytes += verified;
+        }
+    }
+    // Ask a mover only after the transfers. If the mover is a path selector, its answer depends on the
+    // path of its newest transfer.
+    let of = |((mover, _), totals): (&(&mut dyn Mover, _), Totals)| {
+        totals.measurement(if mover.is_synchronous() { 1 } else { in_flight })
+    };
+    runs.iter().zip(totals).map(of).collect()
+}
+
+/// Calls `act` for each stream with its index, each on its own thread. A single stream stays on the calling thread.
+fn on_threads<T: Send>(
+    runs: &mut [(&mut dyn Mover, &mut Buffers)],
+    act: impl Fn(usize, &mut dyn Mover, &mut Buffers) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    if let [(mover, buffers)] = runs {
+        return Ok(vec![act(0, &mut **mover, buffers)?]);
+    }
+    let act = &act;
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let barrier = &barrier;
         let threads: Vec<_> = runs
-            .into_iter()
-            .map(|(mover, buffers)| scope.spawn(move || stream_with(mover, buffers, size, plan, barrier)))
+            .iter_mut()
+            .enumerate()
+            .map(|(index, (mover, buffers))| scope.spawn(move || act(index, &mut **mover, buffers)))
             .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Timing>>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<T>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect()

@@ -37,7 +37,7 @@ pub struct Buffers {
 /// The assignment of the slots of [`Buffers`] to the transfers of one repeat.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotation {
-    size: usize,
+    pub(crate) size: usize,
     pub(crate) slots: usize,
     /// If true, each destination slot receives another source slot's pattern in every lap. If false, it
     /// always receives the pattern of the source slot with its own number. Two transfers in flight may then
@@ -86,7 +86,7 @@ impl Buffers {
     }
 
     /// Describes how the bytes are checked, for results.
-    pub(super) fn method(&self) -> &'static str {
+    pub(crate) fn method(&self) -> &'static str {
         if !self.to.is_verifiable() {
             "none: the destination must not be read"
         } else if self.to.is_cpu_memory() {
@@ -115,7 +115,7 @@ impl Buffers {
     }
 
     /// Fills the source slots and poisons the destination slots.
-    pub(super) fn prepare(&mut self, rotation: Rotation, stop: &AtomicBool) -> Result<()> {
+    pub(crate) fn prepare(&mut self, rotation: Rotation, stop: &AtomicBool) -> Result<()> {
         self.seed += 1;
         for slot in 0..rotation.slots {
             let (source, destination) = self.regions(rotation, slot)?;
@@ -163,7 +163,22 @@ impl Buffers {
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
-    pub(super) fn verify(&self, rotation: Rotation, transfers: usize, stop: &AtomicBool) -> Result<u64> {
+    pub(crate) fn verify(&self, rotation: Rotation, transfers: usize, stop: &AtomicBool) -> Result<u64> {
+        self.verify_but_broken(rotation, transfers, false, stop)
+    }
+
+    /// Does the same as [`Buffers::verify`] if `broken` is false. If it is true, one more transfer was begun but did not
+    /// complete, so the bytes in its destination slot are not compared.
+    ///
+    /// # Errors
+    /// As for [`Buffers::verify`].
+    pub(crate) fn verify_but_broken(
+        &self,
+        rotation: Rotation,
+        transfers: usize,
+        broken: bool,
+        stop: &AtomicBool,
+    ) -> Result<u64> {
         if !self.to.is_verifiable() {
             return Ok(0);
         }
@@ -172,7 +187,9 @@ impl Buffers {
             true => (older.div_ceil(SAMPLE_INTERVAL) * rotation.tail().1) as u64,
             false => 0,
         };
-        for transfer in older..transfers {
+        // The broken transfer would have followed the newest one, so its slot is that of the oldest transfer compared.
+        let shares_a_slot = broken && transfers >= rotation.slots;
+        for transfer in older + usize::from(shares_a_slot)..transfers {
             let (_, destination) = self.regions(rotation, transfer)?;
             let (seed, mut wrong) = (self.seed_of(rotation.slots_of(transfer).0), 0);
             in_pieces(&self.to, &destination, stop, |piece, word| {

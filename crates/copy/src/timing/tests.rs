@@ -6,7 +6,7 @@ use crate::path_options::{PathChoice, PathOptions};
 use crate::path_selector::PathSelector;
 use crate::staged::Staged;
 use inlane_core::Region;
-use inlane_core::mover::CpuMover;
+use inlane_core::mover::{CpuMover, Ticket};
 use inlane_result::Reason;
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
 use std::sync::Mutex;

@@ -1,0 +1,241 @@
+use super::*;
+use inlane_core::Region;
+use inlane_core::load::{Sample, Sampler, run_together};
+use inlane_core::mover::{Mover, Ticket};
+use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
+use std::time::Instant;
+
+/// Opens a twin whose engine copies 1 GB/s.
+fn twin(index: u32) -> Arc<Device> {
+    let costs = Costs {
+        name: "test".into(),
+        link: 4e9,
+        dma: DmaCosts {
+            to_device: 1e9,
+            from_device: 1e9,
+            per_transfer: Duration::from_micros(5),
+            interrupt: Duration::from_micros(5),
+        },
+        bar: BarCosts { write: 1e6, read: 1e6 },
+        memory: 64 << 20,
+    };
+    Device::twin(Accelerator::new(index, costs))
+}
+
+fn host() -> Arc<Device> {
+    crate::open(&[Endpoint::Host], &Permission::default()).unwrap().remove(0)
+}
+
+fn config(path: crate::Path, size: usize) -> CopyLoadConfig {
+    let ends = ["host", "twin:0"].map(|end| end.parse().unwrap());
+    let [from, to] = ends;
+    CopyLoadConfig {
+        choice: PathChoice::Require(path),
+        rotate: 1 << 20,
+        ..CopyLoadConfig::new(from, to, size)
+    }
+}
+
+fn load(path: crate::Path, size: usize) -> CopyLoad {
+    prepared(CopyLoad::between(&host(), &twin(0), config(path, size)).unwrap())
+}
+
+fn prepared(mut load: CopyLoad) -> CopyLoad {
+    load.prepare().unwrap();
+    load
+}
+
+/// Runs loads, and calls `session` on another thread when they have started. Stops them when it returns. Returns the
+/// outcome of each load.
+fn beside<T: Send>(
+    loads: &mut [&mut dyn Load],
+    session: impl FnOnce(&Sampler) -> T + Send,
+) -> (T, Vec<std::result::Result<(), LoadError>>) {
+    let run = Running::new(loads.iter().map(|load| load.threads()).sum());
+    let sampler = Sampler::new(&Clock::new(), loads.iter().map(|load| load.meters()).collect());
+    std::thread::scope(|scope| {
+        let session = scope.spawn(|| {
+            run.start.wait().expect("the loads start");
+            let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session(&sampler)));
+            run.stop();
+            found
+        });
+        let outcomes = run_together(loads, &run, |_| Duration::from_millis(100));
+        let found = session.join().unwrap().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (found, outcomes)
+    })
+}
+
+/// Samples twice, with `time` in between.
+fn measure(sampler: &Sampler, time: Duration) -> [Sample; 2] {
+    let first = sampler.take();
+    std::thread::sleep(time);
+    [first, sampler.take()]
+}
+
+#[test]
+fn a_pace_that_changes_is_followed_and_0_parks() {
+    let by_cpu = |threads| CopyLoadConfig { threads, to: Endpoint::Host, ..config(crate::Path::Bar, 4096) };
+    // The twin's engine is a thread, too. On a busy machine it takes milliseconds for a transfer, so it gets a low pace.
+    let by_engine =
+        CopyLoadConfig { completion: CompletionMode::Interrupt, ..config(crate::Path::Dma, 4096) };
+    let (host, twin) = (host(), twin(0));
+    for (to, config, paces, time, tolerance) in [
+        (&host, by_cpu(1), [1000.0, 300.0, 2000.0], 200, 0.03),
+        (&host, by_cpu(2), [1000.0, 300.0, 2000.0], 200, 0.03),
+        (&twin, by_engine, [20.0, 40.0, 10.0], 1000, 0.1),
+    ] {
+        let (threads, has_engine) = (config.threads as u64, config.to != Endpoint::Host);
+        let mut load = prepared(CopyLoad::between(&host, to, config).unwrap());
+        let name = load.name();
+        let pace = load.pace();
+        pace.set(paces[0]);
+        let (_, outcomes) = beside(&mut [&mut load], |sampler| {
+            for wanted in paces {
+                pace.set(wanted);
+                std::thread::sleep(Duration::from_millis(50));
+                // A thread that other programs keep from running for long cannot keep its pace, so try several times.
+                let mut found = Vec::new();
+                let is_near = |rate: &f64| (rate / wanted - 1.0).abs() <= tolerance;
+                while found.len() < 20 && !found.last().is_some_and(is_near) {
+                    let [first, last] = measure(sampler, Duration::from_millis(time));
+                    found.push(last.operations_per_second(&first, 0).unwrap());
+                }
+                assert!(found.last().is_some_and(is_near), "{name}: {found:?}/s at a pace of {wanted}");
+            }
+            pace.set(0.0);
+            std::thread::sleep(Duration::from_millis(20));
+            let [first, last] = measure(sampler, Duration::from_millis(200));
+            let parked = last.loads[0] - first.loads[0];
+            assert_eq!((parked.begun, parked.operations), (0, 0), "a parked load does nothing");
+            assert!(parked.on_cpu_ns < 20_000_000 * threads, "{parked:?}");
+            assert!(parked.busy_ns < 20_000_000 * threads, "{parked:?}");
+            pace.set(f64::INFINITY);
+            let (begun, before) = (Instant::now(), sampler.take().loads[0].operations);
+            while sampler.take().loads[0].operations < before + 100 {
+                assert!(begun.elapsed() < Duration::from_secs(10), "the load is still slow");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let [first, last] = measure(sampler, Duration::from_millis(50));
+            let blocked_ns = (last.loads[0] - first.loads[0]).blocked_ns;
+            assert_eq!(blocked_ns > 0, has_engine, "{name}: only an engine is waited for");
+        });
+        assert!(outcomes[0].is_ok(), "{outcomes:?}");
+        let found = load.verification();
+        let counts: inlane_core::load::Counts = load.meters().iter().map(|meter| meter.read()).sum();
+        assert_eq!(found.transferred_bytes, counts.bytes);
+        assert_eq!(counts.bytes, counts.operations * 4096);
+        assert!(found.verified_bytes > 0 && found.altered_bytes == 0, "{found:?}");
+    }
+}
+
+#[test]
+fn a_stop_interrupts_slow_transfers_and_the_rest_is_verified() {
+    // A transfer of 8 MiB through the twin's BAR takes 8 s.
+    let mut load = load(crate::Path::Bar, 8 << 20);
+    let meters = load.meters();
+    let (stopped, outcomes) = beside(&mut [&mut load], |_| {
+        std::thread::sleep(Duration::from_millis(50));
+        Instant::now()
+    });
+    // The interruption is noticed after each mebibyte.
+    assert!(stopped.elapsed() < Duration::from_secs(3), "{:?}", stopped.elapsed());
+    assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    assert_eq!(load.verification().transferred_bytes, meters[0].read().bytes);
+}
+
+#[test]
+fn copies_by_the_cpu_count_live_and_stop_at_once() {
+    let ends = ["host", "host"].map(|end| end.parse::<Endpoint>().unwrap());
+    let [from, to] = ends;
+    let config = CopyLoadConfig {
+        choice: PathChoice::Require(crate::Path::Bar),
+        rotate: 4 << 20,
+        ..CopyLoadConfig::new(from, to, 64 << 10)
+    };
+    let mut load = prepared(CopyLoad::open(config).unwrap());
+    assert_eq!(load.name(), "copy host to host by bar");
+    let meters = load.meters();
+    let (stopped, outcomes) = beside(&mut [&mut load], |sampler| {
+        let mut seen = 0;
+        while sampler.take().loads[0].operations < 1000 {
+            seen = seen.max(sampler.take().loads[0].operations);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Instant::now()
+    });
+    assert!(stopped.elapsed() < Duration::from_millis(500), "{:?}", stopped.elapsed());
+    assert!(outcomes[0].is_ok());
+    let counts = meters[0].read();
+    assert!(counts.operations >= 1000 && counts.blocked_ns == 0 && counts.busy_ns > 0, "{counts:?}");
+    assert!(load.verification().verified_bytes > 0);
+}
+
+/// A mover that fails at its fifth transfer.
+struct Fails {
+    engine: Box<dyn Mover>,
+    transfers: u64,
+}
+
+impl Mover for Fails {
+    fn name(&self) -> String {
+        self.engine.name()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.engine.reaches(source, destination)
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        self.transfers += 1;
+        if self.transfers == 5 {
+            return Err(Error::device_environment("twin:0", "it was unplugged; plug it in"));
+        }
+        self.engine.submit(source, destination)
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        self.engine.done()
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
+        self.engine.wait(ticket, completion)
+    }
+}
+
+#[test]
+fn a_load_that_fails_ends_only_itself_and_keeps_what_it_has() {
+    let missing =
+        CopyLoadConfig::new("host".parse().unwrap(), "pci:ffff:ff:1f.7/bar0".parse().unwrap(), 4096);
+    assert!(CopyLoad::open(missing).err().unwrap().to_string().contains("pci:ffff:ff:1f.7"));
+    let (mut fails, mut goes_on) = (load(crate::Path::Dma, 4096), load(crate::Path::Dma, 4096));
+    fails.copiers[0].selector.replace_mover(|engine| Box::new(Fails { engine, transfers: 0 }));
+    let (_, outcomes) = beside(&mut [&mut fails, &mut goes_on], |sampler| {
+        while sampler.take().loads[0].errors == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let [first, last] = measure(sampler, Duration::from_millis(50));
+        assert!((last.loads[1] - first.loads[1]).operations > 0, "the other load goes on");
+    });
+    let error = outcomes[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("it was unplugged"), "{error}");
+    assert!(outcomes[1].is_ok(), "{outcomes:?}");
+    let counts = fails.meters()[0].read();
+    assert_eq!((counts.errors, fails.verification().transferred_bytes), (1, counts.bytes));
+    assert!(counts.operations <= 4);
+}
+
+#[test]
+fn wrong_settings_are_refused() {
+    let one = || config(crate::Path::Dma, 4096);
+    for (config, expected) in [
+        (CopyLoadConfig { size: 0, ..one() }, "0 bytes"),
+        (CopyLoadConfig { threads: 0, ..one() }, "1 to 64"),
+        (CopyLoadConfig { in_flight: Some(0), ..one() }, "at least 1"),
+        (CopyLoadConfig { threads: 2, cores: vec![0], ..one() }, "a core for each thread"),
+        (CopyLoadConfig { cores: vec![99_999], ..one() }, "core 99999"),
+    ] {
+        let error = config.check().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
