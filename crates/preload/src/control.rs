@@ -365,7 +365,10 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
         // `passed` was just received, and is closed once.
         let start = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
-            let start = libc::mmap(std::ptr::null_mut(), Area::LEN, access, libc::MAP_SHARED, passed, 0);
+            let start = match usize::try_from(reply.level).ok().and_then(Area::len) {
+                Some(len) => libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, passed, 0),
+                None => libc::MAP_FAILED,
+            };
             libc::close(passed);
             start
         };
@@ -377,9 +380,8 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
     if reply.status != 0 {
         return Err(reply.status);
     }
-    let area = NonNull::new(AREA.load(Ordering::Relaxed)).ok_or(libc::ENOMEM)?;
-    // SAFETY: the area was mapped above or by an earlier call. Areas are never unmapped.
-    let slot = unsafe { Area::new(area) }.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
+    let area = area().ok_or(libc::ENOMEM)?;
+    let slot = area.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
     slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
 }
 
@@ -387,8 +389,9 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
 /// it yet.
 pub fn area() -> Option<Area> {
     let start = NonNull::new(AREA.load(Ordering::Acquire))?;
-    // SAFETY: the area was mapped before its address was stored in `AREA`. Areas are never unmapped.
-    Some(unsafe { Area::new(start) })
+    // SAFETY: the engine has created the area, and it was mapped before its address was stored in `AREA`. Areas are never
+    // unmapped.
+    unsafe { Area::mapped(start) }
 }
 
 /// Returns true if this process has mapped the memory that [`area`] returns. A forked child finds its parent's memory, and

@@ -49,19 +49,36 @@ impl Sum {
     /// # Panics
     /// If the slices have different lengths.
     #[inline]
+    #[allow(unsafe_code, reason = "a slice is passed by its pointer")]
     pub fn add_copied(self, from: &[u8], to: &mut [u8]) -> Self {
+        assert_eq!(from.len(), to.len());
+        // SAFETY: `from` has as many bytes as `to`.
+        unsafe { self.add_copied_from(from.as_ptr(), to) }
+    }
+
+    /// Fills `to` with the bytes at `from`, and adds the copied bytes as [`Sum::add_copied`] does. Use this for memory that
+    /// another process may write at the same time: the sum fits the copy, whichever bytes that has.
+    ///
+    /// # Safety
+    /// `from` points to as many readable bytes as `to` has, outside `to`.
+    #[inline]
+    #[allow(unsafe_code, reason = "the memory at `from` may change, so it cannot be a slice")]
+    pub unsafe fn add_copied_from(self, from: *const u8, to: &mut [u8]) -> Self {
         #[cfg(target_arch = "x86_64")]
-        #[allow(unsafe_code, reason = "the compiler cannot check that the CPU has AVX2")]
-        if from.len() >= LEAST_VECTORS && from.len() == to.len() && avx2::is_available() {
-            let (blocks, rest) = from.as_chunks();
-            let (to_blocks, to_rest) = to.as_chunks_mut();
-            // SAFETY: the CPU has AVX2.
-            let blocks = unsafe { avx2::copy_and_sum(blocks, to_blocks) };
-            to_rest.copy_from_slice(rest);
-            return self.add_native(blocks + native_sum(rest));
+        if to.len() >= LEAST_VECTORS && avx2::is_available() {
+            let (blocks, rest) = to.as_chunks_mut();
+            // SAFETY: the CPU has AVX2. The caller promises the bytes, of which the rest follows the blocks.
+            let sum = unsafe {
+                let sum = avx2::copy_and_sum(from, blocks);
+                let copied = blocks.len() * avx2::BLOCK;
+                rest.as_mut_ptr().copy_from_nonoverlapping(from.add(copied), rest.len());
+                sum
+            };
+            return self.add_native(sum + native_sum(rest));
         }
-        to.copy_from_slice(from);
-        self.add_bytes(from)
+        // SAFETY: the caller promises the bytes.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
+        self.add_bytes(to)
     }
 
     /// Adds a sum of native 32-bit words. It equals the sum of big-endian 16-bit words, except for a final byte

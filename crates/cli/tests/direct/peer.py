@@ -761,13 +761,13 @@ def hostile(port):
     choose = random.Random(7)
     for _ in range(8):
         client = Client(port)
-        area = shared_memory()
-        assert area, "no memory is shared"
+        assert slots(), "no memory is shared"
         client.socket.settimeout(0.2)
         try:
             for _ in range(40):
-                for slot in range(8):
-                    at = area + slot * 106_496 + slot % 16 * 256 + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26])
+                for slot in slots()[:8]:
+                    # Not the length of the rings, because the program itself would then write elsewhere.
+                    at = slot + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 27])
                     word = choose.choice([choose.getrandbits(64), choose.getrandbits(15) | choose.choice([1, 2]) << 62])
                     ctypes.c_uint64.from_address(at).value = word
                 client.socket.send(client.next(50))
@@ -777,18 +777,19 @@ def hostile(port):
         client.socket.close()
 
 
-def shared_memory():
+def slots():
+    """Returns the addresses of the slots in the memory that the engine shares with this program."""
     for line in open("/proc/self/maps"):
         if "memfd:inlane" in line:
-            return int(line.split("-")[0], 16)
-    return None
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            distance = (end - start - 4096) // 64
+            return [start + slot * distance + slot % 16 * 256 for slot in range(64)]
+    return []
 
 
 def has_offer():
     """Returns true if the engine offers bytes to this program in a slot of the shared memory."""
-    area = shared_memory()
-    words = [area + slot * 106_496 + slot % 16 * 256 + 64 for slot in range(64)] if area else []
-    return any(ctypes.c_uint64.from_address(word).value >> 61 == 2 for word in words)
+    return any(ctypes.c_uint64.from_address(slot + 64).value >> 61 == 2 for slot in slots())
 
 
 def lasting(port):

@@ -62,15 +62,20 @@ static void exchange(int count)
     }
 }
 
+/* The length of the memory that the engine shares with this process. */
+static size_t shared_length;
+
 /* Returns the start of the memory that the engine shares with this process, or NULL. */
 static char *shared_memory(void)
 {
-    char line[512], *start = NULL;
+    char line[512], *start = NULL, *end = NULL;
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps != NULL);
     while (fgets(line, sizeof line, maps) != NULL)
-        if (strstr(line, "memfd:inlane") != NULL)
-            start = (char *)strtoul(line, NULL, 16);
+        if (strstr(line, "memfd:inlane") != NULL) {
+            start = (char *)strtoul(line, &end, 16);
+            shared_length = (char *)strtoul(end + 1, NULL, 16) - start;
+        }
     fclose(maps);
     return start;
 }
@@ -108,7 +113,7 @@ static int posted(void)
     char *area = shared_memory();
     for (int slot = 0; area != NULL && slot < 64; slot++) {
         /* The receive words of crates/offload-protocol/src/lease. States 1 and 5 are posted and renewed. */
-        uint64_t state = *(volatile uint64_t *)(area + slot * 106496 + slot % 16 * 256 + 64) >> 61;
+        uint64_t state = *(volatile uint64_t *)(area + slot * ((shared_length - 4096) / 64) + slot % 16 * 256 + 64) >> 61;
         count += state == 1 || state == 5;
     }
     return count;

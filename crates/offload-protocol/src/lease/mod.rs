@@ -1,14 +1,17 @@
 //! Memory that the engine shares with a process, and the protocol by which bytes of a connection go through
 //! this memory. Without it, the bytes go through the connection's pair of UNIX sockets.
 //!
-//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. A
+//! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. TCP's two rings of a
+//! connection with a slot lie in the slot: a sent byte is copied from the program's buffer into the ring and from there into
+//! the packet, a received byte from the packet into the ring and from there into the program's buffer. Bytes that go through
+//! the pair are read into the send ring, or written from the receive ring, by the engine. A
 //! program sends through a slot only if the engine was running recently. It receives through a slot only
 //! while it polls the slot. In all other cases, and if a step fails, the bytes go through the pair.
 //!
 //! ```text
 //!                     program                                     engine
-//! send lease          claim, copy into the send ring, commit ---> copies the bytes into the connection's ring
-//! posted receive      post n bytes, wait briefly             ---> copies received bytes into the slot, offers them
+//! send lease          claim, copy into the send ring, commit ---> sends segments from the ring
+//! posted receive      post n bytes, wait briefly             ---> offers received bytes in the receive ring
 //!                     copy them out, take                    ---> counts them as delivered
 //! ```
 //!
@@ -27,12 +30,14 @@
 //!
 //! * Only one thread holds the claim, so threads and processes that share the socket do not write the same
 //!   bytes of the ring.
-//! * The engine reads the pair only after it has revoked the lease and copied all committed bytes. So these
-//!   bytes are sent before later bytes in the pair.
+//! * The engine reads the pair only after it has revoked the lease and taken note of all committed bytes. So these
+//!   bytes are sent before later bytes in the pair. It reads the pair into the same ring, and adds the number of these bytes to
+//!   [`Header::base`], so the next claim writes behind them.
 //! * After the claim, the program checks that the pair holds no bytes, and otherwise writes nothing to the
 //!   ring. So the engine has read all earlier bytes of the pair.
 //! * A commit is one compare-and-exchange. If the engine has ended the claim meanwhile, the commit fails, and
-//!   the program sends all these bytes through the pair.
+//!   the program sends all these bytes through the pair. The engine then sends from a ring of its own, because the thread
+//!   may still write.
 //!
 //! # Posted receive
 //!
@@ -47,7 +52,7 @@
 //!        +- settle (engine) ------------ TAKEN <------------ stop (program) ------------+
 //! ```
 //!
-//! The engine offers bytes only if the pair is empty, and keeps a copy until the program has taken them. The
+//! The engine offers bytes only if the pair is empty, and keeps them in the ring until the program has taken them. The
 //! program may take them in several parts, and the receive then stays posted. When the engine offers bytes, it
 //! sets the slot's bit in [`Area::ready`], so epoll_wait finds them without a system call.
 //!
@@ -68,8 +73,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of slots in the memory that the engine shares with a process.
 pub const SLOTS: usize = 64;
-/// The size of the send ring in a slot of shared memory, in bytes. A power of two.
-pub const SEND: usize = 32768;
 /// The most bytes of a posted receive.
 pub const RECEIVE: usize = 65536;
 

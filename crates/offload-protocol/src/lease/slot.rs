@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! area:  slot 0 | slot 1 | ... | slot 63 | ready word (4096 bytes)
-//! slot:  header (4096 bytes) | send ring (SEND bytes) | received bytes (RECEIVE bytes)
+//! slot:  header (4096 bytes) | send ring | receive ring
 //! ```
+//!
+//! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
+//! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Offer, PostedReceive, RECEIVE, SEND, SLOTS, SendLease};
+use super::{Offer, PostedReceive, SLOTS, SendLease};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,11 +26,16 @@ pub struct Header {
     pub send: Line,
     /// The word of [`PostedReceive`].
     pub receive: Line,
-    /// The position in the send ring up to which the engine has copied bytes out. Only the engine writes it.
-    pub copied: Line,
-    /// The number of received bytes in the slot that the engine currently offers to the program. Only the
-    /// engine writes it.
+    /// The index up to which the peer has acknowledged the bytes of the send ring. Bytes before it may be overwritten. Only
+    /// the engine writes it.
+    pub acknowledged: Line,
+    /// The index at which the bytes end that the engine currently offers to the program. Only the engine writes it.
     pub offered: AtomicU64,
+    /// The index of the byte at position 0 of [`SendLease`]. It grows by the bytes that go through the pair. Only the engine
+    /// writes it, while no lease is granted.
+    pub base: AtomicU64,
+    /// The length of each ring in bytes, a power of two. Only the engine writes it, before the program gets the slot.
+    pub ring: AtomicU64,
     /// The last time at which the engine recorded that it is running, in nanoseconds of CLOCK_MONOTONIC. Only
     /// the engine writes this word.
     pub alive_ns: AtomicU64,
@@ -43,13 +51,15 @@ pub struct Header {
     pub low_water: AtomicU64,
 }
 
-/// The offset of the send ring in bytes, counted from the start of a slot.
-const SEND_AT: usize = 4096;
-/// The offset of the memory for received bytes from the start of a slot, in bytes.
-const RECEIVE_AT: usize = SEND_AT + SEND;
-/// The distance in bytes from the memory of one slot to that of the next. It has a page more than a slot,
-/// because slots start at different distances from the start of a page ([`SHIFTS`]).
-const LEN: usize = RECEIVE_AT + RECEIVE + 4096;
+/// The length of a slot's header, and the offset of the send ring from the start of a slot, in bytes.
+const HEADER: usize = 4096;
+
+/// Returns the distance in bytes from the memory of one slot to that of the next, for rings of `ring` bytes. It has a page
+/// more than a slot, because slots start at different distances from the start of a page ([`SHIFTS`]).
+const fn distance(ring: usize) -> usize {
+    HEADER + 2 * ring + 4096
+}
+
 /// The number of different offsets within a page at which slots start. If all slots had the same offset,
 /// their headers would compete for the same few sets of a processor's first-level cache.
 const SHIFTS: usize = 16;
@@ -57,24 +67,53 @@ const SHIFTS: usize = 16;
 /// headers fall into different sets of the cache.
 const SHIFT: usize = 256;
 
-const _: () = assert!(size_of::<Header>() <= SHIFT && SEND.is_power_of_two() && LEN.is_multiple_of(4096));
-const _: () = assert!(RECEIVE_AT + RECEIVE + (SHIFTS - 1) * SHIFT <= LEN);
+const _: () = assert!(size_of::<Header>() <= SHIFT && (SHIFTS - 1) * SHIFT <= 4096);
 
 /// A mapped area.
 #[derive(Clone, Copy, Debug)]
-pub struct Area(NonNull<u8>);
+pub struct Area {
+    start: NonNull<u8>,
+    ring: usize,
+}
 
 impl Area {
-    /// The length of an area, in bytes.
-    pub const LEN: usize = LEN * SLOTS + 4096;
+    /// The least length of a ring, in bytes.
+    pub const LEAST_RING: usize = 4096;
+    /// The greatest length of a ring, in bytes.
+    pub const MOST_RING: usize = 16 << 20;
 
-    /// Creates a handle for the area that is mapped at `start`.
+    /// Returns the length of an area whose rings have `ring` bytes each, in bytes. Returns `None` if that is no length of a
+    /// ring.
+    pub const fn len(ring: usize) -> Option<usize> {
+        if ring.is_power_of_two() && ring >= Self::LEAST_RING && ring <= Self::MOST_RING {
+            Some(distance(ring) * SLOTS + 4096)
+        } else {
+            None
+        }
+    }
+
+    /// Creates a handle for the area that is mapped at `start`, whose rings have `ring` bytes each.
     ///
     /// # Safety
-    /// [`Area::LEN`] bytes of readable and writable shared memory are mapped at `start`. They stay mapped as
+    /// [`Area::len`] bytes of readable and writable shared memory are mapped at `start`. They stay mapped as
     /// long as this value and its slots are used.
-    pub unsafe fn new(start: NonNull<u8>) -> Self {
-        Self(start)
+    pub unsafe fn new(start: NonNull<u8>, ring: usize) -> Self {
+        Self { start, ring }
+    }
+
+    /// Creates a handle for an area that the engine has created and that is mapped at `start`. Returns `None` if its rings have
+    /// no valid length.
+    ///
+    /// # Safety
+    /// As for [`Area::new`]. The engine has called [`Area::initialise`].
+    pub unsafe fn mapped(start: NonNull<u8>) -> Option<Self> {
+        let ring = Slot(start).ring();
+        Self::len(ring).map(|_| Self { start, ring })
+    }
+
+    /// Stores the length of the rings in the area, where [`Area::mapped`] finds it. The engine calls this for a new area.
+    pub fn initialise(&self) {
+        Slot(self.start).header().ring.store(self.ring as u64, Ordering::Relaxed);
     }
 
     /// Returns the area's ready word. The engine sets bit n when it offers bytes to the posted receive of
@@ -82,19 +121,20 @@ impl Area {
     pub fn ready(&self) -> &AtomicU64 {
         // SAFETY: the word lies in the mapped area, behind the slots. An atomic is valid for any bytes and may be
         // shared with other processes.
-        unsafe { self.0.add(LEN * SLOTS).cast().as_ref() }
+        unsafe { self.start.add(distance(self.ring) * SLOTS).cast().as_ref() }
     }
 
     /// Returns the index of `slot` in this area, or `None` if the slot belongs to another area.
     pub fn index_of(self, slot: Slot) -> Option<usize> {
-        let offset = (slot.0.as_ptr() as usize).checked_sub(self.0.as_ptr() as usize)?;
-        Some(offset / LEN).filter(|&index| self.slot(index) == Some(slot))
+        let offset = (slot.0.as_ptr() as usize).checked_sub(self.start.as_ptr() as usize)?;
+        Some(offset / distance(self.ring)).filter(|&index| self.slot(index) == Some(slot))
     }
 
     /// Returns slot `index` of the shared memory, or `None` if `index` is not below [`SLOTS`].
     pub fn slot(self, index: usize) -> Option<Slot> {
         // SAFETY: `index` is below `SLOTS`, so the slot is in the mapped area.
-        (index < SLOTS).then(|| Slot(unsafe { self.0.add(index * LEN + index % SHIFTS * SHIFT) }))
+        (index < SLOTS)
+            .then(|| Slot(unsafe { self.start.add(index * distance(self.ring) + index % SHIFTS * SHIFT) }))
     }
 }
 
@@ -135,90 +175,57 @@ impl Slot {
         PostedReceive(&self.header().receive.0)
     }
 
-    /// Returns the address of the byte at `position` in the send ring, and the number of bytes from there to
-    /// the ring's end.
-    fn send_at(self, position: u64) -> (*mut u8, usize) {
-        let offset = (position & (SEND as u64 - 1)) as usize;
-        // SAFETY: the offset is within the ring.
-        (unsafe { self.0.as_ptr().add(SEND_AT + offset) }, SEND - offset)
+    /// Returns the length of each ring in bytes.
+    #[inline]
+    pub fn ring(self) -> usize {
+        self.header().ring.load(Ordering::Relaxed) as usize
     }
 
-    /// Copies `len` bytes at `from` into the send ring, at `position`.
+    /// Returns the address of the send ring. The receive ring follows it.
+    pub fn rings(self) -> *mut u8 {
+        // SAFETY: the rings follow the header in the mapped area.
+        unsafe { self.0.as_ptr().add(HEADER) }
+    }
+
+    /// Returns the number of bytes that fit into the send ring. `position` is that of a claim.
+    #[inline]
+    pub fn room(self, position: u64) -> usize {
+        let header = self.header();
+        let index = position.wrapping_add(header.base.load(Ordering::Acquire));
+        let used = index.wrapping_sub(header.acknowledged.0.load(Ordering::Acquire));
+        (self.ring() as u64).saturating_sub(used) as usize
+    }
+
+    /// Copies `len` bytes at `from` into the send ring, at the position of a claim.
     ///
     /// # Safety
-    /// `from` has `len` bytes, at most [`SEND`], and the calling thread has claimed the ring.
+    /// `from` has `len` bytes. The calling thread has claimed the ring, and the bytes fit ([`Slot::room`]).
     pub unsafe fn write_send(self, position: u64, from: *const u8, len: usize) {
-        let (to, room) = self.send_at(position);
-        let first = len.min(room);
+        let ring = self.ring();
+        let index = position.wrapping_add(self.header().base.load(Ordering::Acquire));
+        let offset = index as usize & (ring - 1);
+        let first = len.min(ring - offset);
         // SAFETY: both parts lie within the ring, and the caller promises that `from` has `len` bytes.
         unsafe {
-            std::ptr::copy_nonoverlapping(from, to, first);
-            std::ptr::copy_nonoverlapping(from.add(first), self.send_at(0).0, len - first);
+            std::ptr::copy_nonoverlapping(from, self.rings().add(offset), first);
+            std::ptr::copy_nonoverlapping(from.add(first), self.rings(), len - first);
         }
-    }
-
-    /// Copies bytes of the send ring to `to` until `to` is full, beginning at `position`.
-    ///
-    /// # Panics
-    /// If `to` is longer than the ring.
-    pub fn read_send(self, position: u64, to: &mut [u8]) {
-        assert!(to.len() <= SEND);
-        let (from, room) = self.send_at(position);
-        let (low, high) = to.split_at_mut(to.len().min(room));
-        // SAFETY: both source spans lie within the send ring. If the program writes to them during the copy,
-        // the copy mixes old and new bytes. That harms only this connection, because only its peer receives
-        // the bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, low.as_mut_ptr(), low.len());
-            std::ptr::copy_nonoverlapping(self.send_at(0).0, high.as_mut_ptr(), high.len());
-        }
-    }
-
-    /// Copies `first` and then `second` into the memory for received bytes.
-    ///
-    /// # Panics
-    /// If `first` and `second` together are longer than [`RECEIVE`].
-    pub fn write_received(self, first: &[u8], second: &[u8]) {
-        assert!(first.len() + second.len() <= RECEIVE);
-        self.header().offered.store((first.len() + second.len()) as u64, Ordering::Relaxed);
-        // SAFETY: the bytes lie within the slot.
-        unsafe {
-            let to = self.0.as_ptr().add(RECEIVE_AT);
-            std::ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
-            std::ptr::copy_nonoverlapping(second.as_ptr(), to.add(first.len()), second.len());
-        }
-    }
-
-    /// Copies the first `len` received bytes of the slot to `to`, but at most [`RECEIVE`] bytes.
-    ///
-    /// # Safety
-    /// `to` has room for `len` bytes.
-    pub unsafe fn read_received(self, to: *mut u8, len: usize) {
-        // SAFETY: the caller promises room for the bytes.
-        unsafe { self.read_received_at(0, to, len) };
     }
 
     /// Copies `len` unread bytes of `offer` to `to`. Skips the first `from` unread bytes.
     ///
     /// # Safety
-    /// `to` has room for `len` bytes.
+    /// `to` has room for `len` bytes. The offer has at least `from` and `len` bytes.
     pub unsafe fn read_offered(self, offer: Offer, from: usize, to: *mut u8, len: usize) {
-        let start = self.header().offered.load(Ordering::Relaxed).saturating_sub(offer.len);
-        // SAFETY: the caller promises room for the bytes.
-        unsafe { self.read_received_at((start as usize).saturating_add(from), to, len) };
-    }
-
-    /// Copies received bytes of the slot to `to`: `len` bytes from the offset `from` on, but none behind the
-    /// first [`RECEIVE`] bytes.
-    ///
-    /// # Safety
-    /// `to` has room for `len` bytes.
-    unsafe fn read_received_at(self, from: usize, to: *mut u8, len: usize) {
-        let from = from.min(RECEIVE);
-        // SAFETY: the bytes lie within the slot, and the caller guarantees that `to` has room for them.
+        let ring = self.ring();
+        let index = self.header().offered.load(Ordering::Relaxed).wrapping_sub(offer.len) as usize;
+        let offset = index.wrapping_add(from) & (ring - 1);
+        let first = len.min(ring - offset);
+        // SAFETY: both parts lie within the receive ring, and the caller promises room for the bytes.
         unsafe {
-            let bytes = self.0.as_ptr().add(RECEIVE_AT + from);
-            std::ptr::copy_nonoverlapping(bytes, to, len.min(RECEIVE - from));
+            let start = self.rings().add(ring);
+            std::ptr::copy_nonoverlapping(start.add(offset), to, first);
+            std::ptr::copy_nonoverlapping(start, to.add(first), len - first);
         }
     }
 }

@@ -27,6 +27,7 @@ const RING: usize = 8;
 /// A connection for tests. The program sends through the send ring or through the socket pair.
 struct Sending {
     word: Modelled,
+    base: Modelled,
     ring: Vec<UnsafeCell<u8>>,
     pair: Mutex<Vec<u8>>,
 }
@@ -35,6 +36,7 @@ impl Sending {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             word: Modelled::new(0),
+            base: Modelled::new(0),
             ring: (0..RING).map(|_| UnsafeCell::new(0)).collect(),
             pair: Mutex::new(Vec::new()),
         })
@@ -46,7 +48,7 @@ impl Sending {
         let lease = SendLease(&self.word);
         if let Some(claim) = lease.claim() {
             let empty = !checks || self.pair.lock().unwrap().is_empty();
-            let at = claim.position as usize;
+            let at = (claim.position + self.base.load(Ordering::Acquire)) as usize;
             if empty {
                 // SAFETY: loom fails the test if another thread accesses the byte.
                 self.ring[at].with_mut(|to| unsafe { *to = byte });
@@ -63,13 +65,23 @@ impl Sending {
         self.pair.lock().unwrap().push(byte);
     }
 
-    /// Copies the bytes of the send ring up to `position` to `sent`, as the engine does.
+    /// Sends the bytes of the send ring up to `position`, as the engine does.
     fn copy(&self, position: u64, sent: &mut Sent) {
-        while sent.copied < position {
+        while sent.bytes.len() < (position + sent.base) as usize {
             // SAFETY: loom fails the test if another thread writes the byte.
-            sent.bytes.push(self.ring[sent.copied as usize].with(|byte| unsafe { *byte }));
-            sent.copied += 1;
+            sent.bytes.push(self.ring[sent.bytes.len()].with(|byte| unsafe { *byte }));
         }
+    }
+
+    /// Reads the bytes of the pair into the ring behind the others, and sends them.
+    fn read_pair(&self, sent: &mut Sent) {
+        for byte in std::mem::take(&mut *self.pair.lock().unwrap()) {
+            // SAFETY: loom fails the test if another thread accesses the byte.
+            self.ring[sent.bytes.len()].with_mut(|to| unsafe { *to = byte });
+            sent.bytes.push(byte);
+            sent.base += 1;
+        }
+        self.base.store(sent.base, Ordering::Release);
     }
 
     /// Runs one round of the engine. Takes the program's bytes from the ring and the socket pair. Grants or
@@ -82,7 +94,7 @@ impl Sending {
         }
         if let Ok(position) = lease.revoke() {
             self.copy(position, sent);
-            sent.bytes.append(&mut self.pair.lock().unwrap());
+            self.read_pair(sent);
         }
     }
 }
@@ -91,7 +103,8 @@ impl Sending {
 #[derive(Default)]
 struct Sent {
     bytes: Vec<u8>,
-    copied: u64,
+    /// The number of bytes that went through the pair.
+    base: u64,
 }
 
 fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
@@ -367,26 +380,40 @@ proptest! {
     }
 
     #[test]
-    fn a_slot_returns_the_bytes_that_were_written(position in 0u64..1 << 40, bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
-        let layout = std::alloc::Layout::from_size_align(Area::LEN, 4096).unwrap();
+    fn a_slot_returns_the_bytes_that_were_written(position in 0u64..1 << 40, base in 0u64..1 << 40, received in 0u64..1 << 40, bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+        const RING: usize = 4096;
+        let layout = std::alloc::Layout::from_size_align(Area::len(RING).unwrap(), 4096).unwrap();
         // SAFETY: the layout is not empty, the copies stay within `bytes` and `read`, and the memory is freed
         // after its last use.
         unsafe {
             let start = std::alloc::alloc_zeroed(layout);
-            let area = Area::new(std::ptr::NonNull::new(start).unwrap());
+            let area = Area::new(std::ptr::NonNull::new(start).unwrap(), RING);
             prop_assert!(area.slot(SLOTS).is_none());
             let slot = area.slot(SLOTS - 1).unwrap();
             prop_assert_eq!((0..SLOTS).map(|index| area.index_of(area.slot(index).unwrap())).position(|index| index.is_none()), None);
             prop_assert_eq!(area.index_of(slot), Some(SLOTS - 1));
             prop_assert_eq!(area.ready().load(Ordering::Relaxed), 0);
+            let header = slot.header();
+            header.ring.store(RING as u64, Ordering::Relaxed);
+            header.base.store(base, Ordering::Relaxed);
+            header.acknowledged.0.store(position + base, Ordering::Relaxed);
+            prop_assert_eq!(slot.room(position), RING);
+            prop_assert_eq!(slot.room(position + bytes.len() as u64), RING - bytes.len());
             slot.write_send(position, bytes.as_ptr(), bytes.len());
+            for (index, byte) in bytes.iter().enumerate() {
+                let at = (position + base) as usize + index;
+                prop_assert_eq!(slot.rings().add(at % RING).read(), *byte);
+                slot.rings().add(RING + (received as usize + index) % RING).write(*byte);
+            }
+            header.offered.store(received + bytes.len() as u64, Ordering::Relaxed);
+            let word = AtomicU64::new(0);
+            let receive = PostedReceive(&word);
+            prop_assert!(receive.post());
+            let offer = receive.posted().and_then(|(post, _)| receive.offer(post, bytes.len() as u64)).unwrap();
             let mut read = vec![0; bytes.len()];
-            slot.read_send(position, &mut read);
-            prop_assert_eq!(&read, &bytes);
-            let (first, second) = bytes.split_at(bytes.len() / 3);
-            slot.write_received(first, second);
-            read.fill(0);
-            slot.read_received(read.as_mut_ptr(), read.len());
+            let half = bytes.len() / 2;
+            slot.read_offered(offer, half, read.as_mut_ptr().add(half), bytes.len() - half);
+            slot.read_offered(offer, 0, read.as_mut_ptr(), half);
             prop_assert_eq!(&read, &bytes);
             std::alloc::dealloc(start, layout);
         }

@@ -71,7 +71,7 @@ impl Engine {
                 break;
             }
             let fd = std::os::fd::AsRawFd::as_raw_fd(end);
-            match pair::take(fd, &mut buffer, &mut [], closer) {
+            match pair::take(fd, &mut buffer, closer) {
                 Ok((0, _)) => {
                     pair.readable = false;
                     if pair::hung_up(fd) {

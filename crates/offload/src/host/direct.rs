@@ -4,7 +4,8 @@
 //! from this memory. It keeps its own copy of every number on which it relies.
 
 use crate::stack::ring::ByteRing;
-use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SEND, SLOTS, Slot};
+use inlane_core::region::{Location, Region};
+use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SLOTS, Slot};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -32,6 +33,9 @@ const SHUN_NS: u64 = 1_000_000;
 const MOST_DOUBLINGS: u32 = 10;
 /// The nanoseconds after which the engine ends an unused lease.
 const IDLE_NS: u64 = 1_000_000;
+/// The most bytes that a connection may have moved through its slot so that the slot's memory is kept for the next
+/// connection.
+const KEPT: u64 = 64 << 10;
 /// The interval, in nanoseconds, at which the engine writes the time into a leased slot of shared memory.
 const ALIVE_NS: u64 = 1_000_000;
 
@@ -40,6 +44,12 @@ const ALIVE_NS: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct SharedArea {
     start: NonNull<u8>,
+    /// The length of each ring in bytes.
+    ring: usize,
+    /// The length of the mapping in bytes.
+    len: usize,
+    /// The user of the process.
+    pub user: u32,
     /// The ID of the process that shares the memory.
     pub process: i32,
     /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it. The engine may
@@ -54,22 +64,31 @@ unsafe impl Send for SharedArea {}
 unsafe impl Sync for SharedArea {}
 
 impl SharedArea {
-    /// Creates an area for the process with the ID `process`. Returns it and its memfd, which the process maps.
-    /// Seals keep the process from resizing the area. The area does not need the memfd any more.
+    /// Creates an area for the process with the ID `process` of user `user`, with rings of `ring` bytes. Returns it and its
+    /// memfd, which the process maps. Seals keep the process from resizing the area. The area does not need the memfd any
+    /// more. Pages that were not written take no memory.
     ///
     /// # Errors
-    /// Errors of the system: too many descriptors, too little memory.
-    pub fn new(process: i32) -> io::Result<(Self, OwnedFd)> {
+    /// Errors of the system: too many descriptors, too little memory. `InvalidInput` for a wrong length.
+    pub fn new(process: i32, user: u32, ring: usize) -> io::Result<(Self, OwnedFd)> {
+        let len = Area::len(ring).ok_or(io::ErrorKind::InvalidInput)?;
         let file = rustix::fs::memfd_create("inlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&file, Area::LEN as u64)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // SAFETY: a new mapping touches no memory of this process.
         let start = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
-            rustix::mm::mmap(std::ptr::null_mut(), Area::LEN, access, MapFlags::SHARED, &file, 0)?
+            rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)?
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok((Self { start, process, used: AtomicU64::new(0) }, file))
+        let area = Self { start, ring, len, process, user, used: AtomicU64::new(0) };
+        area.area().initialise();
+        Ok((area, file))
+    }
+
+    fn area(&self) -> Area {
+        // SAFETY: this value keeps the area mapped. Slots keep this value alive.
+        unsafe { Area::new(self.start, self.ring) }
     }
 
     /// Reserves a slot of shared memory. Returns the slot's index and the slot. Returns `None` if all slots
@@ -82,19 +101,27 @@ impl SharedArea {
             (index < SLOTS).then(|| used | 1 << index)
         });
         let index = reserved.ok()?.trailing_ones() as usize;
-        // SAFETY: this value keeps the area mapped. The slot's `Direct` keeps this value alive.
-        let slot = unsafe { Area::new(self.start) }.slot(index)?;
+        let slot = self.area().slot(index)?;
         Some((index, slot))
     }
 
     /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that
     /// bytes are offered in this slot.
     fn announce(&self, index: usize) {
-        // SAFETY: the area is mapped while this value lives.
-        unsafe { Area::new(self.start) }.ready().fetch_or(1 << index, Ordering::Release);
+        self.area().ready().fetch_or(1 << index, Ordering::Release);
     }
 
-    fn release(&self, index: usize) {
+    /// Frees a slot for another connection. If `clears` is true, returns the memory of its rings to the system.
+    fn release(&self, index: usize, clears: bool) {
+        if let Some(slot) = self.area().slot(index).filter(|_| clears) {
+            let offset = (slot.rings() as usize - self.start.as_ptr() as usize).next_multiple_of(4096);
+            // SAFETY: the pages lie within the slot's rings, which no connection uses any more. The program finds zeros there.
+            unsafe {
+                let pages = self.start.as_ptr().add(offset);
+                let _ =
+                    rustix::mm::madvise(pages.cast(), 2 * self.ring - 4096, rustix::mm::Advice::LinuxRemove);
+            }
+        }
         self.used.fetch_and(!(1 << index), Ordering::Release);
     }
 }
@@ -102,7 +129,7 @@ impl SharedArea {
 impl Drop for SharedArea {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this value, and nothing refers to it any more.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), Area::LEN) };
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
@@ -114,11 +141,12 @@ pub struct Hostile;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// The engine may read the socket pair. The program commits no more bytes to its slot of shared memory,
-    /// and the engine has copied all committed bytes.
+    /// and the engine has collected all committed bytes.
     Pair,
-    /// The engine may not read the pair yet. Bytes that the program sent earlier, through shared memory, must
-    /// be copied first.
+    /// The engine may not read the pair yet. It must first call [`Direct::collect`] for bytes that the program has committed
+    /// before.
     Behind,
+
     /// The engine may not read the pair yet, because a thread of the program is writing into the send ring.
     /// Try again in the next round.
     Claimed,
@@ -154,8 +182,8 @@ pub struct Direct {
     area: Arc<SharedArea>,
     index: usize,
     slot: Slot,
-    /// The position up to which the engine has copied bytes out of the send ring.
-    copied: u64,
+    /// The position up to which the engine has taken note of committed bytes.
+    collected: u64,
     /// The time in nanoseconds at which the engine first deferred the end of the connection's lease. It
     /// defers the end while a thread of the program writes to the send ring (a claim). `None` if no claim
     /// defers it.
@@ -185,11 +213,11 @@ pub struct Direct {
     used_at: u64,
     /// When the engine last wrote the time into the slot, in nanoseconds. 0 if it never did.
     alive_at: u64,
-    /// True if committed bytes wait for room in the connection's ring. The peer's acknowledgment makes room.
-    stalled: bool,
     /// True if the engine took the send ring of the slot away while a thread of the program was writing to
     /// the ring. The thread may still write, so this slot of shared memory is not used again.
     abandoned: bool,
+    /// True if the engine must not put bytes of the pair into the slot's send ring, because the thread may still write there.
+    leaves_ring: bool,
     /// The index of this connection in the engine's list of leases. `None` if the connection is not in the
     /// list.
     pub listed: Option<usize>,
@@ -211,7 +239,7 @@ impl Direct {
         let header = slot.header();
         slot.send().reset(0);
         slot.receive().reset();
-        header.copied.0.store(0, Ordering::Relaxed);
+        header.ring.store(area.ring as u64, Ordering::Relaxed);
         header.shut.store(0, Ordering::Relaxed);
         header.low_water.store(0, Ordering::Relaxed);
         header.device.store(device, Ordering::Relaxed);
@@ -220,7 +248,7 @@ impl Direct {
             area: area.clone(),
             index,
             slot,
-            copied: 0,
+            collected: 0,
             claimed_since: None,
             offer: None,
             moving: false,
@@ -232,8 +260,8 @@ impl Direct {
             pair_empty: false,
             used_at: 0,
             alive_at: 0,
-            stalled: false,
             abandoned: false,
+            leaves_ring: false,
             listed: None,
             sent: 0,
             received: 0,
@@ -244,6 +272,11 @@ impl Direct {
     /// area.
     pub fn location(&self) -> (&Arc<SharedArea>, usize) {
         (&self.area, self.index)
+    }
+
+    /// Returns the user of the process that shares the memory.
+    pub fn user(&self) -> u32 {
+        self.area.user
     }
 
     /// Returns the slot of shared memory, for tests that act as the program.
@@ -258,21 +291,43 @@ impl Direct {
         Watch { _area: self.area.clone(), slot: self.slot, seen: 0 }
     }
 
-    /// Returns how many of the first `committed` bytes the engine has not copied yet.
-    ///
-    /// # Errors
-    /// If `committed` is less than the number of copied bytes, or more than the send ring can hold. The
-    /// program wrote this number, so it can be wrong.
-    fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
-        committed.checked_sub(self.copied).filter(|&ahead| ahead <= SEND as u64).ok_or(Hostile)
+    /// Returns the connection's rings in the slot: the send ring and the receive ring.
+    pub fn rings(&self) -> [ByteRing; 2] {
+        let ring = self.area.ring;
+        [0, ring].map(|offset| {
+            let keeper: Arc<dyn Send + Sync> = self.area.clone();
+            // SAFETY: the ring lies in the area, which the region keeps mapped.
+            let memory = unsafe {
+                Region::from_raw(self.slot.rings().add(offset) as u64, ring, Location::Host, keeper)
+            };
+            ByteRing::shared(memory)
+        })
     }
 
-    /// Returns how many committed bytes were not copied yet, or 0 if the program broke the protocol.
-    pub fn uncopied(&self) -> u64 {
+    /// Tells the program which bytes of the send ring it may overwrite. `written` is the index at which the connection's
+    /// data ends, and `acknowledged` the index before which the peer has acknowledged it. Call this after each of both has
+    /// changed. Between two leases, the next bytes of the program then follow `written`.
+    pub fn publish(&self, written: u64, acknowledged: u64) {
+        let header = self.slot.header();
+        header.base.store(written.wrapping_sub(self.collected), Ordering::Release);
+        header.acknowledged.0.store(acknowledged, Ordering::Release);
+    }
+
+    /// Returns how many of the first `committed` bytes the engine has not collected yet.
+    ///
+    /// # Errors
+    /// If `committed` is less than the number of collected bytes, or more than the send ring can hold. The
+    /// program wrote this number, so it can be wrong.
+    fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
+        committed.checked_sub(self.collected).filter(|&ahead| ahead <= self.area.ring as u64).ok_or(Hostile)
+    }
+
+    /// Returns how many committed bytes were not collected yet, or 0 if the program broke the protocol.
+    pub fn uncollected(&self) -> u64 {
         self.ahead(self.slot.send().committed()).unwrap_or(0)
     }
 
-    /// Returns true if the connection has work for the engine: committed bytes for which there may be room,
+    /// Returns true if the connection has work for the engine: committed bytes,
     /// an answer to an offer, or an offer that was unanswered for too long. If `all` is false, does not count
     /// an offer whose bytes were all taken and after which no bytes wait.
     #[inline]
@@ -282,29 +337,21 @@ impl Direct {
             now >= since + OFFER_LIMIT_NS
                 || !receive.is_pending(offer) && (all || self.waits || !receive.is_renewed(offer))
         });
-        answered || !self.stalled && self.slot.send().committed() != self.copied
+        answered || self.slot.send().committed() != self.collected
     }
 
-    /// Returns true if the last call of [`Direct::copy`] had no room for all committed bytes.
-    pub fn is_stalled(&self) -> bool {
-        self.stalled
-    }
-
-    /// Copies at most `room` committed bytes from the slot to `ring`, beginning at index `written`. Returns
-    /// how many bytes were copied.
+    /// Returns how many bytes the program has committed since the last call. They are in the send ring. `room` is the number
+    /// of free bytes in the ring.
     ///
     /// # Errors
     /// If the program broke the protocol.
-    pub fn copy(&mut self, now: u64, ring: &mut ByteRing, written: u64, room: u64) -> Result<u64, Hostile> {
-        let ahead = self.ahead(self.slot.send().committed())?;
-        let len = ahead.min(room);
-        self.stalled = len < ahead;
+    pub fn collect(&mut self, now: u64, room: u64) -> Result<u64, Hostile> {
+        let len = self.ahead(self.slot.send().committed())?;
+        if len > room {
+            return Err(Hostile);
+        }
         if len > 0 {
-            let (first, second) = ring.parts_mut(written..written + len);
-            self.slot.read_send(self.copied, first);
-            self.slot.read_send(self.copied + first.len() as u64, second);
-            self.copied += len;
-            self.slot.header().copied.0.store(self.copied, Ordering::Release);
+            self.collected += len;
             self.sent += len;
             self.used_at = now;
         }
@@ -326,12 +373,17 @@ impl Direct {
                 if now < since + CLAIM_LIMIT_NS {
                     return Ok(Turn::Claimed);
                 }
-                self.abandoned = true;
+                (self.abandoned, self.leaves_ring) = (true, true);
                 send.abandon().map_err(|_| Hostile)?
             }
         };
         self.claimed_since = None;
         Ok(if self.ahead(committed)? == 0 { Turn::Pair } else { Turn::Behind })
+    }
+
+    /// Returns true, once, if the connection must send from another ring before the engine reads the pair.
+    pub fn take_leaves_ring(&mut self) -> bool {
+        std::mem::take(&mut self.leaves_ring)
     }
 
     /// Lets the program send through shared memory, until the engine ends the lease.
@@ -362,24 +414,22 @@ impl Direct {
         self.offer.is_some()
     }
 
-    /// Offers the received bytes `first` and `second` to the program, or as many of these bytes as the posted
-    /// receive accepts. Returns false if the bytes must go through the socket pair: no receive is posted, the
+    /// Offers `len` received bytes to the program, or as many of these bytes as the posted
+    /// receive accepts. They begin at index `start` of the receive ring. Returns false if the bytes must go through the
+    /// socket pair: no receive is posted, the
     /// pair holds earlier bytes, or the program has left an offer unanswered.
-    pub fn offer(&mut self, now: u64, fd: RawFd, first: &[u8], second: &[u8]) -> bool {
+    pub fn offer(&mut self, now: u64, fd: RawFd, start: u64, len: u64) -> bool {
         let Some((post, room)) = self.slot.receive().posted() else { return false };
-        if now < self.shunned_until || first.is_empty() && second.is_empty() {
+        if now < self.shunned_until || len == 0 {
             return false;
         }
-        let room = (room as usize).min(RECEIVE);
-        let first = &first[..first.len().min(room)];
-        let second = &second[..second.len().min(room - first.len())];
-        let len = first.len() + second.len();
+        let len = len.min(room).min(RECEIVE as u64);
         self.pair_empty = self.pair_empty || is_empty(fd);
         if !self.pair_empty || len == 0 {
             return false;
         }
-        self.slot.write_received(first, second);
-        self.offer = self.slot.receive().offer(post, len as u64).map(|offer| (offer, now));
+        self.slot.header().offered.store(start + len, Ordering::Relaxed);
+        self.offer = self.slot.receive().offer(post, len).map(|offer| (offer, now));
         self.used_at = now;
         if self.offer.is_some() {
             self.area.announce(self.index);
@@ -506,7 +556,7 @@ impl Drop for Direct {
         // If a claim was ended by force, never use the slot of shared memory again. The thread with the claim
         // may still write to the slot.
         match self.slot.send().revoke() {
-            Ok(_) if !self.abandoned => self.area.release(self.index),
+            Ok(_) if !self.abandoned => self.area.release(self.index, self.sent + self.received > KEPT),
             Ok(_) => {}
             Err(_) => drop(self.slot.send().abandon()),
         }
@@ -532,51 +582,74 @@ fn is_empty(fd: RawFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlane_tcp::ReceiveBuffer;
     use proptest::prelude::*;
     use std::os::fd::AsRawFd;
 
     const DEVICE: u64 = 8;
 
-    fn byte_ring(len: usize) -> ByteRing {
-        ByteRing::new(inlane_core::region::Region::host(len).unwrap())
+    const RING: usize = 65536;
+
+    fn area() -> Arc<SharedArea> {
+        Arc::new(SharedArea::new(1, 1000, RING).unwrap().0)
     }
 
     fn connection() -> Direct {
-        Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, DEVICE).unwrap()
+        Direct::new(&area(), 7, DEVICE).unwrap()
     }
 
     /// Commits bytes as the preloaded library does.
     fn commit(direct: &Direct, bytes: &[u8]) {
         let claim = direct.slot.send().claim().unwrap();
+        assert!(direct.slot.room(claim.position) >= bytes.len());
         // SAFETY: the test has claimed the ring.
         unsafe { direct.slot.write_send(claim.position, bytes.as_ptr(), bytes.len()) };
         assert!(direct.slot.send().commit(claim, bytes.len() as u64));
     }
 
     #[test]
-    fn committed_bytes_are_copied_before_the_pair_is_read() {
+    fn committed_bytes_are_in_the_ring_in_front_of_those_of_the_pair() {
         let mut direct = connection();
-        let mut ring = byte_ring(4096);
+        let [mut ring, _] = direct.rings();
         assert!(direct.slot.send().claim().is_none(), "no lease was granted");
+        direct.publish(7, 7);
         direct.grant(1);
         commit(&direct, &[3; 5000]);
-        assert_eq!(direct.copy(1, &mut ring, 0, 4096), Ok(4096));
-        assert!(direct.is_stalled() && !direct.has_work(1, true));
+        assert!(direct.has_work(1, true) && direct.uncollected() == 5000);
         assert_eq!(direct.end_lease(1), Ok(Turn::Behind));
-        assert_eq!(direct.copy(1, &mut ring, 4096, 4096), Ok(904));
+        assert_eq!(direct.collect(1, RING as u64), Ok(5000));
         assert_eq!(direct.end_lease(1), Ok(Turn::Pair));
-        assert!(!direct.is_stalled() && direct.slot.send().claim().is_none());
-        assert_eq!(ring.parts(0..4096).0[..904], [3; 904]);
+        assert!(!direct.has_work(1, true) && direct.slot.send().claim().is_none());
+        // The engine reads 3 bytes of the pair, and the peer acknowledges 1000 bytes.
+        ring.write(5007, &[4; 3]);
+        direct.publish(5010, 1007);
+        direct.grant(1);
+        assert_eq!(direct.slot.room(direct.slot.send().granted().unwrap()), RING - 4003);
+        commit(&direct, &[5; 1000]);
+        assert_eq!(direct.collect(1, RING as u64 - 4003), Ok(1000));
+        let mut bytes = vec![0; 6003];
+        ring.read(7..6010, &mut bytes);
+        assert_eq!(bytes, [vec![3; 5000], vec![4; 3], vec![5; 1000]].concat());
+    }
+
+    #[test]
+    fn more_committed_bytes_than_fit_are_hostile() {
+        let mut direct = connection();
+        direct.grant(1);
+        let claim = direct.slot.send().claim().unwrap();
+        assert!(direct.slot.send().commit(claim, 1001));
+        assert_eq!(direct.collect(1, 1000), Err(Hostile));
     }
 
     #[test]
     fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
-        let area = Arc::new(SharedArea::new(1).unwrap().0);
+        let area = area();
         let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
         direct.grant(1);
         let claim = direct.slot.send().claim().unwrap();
         assert_eq!(direct.end_lease(1), Ok(Turn::Claimed));
         assert_eq!(direct.end_lease(1 + CLAIM_LIMIT_NS), Ok(Turn::Pair));
+        assert!(direct.take_leaves_ring() && !direct.take_leaves_ring());
         assert!(!direct.slot.send().commit(claim, 5));
         direct.grant(2);
         assert!(direct.slot.send().claim().is_none());
@@ -589,9 +662,14 @@ mod tests {
     #[test]
     fn a_receive_is_offered_as_much_as_fits() {
         let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut direct = connection();
+        let area = Arc::new(SharedArea::new(1, 1000, 2 * RECEIVE).unwrap().0);
+        let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
+        let [_, mut ring] = direct.rings();
+        let start = 2 * RECEIVE as u64 - 3000;
+        ring.write(start, &[1; 3000]);
+        ring.write(start + 3000, &[2; RECEIVE]);
         assert!(direct.slot.receive().post());
-        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 3000], &[2; RECEIVE]));
+        assert!(direct.offer(1, engine.as_raw_fd(), start, 3000 + RECEIVE as u64));
         let offer = direct.slot.receive().offered().unwrap();
         assert_eq!(offer.len, RECEIVE as u64);
         let mut bytes = vec![0; RECEIVE];
@@ -605,12 +683,9 @@ mod tests {
         let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = engine.as_raw_fd();
         let mut direct = connection();
-        let ready = |direct: &Direct| {
-            // SAFETY: the area is mapped while the connection lives.
-            unsafe { Area::new(direct.area.start) }.ready().swap(0, Ordering::Acquire)
-        };
+        let ready = |direct: &Direct| direct.area.area().ready().swap(0, Ordering::Acquire);
         assert!(direct.slot.receive().post());
-        assert!(direct.offer(1, fd, &[1; 8], &[]) && ready(&direct) == 1 && direct.has_unread());
+        assert!(direct.offer(1, fd, 0, 8) && ready(&direct) == 1 && direct.has_unread());
         let offer = direct.slot.receive().offered().unwrap();
         assert!(direct.slot.receive().take(offer, 3) && direct.has_unread());
         assert!(!direct.has_work(2, true) && direct.settle(2) == Ok(None));
@@ -620,7 +695,7 @@ mod tests {
         direct.set_waits(true);
         assert!(direct.has_work(2, false));
         assert_eq!(direct.settle(2), Ok(Some(8)));
-        assert!(direct.offer(3, fd, &[1; 5], &[]) && ready(&direct) == 1);
+        assert!(direct.offer(3, fd, 8, 5) && ready(&direct) == 1);
         let offer = direct.slot.receive().offered().unwrap();
         assert!(direct.slot.receive().take(offer, 4));
         let end = 3 + OFFER_LIMIT_NS;
@@ -629,8 +704,8 @@ mod tests {
         assert!(direct.slot.receive().is_moving() && !direct.slot.receive().post());
         direct.note_pair_written();
         assert!(direct.slot.receive().post());
-        assert!(!direct.offer(end, fd, &[1; 5], &[]), "the program did not look at its slot");
-        assert!(direct.offer(end + SHUN_NS, fd, &[1; 5], &[]));
+        assert!(!direct.offer(end, fd, 12, 5), "the program did not look at its slot");
+        assert!(direct.offer(end + SHUN_NS, fd, 12, 5));
         drop(program);
     }
 
@@ -639,7 +714,7 @@ mod tests {
         let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut direct = connection();
         assert!(direct.slot.receive().post());
-        assert!(direct.offer(1, engine.as_raw_fd(), &[1; 4], &[2; 4]));
+        assert!(direct.offer(1, engine.as_raw_fd(), 0, 8));
         assert_eq!(direct.settle(2), Ok(None));
         assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
         assert!(direct.slot.receive().stop() && direct.has_work(2, false));
@@ -650,7 +725,7 @@ mod tests {
         std::io::Write::write_all(&mut &engine, b"earlier").unwrap();
         direct.note_pair_written();
         assert!(!direct.expects_post(3) && direct.slot.receive().post());
-        assert!(!direct.offer(3, engine.as_raw_fd(), &[1], &[]), "the pair has earlier bytes");
+        assert!(!direct.offer(3, engine.as_raw_fd(), 8, 1), "the pair has earlier bytes");
         drop(program);
     }
 
@@ -659,7 +734,7 @@ mod tests {
         let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
         for withdrawn_by_age in [true, false] {
             let mut direct = connection();
-            assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), &[1; 8], &[]));
+            assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), 0, 8));
             if withdrawn_by_age {
                 assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
                 assert!(direct.slot.receive().is_moving());
@@ -668,7 +743,7 @@ mod tests {
             assert!(direct.has_unread() && direct.slot.receive().post());
         }
         let mut direct = connection();
-        assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), &[1; 8], &[]));
+        assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), 0, 8));
         assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
         direct.forget_offer();
         assert!(!direct.has_unread(), "the program has taken all bytes");
@@ -681,24 +756,23 @@ mod tests {
         fn random_words_harm_nothing(words in proptest::collection::vec((0usize..4, any::<u64>(), any::<bool>()), 1..60)) {
             let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
             let mut direct = connection();
-            let mut ring = byte_ring(65536);
             let (mut written, mut now) = (0, 0);
             for (index, word, small) in words {
                 let header = direct.slot.header();
                 // Keep only the state bits and a small position or length. Many random words then look valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
-                let target = [&header.send.0, &header.receive.0, &header.copied.0, &header.inode][index];
+                let target = [&header.send.0, &header.receive.0, &header.acknowledged.0, &header.inode][index];
                 target.store(word, Ordering::Relaxed);
                 now += CLAIM_LIMIT_NS / 3;
-                let Ok(len) = direct.copy(now, &mut ring, written, 65536) else { break };
-                prop_assert!(len <= SEND as u64);
+                let Ok(len) = direct.collect(now, RING as u64) else { break };
+                prop_assert!(len <= RING as u64);
                 written += len;
                 if direct.end_lease(now).is_err() {
                     break;
                 }
                 direct.grant(now);
                 if !direct.has_offer() {
-                    direct.offer(now, engine.as_raw_fd(), &[1; 100], &[2; 100]);
+                    direct.offer(now, engine.as_raw_fd(), written, 200);
                 }
                 match direct.settle(now) {
                     Ok(taken) => prop_assert!(taken.is_none_or(|taken| taken <= 200)),

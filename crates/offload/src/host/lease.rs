@@ -4,11 +4,13 @@
 use super::Engine;
 use super::control::Request;
 use super::direct::{Direct, SharedArea, Turn, Watch};
+use super::open::is_trusted;
 use super::request::{Refusal, Reply};
 use super::socket::{Attachment, Pair, Socket, Stack};
 use crate::lock;
 use crate::stack::arena::Key;
 use crate::stack::socket::Role;
+use inlane_offload_protocol::lease::Area;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_tcp::State;
 use std::os::fd::OwnedFd;
@@ -34,6 +36,8 @@ const FEW_LEASES: usize = 4;
 struct Listed {
     key: Key,
     watch: Watch,
+    /// The user of the program.
+    user: u32,
     /// True if an offer waited for the program's answer when the engine last checked the connection. The
     /// program may have answered since.
     offered: bool,
@@ -57,6 +61,13 @@ impl Leases {
     }
 }
 
+/// Returns true if a user who has `own` of `all` things may have one more, of which there are at most `most`. A user may have at
+/// most as many as are free, so each further user gets a share. Root and the engine's own user may have all.
+fn has_share(user: u32, own: usize, all: usize, most: usize) -> bool {
+    let free = most.saturating_sub(all);
+    own < free || free > 0 && is_trusted(user)
+}
+
 /// Returns the slot of a connection.
 fn direct_of(stack: &mut Stack, key: Key) -> Option<&mut Direct> {
     match stack.sockets.get_mut(key) {
@@ -71,7 +82,7 @@ impl Engine {
     /// Returns true if programs may use shared memory. Shared memory needs an engine that polls for some time
     /// before it sleeps. An engine that sleeps at once when it has no work would end each lease at once.
     fn leases(&self) -> bool {
-        !self.settings.spin.is_zero()
+        !self.settings.spin.is_zero() && self.settings.buffer <= Area::MOST_RING
     }
 
     /// Returns how long programs should poll before they sleep, in microseconds.
@@ -88,20 +99,35 @@ impl Engine {
         let key = self.attached(request)?;
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
         let status = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?;
-        let (area, file) = self.area(request)?;
-        let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
+        // Check the connection first, because a refusal brings no descriptor of a new area.
+        let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
         // these options.
         let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
-        let (Role::Stream(stream), Pair::Stream(pair)) = (&socket.role, &mut socket.attachment.pair) else {
+        let (Role::Stream(stream), Pair::Stream(pair)) = (&socket.role, &socket.attachment.pair) else {
             return Err(Refusal::Errno(libc::EINVAL));
         };
         let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
-        if limited || !open || pair.program_finished || pair.filled.is_some() {
+        let moves = pair.direct.is_some() || !stream.connection.is_reassembling();
+        if limited || !open || !moves || pair.program_finished || pair.filled.is_some() {
             return Err(Refusal::Errno(libc::EAGAIN));
         }
+        let (area, file) = self.area(request)?;
+        let Some(Socket {
+            role: Role::Stream(stream),
+            attachment: Attachment { pair: Pair::Stream(pair), .. },
+            ..
+        }) = self.stack.sockets.get_mut(key)
+        else {
+            return Err(Refusal::Errno(libc::EBADF));
+        };
+        let mut unused = None;
         if pair.direct.is_none() {
-            pair.direct = Direct::new(&area, status.st_ino, status.st_dev).map(Box::new);
+            let direct = Direct::new(&area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
+            let written = [stream.written, stream.connection.received()];
+            unused = Some((stream.replace_rings(direct.rings()), written));
+            direct.publish(stream.written, stream.connection.acknowledged());
+            pair.direct = Some(Box::new(direct));
         }
         let direct = pair.direct.as_ref().ok_or(libc::ENOBUFS)?;
         let (owner, index) = direct.location();
@@ -111,6 +137,10 @@ impl Engine {
         let mut reply = Message::new(Operation::Adopt);
         reply.number = index as i32;
         reply.name = self.spin_us();
+        reply.level = self.settings.buffer as i32;
+        if let Some((rings, written)) = unused {
+            self.stack.put_rings(rings, written);
+        }
         self.stack.touch(key);
         Ok((reply, file.map(Arc::new)))
     }
@@ -128,10 +158,14 @@ impl Engine {
         areas.retain(|area| area.strong_count() > 0);
         let of_process =
             areas.iter().filter_map(Weak::upgrade).filter(|area| area.process == request.process);
-        if areas.len() >= MOST_AREAS || of_process.count() >= MOST_AREAS_OF_PROCESS {
+        if of_process.count() >= MOST_AREAS_OF_PROCESS {
             return Err(Refusal::Errno(libc::ENOBUFS));
         }
-        let (area, file) = SharedArea::new(request.process)?;
+        let of_user = areas.iter().filter_map(Weak::upgrade).filter(|area| area.user == request.user);
+        if !has_share(request.user, of_user.count(), areas.len(), MOST_AREAS) {
+            return Err(Refusal::Errno(libc::ENOBUFS));
+        }
+        let (area, file) = SharedArea::new(request.process, request.user, self.settings.buffer)?;
         let area = Arc::new(area);
         areas.push(Arc::downgrade(&area));
         *own = Some(area.clone());
@@ -155,10 +189,19 @@ impl Engine {
                     listed.offered = offered;
                 }
             }
-            None if listed.len() >= MOST_LEASES && !offered => return,
+            None if !offered
+                && !has_share(
+                    direct.user(),
+                    listed.iter().filter(|one| one.user == direct.user()).count(),
+                    listed.len(),
+                    MOST_LEASES,
+                ) =>
+            {
+                return;
+            }
             None => {
                 direct.listed = Some(listed.len());
-                listed.push(Listed { key, watch: direct.watch(), offered });
+                listed.push(Listed { key, watch: direct.watch(), user: direct.user(), offered });
             }
         }
         if grants {
@@ -193,7 +236,7 @@ impl Engine {
             let mut work = direct.has_work(now, all || few);
             if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
                 match direct.end_lease(now) {
-                    Ok(turn) if turn == Turn::Pair || direct.is_stalled() && turn == Turn::Behind => {
+                    Ok(turn) if turn == Turn::Pair => {
                         direct.listed = None;
                         self.unlist(index);
                         continue;
@@ -225,5 +268,18 @@ impl Engine {
     /// yet. This is so if a program has committed bytes, holds a claim, or has not answered an offer.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
         !self.poll_leases(now, true) && self.leases.listed.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_user_gets_a_share() {
+        let (first, second) = (70_001, 70_002);
+        let most_of = |user, others| (0..).find(|&own| !has_share(user, own, own + others, 128)).unwrap();
+        assert_eq!((most_of(first, 0), most_of(second, 64)), (64, 32));
+        assert_eq!((most_of(0, 0), most_of(0, 100)), (128, 28));
     }
 }

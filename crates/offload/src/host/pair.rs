@@ -2,6 +2,7 @@
 
 use crate::host::Permit;
 use crate::host::closer::{Closer, UserCloser};
+use crate::stack::ring::Span;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketKind, SocketName, UnixAddress};
@@ -172,7 +173,7 @@ impl Filled {
         let mut scrap = [0; filler::LEN];
         while rest > 0 {
             let part = rest.min(scrap.len());
-            match take(engine_end.as_raw_fd(), &mut scrap[..part], &mut [], closer) {
+            match take(engine_end.as_raw_fd(), &mut scrap[..part], closer) {
                 Ok((len, _)) if len > 0 => rest -= len,
                 _ => break,
             }
@@ -279,14 +280,30 @@ fn result(code: isize) -> io::Result<usize> {
 /// # Errors
 /// Errors of the system; `WouldBlock` if the socket pair is full.
 pub fn send(fd: RawFd, first: &[u8], second: &[u8]) -> io::Result<usize> {
-    let mut parts = [first, second]
-        .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+    let spans = [first, second].map(|part| Span { start: part.as_ptr().cast_mut(), len: part.len() });
+    // SAFETY: the spans are slices.
+    unsafe { send_spans(fd, spans) }
+}
+
+/// Sends the bytes of two spans of a ring, as [`send`] does.
+///
+/// # Errors
+/// As [`send`].
+///
+/// # Safety
+/// The spans are readable.
+pub unsafe fn send_spans(fd: RawFd, spans: [Span; 2]) -> io::Result<usize> {
+    let mut parts = spans.map(to_iovec);
     // SAFETY: an all-zero msghdr is valid. The parts outlive the call and are only read.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
-        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), 1 + usize::from(!second.is_empty()));
+        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), 1 + usize::from(parts[1].iov_len > 0));
         result(libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT))
     }
+}
+
+fn to_iovec(span: Span) -> libc::iovec {
+    libc::iovec { iov_base: span.start.cast(), iov_len: span.len }
 }
 
 /// Receives bytes as a program that ignores descriptors, without blocking. Returns their number, which is 0 at the end of
@@ -300,7 +317,7 @@ pub fn receive(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
     result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) })
 }
 
-/// Receives bytes that a program has written to a pair into `first` and then into `second`, without blocking. Returns
+/// Receives bytes that a program has written to a pair, without blocking. Returns
 /// their number, which is 0 at the end of the stream. Also returns true if the program had sent descriptors with the
 /// bytes, which are passed to `closer`. Such a read stops early, so the pair may hold more bytes although there was room
 /// for them.
@@ -308,26 +325,36 @@ pub fn receive(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive; `InvalidData` if the closer is full and the
 /// program has sent descriptors. These then stay in the pair.
-pub fn take(
+pub fn take(fd: RawFd, bytes: &mut [u8], closer: &Arc<UserCloser>) -> io::Result<(usize, bool)> {
+    let span = Span { start: bytes.as_mut_ptr(), len: bytes.len() };
+    // SAFETY: the span is a slice.
+    unsafe { take_spans(fd, [span, Span { len: 0, ..span }], closer) }
+}
+
+/// Receives bytes into two spans of a ring, as [`take`] does.
+///
+/// # Errors
+/// As [`take`].
+///
+/// # Safety
+/// The spans are writable.
+pub unsafe fn take_spans(
     fd: RawFd,
-    first: &mut [u8],
-    second: &mut [u8],
+    mut spans: [Span; 2],
     closer: &Arc<UserCloser>,
 ) -> io::Result<(usize, bool)> {
-    let (mut first, mut second) = (first, second);
     if closer.is_full() {
-        let (len, descriptors) = peek(fd, first)?;
+        let (len, descriptors) = peek(fd, &mut to_iovec(spans[0]))?;
         if descriptors {
             return Err(io::ErrorKind::InvalidData.into());
         }
         // Receive only the bytes that were peeked, because descriptors may have arrived behind them.
-        (first, second) = (&mut first[..len], &mut []);
+        (spans[0].len, spans[1].len) = (len, 0);
         if len == 0 {
             return Ok((0, false));
         }
     }
-    let mut parts =
-        [first, second].map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
+    let mut parts = spans.map(to_iovec);
     let count = 1 + usize::from(parts[1].iov_len > 0);
     let mut room = MaybeUninit::<Room>::uninit();
     // SAFETY: the parts and the room outlive the call, and nothing else accesses them.
@@ -372,17 +399,20 @@ unsafe fn received(header: &libc::msghdr) -> Vec<OwnedFd> {
     descriptors
 }
 
+fn slice(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+}
+
 /// Reads bytes of a socket, which stay there. Returns their number, and true if descriptors come with them.
 ///
 /// # Errors
 /// Errors of the system; `WouldBlock` if there is nothing to receive.
 #[cold]
-fn peek(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: the structures outlive the call.
+fn peek(fd: RawFd, part: &mut libc::iovec) -> io::Result<(usize, bool)> {
+    // SAFETY: the structures outlive the call. The callers pass writable bytes.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
-        (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+        (header.msg_iov, header.msg_iovlen) = (part, 1);
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         let len = result(libc::recvmsg(fd, &mut header, flags))?;
         Ok((len, header.msg_flags & libc::MSG_CTRUNC != 0))
@@ -397,7 +427,7 @@ fn peek(fd: RawFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
 fn has_unexpected_descriptors(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result<bool> {
     let mut byte = [0u8];
     if closer.is_overfull() {
-        return peek(fd, &mut byte).map(|(_, descriptors)| descriptors);
+        return peek(fd, &mut slice(&mut byte)).map(|(_, descriptors)| descriptors);
     }
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = Control([0; 32]);
@@ -426,7 +456,7 @@ fn has_unexpected_descriptors(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result
 pub fn discard(fd: RawFd, closer: &Arc<UserCloser>) -> io::Result<bool> {
     let mut scrap = [0; 4096];
     for _ in 0..64 {
-        match take(fd, &mut scrap, &mut [], closer) {
+        match take(fd, &mut scrap, closer) {
             Ok((len, _)) if len > 0 => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
             _ => return Ok(false),
@@ -465,7 +495,7 @@ fn has_only_bytes(end: &OwnedFd, bytes: u64) -> bool {
     let mut scrap = [0u8; 2 * filler::LEN];
     let mut seen = 0;
     while seen < bytes {
-        match peek(end.as_raw_fd(), &mut scrap) {
+        match peek(end.as_raw_fd(), &mut slice(&mut scrap)) {
             Ok((len, false)) if len > 0 => seen += len as u64,
             _ => return false,
         }
@@ -482,7 +512,7 @@ pub fn has_no_messages(end: &OwnedFd) -> bool {
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
     set_option(end, libc::SO_PASSCRED, 1).is_ok()
         // The first call may return an error of the socket instead.
-        && (0..2).any(|_| matches!(peek(fd, &mut [0]), Ok((0, false))))
+        && (0..2).any(|_| matches!(peek(fd, &mut slice(&mut [0])), Ok((0, false))))
 }
 
 /// Shuts down a socket that keeps messages apart, and drops up to 64 messages without descriptors that wait there. Returns

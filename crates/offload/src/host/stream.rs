@@ -3,10 +3,12 @@
 use super::Engine;
 use super::closer::UserCloser;
 use super::direct::{Hostile, Turn};
+use super::memory::allocate_ring;
 use super::pair;
 use super::socket::{Attachment, Pair, Socket, StreamPair};
 use crate::stack::arena::Key;
 use crate::stack::options::SocketOptions;
+use crate::stack::ring::ByteRing;
 use crate::stack::socket::Role;
 use crate::stack::stream::Stream;
 use inlane_offload_protocol::name::End;
@@ -22,6 +24,9 @@ const TURN: u64 = 256 << 10;
 /// the program has finished sending. If it has, the FIN is sent with the data. Later reads are not checked,
 /// because a longer connection seldom ends right after a given read.
 pub(super) const CHECKED_READS: u32 = 4;
+
+/// The most times that the engine tries to end a lease in a turn.
+const MOST_ROUNDS: usize = 8;
 
 /// Returns the errno of a failed connection.
 fn errno(reason: EndReason) -> i32 {
@@ -88,6 +93,7 @@ impl Engine {
         let (undelivered, reason) = (stream.undelivered(), stream.connection.reason());
         let peer_closed = stream.connection.peer_closed();
         if let Some(direct) = &mut pair.direct {
+            direct.publish(stream.written, stream.connection.acknowledged());
             direct.set_waits(peer_closed || undelivered > direct.offered());
         }
         if peer_closed && undelivered == 0 && !pair.end_passed {
@@ -139,13 +145,7 @@ impl Engine {
     fn refuse_hostile(&mut self, now: u64, key: Key) {
         self.totals.hostile += 1;
         let crate::stack::Stack { sockets, network, .. } = &mut self.stack;
-        if let Some(Socket {
-            role: Role::Stream(stream),
-            attachment: Attachment { pair: Pair::Stream(pair), .. },
-            ..
-        }) = sockets.get_mut(key)
-        {
-            pair.direct = None;
+        if let Some(Socket { role: Role::Stream(stream), .. }) = sockets.get_mut(key) {
             stream.connection.abort();
             stream.transmit(now, network);
         }
@@ -182,7 +182,7 @@ impl StreamPair {
         if self.filled.is_some() {
             return;
         }
-        let in_slot = self.direct.as_ref().map_or(0, |direct| direct.uncopied());
+        let in_slot = self.direct.as_ref().map_or(0, |direct| direct.uncollected());
         stream.expect_more(stream.written + in_slot + pair::unread(fd).unwrap_or(0) + bytes);
     }
 
@@ -206,8 +206,7 @@ impl StreamPair {
             return Ok(false);
         }
         if let Some(direct) = &mut self.direct {
-            let (first, second) = stream.readable(stream.undelivered());
-            if direct.offer(now, fd, first, second) {
+            if direct.offer(now, fd, stream.delivered, stream.undelivered()) {
                 stream.publish_delivered();
                 return Ok(false);
             }
@@ -217,9 +216,9 @@ impl StreamPair {
             }
         }
         while self.writable && stream.delivered < stop {
-            let (first, second) = stream.readable(stop - stream.delivered);
-            let wanted = first.len() + second.len();
-            match pair::send(fd, first, second) {
+            let wanted = (stop - stream.delivered) as usize;
+            // SAFETY: the spans are those of the stream's ring.
+            match unsafe { pair::send_spans(fd, stream.readable(wanted as u64)) } {
                 Ok(sent) => {
                     stream.delivered += sent as u64;
                     if let Some(direct) = &mut self.direct {
@@ -252,8 +251,8 @@ impl StreamPair {
         if self.discards || stream.undelivered() == 0 {
             return;
         }
-        let (first, second) = stream.readable(stream.undelivered());
-        if let Ok(sent) = pair::send(fd, first, second) {
+        // SAFETY: the spans are those of the stream's ring.
+        if let Ok(sent) = unsafe { pair::send_spans(fd, stream.readable(stream.undelivered())) } {
             stream.delivered += sent as u64;
         }
     }
@@ -275,33 +274,33 @@ impl StreamPair {
     /// | `None` | no |
     fn lease(&self) -> Option<bool> {
         let direct = self.direct.as_ref()?;
-        let grants = !self.readable && !self.program_finished && !direct.is_stalled();
+        let grants = !self.readable && !self.program_finished;
         (grants || direct.has_offer()).then_some(grants)
     }
 
-    /// Copies the program's data from shared memory into the send ring, up to `share` bytes in the ring.
-    /// Returns true if the socket pair may be read now, or false if data in shared memory must be copied
-    /// first. Sets `again` if a thread of the program is still writing: the next round must then try again.
-    fn collect_direct(
-        &mut self,
-        now: u64,
-        stream: &mut Stream,
-        share: u64,
-        again: &mut bool,
-    ) -> Result<bool, Hostile> {
+    /// Takes note of the program's data that shared memory has in the send ring. Returns true if the socket pair may be read
+    /// now. Sets `again` if a thread of the program is still writing: the next round must then try again.
+    fn collect_direct(&mut self, now: u64, stream: &mut Stream, again: &mut bool) -> Result<bool, Hostile> {
         let Some(direct) = &mut self.direct else { return Ok(true) };
-        loop {
-            let room = stream.room(share);
-            let len = direct.copy(now, &mut stream.send, stream.written, room)?;
-            if len > 0 {
-                stream.add_written(len);
+        // A lease ends in the second round, unless a program changes the word by other means than the protocol's.
+        for _ in 0..MOST_ROUNDS {
+            let room = stream.room(stream.send.capacity() as u64);
+            match direct.collect(now, room)? {
+                0 => {}
+                // The lease has ended, so only a hostile program changes the word.
+                _ if self.program_finished => return Err(Hostile),
+                len => stream.add_written(len),
             }
             if !self.readable {
                 return Ok(true);
             }
             match direct.end_lease(now)? {
+                Turn::Pair if direct.take_leaves_ring() => {
+                    // Reset the connection if there is no memory.
+                    let ring = allocate_ring(stream.send.capacity()).ok_or(Hostile)?;
+                    stream.replace_send_ring(ByteRing::new(ring));
+                }
                 Turn::Pair => return Ok(true),
-                Turn::Behind if direct.is_stalled() => return Ok(false),
                 Turn::Behind => {}
                 Turn::Claimed => {
                     *again = true;
@@ -309,6 +308,7 @@ impl StreamPair {
                 }
             }
         }
+        Err(Hostile)
     }
 
     /// Moves the program's data from shared memory and the pair into the send ring. Returns true if the next
@@ -326,7 +326,7 @@ impl StreamPair {
     ) -> Result<bool, Hostile> {
         let share = options.send_limit(stream.send.capacity()) as u64;
         let mut again = false;
-        if !self.collect_direct(now, stream, share, &mut again)? {
+        if !self.collect_direct(now, stream, &mut again)? {
             return Ok(again);
         }
         let mut moved = 0;
@@ -344,9 +344,9 @@ impl StreamPair {
             if moved >= TURN {
                 return Ok(true);
             }
-            let (first, second) = stream.writable(room.min(TURN));
-            let wanted = first.len() + second.len();
-            match pair::take(fd, first, second, closer) {
+            let wanted = room.min(TURN) as usize;
+            // SAFETY: the spans are those of the stream's ring, and no lease lets the program write there.
+            match unsafe { pair::take_spans(fd, stream.writable(wanted as u64), closer) } {
                 Ok((0, _)) => self.finish_sending(now, stream, fd, options),
                 Ok((len, cut)) => {
                     self.unaccepted = false;

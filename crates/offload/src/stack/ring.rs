@@ -12,6 +12,16 @@ use std::ops::Range;
 /// written should take no memory.
 pub type Allocate = fn(usize) -> Option<Region>;
 
+/// A span of a ring's memory. Other processes may write to it at any time if the ring is shared, so no reference to its bytes
+/// exists. It is valid as long as the ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// The first byte.
+    pub start: *mut u8,
+    /// The number of bytes.
+    pub len: usize,
+}
+
 /// A ring of bytes. Index i of the stream lies at i modulo the capacity.
 pub struct ByteRing {
     /// The memory. Nothing else in this process uses it.
@@ -19,73 +29,79 @@ pub struct ByteRing {
     /// The total size, in bytes, of the pages that were ever written. Other pages use no memory.
     /// [`Rings::put`] updates it.
     present: usize,
+    /// True if another process uses the memory, too. Such a ring is not kept for other connections.
+    shared: bool,
 }
 
 impl ByteRing {
-    /// Creates a ring over zeroed memory, which nothing else in this process uses.
+    /// Creates a ring over zeroed memory, which nothing else uses.
     ///
     /// # Panics
     /// If the length of the memory is not a power of two, or the CPU cannot access it.
     pub fn new(memory: Region) -> Self {
         assert!(memory.len().is_power_of_two() && memory.location().is_cpu_memory());
-        Self { memory, present: 0 }
+        Self { memory, present: 0, shared: false }
+    }
+
+    /// Creates a ring over memory that another process may read and write at any time.
+    ///
+    /// # Panics
+    /// As [`ByteRing::new`].
+    pub fn shared(memory: Region) -> Self {
+        Self { shared: true, ..Self::new(memory) }
     }
 
     /// Returns the number of bytes that the ring can hold.
+    #[inline]
     pub fn capacity(&self) -> usize {
         self.memory.len()
     }
 
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the region keeps the memory valid and initialised. Only this ring uses it.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.len()) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.memory.len()) }
-    }
-
-    fn offset(&self, index: u64) -> usize {
-        (index & (self.memory.len() as u64 - 1)) as usize
-    }
-
-    /// Returns the bytes of `range` as two slices. If the range wraps around the end of the ring, the second
-    /// slice holds the rest. Otherwise it is empty.
+    /// Returns the memory of `range` as two spans. If the range wraps around the end of the ring, the second
+    /// span holds the rest. Otherwise it is empty.
     ///
     /// # Panics
     /// If the range is longer than the ring.
     #[inline]
-    pub fn parts(&self, range: Range<u64>) -> (&[u8], &[u8]) {
-        let (start, len) = (self.offset(range.start), (range.end - range.start) as usize);
-        let bytes = self.bytes();
-        let first = len.min(bytes.len() - start);
-        (&bytes[start..start + first], &bytes[..len - first])
-    }
-
-    /// Like [`ByteRing::parts`], for writing.
-    pub fn parts_mut(&mut self, range: Range<u64>) -> (&mut [u8], &mut [u8]) {
-        let (start, len) = (self.offset(range.start), (range.end - range.start) as usize);
-        let bytes = self.bytes_mut();
-        let first = len.min(bytes.len() - start);
-        let (low, high) = bytes.split_at_mut(start);
-        (&mut high[..first], &mut low[..len - first])
+    pub fn spans(&self, range: Range<u64>) -> [Span; 2] {
+        let capacity = self.memory.len();
+        let (start, len) =
+            ((range.start & (capacity as u64 - 1)) as usize, (range.end - range.start) as usize);
+        assert!(len <= capacity);
+        let first = len.min(capacity - start);
+        // SAFETY: the offset is within the memory.
+        let start = unsafe { self.memory.as_ptr().add(start) };
+        [Span { start, len: first }, Span { start: self.memory.as_ptr(), len: len - first }]
     }
 
     /// Copies the bytes of `range` to `to`, which has the range's length.
+    ///
+    /// # Panics
+    /// If `to` has another length.
     #[inline]
     pub fn read(&self, range: Range<u64>, to: &mut [u8]) {
-        let (first, second) = self.parts(range);
-        let (low, high) = to.split_at_mut(first.len());
-        low.copy_from_slice(first);
-        high.copy_from_slice(second);
+        let [first, second] = self.spans(range);
+        assert_eq!(to.len(), first.len + second.len);
+        // SAFETY: the spans lie within the ring, and `to` has as many bytes. A byte that another process writes meanwhile is
+        // copied before or after that.
+        unsafe {
+            to.as_mut_ptr().copy_from_nonoverlapping(first.start, first.len);
+            to.as_mut_ptr().add(first.len).copy_from_nonoverlapping(second.start, second.len);
+        }
     }
 
-    /// Copies the bytes of `range` to `to`, which has the range's length. Returns `sum` with these bytes added.
+    /// Copies the bytes of `range` to `to`, which has the range's length. Returns `sum` with the copied bytes added.
+    ///
+    /// # Panics
+    /// If `to` has another length.
     #[inline]
     pub fn read_summed(&self, range: Range<u64>, to: &mut [u8], sum: Sum) -> Sum {
-        match self.parts(range.clone()) {
-            (all, []) => sum.add_copied(all, to),
+        match self.spans(range.clone()) {
+            [all, Span { len: 0, .. }] => {
+                assert_eq!(to.len(), all.len);
+                // SAFETY: the span lies within the ring.
+                unsafe { sum.add_copied_from(all.start, to) }
+            }
             // The first part may have an odd number of bytes, so add both parts at once.
             _ => {
                 self.read(range, to);
@@ -93,15 +109,25 @@ impl ByteRing {
             }
         }
     }
+
+    /// Copies the bytes of `range` from `from`, a ring of the same capacity, to the same indices.
+    pub fn copy_from(&mut self, from: &Self, range: Range<u64>) {
+        for (to, from) in self.spans(range.clone()).into_iter().zip(from.spans(range)) {
+            // SAFETY: the rings have the same capacity, so the spans have the same lengths. They lie within the rings.
+            unsafe { to.start.copy_from_nonoverlapping(from.start, from.len.min(to.len)) };
+        }
+    }
 }
 
 impl ReceiveBuffer for ByteRing {
     #[inline]
     fn write(&mut self, index: u64, bytes: &[u8]) {
-        let (first, second) = self.parts_mut(index..index + bytes.len() as u64);
-        let (low, high) = bytes.split_at(first.len());
-        first.copy_from_slice(low);
-        second.copy_from_slice(high);
+        let [first, second] = self.spans(index..index + bytes.len() as u64);
+        // SAFETY: the spans lie within the ring and have as many bytes as `bytes`.
+        unsafe {
+            first.start.copy_from_nonoverlapping(bytes.as_ptr(), first.len);
+            second.start.copy_from_nonoverlapping(bytes.as_ptr().add(first.len), second.len);
+        }
     }
 }
 
@@ -140,10 +166,13 @@ impl Rings {
         }
     }
 
-    /// Takes back a ring. Its connection has written `written` bytes in total. The written pages stay in
+    /// Takes back a ring, unless it is shared. Its connection has written `written` bytes in total. The written pages stay in
     /// memory, so they count against the limit on unused rings. If the ring would exceed that limit, drops
     /// it.
     pub fn put(&mut self, mut ring: ByteRing, written: u64) {
+        if ring.shared {
+            return;
+        }
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);
         ring.present = ring.present.max(written);
         if self.free.len() < Self::MOST && self.kept + ring.present <= Self::MOST_KEPT {

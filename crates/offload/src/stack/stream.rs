@@ -4,7 +4,7 @@ use super::Stack;
 use super::arena::Key;
 use super::network::{Network, Route};
 use super::options::SocketOptions;
-use super::ring::ByteRing;
+use super::ring::{ByteRing, Span};
 use super::segment::Outgoing;
 use super::socket::{Role, Socket};
 use inlane_tcp::{Connection, Events, Flow, Handshake, Segment};
@@ -47,8 +47,8 @@ impl Stream {
 
     /// Returns the memory for the next `len` bytes of the program, in two parts. They must fit into the ring.
     #[inline]
-    pub fn writable(&mut self, len: u64) -> (&mut [u8], &mut [u8]) {
-        self.send.parts_mut(self.written..self.written + len)
+    pub fn writable(&self, len: u64) -> [Span; 2] {
+        self.send.spans(self.written..self.written + len)
     }
 
     /// Records that `len` bytes of the program are in the send ring.
@@ -67,8 +67,23 @@ impl Stream {
 
     /// Returns the first `len` received bytes that the caller has not taken, in two parts. There are at least as many.
     #[inline]
-    pub fn readable(&self, len: u64) -> (&[u8], &[u8]) {
-        self.receive.parts(self.delivered..self.delivered + len)
+    pub fn readable(&self, len: u64) -> [Span; 2] {
+        self.receive.spans(self.delivered..self.delivered + len)
+    }
+
+    /// Replaces the rings, the send ring first, by others of the same capacity, with the bytes that they hold. Returns the
+    /// earlier rings. Bytes that were received out of order would be lost, so the connection must have none.
+    pub fn replace_rings(&mut self, [mut send, mut receive]: [ByteRing; 2]) -> [ByteRing; 2] {
+        debug_assert!(!self.connection.is_reassembling());
+        send.copy_from(&self.send, self.connection.acknowledged()..self.written);
+        receive.copy_from(&self.receive, self.delivered..self.connection.received());
+        [std::mem::replace(&mut self.send, send), std::mem::replace(&mut self.receive, receive)]
+    }
+
+    /// Replaces the send ring by another of the same capacity, with the bytes that it holds.
+    pub fn replace_send_ring(&mut self, mut send: ByteRing) {
+        send.copy_from(&self.send, self.connection.acknowledged()..self.written);
+        self.send = send;
     }
 
     /// Drops all received bytes that the caller has not taken.
@@ -202,8 +217,12 @@ impl<A> Stack<A> {
     /// Frees the memory of a connection that is in no table.
     pub fn drop_stream(&mut self, stream: Stream) {
         let (sent, received) = (stream.written, stream.connection.received());
-        self.rings.put(stream.send, sent);
-        self.rings.put(stream.receive, received);
+        self.put_rings([stream.send, stream.receive], [sent, received]);
+    }
+
+    /// Takes back two rings that a connection does not need any more. It has written `written` bytes to each.
+    pub fn put_rings(&mut self, rings: [ByteRing; 2], written: [u64; 2]) {
+        rings.into_iter().zip(written).for_each(|(ring, written)| self.rings.put(ring, written));
     }
 
     /// Hands a segment to a connection.

@@ -12,7 +12,7 @@ use inlane_core::port::{Counters, Tx};
 use inlane_core::region::Region;
 use inlane_core::{Packet, Pool};
 use inlane_offload_protocol::rules::Prefix;
-use inlane_tcp::{Flow, Secrets, State};
+use inlane_tcp::{Flow, ReceiveBuffer, Secrets, State};
 use inlane_wire::ethernet::Mac;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -174,10 +174,7 @@ impl Machine {
             return 0;
         };
         let len = stream.room(stream.send.capacity() as u64).min(bytes.len() as u64);
-        let (first, second) = stream.writable(len);
-        let (low, high) = bytes[..len as usize].split_at(first.len());
-        first.copy_from_slice(low);
-        second.copy_from_slice(high);
+        stream.send.write(stream.written, &bytes[..len as usize]);
         stream.add_written(len);
         self.stack.touch(key);
         len as usize
@@ -188,8 +185,8 @@ impl Machine {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) else {
             return Vec::new();
         };
-        let (first, second) = stream.readable(stream.undelivered());
-        let bytes = [first, second].concat();
+        let mut bytes = vec![0; stream.undelivered() as usize];
+        stream.receive.read(stream.delivered..stream.connection.received(), &mut bytes);
         stream.delivered += bytes.len() as u64;
         stream.publish_delivered();
         self.stack.touch(key);

@@ -2,10 +2,14 @@
 
 use super::{are_possible, identity, is_alive, is_same, now_ns, slot};
 use crate::{errno, real, set_errno, socket};
-use inlane_offload_protocol::lease::{SEND, Slot};
+use inlane_offload_protocol::lease::Slot;
 use libc::{c_int, iovec, ssize_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
+
+/// The most bytes that a send writes before it commits them. The engine sends the first part of a large send while the
+/// program copies the rest.
+const CHUNK: usize = 32 << 10;
 
 /// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
 /// some bytes are unread, or if the kernel gives no answer.
@@ -33,15 +37,15 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec], flags: c_int) -> Optio
     if !are_possible(parts) {
         return None;
     }
-    if let ([part], true) = (parts, len > SEND) {
+    if let ([part], true) = (parts, len > CHUNK) {
         // SAFETY: the caller promises that the buffer is readable.
         return unsafe { send_large(fd, slot, part.iov_base.cast(), len, flags) };
     }
-    if len == 0 || len > SEND {
+    if len == 0 {
         return None;
     }
     let claim = slot.send().claim()?;
-    if room(slot, claim.position) < len || !may_send(fd, slot) {
+    if slot.room(claim.position) < len || !may_send(fd, slot) {
         let _ = slot.send().commit(claim, 0);
         return None;
     }
@@ -53,13 +57,6 @@ unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec], flags: c_int) -> Optio
         at += part.iov_len as u64;
     }
     slot.send().commit(claim, len as u64).then_some(len as ssize_t)
-}
-
-/// Returns how many more bytes fit into the send ring of `slot` in shared memory. `position` is the end of
-/// the bytes in the ring, as returned by a claim of the ring.
-fn room(slot: Slot, position: u64) -> usize {
-    let used = position.wrapping_sub(slot.header().copied.0.load(Ordering::Acquire));
-    (SEND as u64).saturating_sub(used) as usize
 }
 
 /// Returns true if a thread that has claimed the send ring may write into it. Sending must not be shut down,
@@ -79,8 +76,7 @@ fn may_send(fd: RawFd, slot: Slot) -> bool {
 /// remaining bytes through the kernel.
 const ROOM_NS: u64 = 20_000;
 
-/// Sends `len` bytes in several parts, because they do not fit into the send ring of the slot in shared
-/// memory. If the call may block, it waits briefly for room in the ring. Bytes without room are sent through
+/// Sends `len` bytes in parts of at most [`CHUNK`] bytes. If the call may block, it waits briefly for room in the ring. Bytes without room are sent through
 /// the kernel. The engine reads these after the bytes in the ring.
 ///
 /// # Safety
@@ -96,7 +92,7 @@ unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: 
         // During this call, another thread may close the connection. The slot of shared memory may then
         // belong to another connection.
         let same = header.inode.load(Ordering::Acquire) == inode;
-        let part = room(slot, claim.position).min(len - sent);
+        let part = slot.room(claim.position).min(len - sent).min(CHUNK);
         let may = same && (part == 0 || sent > 0 || may_send(fd, slot));
         if part == 0 || !may {
             let _ = slot.send().commit(claim, 0);

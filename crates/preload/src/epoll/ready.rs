@@ -22,7 +22,7 @@ use super::instance::{self, Instance, set};
 use super::table::{self, Entry};
 use super::{Registration, deferred};
 use crate::{control, direct, errno, set_errno};
-use inlane_offload_protocol::lease::{SEND, SLOTS, Slot};
+use inlane_offload_protocol::lease::{SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -326,6 +326,7 @@ fn is_readable(fd: RawFd, slot: Slot) -> bool {
 fn has_room(slot: Slot) -> bool {
     let header = slot.header();
     let Some(position) = slot.send().granted() else { return false };
-    let used = position.wrapping_sub(header.copied.0.load(Ordering::Acquire));
-    used <= SEND as u64 / 2 && header.shut.load(Ordering::Relaxed) == 0 && direct::is_alive(slot)
+    slot.room(position) >= slot.ring() / 2
+        && header.shut.load(Ordering::Relaxed) == 0
+        && direct::is_alive(slot)
 }

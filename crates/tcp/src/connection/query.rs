@@ -3,6 +3,11 @@
 use super::*;
 
 impl Connection {
+    /// Returns true if segments were received out of order, so the receive ring has bytes behind [`Connection::received`].
+    pub fn is_reassembling(&self) -> bool {
+        !self.reassembly.is_empty()
+    }
+
     /// Returns the state.
     #[inline]
     pub fn state(&self) -> State {

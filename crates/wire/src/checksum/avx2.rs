@@ -18,28 +18,35 @@ pub fn is_available() -> bool {
 pub fn sum(blocks: &[[u8; BLOCK]]) -> u64 {
     let mut sums = Sums::new();
     for block in blocks {
-        sums.add(load(block));
+        // SAFETY: a block is readable.
+        sums.add(unsafe { load(block.as_ptr()) });
     }
     sums.total()
 }
 
-/// Copies `from` to `to`, and returns the sum of the native 32-bit words of the copied blocks. Copies as many
-/// blocks as the shorter slice has. Can be called only if [`is_available`] returns true.
+/// Fills `to` with blocks from `from`, and returns the sum of the native 32-bit words of the copied blocks. Reads each byte
+/// once. Can be called only if [`is_available`] returns true.
+///
+/// # Safety
+/// `from` points to as many readable bytes as `to` has.
 #[target_feature(enable = "avx2")]
-pub fn copy_and_sum(from: &[[u8; BLOCK]], to: &mut [[u8; BLOCK]]) -> u64 {
+pub unsafe fn copy_and_sum(from: *const u8, to: &mut [[u8; BLOCK]]) -> u64 {
     let mut sums = Sums::new();
-    for (from, to) in from.iter().zip(to) {
-        let halves = load(from);
+    for (index, to) in to.iter_mut().enumerate() {
+        // SAFETY: the caller promises that many bytes.
+        let halves = unsafe { load(from.add(index * BLOCK)) };
         store(halves, to);
         sums.add(halves);
     }
     sums.total()
 }
 
+/// # Safety
+/// `from` points to a readable block.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load(block: &[u8; BLOCK]) -> [__m256i; 2] {
-    let start = block.as_ptr().cast::<__m256i>();
+unsafe fn load(from: *const u8) -> [__m256i; 2] {
+    let start = from.cast::<__m256i>();
     // SAFETY: a block has 64 bytes, which are two vectors of 32. These loads need no alignment.
     unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] }
 }

@@ -3,7 +3,8 @@
 
 use super::super::*;
 use crate::host::direct::{Direct, SharedArea};
-use crate::host::socket::Pair;
+use crate::host::socket::{Pair, Socket};
+use crate::stack::socket::Role;
 use inlane_offload_protocol::lease::Slot;
 use inlane_offload_protocol::name::{Asking, End};
 use std::sync::Arc;
@@ -34,8 +35,13 @@ impl Connection {
         let end = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
         let sockets = &mut trio.engine.parts_mut().engines_mut()[0].stack.sockets;
         let key = sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
-        let Pair::Stream(pair) = &mut sockets.get_mut(key).unwrap().attachment.pair else { unreachable!() };
-        let direct = Direct::new(&Arc::new(SharedArea::new(1).unwrap().0), 7, 8).unwrap();
+        let Socket { role: Role::Stream(stream), attachment, .. } = sockets.get_mut(key).unwrap() else {
+            unreachable!()
+        };
+        let Pair::Stream(pair) = &mut attachment.pair else { unreachable!() };
+        let area = SharedArea::new(1, 0, stream.send.capacity()).unwrap().0;
+        let direct = Direct::new(&Arc::new(area), 7, 8).unwrap();
+        stream.replace_rings(direct.rings());
         let slot = direct.slot();
         pair.direct = Some(Box::new(direct));
         assert!(slot.receive().post());
@@ -106,4 +112,51 @@ fn a_close_with_an_unread_old_offer_resets_the_connection() {
         assert!(resets, "half closed: {half_closed}, {flags:?}");
         assert_eq!(trio.flows(), [0, 0, 0]);
     }
+}
+
+/// The program has finished sending, so it may not commit bytes any more.
+#[test]
+fn a_word_that_moves_after_the_end_of_sending_resets_the_connection() {
+    let connection = Connection::new();
+    let Connection { mut trio, end, slot, .. } = connection;
+    // SAFETY: has no preconditions.
+    assert_eq!(unsafe { libc::shutdown(end.as_raw_fd(), libc::SHUT_WR) }, 0);
+    trio.settle();
+    trio.sent();
+    slot.header().send.0.store(5, std::sync::atomic::Ordering::Relaxed);
+    let engine = &mut trio.engine.parts_mut().engines_mut()[0];
+    let key = engine.stack.sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
+    engine.stack.touch(key);
+    trio.settle();
+    assert!(trio.sent().iter().any(|(header, _)| header.flags & tcp::RST != 0));
+    assert_eq!((trio.threads().engines()[0].totals.hostile, trio.flows()), (1, vec![0, 0, 0]));
+}
+
+/// A connection gets a slot while its rings hold bytes in both directions.
+#[test]
+fn bytes_move_with_the_rings_into_a_slot() {
+    let mut trio = Trio::new();
+    let program = trio.program();
+    let listener = trio.listening(&program, PORTS.1);
+    trio.segment(0, &header(1000, 0, tcp::SYN), PORTS, &[]);
+    let acknowledgment = trio.sent()[0].0.sequence.wrapping_add(1);
+    trio.segment(0, &header(1001, acknowledgment, tcp::ACK), PORTS, &[]);
+    let end = pair::receive_descriptor(listener.as_raw_fd(), &mut [0; 64]).unwrap().1.unwrap();
+    trio.sent();
+    pair::send(end.as_raw_fd(), b"to the peer", &[]).unwrap();
+    trio.settle();
+    let engine = &mut trio.engine.parts_mut().engines_mut()[0];
+    let key = engine.stack.sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
+    let Some(Socket { role: Role::Stream(stream), .. }) = engine.stack.sockets.get_mut(key) else {
+        unreachable!()
+    };
+    let area = Arc::new(SharedArea::new(1, 0, stream.send.capacity()).unwrap().0);
+    let direct = Direct::new(&area, 7, 8).unwrap();
+    stream.replace_rings(direct.rings());
+    direct.publish(stream.written, stream.connection.acknowledged());
+    assert_eq!(direct.slot().room(0), stream.send.capacity() - 11);
+    let mut bytes = [0; 11];
+    stream.send.read(0..11, &mut bytes);
+    assert_eq!(&bytes, b"to the peer");
+    drop((end, listener));
 }
