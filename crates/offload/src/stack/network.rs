@@ -16,7 +16,6 @@ use inlane_wire::ethernet::Mac;
 use inlane_wire::ndp;
 use neighbours::Neighbours;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -122,8 +121,8 @@ pub struct Network {
     /// The path MTU to each host for which an ICMP error reported one, and the time of this error in
     /// nanoseconds. The link's MTU applies to other hosts.
     path_mtus: HashMap<IpAddr, (u16, u64)>,
-    /// The identification of the last packet that was sent in fragments.
-    last_fragment_id: u32,
+    /// The identifications of packets that are sent in fragments.
+    fragment_ids: datagram::FragmentIds,
     /// Memory for a packet that is being cut into fragments.
     scratch: Vec<u8>,
     /// True if packets may arrive with incomplete checksums. On a veth interface, for example, Linux on the
@@ -155,9 +154,7 @@ impl Network {
             neighbours: Neighbours::default(),
             own: VecDeque::new(),
             spare_own: Vec::new(),
-            // Begin at an unpredictable number, because attackers exploit predictable identifications (RFC
-            // 7739).
-            last_fragment_id: std::hash::RandomState::new().build_hasher().finish() as u32,
+            fragment_ids: datagram::FragmentIds::default(),
             scratch: Vec::new(),
             path_mtus: HashMap::new(),
             partial_checksums: config.partial_checksums,

@@ -3,6 +3,7 @@
 use super::{Network, Route};
 use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{ipv4, ipv6, udp};
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 
 /// IPv4's flag "more fragments": set in all fragments of a packet but the last.
@@ -48,6 +49,33 @@ struct Fragment {
     offset: u16,
     /// True if others follow.
     more: bool,
+}
+
+/// The number of sequences of identifications. Destinations share a sequence by a secret hash.
+const SEQUENCES: usize = 1024;
+
+/// The identifications of packets that are sent in fragments. They begin at unpredictable numbers and count the packets to a
+/// few destinations only, because attackers exploit identifications that they can predict (RFC 7739).
+pub struct FragmentIds {
+    secret: RandomState,
+    /// How many packets each sequence had.
+    counts: Vec<u32>,
+}
+
+impl Default for FragmentIds {
+    fn default() -> Self {
+        Self { secret: RandomState::new(), counts: vec![0; SEQUENCES] }
+    }
+}
+
+impl FragmentIds {
+    /// Returns the identification of the next packet from `source` to `destination`.
+    fn next(&mut self, source: IpAddr, destination: IpAddr) -> u32 {
+        let hash = self.secret.hash_one((source, destination));
+        let count = &mut self.counts[hash as usize % SEQUENCES];
+        *count = count.wrapping_add(1);
+        count.wrapping_add((hash >> 32) as u32)
+    }
 }
 
 impl Datagram<'_> {
@@ -168,8 +196,7 @@ impl Network {
     }
 
     fn send_fragments(&mut self, now: u64, hop: IpAddr, datagram: &Datagram<'_>) -> bool {
-        self.last_fragment_id = self.last_fragment_id.wrapping_add(1);
-        let id = self.last_fragment_id;
+        let id = self.fragment_ids.next(datagram.source.ip(), datagram.destination.ip());
         let mut whole = std::mem::take(&mut self.scratch);
         whole.resize(datagram.len(), 0);
         datagram.write_udp(&mut whole, true);
@@ -208,5 +235,24 @@ impl Network {
         frame.set_ethertype(if datagram.source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 });
         write(&mut bytes[ethernet::HEADER..]);
         self.send_to(now, hop, &mut packet)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifications_of_one_destination_tell_nothing_of_those_of_others() {
+        let mut ids = FragmentIds::default();
+        let source = "10.0.0.1".parse().unwrap();
+        let destinations: Vec<IpAddr> = (0..64).map(|n| IpAddr::from([10, 0, 1, n])).collect();
+        let first: Vec<u32> = destinations.iter().map(|&one| ids.next(source, one)).collect();
+        let second: Vec<u32> = destinations.iter().map(|&one| ids.next(source, one)).collect();
+        // Few of 64 destinations share one of 1024 sequences.
+        let alone =
+            first.iter().zip(&second).filter(|(first, second)| first.wrapping_add(1) == **second).count();
+        let successive = first.windows(2).filter(|pair| pair[0].wrapping_add(1) == pair[1]).count();
+        assert!(alone > 48 && successive < 4, "{alone} {successive}");
     }
 }
