@@ -101,6 +101,9 @@ impl Engine {
         if remote.port() == 0 {
             return Err(Refusal::Errno(libc::ECONNREFUSED));
         }
+        if self.stack.network.is_group(remote.ip()) {
+            return Err(Refusal::Errno(libc::ENETUNREACH));
+        }
         let route = self.stack.network.route(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let local = self.stack.ephemeral(source, remote).ok_or(libc::EADDRNOTAVAIL)?;

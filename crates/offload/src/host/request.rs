@@ -362,6 +362,10 @@ impl Engine {
             Some(_) => Some(self.attached(request)?),
             None => None,
         };
+        // As in Linux. No host answers for such an address, so a connect would wait in vain.
+        if self.stack.network.is_group(remote.ip()) {
+            return Err(Refusal::Errno(libc::ENETUNREACH));
+        }
         let Some(route) = self.stack.network.route(remote.ip()) else {
             return Err(match (existing, remote.ip().is_loopback()) {
                 (Some(_), _) => Refusal::Errno(libc::ENETUNREACH),

@@ -305,6 +305,18 @@ fn binds_follow_the_rules_of_linux() {
 }
 
 #[test]
+fn a_connect_to_many_hosts_fails_at_once() {
+    let mut bench = Bench::new(100);
+    for address in ["10.0.0.255:80", "255.255.255.255:80", "224.0.0.1:80", "[ff02::1]:80"] {
+        assert_eq!(bench.connecting(address).0.status, libc::ENETUNREACH, "{address}");
+    }
+    let bound = bench.bound("10.0.0.1:0").1.unwrap();
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some("10.0.0.255:80".parse().unwrap());
+    assert_eq!(bench.ask(message, Some(bound)).0.status, libc::ENETUNREACH);
+}
+
+#[test]
 fn the_newest_socket_of_a_port_frees_the_port_when_it_is_closed() {
     let mut bench = Bench::new(100);
     let others: Vec<_> = (1..=64).map(|n| bench.bound(&format!("127.0.0.{n}:8080"))).collect();
