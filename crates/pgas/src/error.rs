@@ -114,6 +114,16 @@ pub enum Error {
         /// Size of the heap in bytes.
         size: usize,
     },
+    /// PEs made different calls of the symmetric heap at the same time. Found only if calls are checked.
+    #[error("{own}: PE {peer} calls for {other} at the same time; make the same calls at all PEs")]
+    Asymmetric {
+        /// This PE's call.
+        own: String,
+        /// The number of the other PE.
+        peer: u32,
+        /// The other PE's call.
+        other: String,
+    },
     /// An address outside symmetric memory.
     #[error(
         "{bytes} bytes at {address:#x} do not lie within the symmetric heap or a static object; allocate them by shmem_malloc"

@@ -18,7 +18,7 @@ fn made(outcome: Result<*mut u8>) -> *mut c_void {
 /// Allocates memory. Returns null if the size is 0 or the heap is full.
 pub fn allocate(size: usize) -> *mut c_void {
     if size == 0 {
-        check(world().barrier_all());
+        check(world().allocate_nothing());
         return null_mut();
     }
     made(world().allocate_for_copies(size))
@@ -29,7 +29,7 @@ pub fn allocate(size: usize) -> *mut c_void {
 /// 0 or too large.
 pub fn allocate_aligned(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
-        check(world().barrier_all());
+        check(world().allocate_nothing());
         return null_mut();
     }
     let alignment = match alignment {
@@ -60,7 +60,7 @@ pub fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
 /// still waits until all PEs have made the call.
 pub fn free(address: *mut c_void) {
     match address.is_null() {
-        true => check(world().barrier_all()),
+        true => check(world().release_nothing()),
         false => check(world().release(address.cast())),
     }
 }

@@ -67,8 +67,10 @@ fn called_function() -> Option<String> {
         let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: the call fills `found`. The name of a symbol is a static string.
         unsafe {
+            // An address is that after a call. If the call never returns, it may belong to the next function.
+            let call = address.wrapping_byte_sub(1);
             let name =
-                (libc::dladdr(*address, found.as_mut_ptr()) != 0).then(|| found.assume_init().dli_sname)?;
+                (libc::dladdr(call, found.as_mut_ptr()) != 0).then(|| found.assume_init().dli_sname)?;
             (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
         }
     };
@@ -127,7 +129,10 @@ fn connect() -> Result<Process> {
     // SAFETY: `find` returned the span, which exists as long as the process. Programs call shmem_init before other
     // threads use static objects.
     let transport = unsafe { session.connect(heap_bytes, statics)? };
-    let world = World::new(transport, address, length)?;
+    let mut world = World::new(transport, address, length)?;
+    if variables::is_set(variables::CHECK) {
+        world.check_heap();
+    }
     Ok(Process { id: std::process::id(), world, reason })
 }
 

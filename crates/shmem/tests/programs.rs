@@ -109,6 +109,36 @@ fn forbidden_calls_end_the_program_with_a_reason() {
 }
 
 #[test]
+fn calls_of_the_heap_are_checked_if_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "misuse.c") else { return };
+    let job = Job { pes: 2, heap_bytes: 64 << 20, ..Job::default() };
+    let run = |program: &Path, how: &str| {
+        let output = tempfile::NamedTempFile::new().unwrap();
+        let line =
+            format!("INLANE_SHMEM_CHECK=1 exec {} {how} 2>>{}", program.display(), output.path().display());
+        let status = job.run(&"sh".into(), &["-c".into(), line.into()]).unwrap().0;
+        (status, std::fs::read_to_string(output.path()).unwrap())
+    };
+    for (how, why) in [
+        ("asymmetric", &["an allocation of 64 bytes", "an allocation of 128 bytes", "same calls"][..]),
+        ("mixed", &["an allocation of 64 bytes", "the release of the block at heap offset"]),
+        ("nothing", &["an allocation of 64 bytes", "the release of a null pointer"]),
+        ("freed", &["not allocated"]),
+        ("beyond", &["only 64 bytes of the allocated block follow"]),
+    ] {
+        let (status, output) = run(&program, how);
+        assert_eq!(status, 1, "{how}: {output}");
+        assert!(why.iter().all(|part| output.contains(part)), "{how}: {output}");
+    }
+    assert_eq!(run(&program, "poison"), (0, String::new()));
+    for source in ["basics.c", "teams.c", "waits.c", "contexts.c"] {
+        let Some(program) = compile(directory.path(), source) else { return };
+        assert_eq!(run(&program, ""), (0, String::new()), "{source}");
+    }
+}
+
+#[test]
 fn a_call_before_the_start_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "misuse.c") else { return };

@@ -198,6 +198,13 @@ fn a_heap_larger_than_memory_is_refused() {
         assert!(output.contains(why) && output.contains("smaller"), "{heap} over {methods}: {output}");
         assert!(!output.contains("UCX  ERROR"), "{heap} bytes over {methods}: {output}");
     }
+    // UCX's own buffers need files, too, whatever the heap needs.
+    let Some((status, output)) =
+        run_prepared(&program, "all", 4 << 20, "mount -t tmpfs -o size=1M shm /dev/shm")
+    else {
+        return;
+    };
+    assert!(status == 1 && output.contains("5 MiB in /dev/shm"), "{output}");
     // System V's shared memory needs no file.
     let Some(seen) = run_prepared(&program, "sysv,self", 64 << 20, SMALL_FILES) else { return };
     assert_eq!(seen.0, 0, "{}", seen.1);

@@ -15,6 +15,8 @@ pub const VERSION: &str = "SHMEM_VERSION";
 pub const INFO: &str = "SHMEM_INFO";
 /// Prints which path each PE takes, and why.
 pub const DEBUG: &str = "SHMEM_DEBUG";
+/// Checks calls of the symmetric heap, and accesses to it. All PEs must have the same value.
+pub const CHECK: &str = "INLANE_SHMEM_CHECK";
 /// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
 /// priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
@@ -32,6 +34,7 @@ SHMEM_SYMMETRIC_SIZE=SIZE          symmetric heap of each PE: a number with K, M
 SHMEM_VERSION=1                    print the library's version at the start
 SHMEM_INFO=1                       print this text at the start
 SHMEM_DEBUG=1                      print the path that each PE takes, and why
+INLANE_SHMEM_CHECK=1               check that PEs allocate alike, and that accesses lie within allocated blocks
 INLANE_NTB_TRANSPORT=NAME          windows, or ucx [windows; ucx if mpirun or srun starts PEs on several machines]
 INLANE_NTB_ADDRESS=ADDRESS         over ucx with mpirun or srun: the address of PE 0's machine at which PEs meet
 INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]

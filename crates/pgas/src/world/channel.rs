@@ -244,7 +244,7 @@ impl<T: Transport> World<T> {
     }
 
     /// Sends `own` to every PE of the set. Returns the numbers that all PEs sent, in the set's order.
-    fn tell_all(&self, entered: &Entered<'_>, own: u64) -> Result<Vec<u64>> {
+    pub(super) fn tell_all(&self, entered: &Entered<'_>, own: u64) -> Result<Vec<u64>> {
         self.send_length(entered, own)?;
         self.exchange(entered)?;
         let numbers = (0..entered.set.size).map(|other| self.length(entered, entered.set.pe(other)));

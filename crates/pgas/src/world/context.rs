@@ -1,9 +1,10 @@
 //! A context: puts, gets, signals and atomics that are ordered and completed for themselves (OpenSHMEM 1.5, section 9.5).
 
-use super::Signal;
+use super::{Heap, Signal};
 use crate::error::{Error, Result};
 use crate::transport::{Atomic, Operation, Transport};
 use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where this PE's symmetric memory lies.
 #[derive(Clone, Copy)]
@@ -26,6 +27,9 @@ pub struct Context<T: Transport> {
     pub(super) spans: Spans,
     /// True if there are more PEs on this machine than processors.
     pub(super) shares_processors: bool,
+    /// The heap, if each access is checked against its blocks. [`Spans::heap_bytes`] is then 0, so accesses to the heap
+    /// take the cold path, and the check costs other programs nothing.
+    pub(super) checked: Option<Arc<Mutex<Heap>>>,
 }
 
 impl<T: Transport> Context<T> {
@@ -61,8 +65,34 @@ impl<T: Transport> Context<T> {
             Some(at) => Ok(self.spans.statics_offset + at),
             // An access to 0 bytes may have any address, so any valid offset serves.
             None if bytes == 0 => Ok(self.spans.heap_offset),
-            None => Err(self.outside(address, bytes)),
+            None => self.offset_in_block(address, bytes),
         }
+    }
+
+    /// Returns the symmetric offset of `bytes` at `address` if accesses are checked and the bytes lie in one block of the
+    /// heap.
+    #[cold]
+    fn offset_in_block(&self, address: usize, bytes: usize) -> Result<usize> {
+        let offset = address.wrapping_sub(self.spans.base + self.spans.heap_offset);
+        let heap = self.checked.as_ref().map(|heap| heap.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(heap) = heap.filter(|heap| offset < heap.size()) else {
+            return Err(self.outside(address, bytes));
+        };
+        let why = match heap.block_of(offset) {
+            Some((start, size)) if bytes <= start + size - offset => {
+                return Ok(self.spans.heap_offset + offset);
+            }
+            Some((start, size)) => {
+                format!(
+                    "only {} bytes of the allocated block follow; give a smaller length",
+                    start + size - offset
+                )
+            }
+            None => {
+                "this part of the symmetric heap is not allocated; it was freed, or never allocated".into()
+            }
+        };
+        Err(Error::invalid(format!("{bytes} bytes at {address:#x}"), why))
     }
 
     /// Returns the error of an access that is not inside symmetric memory.

@@ -74,6 +74,17 @@ impl Heap {
         self.used.get(&offset).copied()
     }
 
+    /// Returns the start and the size of the allocation that contains `offset`, if there is one.
+    pub fn block_of(&self, offset: usize) -> Option<(usize, usize)> {
+        let (&start, &size) = self.used.range(..=offset).next_back()?;
+        (offset - start < size).then_some((start, size))
+    }
+
+    /// Returns the size of the heap in bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// Shrinks the allocation at `offset` to `bytes` bytes, rounded up to whole granules. Frees the rest of
     /// the allocation. Returns false if there is no such allocation, or if it is smaller than the new size.
     pub fn shrink(&mut self, offset: usize, bytes: usize) -> bool {

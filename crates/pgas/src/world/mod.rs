@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::field::HEAP;
 use crate::transport::Transport;
 use context::Spans;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How a wait compares its word with a value: the wait ends when the comparison holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +76,51 @@ pub enum Signal {
 /// through the default context.
 pub struct World<T: Transport> {
     default: Context<T>,
-    heap: Mutex<Heap>,
+    heap: Arc<Mutex<Heap>>,
     collective: Mutex<()>,
     places: channel::Places,
     /// The thresholds, size in bytes and number of PEs, from which a broadcast is cut into slices. Tests
     /// lower them.
     pub(crate) scattered_from: (usize, u32),
+}
+
+/// The value of each byte of freed memory, if accesses are checked.
+const FREED: u8 = 0xF5;
+
+/// A call of the heap, which all PEs must make alike.
+#[derive(Clone, Copy)]
+enum Call {
+    /// The number of bytes.
+    Allocate(usize),
+    /// The offset in the heap plus 1. 0 if nothing is released.
+    Release(usize),
+    /// The new number of bytes.
+    Shrink(usize),
+}
+
+impl Call {
+    /// The position of the kind of call in an encoded call. The number lies below it.
+    const KIND: u32 = 56;
+
+    fn encode(self) -> u64 {
+        let (kind, number) = match self {
+            Call::Allocate(bytes) => (1u64, bytes),
+            Call::Release(offset) => (2, offset),
+            Call::Shrink(bytes) => (3, bytes),
+        };
+        kind << Self::KIND | (number as u64).min((1 << Self::KIND) - 1)
+    }
+
+    /// Describes an encoded call in an error message.
+    fn describe(call: u64) -> String {
+        let number = call & ((1 << Self::KIND) - 1);
+        match (call >> Self::KIND, number) {
+            (1, bytes) => format!("an allocation of {bytes} bytes"),
+            (2, 0) => "the release of a null pointer".into(),
+            (2, offset) => format!("the release of the block at heap offset {}", offset - 1),
+            (_, bytes) => format!("the reallocation of a block to {bytes} bytes"),
+        }
+    }
 }
 
 /// The most bytes that a reduction combines in one step (a chunk), for collectives without a channel.
@@ -133,8 +172,8 @@ impl<T: Transport> World<T> {
         let base = base as usize;
         let spans = Spans { base, statics, statics_bytes, statics_offset, heap_offset, heap_bytes };
         Ok(Self {
-            default: Context { transport, spans, shares_processors },
-            heap: Mutex::new(Heap::new(heap_bytes, origin)),
+            default: Context { transport, spans, shares_processors, checked: None },
+            heap: Arc::new(Mutex::new(Heap::new(heap_bytes, origin))),
             collective: Mutex::new(()),
             places,
             scattered_from: collective::SCATTERED_FROM,
@@ -149,7 +188,44 @@ impl<T: Transport> World<T> {
     /// Makes another context, or returns `None` if it shall use the default one; see [`Transport::context`].
     pub fn context(&self) -> Option<Context<T>> {
         let transport = self.transport.context()?;
-        Some(Context { transport, spans: self.spans, shares_processors: self.shares_processors })
+        let (spans, shares_processors) = (self.spans, self.shares_processors);
+        Some(Context { transport, spans, shares_processors, checked: self.checked.clone() })
+    }
+
+    /// Checks from now on that all PEs make the same calls of the heap, and that accesses lie within one allocated block.
+    /// Overwrites freed memory. All PEs must call it before they make contexts.
+    pub fn check_heap(&mut self) {
+        self.default.checked = Some(self.heap.clone());
+        self.default.spans.heap_bytes = 0;
+    }
+
+    /// Blocks until all PEs make this call of the heap. If calls are checked, compares the calls of all PEs.
+    fn all_call(&self, call: Call) -> Result<()> {
+        if self.checked.is_some() {
+            let calls = self.tell_all(&self.enter(self.all())?, call.encode())?;
+            let other = (0..).zip(calls).find(|(_, other)| *other != call.encode());
+            if let Some((peer, other)) = other {
+                let own = Call::describe(call.encode());
+                return Err(Error::Asymmetric { own, peer, other: Call::describe(other) });
+            }
+        }
+        self.barrier_all()
+    }
+
+    /// Waits for all PEs like an allocation of 0 bytes, which allocates nothing.
+    ///
+    /// # Errors
+    /// As for [`World::allocate`].
+    pub fn allocate_nothing(&self) -> Result<()> {
+        self.all_call(Call::Allocate(0))
+    }
+
+    /// Waits for all PEs like the release of a null pointer, which releases nothing.
+    ///
+    /// # Errors
+    /// As for [`World::release`].
+    pub fn release_nothing(&self) -> Result<()> {
+        self.all_call(Call::Release(0))
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -192,7 +268,7 @@ impl<T: Transport> World<T> {
                 Err(Error::invalid(format!("alignment {align}"), why))
             }
         };
-        self.barrier_all()?;
+        self.all_call(Call::Allocate(bytes))?;
         Ok(self.address_of(self.spans.heap_offset + offset?))
     }
 
@@ -201,8 +277,14 @@ impl<T: Transport> World<T> {
     /// # Errors
     /// [`Error::Invalid`] for an address that was not allocated, [`Error::LinkLost`].
     pub fn release(&self, address: *mut u8) -> Result<()> {
-        self.barrier_all()?;
         let offset = (address as usize).wrapping_sub(self.spans.base + self.spans.heap_offset);
+        self.all_call(Call::Release(offset.wrapping_add(1)))?;
+        let freed = self.heap().allocated(offset).filter(|_| self.checked.is_some());
+        if let Some(size) = freed {
+            let block = self.address_of(self.spans.heap_offset + offset);
+            // SAFETY: the block is allocated, and all PEs have called this function, so nobody uses it.
+            unsafe { std::ptr::write_bytes(block, FREED, size) };
+        }
         match self.heap().release(offset) {
             true => Ok(()),
             false => {
@@ -224,7 +306,7 @@ impl<T: Transport> World<T> {
         }
         // Wait for all PEs before freeing bytes, because a PE may store to these bytes until it calls this
         // function.
-        self.barrier_all()?;
+        self.all_call(Call::Shrink(bytes))?;
         let offset = (address as usize).wrapping_sub(self.spans.base + self.spans.heap_offset);
         let shrunk = self.heap().shrink(offset, bytes);
         self.barrier_all()?;

@@ -16,6 +16,22 @@ int main(int argc, char **argv) {
     if (strcmp(how, "free") == 0) shmem_free(&local);
     if (strcmp(how, "twice") == 0) shmem_free(word), shmem_free(word);
     if (strcmp(how, "realloc") == 0) word = shmem_realloc(&local, 100);
+    if (strcmp(how, "asymmetric") == 0) word = shmem_malloc(shmem_my_pe() == 0 ? 64 : 128);
+    if (strcmp(how, "mixed") == 0) shmem_my_pe() == 0 ? (void)shmem_malloc(64) : shmem_free(word);
+    if (strcmp(how, "nothing") == 0) shmem_my_pe() == 0 ? (void)shmem_malloc(64) : shmem_free(NULL);
+    if (strcmp(how, "freed") == 0) {
+        shmem_free(word);
+        shmem_long_p(word, 1, 0);
+    }
+    if (strcmp(how, "beyond") == 0) {
+        long *next = shmem_malloc(64);
+        shmem_putmem(word, &local, (size_t)((char *)next - (char *)word) + 1, 0);
+    }
+    if (strcmp(how, "poison") == 0) {
+        *word = 1;
+        shmem_free(word);
+        return *(volatile unsigned char *)word == 0xF5 ? 0 : 3;
+    }
     if (strcmp(how, "unlock") == 0) shmem_clear_lock(&lock);
     if (strcmp(how, "unlock twice") == 0) {
         /* PE 0 passes the lock to PE 1, and clears it again. */

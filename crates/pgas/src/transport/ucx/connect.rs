@@ -179,7 +179,15 @@ fn make_worker(library: &Library, context: library::ContextHandle) -> Result<lib
     let mut worker = null_mut();
     // SAFETY: the context was made, and the parameters are valid during the call.
     let status = unsafe { (library.worker_create)(context, &parameters, &mut worker) };
-    library.check(status, "making a worker")?;
+    library.check(status, "making a worker").map_err(|error| match error {
+        // UCX itself prints which memory it could not allocate.
+        Error::Ucx { what, why } => {
+            let advice = "look at UCX's messages; a worker takes about 5 MiB in /dev/shm (`df /dev/shm`), \
+                          unless UCX_TLS leaves out shared memory";
+            Error::Ucx { what, why: format!("{why}; {advice}") }
+        }
+        error => error,
+    })?;
     Ok(worker)
 }
 
