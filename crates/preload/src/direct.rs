@@ -25,7 +25,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the socket pair.
-const MOST: usize = 1024;
+const MOST: usize = 32768;
 
 /// The number of sends or receives through the kernel before the library asks for a slot of shared memory. It
 /// is above 1 because short connections must not cause a request.

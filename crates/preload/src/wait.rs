@@ -22,7 +22,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The number of descriptors in the table. Waits for events of higher descriptors do not poll.
-const MOST: usize = 1024;
+const MOST: usize = 32768;
 
 /// The most descriptors for which a thread polls before it sleeps in poll(2) or select(2). With more
 /// descriptors, each polling call takes too long.

@@ -105,6 +105,11 @@ impl SharedArea {
         Some((index, slot))
     }
 
+    /// Returns true if all slots are reserved.
+    pub fn is_full(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == u64::MAX
+    }
+
     /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that
     /// bytes are offered in this slot.
     fn announce(&self, index: usize) {
@@ -234,7 +239,7 @@ unsafe impl Send for Direct {}
 impl Direct {
     /// Assigns a slot in the shared memory of `area` to a connection. `inode` and `device` identify the
     /// program's end of the socket pair. Returns `None` if no slot is free.
-    pub fn new(area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
+    pub fn new(now: u64, area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
         let (index, slot) = area.reserve()?;
         let header = slot.header();
         slot.send().reset(0);
@@ -258,7 +263,7 @@ impl Direct {
             shunned_until: 0,
             taken_at: None,
             pair_empty: false,
-            used_at: 0,
+            used_at: now,
             alive_at: 0,
             abandoned: false,
             leaves_ring: false,
@@ -405,6 +410,17 @@ impl Direct {
     /// Returns true if no offer waits for an answer and the slot was not used for at least 1 ms.
     pub fn is_idle(&self, now: u64) -> bool {
         self.offer.is_none() && now >= self.used_at + IDLE_NS
+    }
+
+    /// Returns true if the slot was not used to send or receive for at least `limit` nanoseconds, and the engine may take it
+    /// from the connection.
+    pub fn is_unused(&self, now: u64, limit: u64) -> bool {
+        self.offer.is_none() && !self.moving && !self.abandoned && now >= self.used_at + limit
+    }
+
+    /// Returns the number of payload bytes that went through the slot.
+    pub fn moved(&self) -> u64 {
+        self.sent + self.received
     }
 
     /// Returns true if the engine has offered received bytes to the program's posted receive, and the program
@@ -556,7 +572,7 @@ impl Drop for Direct {
         // If a claim was ended by force, never use the slot of shared memory again. The thread with the claim
         // may still write to the slot.
         match self.slot.send().revoke() {
-            Ok(_) if !self.abandoned => self.area.release(self.index, self.sent + self.received > KEPT),
+            Ok(_) if !self.abandoned => self.area.release(self.index, self.moved() > KEPT),
             Ok(_) => {}
             Err(_) => drop(self.slot.send().abandon()),
         }
@@ -595,7 +611,7 @@ mod tests {
     }
 
     fn connection() -> Direct {
-        Direct::new(&area(), 7, DEVICE).unwrap()
+        Direct::new(0, &area(), 7, DEVICE).unwrap()
     }
 
     /// Commits bytes as the preloaded library does.
@@ -644,7 +660,7 @@ mod tests {
     #[test]
     fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
         let area = area();
-        let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
+        let mut direct = Direct::new(0, &area, 7, DEVICE).unwrap();
         direct.grant(1);
         let claim = direct.slot.send().claim().unwrap();
         assert_eq!(direct.end_lease(1), Ok(Turn::Claimed));
@@ -654,7 +670,7 @@ mod tests {
         direct.grant(2);
         assert!(direct.slot.send().claim().is_none());
         drop(direct);
-        let next: Vec<_> = (0..SLOTS).map_while(|_| Direct::new(&area, 8, DEVICE)).collect();
+        let next: Vec<_> = (0..SLOTS).map_while(|_| Direct::new(0, &area, 8, DEVICE)).collect();
         assert_eq!(next.len(), SLOTS - 1);
         assert!(next.iter().all(|direct| direct.index != 0));
     }
@@ -663,7 +679,7 @@ mod tests {
     fn a_receive_is_offered_as_much_as_fits() {
         let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
         let area = Arc::new(SharedArea::new(1, 1000, 2 * RECEIVE).unwrap().0);
-        let mut direct = Direct::new(&area, 7, DEVICE).unwrap();
+        let mut direct = Direct::new(0, &area, 7, DEVICE).unwrap();
         let [_, mut ring] = direct.rings();
         let start = 2 * RECEIVE as u64 - 3000;
         ring.write(start, &[1; 3000]);

@@ -4,11 +4,13 @@
 use super::Engine;
 use super::control::Request;
 use super::direct::{Direct, SharedArea, Turn, Watch};
+use super::memory::allocate_ring;
 use super::open::is_trusted;
 use super::request::{Refusal, Reply};
 use super::socket::{Attachment, Pair, Socket, Stack};
 use crate::lock;
 use crate::stack::arena::Key;
+use crate::stack::ring::ByteRing;
 use crate::stack::socket::Role;
 use inlane_offload_protocol::lease::Area;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -22,6 +24,9 @@ const MOST_AREAS: usize = 256;
 const MOST_AREAS_OF_PROCESS: usize = 2;
 /// The most leases at once. The limit is needed because the engine checks each lease in every round.
 const MOST_LEASES: usize = 128;
+
+/// How long a connection must leave its slot unused, in nanoseconds, before another one may get the slot.
+const UNUSED_NS: u64 = 1_000_000_000;
 
 /// The interval at which the engine checks all leases, in nanoseconds. Between these checks, it looks only at
 /// leases that have an offer or a changed send word.
@@ -92,7 +97,7 @@ impl Engine {
 
     /// Processes a request for a slot: assigns a slot to the connection, in the memory that is shared with
     /// the client.
-    pub(super) fn adopt(&mut self, request: &Request) -> Reply {
+    pub(super) fn adopt(&mut self, now: u64, request: &Request) -> Reply {
         if !self.leases() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
         }
@@ -112,7 +117,11 @@ impl Engine {
         if limited || !open || !moves || pair.program_finished || pair.filled.is_some() {
             return Err(Refusal::Errno(libc::EAGAIN));
         }
+        let has_slot = pair.direct.is_some();
         let (area, file) = self.area(request)?;
+        if !has_slot && area.is_full() {
+            self.evict(now, &area);
+        }
         let Some(Socket {
             role: Role::Stream(stream),
             attachment: Attachment { pair: Pair::Stream(pair), .. },
@@ -123,7 +132,7 @@ impl Engine {
         };
         let mut unused = None;
         if pair.direct.is_none() {
-            let direct = Direct::new(&area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
+            let direct = Direct::new(now, &area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
             let written = [stream.written, stream.connection.received()];
             unused = Some((stream.replace_rings(direct.rings()), written));
             direct.publish(stream.written, stream.connection.acknowledged());
@@ -143,6 +152,36 @@ impl Engine {
         }
         self.stack.touch(key);
         Ok((reply, file.map(Arc::new)))
+    }
+
+    /// Takes a slot of a full area from a connection that has not used it for [`UNUSED_NS`], so that a busier connection can
+    /// get it. Its bytes go through the pair from then on. Takes none if every connection uses its slot.
+    fn evict(&mut self, now: u64, area: &Arc<SharedArea>) {
+        let unused = |(key, socket): (Key, &Socket)| {
+            let Pair::Stream(pair) = &socket.attachment.pair else { return None };
+            let direct = pair.direct.as_ref()?;
+            let movable = socket.stream().is_some_and(|stream| !stream.connection.is_reassembling());
+            (Arc::ptr_eq(direct.location().0, area) && direct.is_unused(now, UNUSED_NS) && movable)
+                .then_some(key)
+        };
+        let Some(key) = self.stack.sockets.iter().find_map(unused) else { return };
+        let Some(Socket {
+            role: Role::Stream(stream),
+            attachment: Attachment { pair: Pair::Stream(pair), .. },
+            ..
+        }) = self.stack.sockets.get_mut(key)
+        else {
+            return;
+        };
+        let capacity = stream.send.capacity();
+        if let (Some(direct), Some(send), Some(receive)) =
+            (&mut pair.direct, allocate_ring(capacity), allocate_ring(capacity))
+            && direct.end_lease(now) == Ok(Turn::Pair)
+        {
+            stream.replace_rings([send, receive].map(ByteRing::new));
+            pair.direct_before += direct.moved();
+            pair.direct = None;
+        }
     }
 
     /// Returns the shared area of the client that sent `request`. Also returns the area's memfd if the area is
@@ -273,7 +312,12 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pair;
+    use super::super::tests::Bench;
     use super::*;
+    use inlane_offload_protocol::lease::SLOTS;
+    use inlane_offload_protocol::name::SOCKET_LEN;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn each_user_gets_a_share() {
@@ -281,5 +325,54 @@ mod tests {
         let most_of = |user, others| (0..).find(|&own| !has_share(user, own, own + others, 128)).unwrap();
         assert_eq!((most_of(first, 0), most_of(second, 64)), (64, 32));
         assert_eq!((most_of(0, 0), most_of(0, 100)), (128, 28));
+    }
+
+    /// A program has more connections than slots, and the first ones are idle.
+    #[test]
+    fn an_idle_connection_gives_its_slot_to_a_busy_one() {
+        let mut bench = Bench::polling(400);
+        bench.user = 0;
+        let listener = bench.listening("127.0.0.1:8080");
+        let program = bench.client(1);
+        let mut ends = Vec::new();
+        let mut adopt = |bench: &mut Bench, has_area| {
+            let client = bench.connecting("127.0.0.1:8080").1.unwrap();
+            bench.turn();
+            let mut record = [0; SOCKET_LEN];
+            let server = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
+            let mut message = Message::new(Operation::Adopt);
+            message.number = i32::from(has_area);
+            let reply = bench.ask_over(&program, message, client.try_clone().unwrap());
+            // Each use of a connection prolongs the time for which it keeps its slot.
+            ends.push((client, server));
+            for (client, _) in &ends {
+                pair::send(client.as_raw_fd(), b"x", &[]).unwrap();
+            }
+            bench.turn();
+            reply.status
+        };
+        for index in 0..SLOTS {
+            assert_eq!(adopt(&mut bench, index > 0), 0);
+        }
+        assert_eq!(adopt(&mut bench, true), libc::ENOBUFS, "all connections have just got their slots");
+        bench.now += 2 * UNUSED_NS;
+        assert_eq!(adopt(&mut bench, true), 0);
+        let slots = |bench: &Bench| {
+            let pairs = bench.engine.stack.sockets.iter().map(|(_, socket)| &socket.attachment.pair);
+            pairs.filter(|pair| matches!(pair, Pair::Stream(pair) if pair.direct.is_some())).count()
+        };
+        assert_eq!(slots(&bench), SLOTS);
+        // All connections still carry data.
+        for (client, server) in &ends {
+            pair::send(client.as_raw_fd(), b"there", &[]).unwrap();
+            pair::send(server.as_raw_fd(), b"back", &[]).unwrap();
+        }
+        bench.turn();
+        for (client, server) in &ends {
+            let mut bytes = [0; 256];
+            let len = pair::receive(server.as_raw_fd(), &mut bytes).unwrap();
+            assert!(bytes[..len].ends_with(b"xthere"), "{:?}", &bytes[..len]);
+            assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes).unwrap(), 4);
+        }
     }
 }

@@ -140,7 +140,7 @@ impl Engine {
             }
             Operation::Status => self.status_file(now),
             Operation::Start => self.start(request),
-            Operation::Adopt => self.adopt(request),
+            Operation::Adopt => self.adopt(now, request),
             Operation::Open => self.open(now, request),
             Operation::More => self.expect_more(request),
         };

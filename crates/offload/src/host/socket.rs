@@ -169,6 +169,8 @@ pub struct StreamPair {
     /// The connection's slot of the memory that the engine shares with the program. `None` until the program
     /// requests a slot.
     pub direct: Option<Box<Direct>>,
+    /// The number of payload bytes that went through slots which the connection had before.
+    pub direct_before: u64,
 }
 
 impl StreamPair {
@@ -179,7 +181,7 @@ impl StreamPair {
 
     /// Returns the number of payload bytes that went through shared memory.
     pub fn direct_bytes(&self) -> u64 {
-        self.direct.as_ref().map_or(0, |direct| direct.sent + direct.received)
+        self.direct_before + self.direct.as_ref().map_or(0, |direct| direct.moved())
     }
 
     /// Returns true if a close of the engine's end `end` does not block, because no descriptors wait there and the program

@@ -15,6 +15,7 @@ use inlane_wire::{checksum, ethernet, ipv4, tcp};
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -113,8 +114,17 @@ pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
 
 impl Bench {
     pub fn new(sockets: usize) -> Self {
+        Self::with_spin(sockets, Duration::ZERO)
+    }
+
+    /// Creates an engine that polls, so it shares memory with programs.
+    pub fn polling(sockets: usize) -> Self {
+        Self::with_spin(sockets, Duration::from_millis(1))
+    }
+
+    fn with_spin(sockets: usize, spin: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = settings(&folder, sockets);
+        let settings = Settings { spin, ..settings(&folder, sockets) };
         let engine = Engine::open_on(settings, 1024).unwrap();
         // The engine's timers start at the real time, which is late if the machine is busy.
         Self { now: engine.clock.now_ns(), engine, user: 1000, _folder: folder }
@@ -131,11 +141,21 @@ impl Bench {
         message: Message,
         attached: Option<OwnedFd>,
     ) -> (Message, Option<OwnedFd>) {
-        let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let client = Client::new(fd.into(), process, self.engine.closer.of_user(self.user), None);
-        let mut request = Request::new(message, [attached, None], &client.into());
+        let client = self.client(process);
+        let mut request = Request::new(message, [attached, None], &client);
         let (reply, descriptor) = self.engine.process(self.now, &mut request);
         (reply, descriptor.map(|descriptor| descriptor.try_clone().unwrap()))
+    }
+
+    /// Returns a client of the process with the ID `process`.
+    pub fn client(&self, process: i32) -> Arc<Client> {
+        let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        Client::new(fd.into(), process, self.engine.closer.of_user(self.user), None).into()
+    }
+
+    /// Processes a request of a client about the socket of `attached`.
+    pub fn ask_over(&mut self, client: &Arc<Client>, message: Message, attached: OwnedFd) -> Message {
+        self.engine.process(self.now, &mut Request::new(message, [Some(attached), None], client)).0
     }
 
     /// Runs 20 rounds of the engine's loop without sleeping. The engine's clock advances by 1 ms in each
@@ -177,7 +197,7 @@ impl Bench {
         fd
     }
 
-    fn connecting(&mut self, address: &str) -> (Message, Option<OwnedFd>) {
+    pub fn connecting(&mut self, address: &str) -> (Message, Option<OwnedFd>) {
         let mut message = Message::new(Operation::Connect);
         message.remote = Some(address.parse().unwrap());
         let (reply, program) = self.ask(message, None);

@@ -22,7 +22,7 @@ const MOST: usize = 1 << 16;
 /// Descriptors below this number have an entry of their own. Connections with a slot of shared memory have
 /// such descriptors. All higher descriptors that are equal modulo the number of the other entries share an
 /// entry, which holds the latest registration.
-const OWN: usize = 1024;
+const OWN: usize = 32768;
 
 /// The flag of `wanted` and `kernel` for a registration that exists. The lower half holds its events.
 pub const REGISTERED: u64 = 1 << 63;

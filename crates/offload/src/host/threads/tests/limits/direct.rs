@@ -40,7 +40,7 @@ impl Connection {
         };
         let Pair::Stream(pair) = &mut attachment.pair else { unreachable!() };
         let area = SharedArea::new(1, 0, stream.send.capacity()).unwrap().0;
-        let direct = Direct::new(&Arc::new(area), 7, 8).unwrap();
+        let direct = Direct::new(0, &Arc::new(area), 7, 8).unwrap();
         stream.replace_rings(direct.rings());
         let slot = direct.slot();
         pair.direct = Some(Box::new(direct));
@@ -151,7 +151,7 @@ fn bytes_move_with_the_rings_into_a_slot() {
         unreachable!()
     };
     let area = Arc::new(SharedArea::new(1, 0, stream.send.capacity()).unwrap().0);
-    let direct = Direct::new(&area, 7, 8).unwrap();
+    let direct = Direct::new(0, &area, 7, 8).unwrap();
     stream.replace_rings(direct.rings());
     direct.publish(stream.written, stream.connection.acknowledged());
     assert_eq!(direct.slot().room(0), stream.send.capacity() - 11);
