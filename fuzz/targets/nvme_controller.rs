@@ -5,7 +5,7 @@
 #![no_main]
 
 use inlane_nvme::command::{Command, Completion, Sgl, Status, io};
-use inlane_nvme::initiator::{Buffer, Connection, Request};
+use inlane_nvme::initiator::{Buffer, HostConnection, Submission};
 use inlane_nvme::pdu::{self, CapsuleResp, Data, Digests, IcResp, Kind, MAX_HEADER, R2t};
 use libfuzzer_sys::fuzz_target;
 use std::io::IoSlice;
@@ -15,7 +15,7 @@ const BYTES: usize = 8192;
 const SENT: u8 = 0xA5;
 
 /// Gives received bytes to the connection in parts. Returns false if it refused them.
-fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> bool {
+fn feed(connection: &mut HostConnection, mut bytes: &[u8], part: usize) -> bool {
     while !bytes.is_empty() {
         let mut given = 0;
         for slice in &mut connection.receive_slices() {
@@ -33,7 +33,7 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> bool {
 
 /// Takes all output of the connection. Returns the command identifier in the first PDU. Returns 0 if the
 /// output is too short to contain one.
-fn drain(connection: &mut Connection) -> u16 {
+fn drain(connection: &mut HostConnection) -> u16 {
     let mut all = Vec::new();
     while connection.has_output() {
         let mut slices = [IoSlice::new(&[]); 8];
@@ -65,7 +65,7 @@ fuzz_target!(|input: &[u8]| {
     let [mode, part, rest @ ..] = input else { return };
     let digests = Digests { header: mode & 1 != 0, data: mode & 2 != 0 };
     let part = usize::from(*part) * 8 + 1;
-    let mut connection = Connection::new(digests, 9, 4096);
+    let mut connection = HostConnection::new(digests, 9, 4096);
     drain(&mut connection);
     if mode & 4 != 0 && !feed(&mut connection, rest, part) {
         // Arbitrary bytes arrived before ICResp, and the connection refused them. So this run ends.
@@ -88,7 +88,7 @@ fuzz_target!(|input: &[u8]| {
         buffer.set_len(if cids.len() == 3 { 4096 } else { BYTES });
         let command = Command::blocks(opcode, 1, 0, 1, Sgl::NONE);
         connection
-            .submit(Request { token: cids.len() as u64, command, buffer: Some(buffer) })
+            .submit(Submission { token: cids.len() as u64, command, buffer: Some(buffer) })
             .expect("a free slot");
         cids.push(drain(&mut connection));
     }

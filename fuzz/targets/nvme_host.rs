@@ -10,7 +10,7 @@ use inlane_nvme::pdu::{
     CapsuleCmd, Data, Digests, Header, IcReq, Kind, Layout, MAX_HEADER, Rules, Sender, digest, encode,
 };
 use inlane_nvme::target::buffer::Pool;
-use inlane_nvme::target::connection::{Connection, Setup};
+use inlane_nvme::target::connection::{TargetConnection, Setup};
 use inlane_nvme::target::controller::Reach;
 use inlane_nvme::target::inbox::{ConnectionId, Inbox};
 use inlane_nvme::target::storage;
@@ -23,7 +23,7 @@ const NQN: &str = "nqn.2026-11.inlane:fuzz";
 const HOST: &str = "nqn.2026-11.inlane:host";
 
 struct Host {
-    connection: Connection,
+    connection: TargetConnection,
     digests: Digests,
     received: Vec<u8>,
 }
@@ -37,7 +37,7 @@ impl Host {
             peer: "127.0.0.1:1".parse().expect("an address"),
             local: "127.0.0.1:4420".parse().expect("an address"),
         };
-        let mut host = Self { connection: Connection::new(setup), digests, received: Vec::new() };
+        let mut host = Self { connection: TargetConnection::new(setup), digests, received: Vec::new() };
         let mut bytes = [0; MAX_HEADER];
         let length = encode(&IcReq::new(digests, 1), 0, Digests::default(), 4, &mut bytes);
         host.send(&bytes[..length]);

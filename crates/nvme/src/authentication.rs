@@ -37,7 +37,7 @@ pub use host::{HostSide, Refusal};
 pub use message::{AuthenticationMessage, AuthenticationReply, Challenge, MAX_MESSAGE, Offer};
 pub use secret::Secret;
 
-use crate::{Error, Result};
+use crate::{Result, random};
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -160,29 +160,17 @@ impl Response<'_> {
     }
 }
 
-/// Fills `bytes` with random numbers of the system.
-fn random(bytes: &mut [u8]) -> Result<()> {
-    // SAFETY: the call writes at most the slice's bytes. All slices here have at most 256 bytes, and the
-    // system fills such slices completely.
-    let written = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if written == bytes.len() as isize {
-        return Ok(());
-    }
-    let source = std::io::Error::last_os_error();
-    Err(Error::Os { what: "cannot read random numbers".into(), source })
-}
-
 /// Returns a random sequence number. It is never 0, because 0 in a host's reply means that the host does not
 /// authenticate the controller.
 fn random_sequence() -> Result<u32> {
     let mut bytes = [0; 4];
-    random(&mut bytes)?;
+    random::fill(&mut bytes)?;
     Ok(u32::from_le_bytes(bytes).max(1))
 }
 
 /// Returns `count` random bytes.
 fn random_bytes(count: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; count];
-    random(&mut bytes)?;
+    random::fill(&mut bytes)?;
     Ok(bytes)
 }

@@ -6,9 +6,9 @@ mod namespace;
 #[cfg(test)]
 mod tests;
 
-pub use controller::{Controller, controller_type, oncs};
+pub use controller::{IdentifyController, controller_type, oncs};
 pub use discovery::{DiscoveryEntry, DiscoveryHeader, subsystem_type};
-pub use namespace::{LbaFormat, Namespace, NamespaceDescriptor};
+pub use namespace::{IdentifyNamespace, LbaFormat, NamespaceDescriptor};
 
 /// The values of CNS in Identify (Base section 5.17.1).
 pub mod cns {

@@ -2,20 +2,20 @@
 //!
 //! ```text
 //!   Session      one thread's access to a namespace over one or several paths; retries on another path
-//!     Controller   the association with a controller: admin queue, properties, identify, keep-alive, events
+//!     Association  the use of a controller: admin queue, properties, identify, keep-alive, events
 //!     Queues       the I/O queues of a session; commands go to them in turn
 //!       Queue        a connection with its socket
-//!         Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
+//!         HostConnection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
 //! ```
 //!
-//! A session starts a thread to reconnect. No other layer starts threads. Requests may complete in any order.
-//! A request moves its [`Buffer`] into the connection, and the completion returns the buffer. Nothing else
+//! A session starts a thread to reconnect. No other layer starts threads. Commands may complete in any order.
+//! A submission moves its [`Buffer`] into the connection, and the completion returns the buffer. Nothing else
 //! can therefore access the memory while data is received into it.
 
 mod address;
+mod association;
 mod buffer;
 pub mod connection;
-mod controller;
 mod discover;
 mod host;
 mod queue;
@@ -24,9 +24,9 @@ mod session;
 mod transfer;
 
 pub use address::Address;
+pub use association::{Association, ConnectOptions, NamespaceIdentity, NamespaceInfo};
 pub use buffer::Buffer;
-pub use connection::{Connection, Done, Request};
-pub use controller::{ConnectOptions, Controller, NamespaceIdentity, NamespaceInfo};
+pub use connection::{Done, HostConnection, Submission};
 pub use discover::{Discovered, discover, resolve_subsystem};
 pub use host::HostIdentity;
 pub use queue::{Queue, QueueOptions};

@@ -25,7 +25,9 @@ pub mod identify;
 pub mod initiator;
 pub mod namespace;
 pub mod nbd;
+pub mod nqn;
 pub mod pdu;
+mod random;
 pub mod target;
 mod text_file;
 

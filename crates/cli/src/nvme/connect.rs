@@ -8,8 +8,7 @@ use inlane_nvme::initiator::{
     Address, ConnectOptions, HostIdentity, QueueOptions, SessionOptions, resolve_subsystem,
 };
 use inlane_nvme::pdu;
-use inlane_nvme::target::subsystem::check_nqn;
-use inlane_nvme::{Error, Result};
+use inlane_nvme::{Error, Result, nqn};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -162,7 +161,7 @@ impl Connect {
 
 /// Parses the NQN of a host or a subsystem.
 pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
-    match check_nqn(text) {
+    match nqn::check(text) {
         Ok(()) => Ok(text.into()),
         Err(Error::Invalid { what, why }) => Err(inlane_core::Error::invalid(what, why)),
         Err(other) => Err(inlane_core::Error::invalid(format!("NQN '{text}'"), other.to_string())),

@@ -2,8 +2,7 @@
 
 use super::{Credentials, Secret};
 use crate::field::SECRETS_FILE;
-use crate::target::subsystem::check_nqn;
-use crate::{Error, Result, text_file};
+use crate::{Error, Result, nqn as names, text_file};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -51,7 +50,7 @@ impl SecretsFile {
             if nqn.starts_with("DHHC-1:") {
                 return Err(at("it starts with a secret; write the host's NQN before it".into()));
             }
-            check_nqn(nqn).map_err(|error| at(error.to_string()))?;
+            names::check(nqn).map_err(|error| at(error.to_string()))?;
             let mut secret = |whose: &str| match words.next().map(str::parse::<Secret>) {
                 Some(Err(Error::Invalid { why, .. })) => Err(at(format!("the {whose}'s secret: {why}"))),
                 Some(Err(error)) => Err(at(error.to_string())),

@@ -1,7 +1,6 @@
 //! The Diffie-Hellman groups of DH-HMAC-CHAP: the null group, and the finite-field groups of RFC 7919.
 
-use super::random;
-use crate::Result;
+use crate::{Result, random};
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd, Resize};
 use std::fmt;
@@ -121,7 +120,7 @@ impl KeyPair {
     /// If the system has no random numbers.
     pub fn generate(group: Group) -> Result<Option<Self>> {
         let mut exponent = Zeroizing::new([0; EXPONENT_BITS as usize / 8]);
-        random(&mut exponent[..])?;
+        random::fill(&mut exponent[..])?;
         Ok(Self::with_exponent(group, &exponent[..]))
     }
 

@@ -1,7 +1,7 @@
 //! The secrets of hosts and targets, in the representation that nvme-cli and Linux use.
 
-use super::{Hash, random};
-use crate::{Error, Result};
+use super::Hash;
+use crate::{Error, Result, random};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use crc_fast::{CrcAlgorithm, checksum};
@@ -33,7 +33,7 @@ impl Secret {
     /// If the system has no random numbers.
     pub fn generate(transform: Option<Hash>) -> Result<Self> {
         let mut bytes = Zeroizing::new(vec![0; transform.map_or(32, Hash::bytes)]);
-        random(&mut bytes)?;
+        random::fill(&mut bytes)?;
         Ok(Self { bytes, transform })
     }
 

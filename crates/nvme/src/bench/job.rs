@@ -4,7 +4,7 @@
 use super::workload::Workload;
 use super::{Meters, block};
 use crate::command::{Command, Sgl, io};
-use crate::initiator::{Buffer, Done, Request, Session};
+use crate::initiator::{Buffer, Done, Session, Submission};
 use crate::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::load::{Member, Pace, Pacer, Running};
@@ -329,7 +329,7 @@ impl Job {
         let command = Command::blocks(opcode, self.session.namespace().nsid, at / unit, blocks, Sgl::NONE);
         self.operations[token as usize] = Operation { started: now, block: index, write };
         self.submitted += 1;
-        let request = Request { token, command, buffer: Some(buffer) };
+        let request = Submission { token, command, buffer: Some(buffer) };
         self.session.submit(request).unwrap_or_else(|_| unreachable!("checked before"));
     }
 

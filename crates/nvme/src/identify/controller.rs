@@ -4,7 +4,7 @@ use zerocopy::little_endian::{U16, U32};
 
 wire! {
     /// Identify Controller, 4096 bytes. Fields about firmware, power states and sanitize have no names here.
-    pub struct Controller {
+    pub struct IdentifyController {
         /// VID: the PCI vendor.
         pub vid: U16,
         /// SSVID: the PCI subsystem vendor.
@@ -163,7 +163,7 @@ pub mod oncs {
     pub const RESERVATIONS: u16 = 1 << 5;
 }
 
-impl Controller {
+impl IdentifyController {
     /// Returns the largest data transfer of a command in bytes, or `None` if there is no limit.
     pub fn max_transfer_bytes(&self) -> Option<u64> {
         let bytes = if self.mdts < 52 { 4096 << self.mdts } else { u64::MAX };

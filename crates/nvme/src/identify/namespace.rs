@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 wire! {
     /// Identify Namespace for the NVM command set, 4096 bytes.
-    pub struct Namespace {
+    pub struct IdentifyNamespace {
         /// NSZE: the size, in blocks.
         pub nsze: U64,
         /// NCAP: the capacity, in blocks.
@@ -91,7 +91,7 @@ wire! {
     }
 }
 
-impl Namespace {
+impl IdentifyNamespace {
     /// Returns the block size in bytes. Returns `None` if the format in use is unsupported. Such a format has
     /// metadata, or its blocks have less than 512 bytes or at least 4 GiB.
     pub fn block_bytes(&self) -> Option<u32> {

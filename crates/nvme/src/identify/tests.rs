@@ -4,35 +4,35 @@ use zerocopy::FromZeros;
 
 #[test]
 fn structures_have_the_sizes_and_offsets_of_the_specification() {
-    assert_eq!(size_of::<Controller>(), IDENTIFY_BYTES);
+    assert_eq!(size_of::<IdentifyController>(), IDENTIFY_BYTES);
     for (offset, expected) in [
-        (offset_of!(Controller, cntlid), 78),
-        (offset_of!(Controller, cntrltype), 111),
-        (offset_of!(Controller, oacs), 256),
-        (offset_of!(Controller, wctemp), 266),
-        (offset_of!(Controller, kas), 320),
-        (offset_of!(Controller, anatt), 342),
-        (offset_of!(Controller, sqes), 512),
-        (offset_of!(Controller, maxcmd), 514),
-        (offset_of!(Controller, oncs), 520),
-        (offset_of!(Controller, vwc), 525),
-        (offset_of!(Controller, sgls), 536),
-        (offset_of!(Controller, subnqn), 768),
-        (offset_of!(Controller, ioccsz), 1792),
-        (offset_of!(Controller, ofcs), 1804),
-        (offset_of!(Controller, psd), 2048),
+        (offset_of!(IdentifyController, cntlid), 78),
+        (offset_of!(IdentifyController, cntrltype), 111),
+        (offset_of!(IdentifyController, oacs), 256),
+        (offset_of!(IdentifyController, wctemp), 266),
+        (offset_of!(IdentifyController, kas), 320),
+        (offset_of!(IdentifyController, anatt), 342),
+        (offset_of!(IdentifyController, sqes), 512),
+        (offset_of!(IdentifyController, maxcmd), 514),
+        (offset_of!(IdentifyController, oncs), 520),
+        (offset_of!(IdentifyController, vwc), 525),
+        (offset_of!(IdentifyController, sgls), 536),
+        (offset_of!(IdentifyController, subnqn), 768),
+        (offset_of!(IdentifyController, ioccsz), 1792),
+        (offset_of!(IdentifyController, ofcs), 1804),
+        (offset_of!(IdentifyController, psd), 2048),
     ] {
         assert_eq!(offset, expected);
     }
-    assert_eq!(size_of::<Namespace>(), IDENTIFY_BYTES);
+    assert_eq!(size_of::<IdentifyNamespace>(), IDENTIFY_BYTES);
     for (offset, expected) in [
-        (offset_of!(Namespace, nvmcap), 48),
-        (offset_of!(Namespace, npwg), 64),
-        (offset_of!(Namespace, anagrpid), 92),
-        (offset_of!(Namespace, nsattr), 99),
-        (offset_of!(Namespace, nguid), 104),
-        (offset_of!(Namespace, lbaf), 128),
-        (offset_of!(Namespace, vendor), 384),
+        (offset_of!(IdentifyNamespace, nvmcap), 48),
+        (offset_of!(IdentifyNamespace, npwg), 64),
+        (offset_of!(IdentifyNamespace, anagrpid), 92),
+        (offset_of!(IdentifyNamespace, nsattr), 99),
+        (offset_of!(IdentifyNamespace, nguid), 104),
+        (offset_of!(IdentifyNamespace, lbaf), 128),
+        (offset_of!(IdentifyNamespace, vendor), 384),
     ] {
         assert_eq!(offset, expected);
     }
@@ -44,7 +44,7 @@ fn structures_have_the_sizes_and_offsets_of_the_specification() {
 
 #[test]
 fn limits_of_a_controller() {
-    let mut controller = Controller::new_zeroed();
+    let mut controller = IdentifyController::new_zeroed();
     assert_eq!((controller.max_transfer_bytes(), controller.max_capsule_data()), (None, 0));
     controller.mdts = 5;
     controller.ioccsz = (64 / 16 + 8192 / 16).into();
@@ -56,7 +56,7 @@ fn limits_of_a_controller() {
 
 #[test]
 fn a_namespace_with_an_impossible_format_has_no_block_size() {
-    let mut namespace = Namespace::new_zeroed();
+    let mut namespace = IdentifyNamespace::new_zeroed();
     assert_eq!(namespace.block_bytes(), None);
     namespace.lbaf[0].lbads = 12;
     assert_eq!(namespace.block_bytes(), Some(4096));

@@ -5,8 +5,8 @@
 //!   next_done <-- done <-- slot <-- inbox <-- receive_slices / received <------------- socket
 //! ```
 //!
-//! The caller sends the bytes that [`Connection::transmit_slices`] returns. It receives into the memory that
-//! [`Connection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
+//! The caller sends the bytes that [`HostConnection::transmit_slices`] returns. It receives into the memory that
+//! [`HostConnection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
 //! scratch buffer for headers.
 //!
 //! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a
@@ -19,7 +19,7 @@ mod receive;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Done, Failure, Request};
+pub use command::{Done, Failure, Submission};
 
 use super::Buffer;
 use crate::command::{Completion, Sgl, Status};
@@ -38,7 +38,7 @@ pub const MAX_ENTRIES: u32 = 1 << INDEX_BITS;
 
 /// A connection.
 #[derive(Debug)]
-pub struct Connection {
+pub struct HostConnection {
     rules: Rules,
     ready: bool,
     closed: bool,
@@ -54,7 +54,7 @@ pub struct Connection {
     done: VecDeque<Done>,
     /// The number of held commands in flight.
     held: usize,
-    /// The number of calls of [`Connection::tick`].
+    /// The number of calls of [`HostConnection::tick`].
     ticks: u32,
     /// The number of commands that were submitted.
     submitted: u64,
@@ -62,7 +62,7 @@ pub struct Connection {
     progressed: u64,
 }
 
-impl Connection {
+impl HostConnection {
     /// Creates a connection and queues its ICReq. At most `entries` - 1 commands are in flight at a time. A
     /// write sends up to `max_capsule_data` bytes in its capsule.
     ///
@@ -145,31 +145,31 @@ impl Connection {
     /// Queues a command for sending.
     ///
     /// # Errors
-    /// Returns the request if [`Connection::available`] is 0.
+    /// Returns the submission if [`HostConnection::available`] is 0.
     ///
     /// # Panics
     /// If the buffer has 4 GiB or more.
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    pub fn submit(&mut self, request: Request) -> Result<(), Request> {
-        self.submit_as(request, false)
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    pub fn submit(&mut self, submission: Submission) -> Result<(), Submission> {
+        self.submit_as(submission, false)
     }
 
     /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event Request.
     ///
     /// # Errors
-    /// As for [`Connection::submit`].
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    pub fn submit_held(&mut self, request: Request) -> Result<(), Request> {
-        self.submit_as(request, true)
+    /// As for [`HostConnection::submit`].
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    pub fn submit_held(&mut self, submission: Submission) -> Result<(), Submission> {
+        self.submit_as(submission, true)
     }
 
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    fn submit_as(&mut self, request: Request, held: bool) -> Result<(), Request> {
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    fn submit_as(&mut self, submission: Submission, held: bool) -> Result<(), Submission> {
         if !self.is_ready() {
-            return Err(request);
+            return Err(submission);
         }
-        let Some(index) = self.free.pop() else { return Err(request) };
-        let Request { token, mut command, buffer } = request;
+        let Some(index) = self.free.pop() else { return Err(submission) };
+        let Submission { token, mut command, buffer } = submission;
         let slot = &mut self.slots[usize::from(index)];
         slot.generation = slot.generation.wrapping_add(1);
         command.cid = (index | slot.generation << INDEX_BITS).into();
@@ -249,11 +249,11 @@ impl Connection {
         [IoSliceMut::new(data), IoSliceMut::new(scratch.space(large))]
     }
 
-    /// Processes the `bytes` bytes that were received into [`Connection::receive_slices`].
+    /// Processes the `bytes` bytes that were received into [`HostConnection::receive_slices`].
     ///
     /// # Errors
     /// A violation of the protocol or a termination. Then close the connection and call
-    /// [`Connection::fail`].
+    /// [`HostConnection::fail`].
     ///
     /// # Panics
     /// If `bytes` exceeds the slices.

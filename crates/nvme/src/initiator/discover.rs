@@ -1,6 +1,6 @@
 //! Discovery: asks a target for its subsystems (Base section 4.5, log page 70h).
 
-use super::controller::{ConnectOptions, Controller, SHUTDOWN};
+use super::association::{Association, ConnectOptions, SHUTDOWN};
 use super::{Address, Buffer, HostIdentity, QueueOptions};
 use crate::command::{DISCOVERY_NQN, log};
 use crate::field::{HOST_NQN, SUBSYSTEM};
@@ -46,9 +46,9 @@ pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) ->
         queue: *queue,
         keep_alive: Duration::ZERO,
     };
-    let mut controller = Controller::connect(address, &options)?;
+    let mut association = Association::connect(address, &options)?;
     for _ in 0..5 {
-        let header = header(&mut controller)?;
+        let header = header(&mut association)?;
         let (generation, entries) = (header.genctr.get(), header.numrec.get());
         let unusable = |why: String| Error::disconnected(address.to_string(), why);
         if entries > MAX_ENTRIES {
@@ -64,14 +64,14 @@ pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) ->
         while (found.len() as u64) < entries {
             let count = (entries - found.len() as u64).min(CHUNK) as usize;
             let offset = size_of::<DiscoveryHeader>() + found.len() * ENTRY;
-            let page = controller.log_page(log::DISCOVERY, offset as u64, Buffer::new(count * ENTRY)?)?;
+            let page = association.log_page(log::DISCOVERY, offset as u64, Buffer::new(count * ENTRY)?)?;
             let entries = page.bytes().chunks_exact(ENTRY);
             found.extend(
                 entries.map(|bytes| decode(DiscoveryEntry::ref_from_bytes(bytes).expect("1024 bytes"))),
             );
         }
-        if self::header(&mut controller)?.genctr.get() == generation {
-            controller.shut_down(SHUTDOWN);
+        if self::header(&mut association)?.genctr.get() == generation {
+            association.shut_down(SHUTDOWN);
             return Ok(found);
         }
     }
@@ -79,8 +79,8 @@ pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) ->
     Err(Error::disconnected(address.to_string(), why))
 }
 
-fn header(controller: &mut Controller) -> Result<DiscoveryHeader> {
-    let page = controller.log_page(log::DISCOVERY, 0, Buffer::new(size_of::<DiscoveryHeader>())?)?;
+fn header(association: &mut Association) -> Result<DiscoveryHeader> {
+    let page = association.log_page(log::DISCOVERY, 0, Buffer::new(size_of::<DiscoveryHeader>())?)?;
     Ok(DiscoveryHeader::read_from_bytes(page.bytes()).expect("1024 bytes"))
 }
 

@@ -3,12 +3,10 @@
 
 use crate::authentication::{Credentials, SecretsFile};
 use crate::field::{HOST_NQN, SECRETS_FILE};
-use crate::{Error, Result};
+use crate::{Error, Result, nqn};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most bytes of an NQN (Base section 4.5).
-const MAX_NQN: usize = 223;
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 /// The NQN and the identifier of a host, with the secrets that prove the host's identity.
@@ -31,7 +29,7 @@ impl HostIdentity {
     pub fn this_machine() -> Self {
         let read = |path| std::fs::read_to_string(path).ok().map(|text| text.trim().to_string());
         let machine = read("/etc/machine-id").and_then(|text| parse_uuid(&text)).unwrap_or([0x69; 16]);
-        let nqn = read("/etc/nvme/hostnqn").filter(|nqn| check_nqn("host", nqn).is_ok());
+        let nqn = read("/etc/nvme/hostnqn").filter(|nqn| nqn::check(nqn).is_ok());
         let from_nqn = |nqn: &String| parse_uuid(nqn.strip_prefix(UUID_PREFIX)?);
         let id = read("/etc/nvme/hostid").and_then(|text| parse_uuid(&text));
         let id = id.or_else(|| nqn.as_ref().and_then(from_nqn)).unwrap_or(machine);
@@ -45,7 +43,7 @@ impl HostIdentity {
     /// # Errors
     /// If the NQN is invalid.
     pub fn with_nqn(self, nqn: &str) -> Result<Self> {
-        check_nqn("host", nqn)?;
+        nqn::check(nqn)?;
         let id = nqn.strip_prefix(UUID_PREFIX).and_then(parse_uuid).unwrap_or(self.id);
         Ok(Self { nqn: nqn.into(), id, credentials: self.credentials })
     }
@@ -66,21 +64,6 @@ impl HostIdentity {
         })?;
         Ok(Self { credentials: Some(credentials), ..self })
     }
-}
-
-/// Checks an NQN: `nqn.` and printable ASCII, at most 223 bytes. `whose` is "host" or "subsystem".
-pub(super) fn check_nqn(whose: &str, nqn: &str) -> Result<()> {
-    let valid =
-        nqn.len() <= MAX_NQN && nqn.starts_with("nqn.") && nqn.bytes().all(|byte| byte.is_ascii_graphic());
-    if valid {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        what: format!("{whose} NQN '{nqn}'"),
-        why: "an NQN starts with 'nqn.' and has at most 223 printable characters, for example \
-              nqn.2024-01.org.example:storage"
-            .into(),
-    })
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
@@ -107,7 +90,7 @@ mod tests {
     #[test]
     fn identities() {
         let machine = HostIdentity::this_machine();
-        check_nqn("host", &machine.nqn).unwrap();
+        nqn::check(&machine.nqn).unwrap();
         let uuid = "0123456789abcdef0123456789abcdef";
         let nqn = format!("{UUID_PREFIX}{}", format_uuid(&parse_uuid(uuid).unwrap()));
         assert_eq!(nqn, format!("{UUID_PREFIX}01234567-89ab-cdef-0123-456789abcdef"));

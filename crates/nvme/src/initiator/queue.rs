@@ -1,7 +1,7 @@
 //! A queue of a controller: its TCP socket and a protocol state machine. The received bytes of the socket
 //! drive the state machine.
 
-use super::connection::{Connection, Done, Failure, Request};
+use super::connection::{Done, Failure, HostConnection, Submission};
 use crate::pdu::{Digests, Sender, encode_termination};
 use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -47,11 +47,11 @@ impl Default for QueueOptions {
 #[derive(Debug)]
 pub struct Queue {
     socket: TcpStream,
-    connection: Connection,
+    connection: HostConnection,
     peer: String,
     timeout: Duration,
     spin: Duration,
-    /// When [`Connection::tick`] was last called.
+    /// When [`HostConnection::tick`] was last called.
     last_tick: Instant,
 }
 
@@ -80,7 +80,7 @@ impl Queue {
         let socket = TcpStream::connect_timeout(&address, options.timeout).map_err(refused)?;
         socket.set_nodelay(true).map_err(refused)?;
         socket.set_read_timeout(Some(TICK)).map_err(refused)?;
-        let connection = Connection::new(options.digests, options.entries, max_capsule_data);
+        let connection = HostConnection::new(options.digests, options.entries, max_capsule_data);
         let mut queue = Self {
             socket,
             connection,
@@ -141,19 +141,19 @@ impl Queue {
     /// Queues a command. [`Queue::progress`] sends it.
     ///
     /// # Errors
-    /// Returns the request if no slot is available.
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    pub fn submit(&mut self, request: Request) -> Result<(), Request> {
-        self.connection.submit(request)
+    /// Returns the submission if no slot is available.
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    pub fn submit(&mut self, submission: Submission) -> Result<(), Submission> {
+        self.connection.submit(submission)
     }
 
     /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event Request.
     ///
     /// # Errors
-    /// Returns the request if no slot is available.
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    pub(super) fn submit_held(&mut self, request: Request) -> Result<(), Request> {
-        self.connection.submit_held(request)
+    /// Returns the submission if no slot is available.
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    pub(super) fn submit_held(&mut self, submission: Submission) -> Result<(), Submission> {
+        self.connection.submit_held(submission)
     }
 
     /// Returns the next completed command, or `None` if no further command has completed.
@@ -196,7 +196,7 @@ impl Queue {
         self.check_time()
     }
 
-    /// Returns an error if a command has made no progress for longer than the timeout: see [`Connection::tick`]. A call
+    /// Returns an error if a command has made no progress for longer than the timeout: see [`HostConnection::tick`]. A call
     /// counts at most one unit, so time in which the caller does not receive does not count.
     fn check_time(&mut self) -> Result<()> {
         let now = Instant::now();

@@ -1,8 +1,8 @@
 //! The I/O queues of a session. Spreads commands over the queues, and waits for completions of all queues
 //! together.
 
-use super::connection::{Done, Request};
-use super::{Controller, Queue};
+use super::connection::{Done, Submission};
+use super::{Association, Queue};
 use crate::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -30,8 +30,8 @@ impl Queues {
     ///
     /// # Errors
     /// If the controller refuses a queue, or the connection fails.
-    pub fn open(controller: &mut Controller, count: u16, spin: Duration) -> Result<Self> {
-        Ok(Self { queues: controller.open_queues(count)?, next: 0, done: VecDeque::new(), spin })
+    pub fn open(association: &mut Association, count: u16, spin: Duration) -> Result<Self> {
+        Ok(Self { queues: association.open_queues(count)?, next: 0, done: VecDeque::new(), spin })
     }
 
     /// Returns the queues.
@@ -57,18 +57,18 @@ impl Queues {
     /// Queues a command on the next queue that can take it. [`Queues::progress`] sends it.
     ///
     /// # Errors
-    /// Returns the request if [`Queues::available`] is 0.
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    pub fn submit(&mut self, mut request: Request) -> Result<(), Request> {
+    /// Returns the submission if [`Queues::available`] is 0.
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    pub fn submit(&mut self, mut submission: Submission) -> Result<(), Submission> {
         for _ in 0..self.queues.len() {
             let index = self.next;
             self.next = (index + 1) % self.queues.len();
-            match self.queues[index].submit(request) {
+            match self.queues[index].submit(submission) {
                 Ok(()) => return Ok(()),
-                Err(back) => request = back,
+                Err(back) => submission = back,
             }
         }
-        Err(request)
+        Err(submission)
     }
 
     /// Removes and returns the next completed command, or `None` if no further command has completed.

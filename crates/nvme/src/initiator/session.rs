@@ -12,9 +12,9 @@
 
 mod reconnect;
 
-use super::connection::{Done, Request};
-use super::controller::SHUTDOWN;
-use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue, Queues};
+use super::association::SHUTDOWN;
+use super::connection::{Done, Submission};
+use super::{Address, Association, ConnectOptions, NamespaceInfo, Queue, Queues};
 use crate::command::{Status, async_event};
 use crate::field::NAMESPACE;
 use crate::{Error, Result};
@@ -47,7 +47,7 @@ pub struct SessionOptions {
 
 #[derive(Debug)]
 struct Live {
-    controller: Controller,
+    association: Association,
     queues: Queues,
 }
 
@@ -69,7 +69,7 @@ pub struct Session {
     /// The index of the path in use. If no path is in use, the index of the next path to try.
     path: usize,
     /// Requests to send again.
-    pending: VecDeque<Request>,
+    pending: VecDeque<Submission>,
     done: VecDeque<Done>,
     /// The commands that were sent again, by their tokens.
     retries: HashMap<u64, Retries>,
@@ -135,18 +135,18 @@ impl Session {
     }
 
     fn connect(options: &SessionOptions, path: usize, nsid: Option<u32>) -> Result<(Live, NamespaceInfo)> {
-        let mut controller = Controller::connect(&options.paths[path], &options.connect)?;
+        let mut association = Association::connect(&options.paths[path], &options.connect)?;
         let nsid = match nsid {
             Some(nsid) => nsid,
-            None => controller.namespace_ids()?.first().copied().ok_or_else(|| {
+            None => association.namespace_ids()?.first().copied().ok_or_else(|| {
                 let why = format!("subsystem {} has no namespace", options.connect.subsystem);
-                Error::disconnected(controller.peer(), why)
+                Error::disconnected(association.peer(), why)
             })?,
         };
-        let namespace = match controller.namespace(nsid) {
+        let namespace = match association.namespace(nsid) {
             Ok(namespace) => namespace,
-            Err(Error::Status { .. }) if !controller.namespace_ids()?.contains(&nsid) => {
-                let ids = controller.namespace_ids()?;
+            Err(Error::Status { .. }) if !association.namespace_ids()?.contains(&nsid) => {
+                let ids = association.namespace_ids()?;
                 let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
                 let remedy = match ids.is_empty() {
                     true => "it has no namespace at all".into(),
@@ -158,9 +158,9 @@ impl Session {
             Err(error) => return Err(error),
         };
         let spin = options.connect.queue.spin;
-        let queues = Queues::open(&mut controller, options.io_queues, spin)?;
-        controller.watch_events()?;
-        Ok((Live { controller, queues }, namespace))
+        let queues = Queues::open(&mut association, options.io_queues, spin)?;
+        association.watch_events()?;
+        Ok((Live { association, queues }, namespace))
     }
 
     /// Returns the namespace. Its size changes if the target resizes it.
@@ -201,7 +201,7 @@ impl Session {
     /// works.
     pub fn queues(&self) -> impl Iterator<Item = &Queue> {
         let live = self.live.iter();
-        live.flat_map(|live| live.queues.all().iter().chain([live.controller.admin_queue()]))
+        live.flat_map(|live| live.queues.all().iter().chain([live.association.admin_queue()]))
     }
 
     /// Returns the number of I/O queues of the path in use; 0 while no path works. It is smaller than
@@ -213,12 +213,12 @@ impl Session {
     /// Queues a command. Its token must differ from those of the commands in flight.
     ///
     /// # Errors
-    /// Returns the request if [`Session::available`] is 0.
-    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
-    pub fn submit(&mut self, request: Request) -> Result<(), Request> {
+    /// Returns the submission if [`Session::available`] is 0.
+    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
+    pub fn submit(&mut self, submission: Submission) -> Result<(), Submission> {
         match &mut self.live {
-            Some(live) if self.pending.is_empty() => live.queues.submit(request),
-            _ => Err(request),
+            Some(live) if self.pending.is_empty() => live.queues.submit(submission),
+            _ => Err(submission),
         }
     }
 
@@ -295,16 +295,16 @@ impl Session {
             self.lost(error)?;
         }
         let Some(live) = &mut self.live else { return self.reconnect(wait) };
-        while let Some(request) = self.pending.pop_front() {
-            if let Err(request) = live.queues.submit(request) {
-                self.pending.push_front(request);
+        while let Some(submission) = self.pending.pop_front() {
+            if let Err(submission) = live.queues.submit(submission) {
+                self.pending.push_front(submission);
                 break;
             }
         }
         let mut result = live.queues.progress(wait);
         if result.is_ok() && self.last_tick.elapsed() >= TICK {
             self.last_tick = Instant::now();
-            result = live.controller.tick();
+            result = live.association.tick();
             if result.is_ok() {
                 result = self.take_events();
             }
@@ -314,10 +314,10 @@ impl Session {
 
     fn take_events(&mut self) -> Result<()> {
         let Some(live) = &mut self.live else { return Ok(()) };
-        while let Some(event) = live.controller.next_event() {
+        while let Some(event) = live.association.next_event() {
             if event & 0xFF_FF07 == async_event::NAMESPACE_CHANGED {
-                live.controller.clear_changed_namespaces()?;
-                let namespace = live.controller.namespace(self.namespace.nsid)?;
+                live.association.clear_changed_namespaces()?;
+                let namespace = live.association.namespace(self.namespace.nsid)?;
                 let peer = || self.options.paths[self.path].to_string();
                 let unchanged = self.namespace.check_is_unchanged(&namespace);
                 unchanged.map_err(|why| Error::disconnected(peer(), why))?;
@@ -344,14 +344,14 @@ impl Session {
     /// Shuts the controller down as [`Session::close`] does, but waits for at most about `time`.
     pub fn close_within(mut self, time: Duration) {
         if let Some(live) = &mut self.live {
-            live.controller.shut_down(time);
+            live.association.shut_down(time);
         }
     }
 }
 
 /// Returns the request of a command, to send it again.
-fn again(done: Done) -> Request {
-    Request { token: done.token, command: done.command, buffer: done.buffer }
+fn again(done: Done) -> Submission {
+    Submission { token: done.token, command: done.command, buffer: done.buffer }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Reads and writes ranges of a namespace, with several commands in flight.
 
-use super::connection::{Done, Request};
+use super::connection::{Done, Submission};
 use super::{Buffer, Session};
 use crate::command::{Command, Sgl, io};
 use crate::field::{LENGTH, OFFSET};
@@ -273,7 +273,7 @@ pub fn read_to(
             let blocks = ((stop - start) / unit) as u32;
             let command = Command::blocks(io::READ, nsid, start / unit, blocks, Sgl::NONE);
             session
-                .submit(Request { token, command, buffer: Some(buffer) })
+                .submit(Submission { token, command, buffer: Some(buffer) })
                 .unwrap_or_else(|_| unreachable!("checked before"));
             let len = (stop.min(end) - at) as usize;
             chunks.push_back(Chunk { token, skip: (at - start) as usize, len, done: None });
@@ -387,7 +387,7 @@ pub fn write_from(
             let lba = (offset + written) / unit;
             let command = Command::blocks(io::WRITE, nsid, lba, blocks, Sgl::NONE);
             session
-                .submit(Request { token, command, buffer: Some(buffer) })
+                .submit(Submission { token, command, buffer: Some(buffer) })
                 .unwrap_or_else(|_| unreachable!("checked before"));
             token += 1;
             written += got as u64;
@@ -419,7 +419,7 @@ pub fn write_from(
 /// If the command fails, no path works, or `stop` is set.
 pub fn flush(session: &mut Session, stop: &AtomicBool) -> Result<()> {
     let command = Command::new(io::FLUSH, session.namespace().nsid);
-    let mut request = Some(Request { token: u64::MAX, command, buffer: None });
+    let mut request = Some(Submission { token: u64::MAX, command, buffer: None });
     loop {
         check_stop(stop)?;
         if let Some(flush) = request.take() {

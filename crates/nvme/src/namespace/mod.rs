@@ -22,7 +22,7 @@ pub use file::FileStorage;
 pub use memory::Memory;
 pub use specification::{Specification, StorageKind};
 
-use crate::{Error, Result};
+use crate::{Error, Result, random};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The most namespaces of a target. A list of active namespaces has room for this number.
@@ -222,13 +222,8 @@ impl Namespace {
 
 /// Returns a random UUID (version 4).
 fn random_uuid() -> Result<[u8; 16]> {
-    let mut bytes = [0_u8; 16];
-    // SAFETY: the call writes at most the array's 16 bytes.
-    let written = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if written != bytes.len() as isize {
-        let source = std::io::Error::last_os_error();
-        return Err(Error::Os { what: "cannot read random numbers".into(), source });
-    }
+    let mut bytes = [0; 16];
+    random::fill(&mut bytes)?;
     Ok(as_uuid(bytes, 4))
 }
 

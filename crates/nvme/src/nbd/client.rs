@@ -6,7 +6,7 @@ mod request;
 use super::listen::Stream;
 use super::protocol::Features;
 use super::result::Counters;
-use crate::initiator::connection::Request;
+use crate::initiator::connection::Submission;
 use crate::initiator::{Buffer, Session};
 use crate::{Error, Result};
 use receive::Reading;
@@ -62,7 +62,7 @@ pub(super) struct Client<'a> {
     active: HashMap<u64, Active>,
     next_id: u64,
     /// NVMe commands that wait until the session's queue has room for them.
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<Submission>,
     output: VecDeque<Output>,
     /// The number of bytes of `output`'s first element that were already sent.
     sent: usize,

@@ -48,7 +48,7 @@ impl Operation {
 
 /// A validated I/O command. Its range lies within the namespace.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct IoRequest {
     /// The namespace identifier.
     pub namespace: u32,
     /// What to do.
@@ -66,7 +66,7 @@ pub struct Request {
 /// # Errors
 /// The status with which the command completes.
 #[inline]
-pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status> {
+pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<IoRequest, Status> {
     let (durable, deallocate) = {
         let flags = command.cdw12.get();
         (flags & io_flags::FUA != 0, flags & io_flags::DEALLOCATE != 0)
@@ -90,7 +90,7 @@ pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status>
             return Err(Status::WRITE_FAULT.dnr());
         }
     }
-    let mut request = Request { namespace: id, operation, offset: 0, length: 0, data_bytes: 0 };
+    let mut request = IoRequest { namespace: id, operation, offset: 0, length: 0, data_bytes: 0 };
     match operation {
         Operation::Flush => {}
         Operation::Deallocate { ranges } => {
@@ -157,7 +157,7 @@ pub fn execute_on_memory(
     memory: &Memory,
     namespace: &Namespace,
     command: &Command,
-    request: &Request,
+    request: &IoRequest,
     data: &[u8],
 ) -> Result<(), Status> {
     match request.operation {
@@ -199,7 +199,7 @@ pub struct Tally {
 impl Tally {
     /// Counts a completed command.
     #[inline]
-    pub fn count(&mut self, request: &Request, status: Status, subsystem: &Subsystem) {
+    pub fn count(&mut self, request: &IoRequest, status: Status, subsystem: &Subsystem) {
         if self.namespace != request.namespace {
             self.flush(subsystem);
             self.namespace = request.namespace;

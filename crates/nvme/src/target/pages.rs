@@ -26,7 +26,7 @@ pub fn has_volatile_cache(subsystem: &Subsystem) -> bool {
 /// Returns Identify Controller.
 pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     let limits = &subsystem.limits;
-    let mut page = identify::Controller::new_zeroed();
+    let mut page = identify::IdentifyController::new_zeroed();
     page.sn = padded(&subsystem.serial);
     page.mn = padded(MODEL);
     page.fr = padded(env!("CARGO_PKG_VERSION"));
@@ -85,7 +85,7 @@ pub fn nvm_controller() -> Vec<u8> {
 
 /// Returns Identify Namespace.
 pub fn namespace(namespace: &Namespace) -> Vec<u8> {
-    let mut page = identify::Namespace::new_zeroed();
+    let mut page = identify::IdentifyNamespace::new_zeroed();
     let blocks = namespace.blocks();
     (page.nsze, page.ncap, page.nuse) = (blocks.into(), blocks.into(), blocks.into());
     // Bit 4: the preferred sizes below are valid.

@@ -3,7 +3,7 @@
 //! [`OngoingOperation`] returns a system call, takes its result, and returns the next call or the final
 //! status. It makes no calls itself: a worker submits them to its io_uring, and tests make them directly.
 
-use super::io::{Operation, Request};
+use super::io::{IoRequest, Operation};
 use crate::command::Status;
 use crate::namespace::Namespace;
 use std::os::fd::RawFd;
@@ -84,7 +84,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 /// An operation in progress.
 #[derive(Debug)]
 pub struct OngoingOperation {
-    request: Request,
+    request: IoRequest,
     address: *mut u8,
     /// The number of bytes of the request's range that were already read, written or zeroed. Not used for
     /// deallocation.
@@ -101,7 +101,7 @@ impl OngoingOperation {
     /// Starts an operation. `address` is the destination of a read or compare, or the source of a write. A
     /// deallocation frees `ranges`, each with an offset and a length in bytes. Set `direct` if requests bypass the page
     /// cache.
-    pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>, direct: bool) -> Self {
+    pub fn new(request: IoRequest, address: *mut u8, mut ranges: Vec<(u64, u64)>, direct: bool) -> Self {
         ranges.reverse();
         let zero = match request.operation {
             Operation::Zero { deallocate: true, .. } => ZeroMethod::PunchHole,
@@ -119,7 +119,7 @@ impl OngoingOperation {
 
     /// Returns the next system call. After a signal has interrupted a call, returns the same call again.
     pub fn call(&self) -> Call {
-        let Request { operation, offset, length, .. } = self.request;
+        let IoRequest { operation, offset, length, .. } = self.request;
         if self.syncing {
             return Call::Sync;
         }

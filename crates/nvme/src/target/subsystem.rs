@@ -10,7 +10,7 @@ use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
 use crate::command::DISCOVERY_NQN;
 use crate::namespace::{Namespace, stable_uuid};
-use crate::{Error, Result};
+use crate::{Error, Result, nqn};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -18,9 +18,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-
-/// The longest NQN (Base section 4.5).
-const MAX_NQN: usize = 223;
 
 /// Limits of the resources that hosts can take. Each number is the most that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,9 +198,9 @@ impl Subsystem {
     /// If the NQN of the subsystem or of an allowed host is invalid.
     pub fn new(definition: Definition) -> Result<Self> {
         let Definition { nqn, namespaces, hosts, listeners, limits } = definition;
-        check_nqn(&nqn)?;
+        nqn::check(&nqn)?;
         for host in hosts.iter().flat_map(AllowedHosts::keys) {
-            check_nqn(host)?;
+            nqn::check(host)?;
         }
         let hash = stable_uuid(&[nqn.as_bytes()]);
         let serial = hash[..10].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -280,7 +277,7 @@ impl Subsystem {
     /// If an NQN is invalid. The list then stays unchanged.
     pub fn set_hosts(&self, hosts: Option<AllowedHosts>) -> Result<bool> {
         for host in hosts.iter().flat_map(AllowedHosts::keys) {
-            check_nqn(host)?;
+            nqn::check(host)?;
         }
         let concerned: Vec<_> = {
             let mut current = self.hosts.write().unwrap_or_else(PoisonError::into_inner);
@@ -415,23 +412,4 @@ impl Subsystem {
         }
         (changed, failure)
     }
-}
-
-/// Checks an NQN: it must start with `nqn.`, have at most 223 bytes, and contain only printable characters.
-///
-/// # Errors
-/// [`Error::Invalid`] that says what is wrong.
-pub fn check_nqn(nqn: &str) -> Result<()> {
-    let why = if !nqn.starts_with("nqn.") {
-        "an NQN starts with 'nqn.', for example nqn.2026-11.org.example:disk"
-    } else if nqn.len() > MAX_NQN {
-        "an NQN has at most 223 bytes"
-    } else if nqn.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        "an NQN contains no spaces or control characters"
-    } else if nqn == DISCOVERY_NQN {
-        "this NQN is that of the discovery service; choose another"
-    } else {
-        return Ok(());
-    };
-    Err(Error::Invalid { what: format!("NQN '{nqn}'"), why: why.into() })
 }

@@ -6,7 +6,7 @@ use crate::pdu::{Fault, Termination};
 
 /// A command to send.
 #[derive(Debug)]
-pub struct Request {
+pub struct Submission {
     /// A number that the caller chooses. It is returned with the completion.
     pub token: u64,
     /// The command. The connection sets its identifier. If there is a buffer, the connection also sets the
@@ -62,7 +62,7 @@ pub(super) struct Slot {
     pub(super) held: bool,
     /// The number of commands that were submitted before this one.
     pub(super) order: u64,
-    /// The value of [`Connection::tick`](super::Connection::tick)'s counter when the command was submitted or last made
+    /// The value of [`HostConnection::tick`](super::Connection::tick)'s counter when the command was submitted or last made
     /// progress.
     pub(super) progress_tick: u32,
     /// The number of data bytes that have moved since the command last made progress.

@@ -3,12 +3,12 @@
 //! Checks every field before using it.
 
 use super::inbox::{Payload, Received, ReceivedBytes};
-use super::{Connection, Failure, MAX_ENTRIES};
+use super::{Failure, HostConnection, MAX_ENTRIES};
 use crate::command::{Completion, Status};
 use crate::initiator::Buffer;
 use crate::pdu::{Data, Digests, FatalStatus, Fault, Kind, R2t, data_flags};
 
-impl Connection {
+impl HostConnection {
     pub(super) fn process(&mut self) -> Result<(), Failure> {
         loop {
             if self.inbox.payload.is_some() && !self.take_payload()? {

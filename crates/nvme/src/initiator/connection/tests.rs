@@ -26,7 +26,7 @@ fn response(cid: u16, status: Status, digests: Digests) -> Vec<u8> {
 }
 
 /// Passes received bytes to the connection, at most `part` bytes at a time.
-fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> Result<(), Failure> {
+fn feed(connection: &mut HostConnection, mut bytes: &[u8], part: usize) -> Result<(), Failure> {
     while !bytes.is_empty() {
         let mut given = 0;
         for slice in &mut connection.receive_slices() {
@@ -41,7 +41,7 @@ fn feed(connection: &mut Connection, mut bytes: &[u8], part: usize) -> Result<()
 }
 
 /// Returns the connection's output, taken at most `part` bytes at a time.
-fn sent(connection: &mut Connection, part: usize) -> Vec<u8> {
+fn sent(connection: &mut HostConnection, part: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while connection.has_output() {
         let mut slices = [IoSlice::new(&[]); 3];
@@ -55,8 +55,8 @@ fn sent(connection: &mut Connection, part: usize) -> Vec<u8> {
 }
 
 /// Creates a connection that is ready for commands, with H2CData PDUs of at most 4096 bytes.
-fn ready(digests: Digests) -> Connection {
-    let mut connection = Connection::new(digests, 9, 8192);
+fn ready(digests: Digests) -> HostConnection {
+    let mut connection = HostConnection::new(digests, 9, 8192);
     assert_eq!(sent(&mut connection, 10)[..8], [0, 0, 128, 0, 128, 0, 0, 0]);
     assert!(!connection.is_ready());
     feed(&mut connection, &pdu(&IcResp::new(digests, 4096), &[], NO_DIGESTS), 7).unwrap();
@@ -64,20 +64,20 @@ fn ready(digests: Digests) -> Connection {
     connection
 }
 
-fn request(opcode: u8, bytes: usize) -> Request {
+fn request(opcode: u8, bytes: usize) -> Submission {
     let mut buffer = Buffer::new(bytes).unwrap();
     if opcode == io::WRITE {
         buffer.bytes_mut().iter_mut().zip(0..).for_each(|(byte, n)| *byte = pattern(n));
     }
     let command = Command::blocks(opcode, 1, 0, (bytes / 512).max(1) as u32, Sgl::NONE);
-    Request { token: 77, command, buffer: Some(buffer) }
+    Submission { token: 77, command, buffer: Some(buffer) }
 }
 
 fn pattern(n: usize) -> u8 {
     (n % 251) as u8
 }
 
-fn submit(connection: &mut Connection, request: Request) -> u16 {
+fn submit(connection: &mut HostConnection, request: Submission) -> u16 {
     connection.submit(request).expect("a free slot");
     let bytes = sent(connection, usize::MAX);
     u16::from_le_bytes([bytes[10], bytes[11]])
@@ -87,7 +87,7 @@ fn c2h(cid: u16, flags: u8, at: u32, data: &[u8], digests: Digests) -> Vec<u8> {
     pdu(&Data::new(Kind::C2hData, flags, cid, 0, at, data.len() as u32), data, digests)
 }
 
-fn expect_fault(connection: &mut Connection, bytes: &[u8], status: FatalStatus, field: &str) {
+fn expect_fault(connection: &mut HostConnection, bytes: &[u8], status: FatalStatus, field: &str) {
     match feed(connection, bytes, usize::MAX) {
         Err(Failure::Fault(fault)) => {
             assert_eq!((fault.status, fault.field), (status, field), "{fault}");
@@ -257,11 +257,11 @@ fn violations_of_a_hostile_controller_are_refused() {
 
 #[test]
 fn nothing_is_accepted_before_the_connection_is_initialized() {
-    let mut connection = Connection::new(NO_DIGESTS, 2, 0);
+    let mut connection = HostConnection::new(NO_DIGESTS, 2, 0);
     assert!(connection.submit(request(io::READ, 512)).is_err());
     let early = response(0, Status::SUCCESS, NO_DIGESTS);
     expect_fault(&mut connection, &early, FatalStatus::SequenceError, "PDU-Type");
-    let mut connection = Connection::new(BOTH, 2, 0);
+    let mut connection = HostConnection::new(BOTH, 2, 0);
     let weaker = pdu(&IcResp::new(NO_DIGESTS, 4096), &[], NO_DIGESTS);
     expect_fault(&mut connection, &weaker, FatalStatus::UnsupportedParameter, "DGST");
 }

@@ -78,7 +78,7 @@ fn bytes_of_data_do_not_extend_the_time_of_a_command() {
     let mut queue = Queue::connect(address, &options(), 0).unwrap();
     let command = Command::blocks(io::READ, 1, 0, BYTES / 512, Sgl::NONE);
     let buffer = Buffer::new(BYTES as usize).unwrap();
-    queue.submit(Request { token: 1, command, buffer: Some(buffer) }).unwrap();
+    queue.submit(Submission { token: 1, command, buffer: Some(buffer) }).unwrap();
     let start = Instant::now();
     let error = loop {
         if let Err(error) = queue.progress(true) {

@@ -224,7 +224,7 @@ fn submit_reads(session: &mut Session) -> u64 {
         let command =
             crate::command::Command::blocks(crate::command::io::READ, 1, 0, 1, crate::command::Sgl::NONE);
         let buffer = Some(crate::initiator::Buffer::new(512).unwrap());
-        session.submit(Request { token, command, buffer }).unwrap();
+        session.submit(Submission { token, command, buffer }).unwrap();
         token += 1;
     }
     token
@@ -357,7 +357,7 @@ fn inaccessible_path(target: SocketAddr) -> SocketAddr {
 fn submit_flushes(session: &mut Session, count: u64) {
     for token in 0..count {
         let command = crate::command::Command::new(crate::command::io::FLUSH, 1);
-        session.submit(Request { token, command, buffer: None }).unwrap();
+        session.submit(Submission { token, command, buffer: None }).unwrap();
     }
 }
 

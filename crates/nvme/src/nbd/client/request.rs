@@ -5,7 +5,7 @@ use super::{Client, MAX_REQUESTS, Output};
 use crate::Result;
 use crate::command::{Command, Sgl, Status, dsm, io, io_flags};
 use crate::initiator::Buffer;
-use crate::initiator::connection::{Done, Request};
+use crate::initiator::connection::{Done, Submission};
 use crate::nbd::protocol::{
     FUA, MAX_DATA, NO_HOLE, NbdRequest, RequestType, allocated_chunk, data_chunk, error, error_chunk, reply,
 };
@@ -197,7 +197,7 @@ impl Client<'_> {
             if request.flags & FUA != 0 && unit_access {
                 command.cdw12.set(command.cdw12.get() | io_flags::FUA);
             }
-            self.waiting.push_back(Request { token: id << 20 | part, command, buffer });
+            self.waiting.push_back(Submission { token: id << 20 | part, command, buffer });
         }
     }
 
@@ -217,7 +217,7 @@ impl Client<'_> {
         if active.left == 0 && active.error == 0 && std::mem::take(&mut active.flush) {
             active.left = 1;
             let command = Command::new(io::FLUSH, self.session.namespace().nsid);
-            self.waiting.push_back(Request { token: done.token, command, buffer: None });
+            self.waiting.push_back(Submission { token: done.token, command, buffer: None });
             return;
         }
         if active.left > 0 {

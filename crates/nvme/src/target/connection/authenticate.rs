@@ -1,6 +1,6 @@
 //! Processes the commands Authentication Send and Authentication Receive (Base sections 6.1 and 6.2).
 
-use super::{Connection, End};
+use super::{End, TargetConnection};
 use crate::authentication::{AuthenticationFailure, ControllerSide, MAX_MESSAGE, PROTOCOL, Progress};
 use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
 use crate::target::controller::OpenQueue;
@@ -21,7 +21,7 @@ impl AuthenticationJob {
         Self { side, message }
     }
 
-    /// Processes the job's message from the host. Pass the result to [`Connection::authentication_computed`].
+    /// Processes the job's message from the host. Pass the result to [`TargetConnection::authentication_computed`].
     pub fn run(mut self) -> Box<ControllerSide> {
         receive(&mut self.side, &self.message);
         self.side
@@ -54,7 +54,7 @@ pub(super) fn is_authentication(command: &Command) -> bool {
         && matches!(fctype, fabrics::AUTHENTICATION_SEND | fabrics::AUTHENTICATION_RECEIVE)
 }
 
-impl Connection {
+impl TargetConnection {
     /// Carries out an Authentication Send or an Authentication Receive.
     pub(super) fn authenticate(&mut self, slot: u16) {
         let entry = self.slots.get(slot);

@@ -4,7 +4,7 @@
 use super::authenticate::is_authentication;
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
-use super::{Connection, LARGE_BYTES, Queue, Setup};
+use super::{LARGE_BYTES, Queue, Setup, TargetConnection};
 use crate::command::io as io_opcode;
 use crate::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::namespace::Storage;
@@ -13,7 +13,7 @@ use crate::target::admin::{self, Reply};
 use crate::target::buffer::Buffer;
 use crate::target::controller::OpenQueue;
 use crate::target::fabrics as fabrics_commands;
-use crate::target::io::{self, Operation, Request};
+use crate::target::io::{self, IoRequest, Operation};
 use crate::target::storage::OngoingOperation;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,9 +23,9 @@ const MAX_ADMIN_DATA: u32 = 8192;
 
 /// A validated command: the I/O request if it is an I/O command, and the length of the host's data. Or the status with
 /// which the command is refused.
-type Plan = Result<(Option<Request>, u32), Status>;
+type Plan = Result<(Option<IoRequest>, u32), Status>;
 
-impl Connection {
+impl TargetConnection {
     /// Accepts a received command: moves the head of the queue and restarts the keep-alive timer. Returns a
     /// fault if the queue cannot take the command.
     pub(super) fn take_command(&mut self, layout: &Layout) -> Result<(), Fault> {
@@ -261,7 +261,7 @@ impl Connection {
     }
 
     /// Carries an I/O command out. Returns false if no buffer is available.
-    fn execute_io(&mut self, slot: u16, request: Request) -> bool {
+    fn execute_io(&mut self, slot: u16, request: IoRequest) -> bool {
         let namespace = self.setup.subsystem.namespace(request.namespace).expect("a validated namespace");
         let Storage::Memory(memory) = &namespace.storage else {
             return self.start_file_operation(slot, request);
@@ -376,7 +376,7 @@ impl Connection {
         }
         let subsystem = self.setup.subsystem.clone();
         for namespace in subsystem.namespaces.iter().filter(|it| it.has_volatile_cache() && !it.read_only) {
-            let request = Request {
+            let request = IoRequest {
                 namespace: namespace.id,
                 operation: Operation::Flush,
                 offset: 0,

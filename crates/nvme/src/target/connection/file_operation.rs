@@ -1,14 +1,14 @@
 //! I/O commands on files and devices: starts their operations and completes them.
 
-use super::Connection;
+use super::TargetConnection;
 use crate::command::Status;
 use crate::namespace::Storage;
-use crate::target::io::{self, Operation, Request};
+use crate::target::io::{self, IoRequest, Operation};
 use crate::target::storage::OngoingOperation;
 
-impl Connection {
+impl TargetConnection {
     /// Prepares the file operation of an I/O command. Returns false if no buffer is available.
-    pub(super) fn start_file_operation(&mut self, slot: u16, request: Request) -> bool {
+    pub(super) fn start_file_operation(&mut self, slot: u16, request: IoRequest) -> bool {
         let namespace = self.setup.subsystem.namespace(request.namespace).expect("a validated namespace");
         let entry = self.slots.get_mut(slot);
         let mut ranges = Vec::new();

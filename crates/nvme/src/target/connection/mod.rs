@@ -1,6 +1,6 @@
 //! A connection of a host, as a state machine without I/O.
 //!
-//! The driver of a [`Connection`] moves bytes and makes system calls. A driver is a worker thread with an
+//! The driver of a [`TargetConnection`] moves bytes and makes system calls. A driver is a worker thread with an
 //! io_uring, a test or a fuzzing target.
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! A connection carries one queue. After the ICReq, the first command must be Connect. It makes the
 //! connection's queue an admin queue or an I/O queue of a [`Controller`]. If the host must authenticate
 //! itself, all other commands are refused until it has done so. The driver carries out slow computations of
-//! an authentication: see [`Connection::take_job`]. It also carries out operations on files. The connection
+//! an authentication: see [`TargetConnection::take_job`]. It also carries out operations on files. The connection
 //! carries out operations on memory at once.
 //!
 //! **Memory.** The connection owns all memory that the driver passes to the kernel. The driver must keep the
@@ -120,7 +120,7 @@ struct Queue {
     authentication: Option<Box<ControllerSide>>,
 }
 
-/// The memory into which the next bytes of the socket are received, as [`Connection::spaces`] last returned
+/// The memory into which the next bytes of the socket are received, as [`TargetConnection::spaces`] last returned
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
@@ -132,7 +132,7 @@ enum Lent {
 
 /// A connection of a host.
 #[derive(Debug)]
-pub struct Connection {
+pub struct TargetConnection {
     setup: Setup,
     /// False until the ICReq is processed.
     initialized: bool,
@@ -140,8 +140,8 @@ pub struct Connection {
     /// The data alignment that the host asked for, in bytes. It applies to the PDUs that the target sends.
     alignment: u8,
     input: Input,
-    /// The memory that the last call of [`Connection::spaces`] returned. It stays lent until the next call of
-    /// [`Connection::received`].
+    /// The memory that the last call of [`TargetConnection::spaces`] returned. It stays lent until the next call of
+    /// [`TargetConnection::received`].
     lent: Lent,
     receiving: Receiving,
     /// The number of commands whose data an R2T has asked for, and whose data is not complete.
@@ -181,7 +181,7 @@ pub struct Connection {
     now_ms: u64,
 }
 
-impl Connection {
+impl TargetConnection {
     /// Creates the state of a connection that was just accepted.
     pub fn new(setup: Setup) -> Self {
         let limits = &setup.subsystem.limits;
@@ -223,14 +223,14 @@ impl Connection {
         }
     }
 
-    /// Returns the first part of [`Connection::spaces`].
+    /// Returns the first part of [`TargetConnection::spaces`].
     pub fn space(&mut self) -> Option<&mut [u8]> {
         self.spaces().map(|[first, _]| first)
     }
 
     /// Returns the memory for the next received bytes, or `None` if no input is wanted now. Bytes go to the second
     /// part, which may be empty, only when the first is full. The memory stays in place until
-    /// [`Connection::received`] is called.
+    /// [`TargetConnection::received`] is called.
     pub fn spaces(&mut self) -> Option<[&mut [u8]; 2]> {
         if self.end.is_some() || self.draining || self.output.pending_bytes() > MAX_BACKLOG {
             return None;
@@ -252,7 +252,7 @@ impl Connection {
         }
     }
 
-    /// Processes the first `count` bytes of the memory that [`Connection::spaces`] returned. `now_ms` is the
+    /// Processes the first `count` bytes of the memory that [`TargetConnection::spaces`] returned. `now_ms` is the
     /// time on the subsystem's clock.
     pub fn received(&mut self, count: usize, now_ms: u64) {
         self.now_ms = now_ms;
@@ -370,7 +370,7 @@ impl Connection {
             && !self.queue.as_ref().is_some_and(has_io_queues)
     }
 
-    /// Returns the slot of a command whose file operation must be started. Then call [`Connection::call`],
+    /// Returns the slot of a command whose file operation must be started. Then call [`TargetConnection::call`],
     /// which returns the operation's first system call.
     pub fn next_operation(&mut self) -> Option<u16> {
         self.ready.pop_front()
@@ -404,7 +404,7 @@ impl Connection {
         Some((if durable { file.durable_descriptor() } else { file.descriptor() }, call))
     }
 
-    /// Processes the result of a system call. Returns true if [`Connection::call`] returns a further call.
+    /// Processes the result of a system call. Returns true if [`TargetConnection::call`] returns a further call.
     pub fn returned(&mut self, slot: u16, result: i32, now_ms: u64) -> bool {
         self.now_ms = now_ms;
         let subsystem = &self.setup.subsystem;
@@ -432,7 +432,7 @@ impl Connection {
     }
 
     /// Continues with commands and input that had to wait. Call this after output was sent. If
-    /// [`Connection::is_starved`] returns true, also call it when buffers became free.
+    /// [`TargetConnection::is_starved`] returns true, also call it when buffers became free.
     pub fn resume(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         while let Some(slot) = self.starved.front().copied() {

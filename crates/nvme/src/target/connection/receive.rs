@@ -1,7 +1,7 @@
 //! Receives PDUs: decodes headers, stores data in the buffers of commands, and checks digests.
 
 use super::slot::Stage;
-use super::{Connection, End, LARGE_BYTES};
+use super::{End, LARGE_BYTES, TargetConnection};
 use crate::command::Command;
 use crate::pdu::{
     Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, RunningDigest, data_flags, encode,
@@ -36,7 +36,7 @@ enum Received {
     Terminate(String),
 }
 
-impl Connection {
+impl TargetConnection {
     /// Processes the next part of the input. Returns false if more input is needed.
     pub(super) fn step(&mut self) -> Result<bool, Fault> {
         match self.receiving {

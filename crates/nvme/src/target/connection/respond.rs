@@ -1,11 +1,11 @@
 //! Sends responses to the host: the data of reads, and completions.
 
-use super::{Connection, Queue};
+use super::{Queue, TargetConnection};
 use crate::command::{Command, Completion, Status, io};
 use crate::namespace::{Memory, Storage};
 use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 use crate::target::fabrics::Connected;
-use crate::target::io::Request;
+use crate::target::io::IoRequest;
 use crate::target::subsystem::Subsystem;
 
 /// The longest data of a memory namespace that is copied to the output, in bytes. Longer data is copied to a separate
@@ -33,7 +33,7 @@ impl Queue {
     }
 }
 
-impl Connection {
+impl TargetConnection {
     /// Sends the completion of a command.
     #[inline]
     pub(super) fn respond(&mut self, cid: u16, status: Status, result: u64) {
@@ -94,7 +94,7 @@ impl Connection {
     ///
     /// The data is copied, because another host may write the memory before the kernel has sent all of it.
     #[inline]
-    pub(super) fn send_memory(&mut self, cid: u16, request: Request) -> bool {
+    pub(super) fn send_memory(&mut self, cid: u16, request: IoRequest) -> bool {
         let length = request.length as usize;
         let with_digest = self.rules.digests.data;
         if length <= COPY_BYTES && self.output.keeps(length) {
@@ -218,7 +218,7 @@ fn copy(memory: &Memory, offset: u64, data: &mut [u8], with_digest: bool) -> Opt
 
 /// Returns the memory of a request's namespace.
 #[inline]
-fn memory_of<'a>(subsystem: &'a Subsystem, request: &Request) -> &'a Memory {
+fn memory_of<'a>(subsystem: &'a Subsystem, request: &IoRequest) -> &'a Memory {
     match subsystem.namespace(request.namespace).map(|namespace| &namespace.storage) {
         Some(Storage::Memory(memory)) => memory,
         _ => unreachable!("only requests to memory are answered from memory"),

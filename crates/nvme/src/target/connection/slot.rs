@@ -2,7 +2,7 @@
 
 use crate::command::Command;
 use crate::target::buffer::Buffer;
-use crate::target::io::Request;
+use crate::target::io::IoRequest;
 use crate::target::storage::OngoingOperation;
 
 /// What a command in a slot waits for or does.
@@ -37,7 +37,7 @@ pub struct Slot {
     /// What the command waits for or does.
     pub stage: Stage,
     /// The validated I/O command. `None` for admin and Fabrics commands.
-    pub request: Option<Request>,
+    pub request: Option<IoRequest>,
     /// The buffer for data that the command receives from the host or sends to it. `None` if the command has
     /// no buffer now. For a Compare on a file, the blocks that are read follow the host's data.
     pub buffer: Option<Buffer>,

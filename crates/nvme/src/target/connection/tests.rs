@@ -59,7 +59,7 @@ enum Answer {
 
 /// The host that a test plays on one connection.
 struct Host {
-    connection: Connection,
+    connection: TargetConnection,
     pool: Pool,
     inbox: Arc<Inbox>,
     digests: Digests,
@@ -83,7 +83,7 @@ impl Host {
             peer: "127.0.0.1:1".parse().unwrap(),
             local: "127.0.0.1:4420".parse().unwrap(),
         };
-        let connection = Connection::new(setup);
+        let connection = TargetConnection::new(setup);
         Self {
             connection,
             pool,

@@ -2,8 +2,8 @@
 
 use crate::authentication::{Group, Hash, SecretsFile};
 use crate::field::{HOSTS_FILE, SECRETS_FILE};
-use crate::target::subsystem::{AllowedHosts, Authentication, check_nqn};
-use crate::{Error, Result, text_file};
+use crate::target::subsystem::{AllowedHosts, Authentication};
+use crate::{Error, Result, nqn as names, text_file};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -50,7 +50,7 @@ impl Hosts {
                     if nqn.is_empty() {
                         continue;
                     }
-                    check_nqn(nqn).map_err(|error| Error::Invalid {
+                    names::check(nqn).map_err(|error| Error::Invalid {
                         what: format!("{}, line {number}", HOSTS_FILE.with(path.display())),
                         why: error.to_string(),
                     })?;

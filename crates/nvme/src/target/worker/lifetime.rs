@@ -2,7 +2,7 @@
 
 use super::link::Wait;
 use super::{Closing, Link, Worker};
-use crate::target::connection::{Connection, End, Setup};
+use crate::target::connection::{End, Setup, TargetConnection};
 use crate::target::controller::Reach;
 use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
@@ -40,7 +40,7 @@ impl Worker {
         };
         let link = Link {
             id,
-            connection: Connection::new(setup),
+            connection: TargetConnection::new(setup),
             socket,
             peer,
             receiving: false,

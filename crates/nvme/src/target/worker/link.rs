@@ -1,6 +1,6 @@
 //! A connection of a worker, with its socket and the connection's requests in flight.
 
-use crate::target::connection::Connection;
+use crate::target::connection::TargetConnection;
 use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ impl Wait {
 /// A connection with its socket and its requests in flight.
 pub(super) struct Link {
     pub(super) id: ConnectionId,
-    pub(super) connection: Connection,
+    pub(super) connection: TargetConnection,
     pub(super) socket: OwnedFd,
     pub(super) peer: SocketAddr,
     pub(super) receiving: bool,

@@ -52,7 +52,7 @@ fn relay(mut host: TcpStream, target: SocketAddr) -> bool {
 fn read_block(session: &mut Session) -> Status {
     let command = Command::blocks(io::READ, session.namespace().nsid, 0, 1, Sgl::NONE);
     let buffer = Buffer::new(session.namespace().block_bytes as usize).unwrap();
-    session.submit(Request { token: 1, command, buffer: Some(buffer) }).unwrap();
+    session.submit(Submission { token: 1, command, buffer: Some(buffer) }).unwrap();
     let start = Instant::now();
     loop {
         session.progress(true).unwrap();

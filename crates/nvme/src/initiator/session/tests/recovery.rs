@@ -44,7 +44,7 @@ fn an_error_status_shows_that_the_path_works() {
     let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
     session.lost_since = Some(Instant::now());
     let command = Command::blocks(io::READ, 1, u64::MAX - 1, 1, Sgl::NONE);
-    session.submit(Request { token: 1, command, buffer: Some(Buffer::new(512).unwrap()) }).unwrap();
+    session.submit(Submission { token: 1, command, buffer: Some(Buffer::new(512).unwrap()) }).unwrap();
     let start = Instant::now();
     let done = loop {
         session.progress(true).unwrap();

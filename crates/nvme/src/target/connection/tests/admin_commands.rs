@@ -81,7 +81,7 @@ fn health_is_that_of_the_named_namespace_or_of_all() {
     assert_eq!(reads, [Ok(3), Ok(3), Ok(1), Ok(2)]);
     assert_eq!(health(3), Err(Status::INVALID_NAMESPACE.dnr()));
     let controller = admin.identify(cns::CONTROLLER, 0);
-    let controller = identify::Controller::ref_from_bytes(&controller).unwrap();
+    let controller = identify::IdentifyController::ref_from_bytes(&controller).unwrap();
     assert_eq!((controller.lpa & 1, controller.elpe), (1, 63), "both are advertised");
     let nvm = admin.identify(cns::COMMAND_SET_CONTROLLER, 0);
     assert_eq!(4096_u64 << nvm[1], 512 << 16, "WZSL covers 65,536 blocks of 512 bytes");

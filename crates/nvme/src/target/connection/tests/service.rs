@@ -110,7 +110,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no second event") };
     assert_eq!(event.cid.get(), 101);
     let page = host.identify(cns::NAMESPACE, 1);
-    assert_eq!(identify::Namespace::ref_from_bytes(&page).unwrap().nsze.get(), (3 << 20) / 512);
+    assert_eq!(identify::IdentifyNamespace::ref_from_bytes(&page).unwrap().nsze.get(), (3 << 20) / 512);
     let mut abort = Command::new(admin::ABORT, 0);
     abort.cdw10 = (103 << 16).into();
     host.command(abort, &[]);

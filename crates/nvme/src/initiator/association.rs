@@ -1,4 +1,4 @@
-//! A connected controller: its admin queue, properties, namespaces, keep-alive and events.
+//! The association with a controller: its admin queue, properties, namespaces, keep-alive and events.
 
 mod authenticate;
 mod connect_queue;
@@ -7,12 +7,11 @@ mod namespaces;
 
 pub use namespaces::{NamespaceIdentity, NamespaceInfo};
 
-use super::connection::{Done, Request};
-use super::host::check_nqn;
+use super::connection::{Done, Submission};
 use super::{Address, Buffer, HostIdentity, Queue, QueueOptions};
 use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, admin, cc, connect, csts, feature, property};
-use crate::identify::{Controller as IdentifyController, cns, controller_type};
-use crate::{Error, Result};
+use crate::identify::{IdentifyController, cns, controller_type};
+use crate::{Error, Result, nqn};
 use connect_queue::connect_queue;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -42,9 +41,9 @@ pub struct ConnectOptions {
     pub keep_alive: Duration,
 }
 
-/// A connected controller.
+/// A connected controller, as a host uses it.
 #[derive(Debug)]
-pub struct Controller {
+pub struct Association {
     admin: Queue,
     address: SocketAddr,
     options: ConnectOptions,
@@ -66,14 +65,14 @@ const TOKEN_KEEP_ALIVE: u64 = 1;
 /// The token that marks the completion of an Asynchronous Event Request.
 const TOKEN_EVENT: u64 = 2;
 
-impl Controller {
+impl Association {
     /// Connects to a controller of a subsystem, enables it and identifies it. If the target's name resolves
     /// to several addresses, tries them in turn.
     ///
     /// # Errors
     /// If the target cannot be reached, refuses the host or the subsystem, or does not become ready.
     pub fn connect(address: &Address, options: &ConnectOptions) -> Result<Self> {
-        check_nqn("subsystem", &options.subsystem)?;
+        nqn::check_or_discovery(&options.subsystem)?;
         let mut failure = None;
         for address in address.resolve()? {
             match Self::connect_to(address, options) {
@@ -193,7 +192,7 @@ impl Controller {
         self.admin_until(command, buffer, what, None)
     }
 
-    /// As [`Controller::admin`], but also fails if the command has not completed at `deadline`.
+    /// As [`Association::admin`], but also fails if the command has not completed at `deadline`.
     fn admin_until(
         &mut self,
         command: Command,
@@ -201,7 +200,7 @@ impl Controller {
         what: &str,
         deadline: Option<Instant>,
     ) -> Result<Done> {
-        let mut request = Request { token: TOKEN_COMMAND, command, buffer };
+        let mut request = Submission { token: TOKEN_COMMAND, command, buffer };
         while let Err(back) = self.admin.submit(request) {
             request = back;
             self.admin.progress(true)?;
@@ -245,7 +244,7 @@ impl Controller {
             }
             if !self.keep_alive_in_flight && since > keep_alive / 3 {
                 let command = Command::new(admin::KEEP_ALIVE, 0);
-                let request = Request { token: TOKEN_KEEP_ALIVE, command, buffer: None };
+                let request = Submission { token: TOKEN_KEEP_ALIVE, command, buffer: None };
                 if self.admin.submit(request).is_ok() {
                     self.keep_alive_in_flight = true;
                     self.last_keep_alive = Instant::now();

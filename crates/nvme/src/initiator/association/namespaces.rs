@@ -1,9 +1,9 @@
 //! The namespaces of a controller.
 
-use super::{Controller, UNLIMITED_TRANSFER};
+use super::{Association, UNLIMITED_TRANSFER};
 use crate::command::{Command, admin};
 use crate::field::NAMESPACE;
-use crate::identify::{self, Namespace, NamespaceDescriptor, cns, oncs};
+use crate::identify::{self, IdentifyNamespace, NamespaceDescriptor, cns, oncs};
 use crate::initiator::Buffer;
 use crate::{Error, Result};
 use zerocopy::FromBytes;
@@ -96,7 +96,7 @@ impl NamespaceInfo {
     }
 }
 
-impl Controller {
+impl Association {
     pub(super) fn identify_page(&mut self, cns: u8, nsid: u32) -> Result<Buffer> {
         let mut command = Command::new(admin::IDENTIFY, nsid);
         command.cdw10 = u32::from(cns).into();
@@ -135,7 +135,7 @@ impl Controller {
     /// If the namespace does not exist or its format is unsupported, or the connection fails.
     pub fn namespace(&mut self, nsid: u32) -> Result<NamespaceInfo> {
         let page = self.identify_page(cns::NAMESPACE, nsid)?;
-        let namespace = Namespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
+        let namespace = IdentifyNamespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
         let what = || format!("namespace {nsid} of {}", self.admin.peer());
         let blocks = namespace.nsze.get();
         if blocks == 0 {
@@ -189,7 +189,7 @@ impl Controller {
         }
     }
 
-    fn identity(&mut self, nsid: u32, namespace: &Namespace) -> Result<NamespaceIdentity> {
+    fn identity(&mut self, nsid: u32, namespace: &IdentifyNamespace) -> Result<NamespaceIdentity> {
         let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
             Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
             // Controllers of NVMe 1.2 and older do not have the list of namespace descriptors.

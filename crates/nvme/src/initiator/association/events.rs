@@ -1,12 +1,12 @@
 //! The events that a controller reports, and its log pages.
 
-use super::{Controller, TOKEN_EVENT, TOKEN_KEEP_ALIVE};
+use super::{Association, TOKEN_EVENT, TOKEN_KEEP_ALIVE};
 use crate::command::{Command, admin, async_event, feature, log};
 use crate::initiator::Buffer;
-use crate::initiator::connection::{Done, Request};
+use crate::initiator::connection::{Done, Submission};
 use crate::{Error, Result};
 
-impl Controller {
+impl Association {
     pub(super) fn take_background(&mut self) {
         while let Some(done) = self.admin.next_done() {
             self.background(&done);
@@ -31,7 +31,7 @@ impl Controller {
     }
 
     /// Asks the controller to report changes of namespaces, or of the discovery log.
-    /// [`Controller::next_event`] returns them.
+    /// [`Association::next_event`] returns them.
     ///
     /// # Errors
     /// If the connection failed.
@@ -61,7 +61,7 @@ impl Controller {
     pub(super) fn arm_event(&mut self) {
         if self.watches_events && !self.event_armed {
             let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
-            let request = Request { token: TOKEN_EVENT, command, buffer: None };
+            let request = Submission { token: TOKEN_EVENT, command, buffer: None };
             self.event_armed = self.admin.submit_held(request).is_ok();
         }
     }
@@ -106,20 +106,20 @@ mod tests {
     fn a_storm_of_events_neither_fills_the_list_nor_asks_for_more() {
         let target = target("127.0.0.1:0", "memory:1M");
         let address = target.subsystem().listeners()[0];
-        let mut controller =
-            Controller::connect(&address.to_string().parse().unwrap(), &options(address).connect).unwrap();
-        controller.watch_events().unwrap();
-        assert!(controller.event_armed);
+        let mut association =
+            Association::connect(&address.to_string().parse().unwrap(), &options(address).connect).unwrap();
+        association.watch_events().unwrap();
+        assert!(association.event_armed);
         for _ in 0..1000 {
             let mut completion = Completion::new(0, crate::command::Status::SUCCESS, 0, 0, 0);
             completion.dw0 = async_event::NAMESPACE_CHANGED.into();
             let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
-            controller.background(&Done { token: TOKEN_EVENT, command, completion, buffer: None });
-            assert!(!controller.event_armed);
+            association.background(&Done { token: TOKEN_EVENT, command, completion, buffer: None });
+            assert!(!association.event_armed);
         }
-        assert_eq!(controller.next_event(), Some(async_event::NAMESPACE_CHANGED));
-        assert_eq!(controller.next_event(), None);
-        controller.tick().unwrap();
-        assert!(controller.event_armed);
+        assert_eq!(association.next_event(), Some(async_event::NAMESPACE_CHANGED));
+        assert_eq!(association.next_event(), None);
+        association.tick().unwrap();
+        assert!(association.event_armed);
     }
 }

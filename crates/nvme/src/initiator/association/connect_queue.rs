@@ -4,7 +4,7 @@ use super::authenticate::authenticate;
 use super::{ConnectOptions, TOKEN_COMMAND};
 use crate::command::{Command, ConnectData, Status};
 use crate::field::HOST_NQN;
-use crate::initiator::connection::{Done, Request};
+use crate::initiator::connection::{Done, Submission};
 use crate::initiator::{Buffer, Queue};
 use crate::{Error, Result};
 use zerocopy::IntoBytes;
@@ -54,7 +54,7 @@ pub(super) fn connect_queue(
 
 /// Sends a command and waits until it has completed. The queue must have no other commands in flight.
 pub(super) fn call(queue: &mut Queue, command: Command, buffer: Buffer) -> Result<Done> {
-    let request = Request { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
+    let request = Submission { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
     queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
     loop {
         let result = queue.progress(true);
