@@ -12,7 +12,6 @@ mod timed_stream;
 mod transfer;
 mod transfer_result;
 
-pub use discover::DiscoveredSubsystem;
 pub use transfer_result::NvmeTransfer;
 
 use clap::{Args, Subcommand};

@@ -2,7 +2,7 @@
 
 use crate::doctor::Check;
 use crate::ntb::TransportInfo;
-use crate::nvme::{DiscoveredSubsystem, NvmeTransfer};
+use crate::nvme::NvmeTransfer;
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
@@ -10,6 +10,7 @@ use inlane_forward::result::PacketResult;
 use inlane_mix::result::MixResult;
 use inlane_model::result::ModelResult;
 use inlane_nvme::bench::IoResult;
+use inlane_nvme::initiator::DiscoveredSubsystem;
 use inlane_nvme::nbd::ExportResult;
 use inlane_nvme::target::TargetResult;
 use inlane_offload::status::EngineStatus;

@@ -27,7 +27,7 @@ pub use address::Address;
 pub use association::{Association, ConnectOptions, NamespaceIdentity, NamespaceInfo};
 pub use buffer::Buffer;
 pub use connection::{Done, HostConnection, Submission};
-pub use discover::{Discovered, discover, resolve_subsystem};
+pub use discover::{DiscoveredSubsystem, discover, resolve_subsystem};
 pub use host::HostIdentity;
 pub use queue::{Queue, QueueOptions};
 pub use queues::Queues;

@@ -3,10 +3,8 @@
 use super::connect::HostFlags;
 use crate::output::Output;
 use clap::Args;
-use inlane_nvme::initiator::{Address, discover};
-use inlane_result::{Cell, Document, Row};
-use schemars::JsonSchema;
-use serde::Serialize;
+use inlane_nvme::initiator::{Address, DiscoveredSubsystem, discover};
+use inlane_result::Document;
 use std::path::PathBuf;
 
 /// Lists the subsystems that a target offers to this host
@@ -28,44 +26,6 @@ pub struct Discover {
     /// Write the result as CSV to a file, or to standard output for -, one line per row
     #[arg(long, value_name = "FILE|-")]
     csv: Option<PathBuf>,
-}
-
-/// An entry of the discovery log: one address at which a subsystem can be reached.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct DiscoveredSubsystem {
-    /// The NVMe qualified name (NQN) of the subsystem.
-    pub subsystem: String,
-    /// `nvm` for a subsystem with namespaces, `discovery` for the discovery service that sent the log,
-    /// `referral` for another discovery service.
-    pub kind: String,
-    /// The transport: `tcp`, `rdma`, `fc` or `loop`. For other transports, the number of the type (TRTYPE).
-    pub transport: String,
-    /// The IP address, or the address in the form of the transport.
-    pub address: String,
-    /// The TCP port, or the service identifier of the transport.
-    pub port: String,
-    /// The identifier of the subsystem's port at this address (PORTID).
-    pub port_id: u16,
-}
-
-impl Row for DiscoveredSubsystem {
-    fn parameters(&self) -> Vec<Cell> {
-        vec![Cell::new("subsystem", &self.subsystem)]
-    }
-
-    fn figures(&self) -> Vec<Cell> {
-        vec![
-            Cell::new("kind", &self.kind),
-            Cell::new("transport", &self.transport),
-            Cell::new("address", &self.address),
-            Cell::new("port", &self.port),
-            Cell::new("port id", self.port_id.to_string()),
-        ]
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
-    }
 }
 
 impl Discover {
@@ -94,17 +54,7 @@ impl Discover {
                     .into(),
             );
         }
-        document.results = found
-            .into_iter()
-            .map(|entry| DiscoveredSubsystem {
-                subsystem: entry.subsystem,
-                kind: entry.kind,
-                transport: entry.transport,
-                address: entry.address,
-                port: entry.port,
-                port_id: entry.port_id,
-            })
-            .collect();
+        document.results = found;
         output.write(
             &mut document,
             |out, document| {

@@ -1,9 +1,11 @@
 //! Tests of failures: wrong usage, peers that are not NVMe targets, targets that disappear, and full disks.
 
+use super::proxy::Proxy;
 use super::*;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 #[test]
@@ -46,6 +48,30 @@ fn a_peer_that_is_no_target_is_refused() {
         text(&output.stderr).contains("no answer to the connection request for 0.3 s"),
         "{}",
         text(&output.stderr)
+    );
+}
+
+/// The read succeeds, because the session reconnects. The user must still learn of the violation.
+#[test]
+fn a_violation_of_the_protocol_during_a_read_is_reported() {
+    let (_target, address) = target("memory:16M");
+    let proxy = Proxy::slow(&address, 16 << 20);
+    let arguments = ["nvme", "read", &proxy.address, "--digests", "both", "-"];
+    let mut read = Command::new(INLANE);
+    read.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = read.spawn().unwrap();
+    let started = Instant::now();
+    while proxy.bytes.load(Ordering::SeqCst) < 1 << 20 {
+        assert!(started.elapsed() < TIMEOUT, "nothing is read");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    proxy.inject.store(true, Ordering::SeqCst);
+    let output = child.wait_with_output().unwrap();
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{message}");
+    assert!(
+        message.contains("violates the NVMe/TCP protocol") && message.contains("reconnecting"),
+        "{message}"
     );
 }
 

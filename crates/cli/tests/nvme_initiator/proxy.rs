@@ -12,6 +12,8 @@ pub struct Proxy {
     /// The bytes forwarded so far, in both directions.
     pub bytes: Arc<AtomicUsize>,
     streams: Arc<Mutex<Vec<TcpStream>>>,
+    /// Set it to let the proxy insert bytes into what the target sends, once.
+    pub inject: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -27,9 +29,10 @@ impl Proxy {
             cut: Arc::default(),
             bytes: Arc::default(),
             streams: Arc::default(),
+            inject: Arc::default(),
         };
         let (target, cut) = (target.to_string(), proxy.cut.clone());
-        let (bytes, streams) = (proxy.bytes.clone(), proxy.streams.clone());
+        let (bytes, streams, inject) = (proxy.bytes.clone(), proxy.streams.clone(), proxy.inject.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
@@ -38,15 +41,17 @@ impl Proxy {
                 }
                 let other = TcpStream::connect(&target).unwrap();
                 streams.lock().unwrap().extend([stream.try_clone().unwrap(), other.try_clone().unwrap()]);
-                for (mut from, mut to) in
-                    [(stream.try_clone().unwrap(), other.try_clone().unwrap()), (other, stream)]
-                {
+                let to_target = (stream.try_clone().unwrap(), other.try_clone().unwrap(), None);
+                for (mut from, mut to, inject) in [to_target, (other, stream, Some(inject.clone()))] {
                     let bytes = bytes.clone();
                     std::thread::spawn(move || {
                         let mut buffer = [0; 16384];
                         while let Ok(count @ 1..) = from.read(&mut buffer) {
                             bytes.fetch_add(count, Ordering::SeqCst);
                             std::thread::sleep(Duration::from_secs_f64(count as f64 / f64::from(rate)));
+                            if inject.as_ref().is_some_and(|inject| inject.swap(false, Ordering::SeqCst)) {
+                                let _ = to.write_all(&[0xEE; 64]);
+                            }
                             if to.write_all(&buffer[..count]).is_err() {
                                 break;
                             }

@@ -6,6 +6,9 @@ use crate::command::{DISCOVERY_NQN, log};
 use crate::field::{HOST_NQN, SUBSYSTEM};
 use crate::identify::{DiscoveryEntry, DiscoveryHeader, subsystem_type, text};
 use crate::{Error, Result};
+use inlane_result::{Cell, Row};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use zerocopy::FromBytes;
@@ -17,21 +20,42 @@ const MAX_ENTRIES: u64 = 16_384;
 const CHUNK: u64 = 4;
 const ENTRY: usize = size_of::<DiscoveryEntry>();
 
-/// An entry of a discovery log: an address of a subsystem.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Discovered {
-    /// The transport: `tcp`, `rdma`, `fc`, `loop`, or its number.
-    pub transport: String,
-    /// The address.
-    pub address: String,
-    /// The port.
-    pub port: String,
-    /// The subsystem's NQN.
+/// An entry of the discovery log: one address at which a subsystem can be reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct DiscoveredSubsystem {
+    /// The NVMe qualified name (NQN) of the subsystem.
     pub subsystem: String,
-    /// What the subsystem is: `nvm`, `discovery`, `referral`, or its number.
+    /// `nvm` for a subsystem with namespaces, `discovery` for the discovery service that sent the log,
+    /// `referral` for another discovery service.
     pub kind: String,
-    /// The identifier of the subsystem's port.
+    /// The transport: `tcp`, `rdma`, `fc` or `loop`. For other transports, the number of the type (TRTYPE).
+    pub transport: String,
+    /// The IP address, or the address in the form of the transport.
+    pub address: String,
+    /// The TCP port, or the service identifier of the transport.
+    pub port: String,
+    /// The identifier of the subsystem's port at this address (PORTID).
     pub port_id: u16,
+}
+
+impl Row for DiscoveredSubsystem {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![Cell::new("subsystem", &self.subsystem)]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("kind", &self.kind),
+            Cell::new("transport", &self.transport),
+            Cell::new("address", &self.address),
+            Cell::new("port", &self.port),
+            Cell::new("port id", self.port_id.to_string()),
+        ]
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// Reads the discovery log of the target at `address`.
@@ -39,7 +63,11 @@ pub struct Discovered {
 /// # Errors
 /// If the target cannot be reached or has no discovery service. Also if the log changes faster than it can be
 /// read.
-pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) -> Result<Vec<Discovered>> {
+pub fn discover(
+    address: &Address,
+    host: &HostIdentity,
+    queue: &QueueOptions,
+) -> Result<Vec<DiscoveredSubsystem>> {
     let options = ConnectOptions {
         subsystem: DISCOVERY_NQN.into(),
         host: host.clone(),
@@ -84,12 +112,12 @@ fn header(association: &mut Association) -> Result<DiscoveryHeader> {
     Ok(DiscoveryHeader::read_from_bytes(page.bytes()).expect("1024 bytes"))
 }
 
-fn decode(entry: &DiscoveryEntry) -> Discovered {
+fn decode(entry: &DiscoveryEntry) -> DiscoveredSubsystem {
     let number = |code: u8, names: &[(u8, &str)]| {
         let name = names.iter().find(|(known, _)| *known == code);
         name.map_or_else(|| code.to_string(), |(_, name)| (*name).to_string())
     };
-    Discovered {
+    DiscoveredSubsystem {
         transport: number(
             entry.trtype,
             &[(1, "rdma"), (2, "fc"), (DiscoveryEntry::TCP, "tcp"), (254, "loop")],

@@ -39,8 +39,9 @@ impl PageLocks {
 
     /// Returns the largest part at the start of `pages` that can be locked at a time.
     pub fn part(&self, pages: &Range<u64>) -> Range<u64> {
-        let count = self.0.len() as u64;
-        pages.start..pages.end.min((pages.start / count + 1) * count)
+        // The number of locks is a power of two.
+        let last = pages.start | (self.0.len() as u64 - 1);
+        pages.start..pages.end.min(last + 1)
     }
 
     /// Locks pages for a change. Waits for other writers.

@@ -3,10 +3,9 @@
 mod receive;
 mod request;
 
-use super::listen::Stream;
 use super::protocol::Features;
 use super::result::Counters;
-use crate::initiator::connection::Submission;
+use crate::initiator::Submission;
 use crate::initiator::{Buffer, Session};
 use crate::{Error, Result};
 use receive::Reading;
@@ -14,6 +13,7 @@ use request::{Active, release};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, sendmsg};
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -47,7 +47,8 @@ impl Output {
 }
 
 pub(super) struct Client<'a> {
-    stream: Stream,
+    /// The client's socket.
+    stream: File,
     session: Session,
     features: Features,
     counters: &'a Counters,
@@ -71,7 +72,7 @@ pub(super) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(stream: Stream, session: Session, features: Features, counters: &'a Counters) -> Self {
+    pub(super) fn new(stream: File, session: Session, features: Features, counters: &'a Counters) -> Self {
         Self {
             stream,
             session,
@@ -201,7 +202,7 @@ impl<'a> Client<'a> {
     }
 }
 
-fn lost(source: std::io::Error) -> Error {
+pub(super) fn lost(source: std::io::Error) -> Error {
     Error::Os { what: "the client's connection failed".into(), source }
 }
 

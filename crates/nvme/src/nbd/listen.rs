@@ -5,10 +5,13 @@ use super::result::{Counters, ExportResult};
 use crate::field::LISTEN;
 use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
+use rustix::io::ioctl_fionbio;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -61,65 +64,6 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// The socket of a client.
-#[derive(Debug)]
-pub(super) enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Stream {
-    pub(super) fn set_nonblocking(&self, on: bool) -> io::Result<()> {
-        match self {
-            Stream::Unix(stream) => stream.set_nonblocking(on),
-            Stream::Tcp(stream) => stream.set_nonblocking(on),
-        }
-    }
-
-    fn set_timeouts(&self, timeout: Option<Duration>) -> io::Result<()> {
-        match self {
-            Stream::Unix(stream) => {
-                stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout))
-            }
-            Stream::Tcp(stream) => {
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout))
-            }
-        }
-    }
-}
-
-impl Read for Stream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.read(buffer),
-            Stream::Tcp(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.write(buffer),
-            Stream::Tcp(stream) => stream.write(buffer),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(stream) => stream.as_fd(),
-            Stream::Tcp(stream) => stream.as_fd(),
-        }
-    }
-}
-
 #[derive(Debug)]
 enum Listener {
     Unix(UnixListener, PathBuf),
@@ -127,11 +71,18 @@ enum Listener {
 }
 
 impl Listener {
-    fn accept(&self) -> io::Result<Stream> {
-        match self {
-            Listener::Unix(listener, _) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
-        }
+    /// Accepts a client. Returns its socket.
+    fn accept(&self) -> io::Result<File> {
+        let socket: OwnedFd = match self {
+            Listener::Unix(listener, _) => listener.accept()?.0.into(),
+            Listener::Tcp(listener) => {
+                let (socket, _) = listener.accept()?;
+                // A client that has gone meanwhile is found when it is served.
+                let _ = socket.set_nodelay(true);
+                socket.into()
+            }
+        };
+        Ok(socket.into())
     }
 }
 
@@ -307,10 +258,12 @@ impl Server {
         Ok(())
     }
 
-    fn serve(&self, mut stream: Stream, stop: &AtomicBool) -> Result<()> {
-        let failed = |source| Error::Os { what: "the client's connection failed".into(), source };
-        stream.set_nonblocking(false).map_err(failed)?;
-        stream.set_timeouts(Some(NEGOTIATION)).map_err(failed)?;
+    fn serve(&self, mut stream: File, stop: &AtomicBool) -> Result<()> {
+        let failed = |error: rustix::io::Errno| client::lost(error.into());
+        ioctl_fionbio(&stream, false).map_err(failed)?;
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&stream, direction, Some(NEGOTIATION)).map_err(failed)?;
+        }
         let session = Session::open(&self.options)?;
         // A client that reconnects repeats and continues its writes. Check the namespace, because the target may have
         // restarted with another drive.
@@ -324,7 +277,7 @@ impl Server {
         };
         match super::negotiation::negotiate(&mut stream, &export) {
             Ok(Some(features)) => {
-                stream.set_nonblocking(true).map_err(failed)?;
+                ioctl_fionbio(&stream, true).map_err(failed)?;
                 client::Client::new(stream, session, features, &self.counters).serve(stop)
             }
             Ok(None) => {

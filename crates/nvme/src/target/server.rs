@@ -9,7 +9,7 @@ pub use hosts::Hosts;
 use super::TargetResult;
 use super::inbox::{Inbox, Message};
 use super::subsystem::{Definition, Limits, Subsystem};
-use super::worker::{Jobs, Load, Worker, start_jobs};
+use super::worker::{Jobs, Worker, WorkerLoad, start_jobs};
 use crate::authentication::Group;
 use crate::namespace::{MAX_NAMESPACES, Namespace, Specification};
 use crate::{Error, Result};
@@ -62,7 +62,7 @@ pub struct Target {
 #[derive(Debug)]
 struct WorkerHandle {
     inbox: Arc<Inbox>,
-    load: Arc<Load>,
+    load: Arc<WorkerLoad>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -136,7 +136,7 @@ impl Target {
             source: inlane_core::error::NotStarted::of(source),
         };
         let inbox = Arc::new(Inbox::new().map_err(os)?);
-        let load = Arc::new(Load::default());
+        let load = Arc::new(WorkerLoad::default());
         let (result, started) = mpsc::channel();
         let (subsystem, failed) = (self.subsystem.clone(), self.failed.clone());
         let (its_inbox, its_load) = (inbox.clone(), load.clone());

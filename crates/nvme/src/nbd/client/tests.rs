@@ -3,10 +3,15 @@ use super::*;
 use crate::initiator::session_tests::{options, target};
 use crate::target::Target;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 fn session(target: &Target) -> Session {
     Session::open(&options(target.subsystem().listeners()[0])).unwrap()
+}
+
+fn socket(stream: UnixStream) -> File {
+    OwnedFd::from(stream).into()
 }
 
 /// Returns a request of `length` bytes at offset 0.
@@ -32,7 +37,7 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
-    let mut client = Client::new(Stream::Unix(stream), session(&target), Features::default(), &counters);
+    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters);
     let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
     let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
     let mut rest = &requests[..];
@@ -88,7 +93,7 @@ fn the_server_does_not_wait_for_a_client_that_has_ended() {
     let (program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
-    let mut client = Client::new(Stream::Unix(stream), session(&target), Features::default(), &counters);
+    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters);
     assert_eq!(client.client_events(), PollFlags::IN);
     drop(program);
     assert!(client.receive().unwrap());
@@ -105,7 +110,7 @@ fn a_trim_with_fua_is_flushed() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
-    let client = Client::new(Stream::Unix(stream), session(&target), Features::default(), &counters);
+    let client = Client::new(socket(stream), session(&target), Features::default(), &counters);
     let mut trim = request(4, 1, 4096);
     trim[5] = 1;
     program.write_all(&trim).unwrap();

@@ -3,7 +3,7 @@
 use super::hosts::HostsFile;
 use crate::target::inbox::{Inbox, Message};
 use crate::target::subsystem::Subsystem;
-use crate::target::worker::Load;
+use crate::target::worker::WorkerLoad;
 use crate::{Error, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -34,7 +34,7 @@ pub(super) struct Acceptor {
     /// The file that lists the hosts. `None` if there is no such file.
     pub(super) hosts: Option<HostsFile>,
     pub(super) subsystem: Arc<Subsystem>,
-    pub(super) workers: Vec<(Arc<Inbox>, Arc<Load>)>,
+    pub(super) workers: Vec<(Arc<Inbox>, Arc<WorkerLoad>)>,
     pub(super) stop: Arc<AtomicBool>,
     /// True if a worker has failed.
     pub(super) failed: Arc<AtomicBool>,
@@ -166,7 +166,8 @@ impl Acceptor {
     /// Returns true if the target may accept one more connection. At the limit of connections, this displaces
     /// a half-open connection and waits until a connection has ended.
     fn has_room(&self) -> bool {
-        let sum = |count: fn(&Load) -> usize| self.workers.iter().map(|(_, load)| count(load)).sum::<usize>();
+        let sum =
+            |count: fn(&WorkerLoad) -> usize| self.workers.iter().map(|(_, load)| count(load)).sum::<usize>();
         let start = Instant::now();
         loop {
             // Read `half_open` before `connections`. When a half-open connection ends, its worker updates

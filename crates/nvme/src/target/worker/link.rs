@@ -71,7 +71,7 @@ pub(super) struct Link {
     pub(super) data_wait: Wait,
     /// The wait for the host to read its responses.
     pub(super) response_wait: Wait,
-    /// True if the connection carries an admin queue and is counted in [`Load::admin_queues`]. False if it
+    /// True if the connection carries an admin queue and is counted in [`WorkerLoad::admin_queues`]. False if it
     /// carries an I/O queue or no queue yet.
     pub(super) admin: bool,
     /// The connection's place among the half-open ones. `None` if the host was once allowed to use the queue.

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// How many connections a worker thread serves. A new connection goes to the worker with the lowest
-/// [`Load::rank`].
+/// [`WorkerLoad::rank`].
 #[derive(Debug, Default)]
-pub struct Load {
+pub struct WorkerLoad {
     /// The number of all connections.
     pub connections: AtomicUsize,
     /// The number of connections that carry an admin queue. An admin queue causes little work.
@@ -15,7 +15,7 @@ pub struct Load {
     pub half_open: AtomicUsize,
 }
 
-impl Load {
+impl WorkerLoad {
     /// Returns the rank of the worker. The worker with the lowest rank gets the next connection. The first
     /// number counts connections without an admin queue: they carry an I/O queue, or may still get one. The
     /// second number counts all connections. It decides if the first numbers are equal.

@@ -23,7 +23,7 @@ mod load;
 mod requests;
 
 pub use jobs::{Jobs, start_jobs};
-pub use load::Load;
+pub use load::WorkerLoad;
 
 use super::buffer::Pool;
 use super::flush::FlushGroup;
@@ -76,7 +76,7 @@ pub struct Worker {
     /// The indices of `links` without a connection.
     free: Vec<usize>,
     /// The number of connections of this worker, and how many of them have an admin queue.
-    load: Arc<Load>,
+    load: Arc<WorkerLoad>,
     /// The indices of the connections to serve in this round.
     due: Vec<usize>,
     /// The indices of the connections that wait for buffers.
@@ -117,7 +117,7 @@ impl Worker {
     pub fn new(
         subsystem: Arc<Subsystem>,
         inbox: Arc<Inbox>,
-        load: Arc<Load>,
+        load: Arc<WorkerLoad>,
         spin: Duration,
         jobs: Option<Arc<Jobs>>,
     ) -> Result<Self> {
