@@ -41,10 +41,6 @@ use crate::{Result, random};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// The values of SECP, SPSP0 and SPSP1, at their places in command dword 10 of Authentication Send and
-/// Authentication Receive (Base section 6.1 and 6.2).
-pub const PROTOCOL: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
-
 /// The secrets with which a host and a target prove their identities to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {

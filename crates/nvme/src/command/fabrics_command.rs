@@ -23,6 +23,9 @@ pub mod fabrics {
     pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
     /// Disconnect.
     pub const DISCONNECT: u8 = 0x08;
+    /// SECP, SPSP0 and SPSP1 of DH-HMAC-CHAP, at their places in dword 10 of Authentication Send and Receive (Base
+    /// sections 6.1 and 6.2).
+    pub const DH_HMAC_CHAP: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
 }
 
 /// Offsets of controller properties (Base section 3.1.3).
@@ -168,7 +171,7 @@ impl Command {
     /// says which. The connection sets the SGL.
     pub fn authentication(fctype: u8, length: u32) -> Self {
         let mut command = Self::fabrics(fctype, Sgl::NONE);
-        command.cdw10 = crate::authentication::PROTOCOL.into();
+        command.cdw10 = fabrics::DH_HMAC_CHAP.into();
         command.cdw11 = length.into();
         command
     }

@@ -1,7 +1,7 @@
 //! Processes the commands Authentication Send and Authentication Receive (Base sections 6.1 and 6.2).
 
 use super::{End, TargetConnection};
-use crate::authentication::{AuthenticationFailure, ControllerSide, MAX_MESSAGE, PROTOCOL, Progress};
+use crate::authentication::{AuthenticationFailure, ControllerSide, MAX_MESSAGE, Progress};
 use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
 use crate::target::controller::OpenQueue;
 use crate::target::subsystem::{Authentication, Subsystem};
@@ -70,7 +70,10 @@ impl TargetConnection {
             None => return self.finish(slot, Status::INVALID_OPCODE.dnr(), 0),
         };
         let length = command.cdw11.get();
-        if command.cdw10.get() & !0xFF != PROTOCOL || length == 0 || command.sgl.length.get() != length {
+        if command.cdw10.get() & !0xFF != fabrics::DH_HMAC_CHAP
+            || length == 0
+            || command.sgl.length.get() != length
+        {
             return self.finish(slot, Status::INVALID_FIELD.dnr(), 0);
         }
         if command.nsid.get() as u8 == fabrics::AUTHENTICATION_SEND {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::authentication::{
     AuthenticationFailure, AuthenticationMessage, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Names,
-    PROTOCOL, Secret,
+    Secret,
 };
 use crate::command::fabrics;
 use crate::target::subsystem;
@@ -154,7 +154,8 @@ fn wrong_fields_of_the_commands_are_refused() {
         sgl: Sgl::in_capsule(length),
         ..Command::authentication(fabrics::AUTHENTICATION_SEND, length)
     };
-    for protocol in [0, PROTOCOL ^ 1 << 8, PROTOCOL ^ 1 << 16, PROTOCOL ^ 1 << 31] {
+    const RIGHT: u32 = fabrics::DH_HMAC_CHAP;
+    for protocol in [0, RIGHT ^ 1 << 8, RIGHT ^ 1 << 16, RIGHT ^ 1 << 31] {
         let command = Command { cdw10: protocol.into(), ..send };
         assert_eq!(host.call(command, &message).0.status(), Status::INVALID_FIELD.dnr());
     }
