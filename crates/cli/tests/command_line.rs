@@ -97,6 +97,11 @@ fn mistakes_are_answered_with_a_remedy() {
         ),
         ("offload serve --port tap:a --address 10.9.0.1/24 --mtu 9", 2, "--mtu 9: give 1280 to 65535"),
         (
+            "offload serve --port tap:a --address 10.9.0.1/24 --socket-group no-such-group",
+            2,
+            "--socket-group no-such-group: there is no such group on this machine",
+        ),
+        (
             "copy --from host --to twin:0 --in-flight 1K",
             2,
             "--in-flight 1K: a count has no unit; give a whole number from 1 to 4096",

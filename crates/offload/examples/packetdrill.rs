@@ -386,6 +386,8 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
         loopback: false,
         socket: control_socket(),
         mode: 0o600,
+        group: None,
+        rules: String::new(),
         mtu: number("mtu", 1500) as u16,
         mac: Some(MAC),
         buffer: number("buffer", 1 << 20),

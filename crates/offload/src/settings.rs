@@ -30,6 +30,11 @@ pub struct Settings {
     pub socket: PathBuf,
     /// The control socket's permissions.
     pub mode: u32,
+    /// The control socket's group. `None` leaves that of the engine's process.
+    pub group: Option<u32>,
+    /// Rules that keep sockets of all programs with the kernel, in the form that [`crate::rules::read`] returns. Empty if there
+    /// are none.
+    pub rules: String,
     /// The largest IP packet on the port, in bytes.
     pub mtu: u16,
     /// The engine's MAC address; `None` takes that of the port's interface.
@@ -202,6 +207,8 @@ mod tests {
             loopback: false,
             socket: PathBuf::new(),
             mode: 0o600,
+            group: None,
+            rules: String::new(),
             mtu: 1500,
             mac: None,
             buffer: 65536,

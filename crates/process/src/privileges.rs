@@ -88,6 +88,29 @@ impl Successor {
     }
 }
 
+/// Returns the number of a group.
+///
+/// # Errors
+/// [`Error::Invalid`] if there is no such group. `what` names the setting.
+pub fn group_named(what: impl Into<String>, name: &str) -> Result<u32> {
+    let mut buffer = vec![0; 16384];
+    let mut found = std::ptr::null_mut();
+    let text = std::ffi::CString::new(name).unwrap_or_default();
+    // SAFETY: an all-zero group is valid. Name, structure and buffer outlive the call, which writes `found`.
+    let entry = unsafe {
+        let mut entry: libc::group = std::mem::zeroed();
+        libc::getgrnam_r(text.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found);
+        entry
+    };
+    match found.is_null() {
+        false => Ok(entry.gr_gid),
+        true => Err(Error::invalid(
+            what,
+            "there is no such group on this machine; choose one that 'getent group' lists",
+        )),
+    }
+}
+
 /// Returns the name of a user, or the number if no user of this machine has it.
 pub fn user_name(user: u32) -> String {
     let mut buffer = vec![0; 16384];

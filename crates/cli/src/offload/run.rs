@@ -107,7 +107,11 @@ impl Run {
     }
 }
 
-fn read_rules(path: &Path) -> anyhow::Result<String> {
+/// Reads rules from a TOML file.
+///
+/// # Errors
+/// If the file cannot be read or a rule is wrong.
+pub(super) fn read_rules(path: &Path) -> anyhow::Result<String> {
     let name = path.display().to_string();
     let wrong = |why: &str| anyhow::Error::from(Error::invalid(flag("rules").with(&name), why));
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {

@@ -1,5 +1,6 @@
 //! `inlane offload serve`: runs the engine.
 
+use super::run::read_rules;
 use crate::fields::flag;
 use crate::values::{core_list, count, power_of_two};
 use clap::Args;
@@ -9,7 +10,7 @@ use inlane_offload::Threads;
 use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
-use inlane_process::privileges::{Successor, drop_privileges_to};
+use inlane_process::privileges::{Successor, drop_privileges_to, group_named};
 use inlane_wire::Mac;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -57,9 +58,16 @@ pub struct Serve {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Permissions of the control socket, in octal. They decide who may open connections with the engine's
-    /// addresses: 666 is everyone, 600 only the user who runs the engine
-    #[arg(long, value_name = "MODE", default_value = "666", value_parser = parse_mode)]
-    socket_mode: u32,
+    /// addresses: 666 is everyone, 600 only the user who runs the engine [default: 666, with --socket-group 660]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    socket_mode: Option<u32>,
+    /// Group of the control socket. Without --socket-mode, only the engine's user and this group may use the engine
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// TOML file with rules that keep sockets of all programs with the kernel, in the form of 'inlane offload run --rules'.
+    /// What a rule names as the program is what the program says of itself
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
     /// Largest IP packet on the port, 1280 to 65535
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = count::<u16>(1280, 65535))]
     mtu: u16,
@@ -129,6 +137,11 @@ impl Serve {
         let spin = if cores >= 4 { Duration::from_micros(50) } else { Duration::ZERO };
         let pinned = self.cores.map(|cores| cores.0).unwrap_or_default();
         let threads = if pinned.is_empty() { self.threads } else { u16::try_from(pinned.len())? };
+        let group = match &self.socket_group {
+            Some(name) => Some(group_named(flag("socket-group").with(name), name)?),
+            None => None,
+        };
+        let rules = self.rules.as_deref().map(read_rules).transpose()?.unwrap_or_default();
         let settings = Settings {
             threads,
             cores: pinned,
@@ -137,7 +150,9 @@ impl Serve {
             gateways: self.gateway,
             loopback: self.loopback,
             socket: self.socket.clone(),
-            mode: self.socket_mode,
+            mode: self.socket_mode.unwrap_or(if group.is_some() { 0o660 } else { 0o666 }),
+            group,
+            rules,
             mtu: self.mtu,
             mac: self.mac,
             buffer: usize::try_from(self.buffer)?,

@@ -208,6 +208,10 @@ impl Control {
             };
             inlane_core::Error::device_environment(format!("cannot create the control socket {shown}"), why)
         })?;
+        if settings.group.is_some() {
+            std::os::unix::fs::chown(&path, None, settings.group)
+                .map_err(Error::os(format!("setting the group of {shown}")))?;
+        }
         let permissions = std::fs::Permissions::from_mode(settings.mode);
         std::fs::set_permissions(&path, permissions)
             .map_err(Error::os(format!("setting the permissions of {shown}")))?;

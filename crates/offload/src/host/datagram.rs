@@ -10,6 +10,7 @@ use crate::stack::arena::Key;
 use crate::stack::datagram::{Outgoing, ReceivedDatagram, Unsendable};
 use crate::stack::socket::Role;
 use inlane_offload_protocol::datagram::{self, Header, send};
+use inlane_offload_protocol::rules::Use;
 use std::io;
 
 /// The most datagrams that one socket sends in a turn. Then other sockets have their turn.
@@ -158,6 +159,9 @@ impl Engine {
         let Role::Datagram(datagram) = socket.role else { return Ok(false) };
         let remote = header.remote.or(datagram.remote).ok_or(libc::EDESTADDRREQ)?;
         let remote = super::request::this_host(super::request::canonical(remote));
+        if self.is_kept(&socket.attachment.program, true, remote, Use::Connect) {
+            return Err(libc::EPERM);
+        }
         let (class, hops) = socket.options.class_and_hops(header, remote.is_ipv6());
         let source = header.local.map(|source| source.ip().to_canonical());
         let outgoing = Outgoing { source, remote, class, hops, data };

@@ -3,11 +3,12 @@
 use super::Engine;
 use super::control::Request;
 use super::datagram::{apply_datagram_option, errno};
-use super::request::{Refusal, Reply, canonical, initial_options, owner, this_host};
+use super::request::{KEPT, Refusal, Reply, canonical, initial_options, owner, this_host};
 use super::socket::{DatagramPair, Pair, Socket};
 use crate::stack::arena::Key;
 use crate::stack::socket::{Datagram, Role};
 use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::rules::Use;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ impl Engine {
         let message = &request.message;
         let wanted = canonical(message.local.ok_or(libc::EINVAL)?);
         let options = initial_options(message);
+        if self.is_kept(message.program(), true, wanted, Use::Listen) {
+            return Err(Refusal::Kernel(KEPT));
+        }
         let ip = wanted.ip();
         if ip.is_loopback() && !self.settings.loopback {
             return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
@@ -29,6 +33,7 @@ impl Engine {
             return Err(Refusal::Kernel("the address is not one of the engine's"));
         }
         if let Some(remote) = message.remote {
+            self.check_rules(request, this_host(canonical(remote)), Use::Connect)?;
             self.route_or_kernel(remote)?;
         }
         let port = self.choose_port(request.user, wanted, true, &options)?;
@@ -49,6 +54,7 @@ impl Engine {
     pub(super) fn connect_datagrams(&mut self, now: u64, request: &Request) -> Reply {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
+        self.check_rules(request, remote, Use::Connect)?;
         if request.attached.is_some() {
             let key = self.attached(request)?;
             // First send the datagrams that the program has already written, because they go to the old

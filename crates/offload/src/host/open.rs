@@ -17,6 +17,7 @@ use crate::stack::socket::Role;
 use crate::stack::stream::Stream;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::End;
+use inlane_offload_protocol::rules::Use;
 use inlane_tcp::Flow;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -100,6 +101,9 @@ impl Engine {
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if remote.port() == 0 {
             return Err(Refusal::Errno(libc::ECONNREFUSED));
+        }
+        if self.is_kept(message.program(), false, remote, Use::Connect) {
+            return Err(Refusal::Errno(libc::EACCES));
         }
         if self.stack.network.is_group(remote.ip()) {
             return Err(Refusal::Errno(libc::ENETUNREACH));

@@ -16,6 +16,7 @@ use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{Handle, KERNEL, Message, Operation, read_options, write_options};
 use inlane_offload_protocol::name::{End, SocketKind, SocketName};
+use inlane_offload_protocol::rules::{Action, Use, decide};
 use inlane_tcp::Flow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,6 +26,9 @@ use std::sync::Arc;
 /// nanoseconds. After this time it sends the SYN without the request, because the program may have been
 /// killed.
 const LONGEST_HOLD_NS: u64 = 20_000_000;
+
+/// Why a socket stays with the kernel if a rule of the engine says so.
+pub(super) const KEPT: &str = "a rule of the engine keeps it there";
 
 /// Why a request fails: an errno, or the reason why the socket stays with the kernel.
 pub(super) enum Refusal {
@@ -161,6 +165,31 @@ impl Engine {
         });
         reply.operation = operation;
         (reply, descriptor)
+    }
+
+    /// Returns an error if a rule of the engine keeps a socket with the kernel. A socket that is on the engine already cannot use
+    /// the address.
+    pub(super) fn check_rules(
+        &self,
+        request: &Request,
+        address: SocketAddr,
+        usage: Use,
+    ) -> Result<(), Refusal> {
+        let message = &request.message;
+        if !self.is_kept(message.program(), message.datagrams, address, usage) {
+            return Ok(());
+        }
+        Err(match request.attached {
+            Some(_) => Refusal::Errno(libc::EACCES),
+            None => Refusal::Kernel(KEPT),
+        })
+    }
+
+    /// Returns true if a rule of the engine keeps sockets with the kernel that use `address` in this way.
+    pub(super) fn is_kept(&self, program: &str, datagrams: bool, address: SocketAddr, usage: Use) -> bool {
+        let rules = &self.settings.rules;
+        !rules.is_empty()
+            && decide(rules, program, datagrams, address.ip(), address.port(), usage) == Some(Action::Kernel)
     }
 
     fn note_kernel(&mut self, message: &Message, process: i32, reason: Option<&str>) {
@@ -336,6 +365,9 @@ impl Engine {
                 socket: listener.socket,
                 user: request.user,
             });
+        if self.is_kept(message.program(), false, wanted, Use::Listen) {
+            return Err(Refusal::Kernel(KEPT));
+        }
         let ip = wanted.ip();
         if ip.is_loopback() && !self.settings.loopback {
             return Err(Refusal::Kernel("the address is a loopback address of the kernel"));
@@ -362,6 +394,7 @@ impl Engine {
             Some(_) => Some(self.attached(request)?),
             None => None,
         };
+        self.check_rules(request, remote, Use::Connect)?;
         // As in Linux. No host answers for such an address, so a connect would wait in vain.
         if self.stack.network.is_group(remote.ip()) {
             return Err(Refusal::Errno(libc::ENETUNREACH));
@@ -399,7 +432,10 @@ impl Engine {
                 // Let the client send [`Operation::Open`] only if the engine has one thread. With several
                 // threads, another thread could process a later request about the socket before this thread
                 // creates the socket.
-                let opens = self.shared.is_none() && super::open::is_trusted(request.user);
+                // With rules, a refusal must reach the program before it gives up the kernel's socket.
+                let opens = self.shared.is_none()
+                    && super::open::is_trusted(request.user)
+                    && self.settings.rules.is_empty();
                 reply.number = i32::from(opens);
                 if holds {
                     self.stack.arm(key, now + LONGEST_HOLD_NS);

@@ -103,6 +103,8 @@ pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
         loopback: true,
         socket: folder.path().join("control"),
         mode: 0o600,
+        group: None,
+        rules: String::new(),
         mtu: 1500,
         mac: Some(MAC),
         buffer: 65536,
@@ -322,6 +324,38 @@ fn binds_follow_the_rules_of_linux() {
     assert!(bench.bound("10.0.0.9:9000").0.status < 0, "another host's address stays with the kernel");
     drop(first);
     assert_eq!(bench.bound("10.0.0.1:8080").0.status, 0, "a port is free as soon as it is closed");
+}
+
+#[test]
+fn rules_of_the_engine_hold_for_all_programs() {
+    let mut bench = Bench::new(100);
+    bench.engine.settings.rules =
+        "engine port=8080\nkernel address=127.0.0.0/8\nkernel protocol=udp port=53\nkernel use=listen".into();
+    let listener = bench.listening("127.0.0.1:8080");
+    assert_eq!(bench.bound("127.0.0.1:8081").0.status, inlane_offload_protocol::message::KERNEL);
+    assert_eq!(bench.connecting("127.0.0.1:8080").0.status, 0);
+    assert_eq!(bench.connecting("127.0.0.1:8081").0.status, inlane_offload_protocol::message::KERNEL);
+    assert_eq!(bench.connecting("10.0.0.2:81").0.status, 0);
+    // A socket that is on the engine already cannot leave it.
+    let bound = bench.bound("127.0.0.1:8080");
+    assert_eq!(bound.0.status, libc::EADDRINUSE);
+    bench.engine.settings.rules = "kernel use=connect port=81\nkernel protocol=udp port=53".into();
+    let bound = bench.bound("10.0.0.1:0").1.unwrap();
+    let mut message = Message::new(Operation::Connect);
+    message.remote = Some("10.0.0.2:81".parse().unwrap());
+    assert_eq!(bench.ask(message, Some(bound)).0.status, libc::EACCES);
+    drop(listener);
+}
+
+#[test]
+fn the_control_socket_gets_its_group() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    let group = rustix::process::getegid().as_raw();
+    let settings = Settings { group: Some(group), mode: 0o660, ..settings(&folder, 8) };
+    let _engine = Engine::open_on(settings.clone(), 1024).unwrap();
+    let found = std::fs::metadata(&settings.socket).unwrap();
+    assert_eq!((found.gid(), found.mode() & 0o777), (group, 0o660));
 }
 
 #[test]

@@ -371,3 +371,15 @@ fn datagrams_above_the_path_mtu_are_sent_as_fragments() {
     bench.engine.stack.network.learn(bench.now, PEER.into(), inlane_wire::Mac([2, 0, 0, 0, 0, 2]), true);
     assert_eq!(sent(&mut bench), 1);
 }
+
+#[test]
+fn rules_of_the_engine_hold_for_each_datagram() {
+    let mut bench = Bench::new(100);
+    bench.engine.settings.rules = "kernel protocol=udp port=53".into();
+    let fd = bench.bind("10.0.0.1:5000");
+    let sent = |bench: &Bench| (bench.totals().sent, bench.totals().unsent);
+    bench.send(&fd, Some("10.0.0.2:54".parse().unwrap()), b"allowed");
+    assert_eq!(sent(&bench), (1, 0));
+    bench.send(&fd, Some("10.0.0.2:53".parse().unwrap()), b"refused");
+    assert_eq!(sent(&bench), (1, 1));
+}
