@@ -11,7 +11,7 @@ use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::setting::{Choice, Field};
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Playback;
-use inlane_ports::spec::PortSpec;
+use inlane_ports::spec::{Kind, PortSpec};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -167,6 +167,16 @@ impl Config {
             faults: None,
             compete: Compete::None,
         }
+    }
+
+    /// Creates the settings for sending generated packets to a port, without a packet function that changes them.
+    /// `traffic` is what follows `gen:` in the specification of a generator: a size, or a mix and options.
+    ///
+    /// # Errors
+    /// As for [`PortSpec::parse`].
+    pub fn transmit(traffic: &str, port: &str) -> Result<Self> {
+        let generator = Kind::Generator.properties().name;
+        Ok(Self::new(Route::one_way(&format!("{generator}:{traffic}"), [port])?))
     }
 
     /// Returns the number of buffers in the pool of each pipeline. The default is the capacity of the burst

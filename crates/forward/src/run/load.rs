@@ -48,7 +48,7 @@ pub struct ForwardLoad {
     pub(super) clock: Clock,
     pub(super) faults: Vec<Arc<fault::FaultCounts>>,
     /// The cores of all threads, pipeline by pipeline. Empty if threads are not bound.
-    cores: Vec<usize>,
+    pub(super) cores: Vec<usize>,
     /// The meters of all threads, pipeline by pipeline.
     pub(super) meters: Vec<Arc<Meter>>,
     pace: Arc<Pace>,
@@ -269,8 +269,11 @@ impl ForwardLoad {
 
 impl Load for ForwardLoad {
     fn name(&self) -> String {
-        let to: Vec<_> = self.specs.iter().map(PortSpec::text).collect();
-        format!("forward {}", to.join(" "))
+        let directions = self.directions.iter().map(|direction| {
+            let to: Vec<_> = direction.tx.iter().map(|&tx| self.specs[tx].text()).collect();
+            format!("{} to {}", self.specs[direction.rx].text(), to.join(" or "))
+        });
+        format!("forward {}", directions.collect::<Vec<_>>().join(" and "))
     }
 
     fn meters(&self) -> Vec<Arc<Meter>> {

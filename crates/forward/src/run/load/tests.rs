@@ -227,3 +227,17 @@ fn loads_start_at_one_instant() {
     let [one, two] = loads.map(|load| load.into_outcome().unwrap().result.duration_ns);
     assert!(one.abs_diff(two) < 50_000_000, "{one} {two}");
 }
+
+#[test]
+fn generated_packets_are_transmitted() {
+    let mut config = Config::transmit("64,packets=200", "check").unwrap();
+    config.cores = Some(Vec::new());
+    let mut load = load(&config);
+    assert_eq!(load.name(), "forward gen:64,packets=200 to check");
+    let run = Running::new(load.threads());
+    load.run(&run).unwrap();
+    let result = load.into_outcome().unwrap().result;
+    assert_eq!(result.tx.packets, 200);
+    assert!(result.verification.unwrap().passed());
+    assert!(Config::transmit("nothing", "null").is_err());
+}
