@@ -73,8 +73,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of slots in the memory that the engine shares with a process.
 pub const SLOTS: usize = 64;
-/// The most bytes of a posted receive.
-pub const RECEIVE: usize = 65536;
+/// The most bytes of a posted receive, for the largest ring.
+pub const RECEIVE: usize = Area::MOST_RING / 4;
 
 /// A 64-bit word that the engine and the program share. Both change it by compare-and-exchange. This is a
 /// trait because the model checker of the tests needs its own atomic type.

@@ -17,6 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub struct Line(pub AtomicU64);
 
+/// Which bytes of a slot's send ring the program may overwrite. Only the engine writes it.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct SendRoom {
+    /// The index up to which the peer has acknowledged the bytes of the send ring.
+    pub acknowledged: AtomicU64,
+    /// The most unacknowledged bytes in the send ring: the ring's length, or less if the program has set SO_SNDBUF.
+    pub limit: AtomicU64,
+}
+
 /// The header of a slot of shared memory. The engine and the program share its words, and access them only as
 /// atomics. The engine checks every value that it reads, because the program may write any value.
 #[repr(C)]
@@ -26,9 +36,8 @@ pub struct Header {
     pub send: Line,
     /// The word of [`PostedReceive`].
     pub receive: Line,
-    /// The index up to which the peer has acknowledged the bytes of the send ring. Bytes before it may be overwritten. Only
-    /// the engine writes it.
-    pub acknowledged: Line,
+    /// Which bytes of the send ring may be overwritten.
+    pub room: SendRoom,
     /// The index at which the bytes end that the engine currently offers to the program. Only the engine writes it.
     pub offered: AtomicU64,
     /// The index of the byte at position 0 of [`SendLease`]. It grows by the bytes that go through the pair. Only the engine
@@ -192,8 +201,14 @@ impl Slot {
     pub fn room(self, position: u64) -> usize {
         let header = self.header();
         let index = position.wrapping_add(header.base.load(Ordering::Acquire));
-        let used = index.wrapping_sub(header.acknowledged.0.load(Ordering::Acquire));
-        (self.ring() as u64).saturating_sub(used) as usize
+        let used = index.wrapping_sub(header.room.acknowledged.load(Ordering::Acquire));
+        self.limit().saturating_sub(used) as usize
+    }
+
+    /// Returns the most unacknowledged bytes in the send ring.
+    #[inline]
+    pub fn limit(self) -> u64 {
+        self.header().room.limit.load(Ordering::Relaxed).min(self.ring() as u64)
     }
 
     /// Copies `len` bytes at `from` into the send ring, at the position of a claim.

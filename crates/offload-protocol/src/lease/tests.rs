@@ -396,7 +396,10 @@ proptest! {
             let header = slot.header();
             header.ring.store(RING as u64, Ordering::Relaxed);
             header.base.store(base, Ordering::Relaxed);
-            header.acknowledged.0.store(position + base, Ordering::Relaxed);
+            header.room.acknowledged.store(position + base, Ordering::Relaxed);
+            header.room.limit.store(1000, Ordering::Relaxed);
+            prop_assert_eq!((slot.room(position), slot.room(position + 1001)), (1000, 0));
+            header.room.limit.store(RING as u64, Ordering::Relaxed);
             prop_assert_eq!(slot.room(position), RING);
             prop_assert_eq!(slot.room(position + bytes.len() as u64), RING - bytes.len());
             slot.write_send(position, bytes.as_ptr(), bytes.len());

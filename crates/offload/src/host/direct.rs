@@ -5,7 +5,7 @@
 
 use crate::stack::ring::ByteRing;
 use inlane_core::region::{Location, Region};
-use inlane_offload_protocol::lease::{Answer, Area, Offer, RECEIVE, SLOTS, Slot};
+use inlane_offload_protocol::lease::{Answer, Area, Offer, SLOTS, Slot};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -21,6 +21,8 @@ const CLAIM_LIMIT_NS: u64 = 100_000_000;
 /// The nanoseconds for which a program may leave an offer of received bytes unanswered. Then the engine
 /// withdraws the offer. Normally an answer takes less than a microsecond.
 const OFFER_LIMIT_NS: u64 = 500_000;
+/// The number of bytes that an offer may always have, if the ring has so many.
+const LEAST_OFFER: usize = 65536;
 /// How long the engine holds back received bytes after the program has taken offered bytes, in nanoseconds. A
 /// program that receives in a loop posts its next receive within this time. Without the delay, the engine
 /// would write the bytes to the socket pair.
@@ -310,12 +312,13 @@ impl Direct {
     }
 
     /// Tells the program which bytes of the send ring it may overwrite. `written` is the index at which the connection's
-    /// data ends, and `acknowledged` the index before which the peer has acknowledged it. Call this after each of both has
-    /// changed. Between two leases, the next bytes of the program then follow `written`.
-    pub fn publish(&self, written: u64, acknowledged: u64) {
+    /// data ends, and `acknowledged` the index before which the peer has acknowledged it. At most `limit` bytes may be
+    /// unacknowledged. Call this after each of them has changed. Between two leases, the next bytes of the program then follow `written`.
+    pub fn publish(&self, written: u64, acknowledged: u64, limit: u64) {
         let header = self.slot.header();
         header.base.store(written.wrapping_sub(self.collected), Ordering::Release);
-        header.acknowledged.0.store(acknowledged, Ordering::Release);
+        header.room.limit.store(limit, Ordering::Relaxed);
+        header.room.acknowledged.store(acknowledged, Ordering::Release);
     }
 
     /// Returns how many of the first `committed` bytes the engine has not collected yet.
@@ -439,7 +442,9 @@ impl Direct {
         if now < self.shunned_until || len == 0 {
             return false;
         }
-        let len = len.min(room).min(RECEIVE as u64);
+        // Leave most of the ring to bytes that arrive before the program has taken all of these.
+        let most = (self.area.ring / 4).max(self.area.ring.min(LEAST_OFFER));
+        let len = len.min(room).min(most as u64);
         self.pair_empty = self.pair_empty || is_empty(fd);
         if !self.pair_empty || len == 0 {
             return false;
@@ -628,7 +633,7 @@ mod tests {
         let mut direct = connection();
         let [mut ring, _] = direct.rings();
         assert!(direct.slot.send().claim().is_none(), "no lease was granted");
-        direct.publish(7, 7);
+        direct.publish(7, 7, RING as u64);
         direct.grant(1);
         commit(&direct, &[3; 5000]);
         assert!(direct.has_work(1, true) && direct.uncollected() == 5000);
@@ -638,7 +643,7 @@ mod tests {
         assert!(!direct.has_work(1, true) && direct.slot.send().claim().is_none());
         // The engine reads 3 bytes of the pair, and the peer acknowledges 1000 bytes.
         ring.write(5007, &[4; 3]);
-        direct.publish(5010, 1007);
+        direct.publish(5010, 1007, RING as u64);
         direct.grant(1);
         assert_eq!(direct.slot.room(direct.slot.send().granted().unwrap()), RING - 4003);
         commit(&direct, &[5; 1000]);
@@ -651,8 +656,10 @@ mod tests {
     #[test]
     fn more_committed_bytes_than_fit_are_hostile() {
         let mut direct = connection();
+        direct.publish(0, 0, 1000);
         direct.grant(1);
         let claim = direct.slot.send().claim().unwrap();
+        assert_eq!(direct.slot.room(claim.position), 1000);
         assert!(direct.slot.send().commit(claim, 1001));
         assert_eq!(direct.collect(1, 1000), Err(Hostile));
     }
@@ -678,20 +685,20 @@ mod tests {
     #[test]
     fn a_receive_is_offered_as_much_as_fits() {
         let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
-        let area = Arc::new(SharedArea::new(1, 1000, 2 * RECEIVE).unwrap().0);
+        let area = Arc::new(SharedArea::new(1, 1000, 2 * LEAST_OFFER).unwrap().0);
         let mut direct = Direct::new(0, &area, 7, DEVICE).unwrap();
         let [_, mut ring] = direct.rings();
-        let start = 2 * RECEIVE as u64 - 3000;
+        let start = 2 * LEAST_OFFER as u64 - 3000;
         ring.write(start, &[1; 3000]);
-        ring.write(start + 3000, &[2; RECEIVE]);
+        ring.write(start + 3000, &[2; LEAST_OFFER]);
         assert!(direct.slot.receive().post());
-        assert!(direct.offer(1, engine.as_raw_fd(), start, 3000 + RECEIVE as u64));
+        assert!(direct.offer(1, engine.as_raw_fd(), start, 3000 + LEAST_OFFER as u64));
         let offer = direct.slot.receive().offered().unwrap();
-        assert_eq!(offer.len, RECEIVE as u64);
-        let mut bytes = vec![0; RECEIVE];
+        assert_eq!(offer.len, LEAST_OFFER as u64);
+        let mut bytes = vec![0; LEAST_OFFER];
         // SAFETY: the vector has room for the bytes.
-        unsafe { direct.slot.read_offered(offer, 0, bytes.as_mut_ptr(), RECEIVE) };
-        assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; RECEIVE - 3000][..]));
+        unsafe { direct.slot.read_offered(offer, 0, bytes.as_mut_ptr(), LEAST_OFFER) };
+        assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; LEAST_OFFER - 3000][..]));
     }
 
     #[test]
@@ -777,7 +784,7 @@ mod tests {
                 let header = direct.slot.header();
                 // Keep only the state bits and a small position or length. Many random words then look valid.
                 let word = if small { word & (7 << 61 | 0xffff) } else { word };
-                let target = [&header.send.0, &header.receive.0, &header.acknowledged.0, &header.inode][index];
+                let target = [&header.send.0, &header.receive.0, &header.room.acknowledged, &header.inode][index];
                 target.store(word, Ordering::Relaxed);
                 now += CLAIM_LIMIT_NS / 3;
                 let Ok(len) = direct.collect(now, RING as u64) else { break };

@@ -106,15 +106,12 @@ impl Engine {
         let status = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?;
         // Check the connection first, because a refusal brings no descriptor of a new area.
         let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
-        // Shared memory ignores SO_SNDBUF and SO_RCVBUF. So refuse a slot of it if the program has set one of
-        // these options.
-        let limited = socket.options.send_buffer.is_some() || socket.options.receive_buffer.is_some();
         let (Role::Stream(stream), Pair::Stream(pair)) = (&socket.role, &socket.attachment.pair) else {
             return Err(Refusal::Errno(libc::EINVAL));
         };
         let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
         let moves = pair.direct.is_some() || !stream.connection.is_reassembling();
-        if limited || !open || !moves || pair.program_finished || pair.filled.is_some() {
+        if !open || !moves || pair.program_finished || pair.filled.is_some() {
             return Err(Refusal::Errno(libc::EAGAIN));
         }
         let has_slot = pair.direct.is_some();
@@ -124,6 +121,7 @@ impl Engine {
         }
         let Some(Socket {
             role: Role::Stream(stream),
+            options,
             attachment: Attachment { pair: Pair::Stream(pair), .. },
             ..
         }) = self.stack.sockets.get_mut(key)
@@ -135,7 +133,8 @@ impl Engine {
             let direct = Direct::new(now, &area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
             let written = [stream.written, stream.connection.received()];
             unused = Some((stream.replace_rings(direct.rings()), written));
-            direct.publish(stream.written, stream.connection.acknowledged());
+            let limit = options.send_limit(stream.send.capacity()) as u64;
+            direct.publish(stream.written, stream.connection.acknowledged(), limit);
             pair.direct = Some(Box::new(direct));
         }
         let direct = pair.direct.as_ref().ok_or(libc::ENOBUFS)?;

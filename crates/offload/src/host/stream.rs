@@ -93,7 +93,8 @@ impl Engine {
         let (undelivered, reason) = (stream.undelivered(), stream.connection.reason());
         let peer_closed = stream.connection.peer_closed();
         if let Some(direct) = &mut pair.direct {
-            direct.publish(stream.written, stream.connection.acknowledged());
+            let limit = options.send_limit(stream.send.capacity()) as u64;
+            direct.publish(stream.written, stream.connection.acknowledged(), limit);
             direct.set_waits(peer_closed || undelivered > direct.offered());
         }
         if peer_closed && undelivered == 0 && !pair.end_passed {

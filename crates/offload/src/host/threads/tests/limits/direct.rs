@@ -153,7 +153,7 @@ fn bytes_move_with_the_rings_into_a_slot() {
     let area = Arc::new(SharedArea::new(1, 0, stream.send.capacity()).unwrap().0);
     let direct = Direct::new(0, &area, 7, 8).unwrap();
     stream.replace_rings(direct.rings());
-    direct.publish(stream.written, stream.connection.acknowledged());
+    direct.publish(stream.written, stream.connection.acknowledged(), stream.send.capacity() as u64);
     assert_eq!(direct.slot().room(0), stream.send.capacity() - 11);
     let mut bytes = [0; 11];
     stream.send.read(0..11, &mut bytes);
