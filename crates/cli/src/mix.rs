@@ -11,9 +11,9 @@ use crate::signal;
 use crate::values::{core_list, time_to_an_hour, time_within_an_hour};
 use anyhow::Context;
 use inlane_core::Error;
+use inlane_mix::kinds::{KINDS, OF_ALL};
 use inlane_mix::observation::{Cut, Observation};
 use inlane_mix::result::MixResult;
-use inlane_mix::scenario::KINDS;
 use inlane_mix::{Draft, Plan, Scenario, Session};
 use inlane_result::Document;
 use live::Live;
@@ -110,7 +110,7 @@ fn after_help() -> String {
         }
     }
     help += "  all kinds\n";
-    for key in inlane_mix::scenario::OF_ALL {
+    for key in OF_ALL {
         help += &format!("    {:<11} {}\n", key.name, key.help);
     }
     help + "\n" + EXAMPLES

@@ -7,7 +7,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`scenario`] | loads with their settings, from TOML files and texts |
-//! | [`memory`], [`cpu`] | loads on host memory and on cores |
+//! | [`kinds`], [`settings`] | the kinds of loads; their keys and values |
 //! | [`session`] | opens loads once and measures their phases |
 //! | [`observation`] | what a session has measured |
 //! | [`statistics`] | medians with intervals, changes within blocks, equal phases that differ |
@@ -17,9 +17,8 @@
 //! | [`predict`] | the rates of mixes, predicted from solo runs |
 //! | [`result`] | the rows of the result document |
 
-pub mod cpu;
 pub mod field;
-pub mod memory;
+pub mod kinds;
 mod names;
 pub mod observation;
 mod open;
@@ -29,12 +28,12 @@ pub mod result;
 mod running;
 pub mod scenario;
 pub mod session;
+pub mod settings;
 mod signals;
 pub mod solo;
 pub mod statistics;
 pub mod text;
 pub mod verdict;
-mod workers;
 
 pub use scenario::{Draft, Scenario};
 pub use session::{Plan, Session};

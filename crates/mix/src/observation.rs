@@ -245,4 +245,9 @@ impl Measured {
     pub fn operations(&self, phase: Phase, load: usize) -> Vec<f64> {
         self.rates(phase, load).iter().map(|rate| rate.operations_per_second).collect()
     }
+
+    /// Returns true if a load has moved no bytes, so its rates count operations.
+    pub fn counts_operations(&self, load: usize) -> bool {
+        self.observations.iter().all(|observation| observation.loads[load].bytes_per_second == 0.0)
+    }
 }

@@ -1,9 +1,9 @@
 //! Opens the loads of a scenario, and the antagonists that follow from them.
 
-use crate::cpu::CpuLoad;
-use crate::memory::{self, MemoryLoad, MemoryOperation, MemorySettings, Stores};
+use crate::kinds::cpu::CpuLoad;
+use crate::kinds::memory::{self, MemoryLoad, MemoryOperation, MemorySettings, Stores};
 use crate::observation::Loaded;
-use crate::scenario::{LoadSpec, Scenario, Work};
+use crate::scenario::{LoadSpec, Scenario};
 use inlane_core::load::{Load, Resource};
 use inlane_core::units::Rate;
 use inlane_core::{Error, cores, units};
@@ -30,13 +30,13 @@ pub(crate) fn all(scenario: &Scenario) -> Result<Vec<Opened>, Error> {
     check_memory(scenario)?;
     let mut opened = Vec::new();
     for spec in &scenario.loads {
-        let load = one(spec)?;
+        let load = spec.work.open(&spec.name, spec.threads, &spec.cores)?;
         let loaded = Loaded {
             name: spec.name.clone(),
             uses: load.uses(),
             asked: asked(spec)?,
-            fed: false,
-            in_flight: None,
+            fed: spec.work.is_fed(),
+            in_flight: spec.work.in_flight(load.threads()),
             antagonist_of: None,
             cores: spec.cores.clone(),
             threads: load.threads(),
@@ -48,32 +48,14 @@ pub(crate) fn all(scenario: &Scenario) -> Result<Vec<Opened>, Error> {
     Ok(opened)
 }
 
-/// Returns the number of threads of a load that runs one thread on each of its cores, unless another number is given.
-fn threads(spec: &LoadSpec) -> usize {
-    spec.threads.unwrap_or(spec.cores.len().max(1))
-}
-
-fn one(spec: &LoadSpec) -> Result<Box<dyn Load>, Error> {
-    Ok(match &spec.work {
-        Work::Memory(settings) => {
-            Box::new(MemoryLoad::open(&spec.name, settings.clone(), threads(spec), &spec.cores)?)
-        }
-        Work::Cpu => Box::new(CpuLoad::new(&spec.name, threads(spec), &spec.cores)),
-    })
-}
-
 /// Returns the rate that the user asked for, in operations per second.
 fn asked(spec: &LoadSpec) -> Result<Option<f64>, Error> {
     let Some(rate) = spec.rate else { return Ok(None) };
-    let bytes = match &spec.work {
-        Work::Memory(settings) => Some(settings.size as f64),
-        Work::Cpu => None,
-    };
-    match (rate, bytes) {
+    match (rate, spec.work.operation_bytes()) {
         (Rate::Packets(operations), _) => Ok(Some(operations)),
         (rate, Some(bytes)) => Ok(Some(rate.packets_per_second(bytes))),
         (_, None) => {
-            let why = "its operations have no bytes; give operations per second, for example rate=10kop/s";
+            let why = "the size of its operations is not known; give operations per second, for example rate=10kop/s";
             Err(Error::invalid(format!("load {}: rate={}", spec.name, spec.settings["rate"]), why))
         }
     }
@@ -81,11 +63,7 @@ fn asked(spec: &LoadSpec) -> Result<Option<f64>, Error> {
 
 /// Returns the bytes of all buffers of the user's loads on host memory.
 fn buffers(scenario: &Scenario) -> usize {
-    let of = |spec: &LoadSpec| match &spec.work {
-        Work::Memory(settings) => settings.buffer,
-        Work::Cpu => 0,
-    };
-    scenario.loads.iter().map(of).sum()
+    scenario.loads.iter().map(|load| load.work.buffers()).sum()
 }
 
 fn check_memory(scenario: &Scenario) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! The rows of the result document: one for each session.
 
 mod exchange;
+mod judged;
 
 use crate::observation::{Cut, Loaded, Measured, Observation, Phase, Signals};
 use crate::scenario::Scenario;
@@ -9,6 +10,9 @@ use crate::statistics::{self, Estimate};
 use crate::text;
 pub use exchange::{ExchangeResult, GainResult};
 use inlane_core::load::UseSource;
+pub use judged::{
+    AccuracyResult, BottleneckKind, BottleneckResult, PredictionResult, VerdictResult, WhenResult,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,12 +28,18 @@ pub struct MixResult {
     pub scenario: Vec<BTreeMap<String, String>>,
     /// How the session measured.
     pub plan: PlanResult,
+    /// What limits each load, first in the mix and then alone.
+    pub verdicts: Vec<VerdictResult>,
     /// The loads of the user.
     pub loads: Vec<LoadResult>,
     /// The session's own loads, which take part of one resource.
     pub antagonists: Vec<AntagonistResult>,
     /// Who gained when a load was slowed.
     pub exchange: Vec<ExchangeResult>,
+    /// The rates of the mixes, predicted from the loads alone and beside antagonists.
+    pub predictions: Vec<PredictionResult>,
+    /// The errors of the predictions. `null` if no load lost at least 10 % of its rate in a mix.
+    pub accuracy: Option<AccuracyResult>,
     /// The largest median difference between the equal phases of the blocks, as a fraction of their rates.
     pub equal_phases_differ: Option<f64>,
     /// What the machine did before the loads started.
@@ -250,6 +260,11 @@ impl MixResult {
         let differences =
             statistics::equal_phases(&measured).into_iter().map(|phase| phase.change.median.abs());
         let equal_phases_differ = differences.max_by(f64::total_cmp);
+        let mut notes = scenario.warnings.clone();
+        let (predictions, accuracy) = judged::predictions(&measured).unwrap_or_else(|why| {
+            notes.push(format!("the mix cannot be predicted: {why}"));
+            (Vec::new(), None)
+        });
         let mut result = Self {
             title: scenario.title.clone(),
             swept: BTreeMap::new(),
@@ -257,10 +272,13 @@ impl MixResult {
             plan: plan.into(),
             antagonists: antagonists.collect(),
             exchange: exchange::exchange(&measured),
+            verdicts: judged::verdicts(&measured),
+            predictions,
+            accuracy,
             equal_phases_differ,
             idle: measured.idle,
             cut: None,
-            notes: scenario.warnings.clone(),
+            notes,
             error: None,
             observations: Vec::new(),
             loads,

@@ -17,25 +17,18 @@
 //! On the command line, the same load is `dma name=dma to=twin:0 cores=2 rate=20GB/s`.
 
 mod file;
-mod keys;
-mod rate;
-mod settings;
-
-pub use keys::{KINDS, Key, KindInfo, OF_ALL, Work};
-pub use rate::parse_rate;
 
 use crate::field::LOAD;
+use crate::kinds::{KINDS, MOST_THREADS, Work, kind_names};
 use crate::names::{did_you_mean, similar};
+use crate::settings::{Settings, Wrong};
 use inlane_core::units::Rate;
 use inlane_core::{Error, cores};
-use settings::{Settings, Wrong};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// The most loads of a scenario.
 const MOST_LOADS: usize = 16;
-/// The most threads of a load.
-const MOST_THREADS: usize = 1024;
 
 /// Loads as they are written, before their settings are parsed.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +74,7 @@ impl fmt::Display for Place {
 }
 
 /// A load with checked settings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LoadSpec {
     /// The name in results, unique in the scenario.
     pub name: String,
@@ -98,7 +91,7 @@ pub struct LoadSpec {
 }
 
 /// Loads that are opened together.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Scenario {
     /// The title of the file. Empty without a file.
     pub title: String,
@@ -214,14 +207,14 @@ impl Draft {
             places.insert(key.clone(), place.clone());
         }
         let Some(kind_name) = settings.get("kind") else {
-            let why = format!("it has no kind; give one of {}", keys::kind_names().join(", "));
+            let why = format!("it has no kind; give one of {}", kind_names().join(", "));
             return Err(Error::invalid(written.place.to_string(), why));
         };
         let Some(kind) = KINDS.iter().find(|kind| kind.name == kind_name) else {
-            let near = did_you_mean(&similar(kind_name, keys::kind_names()));
+            let near = did_you_mean(&similar(kind_name, kind_names()));
             let why = format!(
                 "there is no kind of load '{kind_name}'; {near}the kinds are {}",
-                keys::kind_names().join(", ")
+                kind_names().join(", ")
             );
             return Err(Error::invalid(places["kind"].to_string(), why));
         };

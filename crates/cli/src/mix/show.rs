@@ -1,8 +1,9 @@
-//! The text of a result: each load alone and together, who gained when one was slowed, and each load beside antagonists.
+//! The text of a result: what limits each load, its rates alone and together, who gained when one was slowed, each load
+//! beside antagonists, and the prediction.
 
 use inlane_core::units;
 use inlane_mix::observation::Cut;
-use inlane_mix::result::{Interval, LoadResult, MixResult, RateResult};
+use inlane_mix::result::{Interval, LoadResult, MixResult, PredictionResult, RateResult, WhenResult};
 use inlane_report::{Lines, grid};
 use inlane_result::Document;
 use std::io::{self, Write};
@@ -26,6 +27,15 @@ pub(super) fn document(out: &mut dyn Write, document: &Document<MixResult>) -> i
 fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
     if let Some(error) = &row.error {
         return writeln!(out, "failed: {error}");
+    }
+    let (together, alone): (Vec<_>, Vec<_>) =
+        row.verdicts.iter().partition(|verdict| verdict.when == WhenResult::Together);
+    let first = if together.is_empty() { &alone } else { &together };
+    for verdict in first {
+        writeln!(out, "{}.", capitalised(&verdict.sentence))?;
+    }
+    if !first.is_empty() {
+        writeln!(out)?;
     }
     let header = ["load", "alone", "together", "kept", "busy", "queued"];
     write!(out, "{}", grid(&header, &row.loads.iter().map(load_cells).collect::<Vec<_>>()))?;
@@ -75,7 +85,32 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
         let header = ["load", "resource", "at", "it took", "load's rate", "kept"];
         write!(out, "{}", grid(&header, &beside))?;
     }
+    if !row.predictions.is_empty() {
+        writeln!(out, "\nPredicted from each load alone and beside these:")?;
+        let header = ["mix", "load", "predicted", "measured", "residual", "no interference", "equal split"];
+        write!(out, "{}", grid(&header, &row.predictions.iter().map(prediction_cells).collect::<Vec<_>>()))?;
+    }
+    let evidence = row.verdicts.iter().filter(|verdict| !verdict.evidence.is_empty());
+    for verdict in evidence {
+        let when = if verdict.when == WhenResult::Alone { "alone" } else { "together" };
+        writeln!(out, "\nEvidence about {} {when}:", verdict.load)?;
+        if !first.iter().any(|shown| *shown == verdict) {
+            writeln!(out, "  {}", verdict.sentence)?;
+        }
+        verdict.evidence.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+    }
     let mut lines = Lines::default();
+    if let Some(of) = &row.accuracy {
+        let percent = |error: f64| format!("{:.1} %", error * 100.0);
+        let text = format!(
+            "{}; without interference {}; equal split {}; {} in which a load lost 10 % or more",
+            percent(of.predicted),
+            percent(of.no_interference),
+            percent(of.equal_split),
+            if of.mixes == 1 { "1 mix".into() } else { format!("{} mixes", of.mixes) }
+        );
+        lines.line("prediction's error", text);
+    }
     let blocks = row.observations.iter().map(|it| it.block + 1).max().unwrap_or(0);
     let phases = units::counted(row.observations.len() as u64, "observation");
     lines.line("measured", format!("{phases} in {}", units::counted(blocks as u64, "block")));
@@ -112,6 +147,32 @@ fn load_cells(load: &LoadResult) -> Vec<String> {
         of(|rate| rate.busy),
         of(|rate| rate.queued),
     ]
+}
+
+fn prediction_cells(row: &PredictionResult) -> Vec<String> {
+    let shown = |rate: f64| if row.operations { operations(rate) } else { units::bytes_per_second(rate) };
+    let signed = |residual: Option<f64>| residual.map_or("-".into(), |it| format!("{:+.1} %", it * 100.0));
+    let interval = match (row.low_per_second, row.high_per_second) {
+        (Some(low), Some(high)) => format!(" ({} to {})", shown(low), shown(high)),
+        _ => String::new(),
+    };
+    vec![
+        row.mix.join(" + "),
+        row.load.clone(),
+        shown(row.predicted_per_second) + &interval,
+        row.measured_per_second.as_ref().map_or("-".into(), |it| shown(it.median)),
+        signed(row.residual),
+        signed(row.no_interference_residual),
+        signed(row.equal_split_residual),
+    ]
+}
+
+/// Returns a sentence with a capital letter, unless it begins with the name of a load.
+fn capitalised(sentence: &str) -> String {
+    match sentence.strip_prefix("what limits") {
+        Some(rest) => format!("What limits{rest}"),
+        None => sentence.strip_prefix("alone, ").map_or(sentence.into(), |rest| format!("Alone, {rest}")),
+    }
 }
 
 fn percent(share: Option<f64>) -> String {

@@ -77,7 +77,7 @@ pub(super) fn exchange(measured: &Measured) -> Vec<ExchangeResult> {
             Some(GainResult {
                 load: measured.loads[load].name.clone(),
                 gain_per_second: gain,
-                operations: counts_operations(measured, load),
+                operations: measured.counts_operations(load),
                 per_freed: (freed.median > 0.0).then(|| gain.median / freed.median),
             })
         });
@@ -85,14 +85,9 @@ pub(super) fn exchange(measured: &Measured) -> Vec<ExchangeResult> {
             slowed: measured.loads[slowed].name.clone(),
             share,
             freed_per_second: freed,
-            freed_operations: counts_operations(measured, slowed),
+            freed_operations: measured.counts_operations(slowed),
             gains: gains.collect(),
         })
     };
     throttled.into_iter().filter_map(row).collect()
-}
-
-/// Returns true if a load has moved no bytes.
-fn counts_operations(measured: &Measured, load: usize) -> bool {
-    measured.observations.iter().all(|observation| observation.loads[load].bytes_per_second == 0.0)
 }

@@ -1,6 +1,6 @@
 //! A load that reads, writes or copies host memory.
 
-use crate::workers::{Idle, Workers};
+use super::workers::{Idle, Workers};
 use inlane_core::access::{Access, store_fence};
 use inlane_core::load::{Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
 use inlane_core::setting::Choice;

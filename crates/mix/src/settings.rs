@@ -1,11 +1,29 @@
-//! Typed values of a load's settings.
+//! Settings of loads: texts that become typed values.
 
-use super::parse_rate;
+mod rate;
+
+pub use rate::parse_rate;
+
 use crate::names::{did_you_mean, similar};
 use inlane_core::cores;
 use inlane_core::setting::Choice;
 use inlane_core::units::{self, Rate};
 use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// A key of a load.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The name.
+    pub name: &'static str,
+    /// What it sets, with its default.
+    pub help: &'static str,
+}
+
+/// Creates a key.
+pub(crate) const fn key(name: &'static str, help: &'static str) -> Key {
+    Key { name, help }
+}
 
 /// The settings of a load, as they are written.
 pub(crate) struct Settings<'a>(pub &'a BTreeMap<String, String>);
@@ -30,6 +48,16 @@ impl Settings<'_> {
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<Option<T>, Wrong> {
         self.text(key).map(parse).transpose().map_err(|why| Wrong { key, why: why.to_string() })
+    }
+
+    /// Parses a setting that has its own parser. `None` if it is not given.
+    pub fn of<T: FromStr<Err: std::fmt::Display>>(&self, key: &'static str) -> Result<Option<T>, Wrong> {
+        self.parsed(key, str::parse)
+    }
+
+    /// Returns the text of a setting that must be given. `example` is a sentence.
+    pub fn required(&self, key: &'static str, example: &str) -> Result<&str, Wrong> {
+        self.text(key).ok_or_else(|| Wrong { key, why: format!("the key {key} is missing; {example}") })
     }
 
     /// Returns a size in bytes.

@@ -1,6 +1,6 @@
 //! A load that takes processor time and nothing else.
 
-use crate::workers::{Idle, Workers};
+use super::workers::{Idle, Workers};
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::load::{Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
 use std::hint::black_box;
