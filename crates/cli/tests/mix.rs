@@ -96,7 +96,13 @@ fn wrong_scenarios_are_refused() {
         ),
         (&["--load", "memory buffer=1000T"], 2, own("half of what is available; give smaller buffers")),
         (&["--load", "memory size=1G buffer=1M"], 2, own("give a smaller size or a larger buffer")),
-        (&["--load", "cpu rate=5GB/s"], 2, own("its operations have no bytes")),
+        (&["--load", "cpu rate=5GB/s"], 2, own("the size of its operations is not known")),
+        (&["--load", "tx"], 2, own("the key to is missing; give the port that packets go to")),
+        (&["--load", "forward from=gen:64 to=nul"], 2, own("did you mean null?")),
+        (&["--load", "forward from=gen:64 to=null on=gpu:x"], 2, own("choose one of cpu, gpu:N")),
+        (&["--load", "nvme target=127.0.0.1:1"], 3, own("127.0.0.1:1")),
+        (&["--load", "nvme target=127.0.0.1:1 operation=reed"], 2, own("choose one of read, write")),
+        (&["--load", "dma from=host to=moon"], 2, own("moon")),
         (&["--load", "cpu", "--precision", "0"], 2, own("give a fraction above 0")),
     ] {
         let output = inlane(&[arguments, &SHORT].concat());

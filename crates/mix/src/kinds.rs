@@ -1,6 +1,7 @@
 //! The kinds of loads with their keys and settings. This table is the only definition: files, command line and help use it.
 
 pub mod cpu;
+pub(crate) mod dma;
 pub mod memory;
 mod packets;
 mod remote;
@@ -8,6 +9,7 @@ mod workers;
 
 use crate::settings::{Key, Settings, Wrong, key};
 use cpu::CpuLoad;
+use inlane_copy::CopyLoadConfig;
 use inlane_core::Error;
 use inlane_core::load::Load;
 use memory::{MemoryLoad, MemoryOperation, MemorySettings, Stores, beyond_the_caches};
@@ -76,6 +78,7 @@ pub const KINDS: &[KindInfo] = &[
         own_keys: &[THREADS],
         read: |_| Ok(Work::Cpu),
     },
+    dma::DMA,
     packets::FORWARD,
     packets::TX,
     remote::NVME,
@@ -93,6 +96,8 @@ pub enum Work {
     Memory(MemorySettings),
     /// Computes.
     Cpu,
+    /// Copies between memories.
+    Dma(Box<CopyLoadConfig>),
     /// Forwards or sends packets.
     Packets(Box<Packets>),
     /// Reads and writes a namespace of an NVMe target.
@@ -110,6 +115,7 @@ impl Work {
         Ok(match self {
             Work::Memory(settings) => Box::new(MemoryLoad::open(name, settings.clone(), number, cores)?),
             Work::Cpu => Box::new(CpuLoad::new(name, number, cores)),
+            Work::Dma(config) => dma::open(config, number, cores)?,
             Work::Packets(packets) => packets.open(cores)?,
             Work::Remote(remote) => remote.open(number, cores)?,
         })
@@ -120,6 +126,7 @@ impl Work {
         match self {
             Work::Memory(settings) => Some(settings.size as f64),
             Work::Cpu => None,
+            Work::Dma(config) => Some(config.size as f64),
             Work::Packets(packets) => packets.size.map(|bytes| bytes as f64),
             Work::Remote(remote) => Some(remote.size as f64),
         }
@@ -128,6 +135,7 @@ impl Work {
     /// Returns the most operations that the load has in flight, if that is limited.
     pub fn in_flight(&self, threads: usize) -> Option<f64> {
         match self {
+            Work::Dma(config) => config.in_flight.map(|depth| (depth * threads) as f64),
             Work::Remote(remote) => Some(remote.depth as f64 * threads as f64),
             Work::Memory(_) | Work::Cpu | Work::Packets(_) => None,
         }
@@ -142,7 +150,7 @@ impl Work {
     pub(crate) fn buffers(&self) -> usize {
         match self {
             Work::Memory(settings) => settings.buffer,
-            Work::Cpu | Work::Packets(_) | Work::Remote(_) => 0,
+            Work::Cpu | Work::Dma(_) | Work::Packets(_) | Work::Remote(_) => 0,
         }
     }
 }

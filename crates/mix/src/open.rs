@@ -1,6 +1,8 @@
 //! Opens the loads of a scenario, and the antagonists that follow from them.
 
+use crate::kinds::Work;
 use crate::kinds::cpu::CpuLoad;
+use crate::kinds::dma;
 use crate::kinds::memory::{self, MemoryLoad, MemoryOperation, MemorySettings, Stores};
 use crate::observation::Loaded;
 use crate::scenario::{LoadSpec, Scenario};
@@ -88,6 +90,15 @@ fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
     if !on_memory.is_empty() {
         opened.push(of_memory(users, on_memory, buffers)?);
     }
+    for (resource, beside) in links(users) {
+        match of_link(&resource, beside) {
+            Ok(one) => opened.extend(one),
+            Err(error) => tracing::warn!(
+                "{} cannot be loaded, so its phases are left out: {error}",
+                crate::text::resource(&resource)
+            ),
+        }
+    }
     let mut by_cores: BTreeMap<&[usize], Vec<usize>> = BTreeMap::new();
     for (index, user) in users.iter().enumerate() {
         by_cores.entry(&user.cores).or_default().push(index);
@@ -104,6 +115,35 @@ fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
         opened.push(antagonist(name, Box::new(load), of, cores.to_vec(), beside));
     }
     Ok(opened)
+}
+
+/// Returns the directions of links that loads use, each with these loads.
+fn links(users: &[Loaded]) -> BTreeMap<Resource, Vec<usize>> {
+    let mut links: BTreeMap<Resource, Vec<usize>> = BTreeMap::new();
+    for (index, user) in users.iter().enumerate() {
+        let is_link = |of: &Resource| matches!(of, Resource::LinkToDevice(_) | Resource::LinkFromDevice(_));
+        for used in user.uses.iter().map(|used| &used.resource).filter(|of| is_link(of)) {
+            let beside = links.entry(used.clone()).or_default();
+            if !beside.contains(&index) {
+                beside.push(index);
+            }
+        }
+    }
+    links
+}
+
+/// Opens the antagonist on a direction of a link. `None` if no copies can fill it.
+fn of_link(link: &Resource, beside: Vec<usize>) -> Result<Option<Opened>, Error> {
+    let (device, to_device) = match link {
+        Resource::LinkToDevice(device) => (device, true),
+        Resource::LinkFromDevice(device) => (device, false),
+        _ => return Ok(None),
+    };
+    let Some(config) = dma::filling_link(device, to_device) else { return Ok(None) };
+    let name = format!("copies-{}-{device}", if to_device { "to" } else { "from" });
+    let work = Work::Dma(Box::new(config));
+    let load = work.open(&name, Some(1), &[])?;
+    Ok(Some(antagonist(name, load, link.clone(), Vec::new(), beside)))
 }
 
 fn having(users: &[Loaded], is: impl Fn(&Loaded) -> bool) -> Vec<usize> {

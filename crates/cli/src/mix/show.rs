@@ -90,14 +90,15 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
         let header = ["mix", "load", "predicted", "measured", "residual", "no interference", "equal split"];
         write!(out, "{}", grid(&header, &row.predictions.iter().map(prediction_cells).collect::<Vec<_>>()))?;
     }
-    let evidence = row.verdicts.iter().filter(|verdict| !verdict.evidence.is_empty());
-    for verdict in evidence {
+    // Facts that speak neither for a bottleneck nor against it are in the JSON document only.
+    let speaks = |line: &&String| !line.ends_with("(neither)");
+    for verdict in row.verdicts.iter().filter(|verdict| verdict.evidence.iter().any(|line| speaks(&line))) {
         let when = if verdict.when == WhenResult::Alone { "alone" } else { "together" };
         writeln!(out, "\nEvidence about {} {when}:", verdict.load)?;
         if !first.iter().any(|shown| *shown == verdict) {
             writeln!(out, "  {}", verdict.sentence)?;
         }
-        verdict.evidence.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+        verdict.evidence.iter().filter(speaks).try_for_each(|line| writeln!(out, "  {line}"))?;
     }
     let mut lines = Lines::default();
     if let Some(of) = &row.accuracy {
@@ -182,7 +183,7 @@ fn percent(share: Option<f64>) -> String {
 /// Returns a rate with its interval: `12.3 GB/s +2/-3 %`.
 fn rate(rate: &RateResult) -> String {
     let interval = match (rate.amount().high, rate.amount().low) {
-        (Some(high), Some(low)) => {
+        (Some(high), Some(low)) if rate.amount().repeats > 2 => {
             let median = rate.amount().median;
             let of = |end: f64| if median > 0.0 { (end / median - 1.0) * 100.0 } else { 0.0 };
             format!(" {:+.1}/{:+.1} %", of(low), of(high))
