@@ -479,3 +479,47 @@ fn one_transfer_works() {
     mover.quiesce().unwrap();
     assert_eq!(to.count_wrong(&destination, 5).unwrap(), 0);
 }
+
+/// Copies by every path of a GPU as loads, two at a time. Each pair starts together, stops at once, and its bytes are right.
+#[test]
+fn loads_run_beside_each_other() {
+    use inlane_copy::{CopyLoad, CopyLoadConfig, PathChoice};
+    use inlane_core::load::{Load, Running, prepare, run_together};
+    let Some([one, two]) = devices("loads_run_beside_each_other") else { return };
+    let [one, two] = [&one, &two].map(|device| device.endpoint().clone());
+    let host: inlane_copy::Endpoint = "host".parse().unwrap();
+    for (from, to) in [(&host, &one), (&one, &host), (&one, &two)] {
+        for path in Path::candidates(from, to) {
+            let config = CopyLoadConfig {
+                choice: PathChoice::Require(path),
+                rotate: 32 << 20,
+                ..CopyLoadConfig::new(from.clone(), to.clone(), 1 << 20)
+            };
+            let back = CopyLoadConfig { from: to.clone(), to: from.clone(), ..config.clone() };
+            let (forth, back) = (CopyLoad::open(config), CopyLoad::open(back));
+            let (Ok(mut forth), Ok(mut back)) = (forth, back) else {
+                eprintln!("SKIPPED loads_run_beside_each_other: {path} is unavailable");
+                continue;
+            };
+            let loads: &mut [&mut dyn Load] = &mut [&mut forth, &mut back];
+            let prepared = prepare(loads, || Ok::<(), ()>(())).unwrap();
+            assert!(prepared.iter().all(Result::is_ok), "{path}: {prepared:?}");
+            let run = Running::new(2);
+            let mut stopped = None;
+            let outcomes = run_together(loads, &run, |_| {
+                let time = Duration::from_millis(300);
+                if run.start.started().is_some_and(|started| started.elapsed() >= time) && stopped.is_none() {
+                    run.stop();
+                    stopped = Some(Instant::now());
+                }
+                Duration::from_millis(10)
+            });
+            assert!(stopped.unwrap().elapsed() < Duration::from_millis(500), "{path} stops late");
+            assert!(outcomes.iter().all(Result::is_ok), "{path}: {outcomes:?}");
+            for load in [&forth, &back] {
+                let found = load.verification();
+                assert!(found.verified_bytes >= 1 << 20 && found.altered_bytes == 0, "{path}: {found:?}");
+            }
+        }
+    }
+}

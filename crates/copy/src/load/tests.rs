@@ -239,3 +239,32 @@ fn wrong_settings_are_refused() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn every_path_can_be_a_load() {
+    let (host, twins) = (host(), [twin(0), twin(1)]);
+    for (from, to) in [(&host, &host), (&host, &twins[0]), (&twins[0], &host), (&twins[0], &twins[1])] {
+        for path in crate::Path::candidates(from.endpoint(), to.endpoint()) {
+            let ends = [from, to].map(|device| device.endpoint().clone());
+            let [source, destination] = ends;
+            let config = CopyLoadConfig { from: source, to: destination, ..config(path, 4096) };
+            let load = CopyLoad::between(from, to, config);
+            // Only DPDK's engine can be missing.
+            if load.is_err() && path == crate::Path::Dma && from.endpoint() == to.endpoint() {
+                eprintln!("SKIPPED every_path_can_be_a_load, {path}: {}", load.err().unwrap());
+                continue;
+            }
+            let mut load = prepared(load.unwrap());
+            assert_eq!(load.path().name, path);
+            let (_, outcomes) = beside(&mut [&mut load], |sampler| {
+                let begun = Instant::now();
+                while sampler.take().loads[0].operations < 3 {
+                    assert!(begun.elapsed() < Duration::from_secs(10), "{path} does not move");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            assert!(outcomes[0].is_ok(), "{path}: {outcomes:?}");
+            assert!(load.verification().verified_bytes >= 3 * 4096, "{path}: {:?}", load.verification());
+        }
+    }
+}

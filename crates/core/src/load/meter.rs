@@ -56,21 +56,9 @@ impl Meter {
     /// Makes the calling thread the meter's writer until the returned value is dropped. Readers then also find how long
     /// this thread ran, and how long it waited for a processor.
     pub fn attach(&self) -> Attached<'_> {
-        self.set_thread();
-        Attached(self)
-    }
-
-    /// Records the calling thread as the thread of this meter, so that the kernel's times of the thread can be read. Prefer
-    /// [`Meter::attach`], which keeps these times when the thread ends.
-    pub fn set_thread(&self) {
         // SAFETY: the call has no arguments and returns a number.
         self.thread.store(unsafe { libc::gettid() }, Relaxed);
-    }
-
-    /// Returns the kernel's id of the meter's thread. `None` before the thread has called [`Meter::set_thread`], and after
-    /// an attached thread has ended.
-    pub fn thread(&self) -> Option<i32> {
-        Some(self.thread.load(Relaxed)).filter(|thread| *thread != 0)
+        Attached(self)
     }
 
     /// Adds completed operations with `bytes` bytes in total. Only the meter's thread calls it.

@@ -136,15 +136,6 @@ fn a_stop_reaches_flags_of_the_loads() {
     assert!(flags.iter().all(|flag| flag.load(Relaxed)));
 }
 
-#[test]
-fn a_meter_names_its_thread() {
-    let meter = Meter::default();
-    assert_eq!(meter.thread(), None);
-    meter.set_thread();
-    let own = std::fs::read_link("/proc/thread-self").unwrap();
-    assert_eq!(own.file_name().unwrap().to_str(), Some(meter.thread().unwrap().to_string().as_str()));
-}
-
 /// A load of one thread that counts an operation each millisecond.
 struct Ticks {
     meter: Arc<Meter>,

@@ -225,6 +225,12 @@ impl Idle {
         TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
     }
 
+    /// Returns true if the thread has had no work for so long that it yields the processor in each round.
+    #[inline]
+    pub fn yields(&self) -> bool {
+        self.yielded
+    }
+
     /// Returns true in the first round without work after a round with work. Use it to flush buffers once.
     #[inline]
     pub fn is_first_round(&self) -> bool {

@@ -5,10 +5,10 @@ use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
 use super::loaded_function::TICK_THREADS;
 use super::posters::{GraphPoster, StreamPoster, Stretch, unused_word};
-use crate::control::{Control, Idle, publish_times};
+use crate::control::{Idle, publish_times};
 use crate::error::Result;
 use crate::method::Method;
-use inlane_core::load::Meter;
+use crate::pipeline::PipelineContext;
 use inlane_cuda::{Stream, argument};
 use std::time::{Duration, Instant};
 
@@ -78,17 +78,12 @@ impl<'a> Feeder<'a> {
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
-    pub(super) fn run(
-        &mut self,
-        mut ticks: Option<Ticks<'_>>,
-        control: &Control,
-        meter: Option<&Meter>,
-    ) -> Result<()> {
+    pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, context: &PipelineContext<'_>) -> Result<()> {
         /// The rounds between two publications of the thread's times.
         const PUBLISH_EVERY: u32 = 4096;
         let mut idle = Idle::default();
-        let mut rounds = 0u32;
-        while !control.aborting() {
+        let (mut rounds, meter) = (0u32, context.helper_meter(0));
+        while !context.control.aborting() {
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(PUBLISH_EVERY) {
                 meter.map(publish_times);
@@ -105,6 +100,7 @@ impl<'a> Feeder<'a> {
                 break;
             }
             idle.wait();
+            context.sleep_if_parked(&idle);
             if let Some(ticks) = &mut ticks {
                 ticks.due()?;
             }

@@ -117,7 +117,7 @@ fn on_streams(
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, streams));
     let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
     let moving = || circulation.run(items, &mut hooks, settings, context);
-    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, context.control, context.helper_meter(0)));
+    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, context));
     let watching = |ended: &_| watch_until(ended, lane, streams, context.control);
     *tally = on_threads(moving, feeding, watching, context);
     tally.flowed = Some((begun, Instant::now()));

@@ -14,10 +14,10 @@ mod split;
 mod tests;
 mod tx_stage;
 
-use crate::control::Control;
+use crate::control::{Control, Idle};
 use crate::error::Error;
 use inlane_core::clock::{Clock, ThreadTime};
-use inlane_core::load::{self, Member, Meter};
+use inlane_core::load::{self, Member, Meter, Pace};
 use inlane_core::port::Counters;
 use inlane_core::setting::Choice;
 use inlane_core::stats::LatencyHistogram;
@@ -108,6 +108,7 @@ pub struct PipelineContext<'a> {
     pub(crate) index: usize,
     cores: &'a [usize],
     member: Mutex<Option<Member<'a>>>,
+    pace: Option<&'a Pace>,
 }
 
 impl<'a> PipelineContext<'a> {
@@ -127,13 +128,28 @@ impl<'a> PipelineContext<'a> {
         cores: &'a [usize],
     ) -> Self {
         assert!(!meters.is_empty(), "the dispatching thread needs a meter");
-        Self { control, meters, clock, index, cores, member: Mutex::default() }
+        Self { control, meters, clock, index, cores, member: Mutex::default(), pace: None }
     }
 
     /// Makes the pipeline wait at the start line of which `member` is a membership.
     #[must_use]
     pub fn starting_with(self, member: Member<'a>) -> Self {
         Self { member: Mutex::new(Some(member)), ..self }
+    }
+
+    /// Makes workers and the feeder sleep while `pace` parks the load. The dispatching thread sleeps in its receive queue.
+    #[must_use]
+    pub fn parked_by(self, pace: &'a Pace) -> Self {
+        Self { pace: Some(pace), ..self }
+    }
+
+    /// Sleeps for a millisecond if the load is parked and the calling thread has long had no work. Otherwise a thread that
+    /// polls the ring would take a processor from other loads.
+    #[inline]
+    pub(crate) fn sleep_if_parked(&self, idle: &Idle) {
+        if idle.yields() && self.pace.is_some_and(|pace| pace.get() == 0.0) && !self.control.stopping() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Blocks until all pipelines of the run are ready. If the start was cancelled, stops this run, so the pipeline ends

@@ -107,6 +107,7 @@ fn run_worker(
             NextItem::Empty if context.control.aborting() => break,
             NextItem::Empty => {
                 idle.wait();
+                context.sleep_if_parked(&idle);
                 if idle.is_first_round() {
                     meter.map(publish_times);
                 }

@@ -224,8 +224,8 @@ impl ForwardLoad {
     }
 
     fn run_threads(&mut self, members: Vec<Member<'_>>) -> Vec<(Tally, Option<gpu::LaneReport>)> {
-        let Self { pipelines, lanes, config, clock, control, meters, cores, .. } = self;
-        let (config, clock, control) = (&*config, &*clock, &**control);
+        let Self { pipelines, lanes, config, clock, control, meters, cores, pace, .. } = self;
+        let (config, clock, control, pace) = (&*config, &*clock, &**control, &**pace);
         let threads = config.executor.threads();
         let pipelines = std::mem::take(pipelines).into_iter();
         let mut lanes = lanes.iter_mut();
@@ -235,8 +235,9 @@ impl ForwardLoad {
                 let lane = lanes.next();
                 let cores = cores.chunks(threads).nth(index).unwrap_or(&[]);
                 let meters = &meters[index * threads..][..threads];
-                let context =
-                    PipelineContext::new(control, meters, clock, index, cores).starting_with(member);
+                let context = PipelineContext::new(control, meters, clock, index, cores)
+                    .starting_with(member)
+                    .parked_by(pace);
                 running.push(scope.spawn(move || {
                     let _stop = StopOnPanic(control);
                     let ended = run_pipeline(pipeline, lane, config, &context);
