@@ -216,20 +216,12 @@ pub mod io {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Reservation Register.
     pub const RESERVATION_REGISTER: u8 = 0x0D;
-    /// Reservation Report.
-    pub const RESERVATION_REPORT: u8 = 0x0E;
-    /// Reservation Acquire.
-    pub const RESERVATION_ACQUIRE: u8 = 0x11;
-    /// Reservation Release.
-    pub const RESERVATION_RELEASE: u8 = 0x15;
 }
 
 /// Bits of command dword 12 of commands on blocks (NVM section 3.2).
 pub mod io_flags {
     /// FUA: the data is durable before the command completes.
     pub const FUA: u32 = 1 << 30;
-    /// LR: the controller makes limited efforts to retry.
-    pub const LIMITED_RETRY: u32 = 1 << 31;
     /// DEAC in Write Zeroes: the controller may deallocate the blocks.
     pub const DEALLOCATE: u32 = 1 << 25;
 }
@@ -241,8 +233,6 @@ pub mod dsm {
 
     /// Bit of dword 11: deallocate the ranges.
     pub const DEALLOCATE: u32 = 1 << 2;
-    /// The most ranges in one command.
-    pub const MAX_RANGES: usize = 256;
 
     wire! {
         /// A range of blocks.
@@ -285,8 +275,6 @@ pub mod feature {
 
 /// Log page identifiers of Get Log Page (Base section 5.16.1).
 pub mod log {
-    /// Supported Log Pages.
-    pub const SUPPORTED_LOG_PAGES: u8 = 0x00;
     /// Error Information.
     pub const ERROR_INFORMATION: u8 = 0x01;
     /// SMART / Health Information.
@@ -297,8 +285,6 @@ pub mod log {
     pub const CHANGED_NAMESPACES: u8 = 0x04;
     /// Commands Supported and Effects.
     pub const COMMANDS_SUPPORTED: u8 = 0x05;
-    /// Asymmetric Namespace Access.
-    pub const ANA: u8 = 0x0C;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
 }

@@ -21,8 +21,6 @@ pub mod fabrics {
     pub const AUTHENTICATION_SEND: u8 = 0x05;
     /// Authentication Receive.
     pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
-    /// Disconnect.
-    pub const DISCONNECT: u8 = 0x08;
     /// SECP, SPSP0 and SPSP1 of DH-HMAC-CHAP, at their places in dword 10 of Authentication Send and Receive (Base
     /// sections 6.1 and 6.2).
     pub const DH_HMAC_CHAP: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;

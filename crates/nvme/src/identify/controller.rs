@@ -159,8 +159,6 @@ pub mod oncs {
     pub const DATASET_MANAGEMENT: u16 = 1 << 2;
     /// Write Zeroes.
     pub const WRITE_ZEROES: u16 = 1 << 3;
-    /// Reservations.
-    pub const RESERVATIONS: u16 = 1 << 5;
 }
 
 impl IdentifyController {

@@ -344,11 +344,6 @@ impl TargetConnection {
         self.delivered
     }
 
-    /// Returns true if commands are in progress. Commands that wait for events do not count.
-    pub fn is_busy(&self) -> bool {
-        self.slots.in_use() > 0
-    }
-
     /// Stops taking input. Commands in progress whose data was received still complete.
     pub fn drain(&mut self) {
         self.draining = true;
