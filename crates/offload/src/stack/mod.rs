@@ -26,6 +26,7 @@ pub mod options;
 pub mod owners;
 pub mod packet;
 mod ports;
+pub mod receive_window;
 pub mod ring;
 pub mod segment;
 pub mod socket;

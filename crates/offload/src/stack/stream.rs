@@ -4,6 +4,7 @@ use super::Stack;
 use super::arena::Key;
 use super::network::{Network, Route};
 use super::options::SocketOptions;
+use super::receive_window::ReceiveWindow;
 use super::ring::{ByteRing, Span};
 use super::segment::Outgoing;
 use super::socket::{Role, Socket};
@@ -27,6 +28,8 @@ pub struct Stream {
     pub written: u64,
     /// The number of received bytes that the caller has taken or discarded so far.
     pub delivered: u64,
+    /// How much the peer may send ahead of the program.
+    pub window: ReceiveWindow,
     /// Before this time, in nanoseconds, nothing is sent. `None` if there is no such limit.
     pub held_until: Option<u64>,
     /// True once a connection that the program opens was established.
@@ -95,6 +98,9 @@ impl Stream {
     /// Tells TCP how many bytes were taken. The announced window then grows.
     #[inline]
     pub fn publish_delivered(&mut self) {
+        if self.window.adapt(self.delivered, self.connection.is_reassembling()) {
+            self.connection.set_receive_capacity(self.window.bytes());
+        }
         let outcome = self.connection.set_consumed(self.delivered);
         debug_assert!(outcome.is_ok(), "{outcome:?}");
     }
@@ -102,7 +108,9 @@ impl Stream {
     /// Limits the connection's rings to the bytes that the program has set by SO_SNDBUF and SO_RCVBUF.
     pub fn limit_rings(&mut self, options: &SocketOptions) {
         self.connection.set_send_limit(options.send_limit(self.send.capacity()) as u32);
-        self.connection.set_receive_capacity(options.receive_limit(self.receive.capacity()) as u32);
+        let most = options.receive_limit(self.receive.capacity()) as u32;
+        self.window.limit(most, options.receive_buffer.is_some());
+        self.connection.set_receive_capacity(self.window.bytes());
     }
 
     /// Treats the program's bytes up to index `end` as sent with MSG_MORE. Holds small segments back until more bytes
@@ -199,6 +207,8 @@ impl<A> Stack<A> {
             self.rings.put(send, 0);
             return None;
         };
+        let window = ReceiveWindow::new(receive.capacity() as u32);
+        connection.set_receive_capacity(window.bytes());
         Some(Stream {
             flow,
             route,
@@ -207,6 +217,7 @@ impl<A> Stack<A> {
             receive,
             written: 0,
             delivered: 0,
+            window,
             held_until: None,
             connected: false,
             since: now,
