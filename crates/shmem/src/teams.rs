@@ -2,7 +2,7 @@
 //!
 //! The PEs of a new team open a channel. Threads of one PE can then run collectives of different teams at the
 //! same time. The handles of the predefined teams are the smallest numbers. The handle of another team is 3
-//! plus the index of its slot. All other values are therefore recognised as invalid. A slot is reused after
+//! plus the index of its state. All other values are therefore recognised as invalid. An index is reused after
 //! its team is destroyed.
 
 use crate::setup;
@@ -62,21 +62,21 @@ fn shared() -> TeamState {
 }
 
 /// The states of the teams that are not predefined. `None` for a destroyed team.
-static SLOTS: Mutex<Vec<Option<TeamState>>> = Mutex::new(Vec::new());
-/// The handle of the team in the first slot.
+static STATES: Mutex<Vec<Option<TeamState>>> = Mutex::new(Vec::new());
+/// The handle of the team with the first of these states.
 const FIRST: usize = Team::SHARED.0 + 1;
 
-fn slots() -> MutexGuard<'static, Vec<Option<TeamState>>> {
-    SLOTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn states() -> MutexGuard<'static, Vec<Option<TeamState>>> {
+    STATES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn make(state: TeamState) -> Team {
-    let mut slots = slots();
-    let index = slots.iter().position(Option::is_none).unwrap_or_else(|| {
-        slots.push(None);
-        slots.len() - 1
+    let mut states = states();
+    let index = states.iter().position(Option::is_none).unwrap_or_else(|| {
+        states.push(None);
+        states.len() - 1
     });
-    slots[index] = Some(state);
+    states[index] = Some(state);
     Team(FIRST + index)
 }
 
@@ -86,7 +86,7 @@ pub fn state(team: Team) -> Option<TeamState> {
         Team::INVALID => None,
         Team::WORLD => Some(TeamState { set: world().all(), config: TeamConfig::default(), channel: None }),
         Team::SHARED => Some(SHARED.get_or_init(shared).clone()),
-        Team(handle) => slots().get(handle - FIRST)?.clone(),
+        Team(handle) => states().get(handle - FIRST)?.clone(),
     }
 }
 
@@ -211,7 +211,7 @@ pub unsafe fn split_2d(parent: Team, xrange: c_int, x: Axis, y: Axis) -> c_int {
 pub fn destroy(team: Team) {
     let Some(index) = team.0.checked_sub(FIRST) else { return };
     // Drop the state after the lock is released, because dropping its channel may take time.
-    let _state = slots().get_mut(index).and_then(Option::take);
+    let _state = states().get_mut(index).and_then(Option::take);
 }
 
 /// Returns the address at which this PE can load and store a symmetric object of another PE. That PE is PE
