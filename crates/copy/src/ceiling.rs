@@ -17,8 +17,10 @@
 //! [`of_cpu`] measures the ceiling between host memory and BARs, where the CPU copies.
 
 mod cpu;
+mod resource;
 
 pub use cpu::{is_by_cpu, of_cpu};
+pub use resource::{CeilingOf, Link};
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -28,11 +30,13 @@ use crate::path_options::PathOptions;
 use crate::timing::{Buffers, Plan, together};
 use inlane_core::Result;
 use inlane_core::mover::Mover;
-use inlane_result::Ceiling;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The highest rate of a transfer.
+pub type Ceiling = inlane_result::Ceiling<CeilingOf>;
 
 /// How a measurement drives a link: the size of each transfer in bytes (`piece`), the number of streams, and
 /// the bytes of memory that transfers rotate over (`rotate`). All shapes are tried, because no shape is the
@@ -52,7 +56,7 @@ const SHAPES: [Shape; 3] = [
 
 /// One direction of a link: the device at the link's end, and the direction of the transfers. True means out
 /// of this device, false means into it.
-type Link<'a> = (&'a Arc<Device>, bool);
+type Driven<'a> = (&'a Arc<Device>, bool);
 
 /// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of
 /// endpoints in a run. If several pairs share a link, the link is then measured only once.
@@ -104,7 +108,7 @@ impl LinkCeilings {
         };
         let ways = [[(from, true), (to, false)], [(to, true), (from, false)]].map(|way| {
             let gpus = way.into_iter().filter(|(device, _)| matches!(device.kind(), Kind::Gpu(_)));
-            gpus.collect::<Vec<Link>>()
+            gpus.collect::<Vec<Driven>>()
         });
         let count = if both { 2 } else { 1 };
         if ways[0].is_empty() {
@@ -119,26 +123,21 @@ impl LinkCeilings {
                 unknown.insert(best);
             }
         }
-        let alone = |way: &Vec<Link>| -> Vec<f64> {
-            let known = |(device, out): &Link| self.alone[&(device.endpoint().to_string(), *out)];
+        let alone = |way: &Vec<Driven>| -> Vec<f64> {
+            let known = |(device, out): &Driven| self.alone[&(device.endpoint().to_string(), *out)];
             way.iter().map(known).collect()
         };
-        let name = |way: &Vec<Link>| {
-            let link = |(device, out): &Link| {
-                format!("{} {}", if *out { "out of" } else { "into" }, device.endpoint())
-            };
-            way.iter().map(link).collect::<Vec<_>>().join(" and ")
+        let resource = |way: &[Driven], both_directions| {
+            let link = |(device, out): &Driven| Link { endpoint: device.endpoint().clone(), out: *out };
+            CeilingOf::CopyEngine { links: way.iter().map(link).collect(), both_directions }
         };
         if !both {
             let rates = alone(&ways[0]);
             let slowest = (0..rates.len()).min_by(|a, b| rates[*a].total_cmp(&rates[*b])).unwrap_or(0);
-            let ceiling = Ceiling::of_bytes(
-                rates[slowest],
-                format!("{} by copy engine, measured in this run", name(&vec![ways[0][slowest]])),
-            );
+            let ceiling = Ceiling::of_bytes(rates[slowest], resource(&ways[0][slowest..=slowest], false));
             return Ok(Some([ceiling.clone(), ceiling]));
         }
-        let all: Vec<Link> = ways.iter().flatten().copied().collect();
+        let all: Vec<Driven> = ways.iter().flatten().copied().collect();
         let mut at_once = Vec::new();
         for shape in &SHAPES {
             let rates = rates(&all, host, shape, plan)?;
@@ -147,13 +146,7 @@ impl LinkCeilings {
         }
         let ceiling = |way: usize| {
             let shapes: Vec<&[f64]> = at_once.iter().map(|rates| &rates[way][..]).collect();
-            Ceiling::of_bytes(
-                of_direction(&alone(&ways[way]), &shapes),
-                format!(
-                    "{} by copy engine, measured in this run, both directions of all links at once",
-                    name(&ways[way])
-                ),
-            )
+            Ceiling::of_bytes(of_direction(&alone(&ways[way]), &shapes), resource(&ways[way], true))
         };
         Ok(Some([ceiling(0), ceiling(1)]))
     }
@@ -170,7 +163,7 @@ fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
 
 /// Runs all `links` at the same time, and returns the bytes per second of each. `shape` says how each link is
 /// driven.
-fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
+fn rates(links: &[Driven], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
     for (device, out) in links {
@@ -196,7 +189,7 @@ fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
         _ => None,
     };
     let (link, endpoint) = rate(from).into_iter().chain(rate(to)).min_by(|a, b| a.0.total_cmp(&b.0))?;
-    let ceiling = Ceiling::of_bytes(link, format!("the link of {endpoint} after encoding, by its model"));
+    let ceiling = Ceiling::of_bytes(link, CeilingOf::Model { endpoint });
     Some([ceiling.clone(), ceiling])
 }
 

@@ -1,14 +1,16 @@
 //! The rows of `inlane copy`'s result documents: a measured transfer, and a path in a list of paths.
 
+use crate::ceiling::Ceiling;
 use crate::endpoint::Endpoint;
 use crate::explanation::PathTaken;
 use crate::path::Path;
 use crate::timing::Timing;
+use inlane_core::CompletionMode;
 use inlane_core::stats::{Percentiles, Summary};
-use inlane_core::{CompletionMode, units};
-use inlane_result::{ByteVerification, Ceiling, Cell, Reason, Row};
+use inlane_result::{ByteVerification, Cell, Quantity, Reason, Row, Value};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::fmt::Display;
 
 /// When a CPU store to a BAR counts as complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -159,37 +161,41 @@ impl Row for TransferResult {
         if let Some(end) = self.store_end {
             cells.push(Cell::new("stores", end.to_string()));
         }
-        cells.extend(self.in_flight.map(|in_flight| Cell::new("in flight", in_flight.to_string())));
-        cells.push(Cell::new("size", units::bytes(self.size_bytes)));
+        cells.extend(self.in_flight.map(|in_flight| Cell::new("in flight", in_flight)));
+        cells.push(Cell::new("size", Quantity::Bytes(self.size_bytes)));
         cells
     }
 
     fn figures(&self) -> Vec<Cell> {
-        let us = |nanoseconds: Option<f64>| nanoseconds.map(|time| format!("{:.2}", time / 1e3));
+        let us = |nanoseconds: Option<f64>| nanoseconds.map(|time| Quantity::Time(time).fixed(1e3, 2));
         let percentile = |value: fn(&Percentiles) -> f64| us(self.latency_percentiles.as_ref().map(value));
-        let percent = |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0));
+        let percent = |share: Option<f64>| share.map(|share| Value::percent(share, 1));
         let mib = |value: fn(&PublishedRates) -> Option<f64>| {
-            self.published.as_ref().and_then(value).map(|rate| format!("{:.2}", rate / 1_048_576.0))
+            self.published.as_ref().and_then(value).map(|rate| Quantity::ByteRate(rate).fixed(1_048_576.0, 2))
         };
         let verified = &self.verification;
         vec![
-            Cell::optional("p50 us", percentile(|latency| latency.p50_ns)),
-            Cell::optional("p99 us", percentile(|latency| latency.p99_ns)),
-            Cell::optional("p99.9 us", percentile(|latency| latency.p999_ns)),
-            Cell::optional("predicted us", us(self.predicted_ns)),
-            Cell::optional("GB/s", self.bytes_per_second.map(|rate| format!("{:.3}", rate.median / 1e9))),
-            Cell::optional(
-                "spread",
-                self.bytes_per_second.map(|rate| format!("{:.0}%", rate.spread() * 100.0)),
+            Cell::new("p50 us", percentile(|latency| latency.p50_ns)),
+            Cell::new("p99 us", percentile(|latency| latency.p99_ns)),
+            Cell::new("p99.9 us", percentile(|latency| latency.p999_ns)),
+            Cell::new("predicted us", us(self.predicted_ns)),
+            Cell::new(
+                "GB/s",
+                self.bytes_per_second.map(|rate| Quantity::ByteRate(rate.median).fixed(1e9, 3)),
             ),
-            Cell::optional("of ceiling", percent(self.share_of_ceiling)),
-            Cell::optional("published MiB/s", mib(|rates| rates.published_bytes_per_second)),
-            Cell::optional("stages predict MiB/s", mib(|rates| rates.predicted_bytes_per_second)),
-            Cell::optional("model MiB/s", mib(|rates| rates.model_bytes_per_second)),
-            Cell::optional("CPU", percent(self.cpu_share)),
-            Cell::optional("CPU s/GB", self.cpu_seconds_per_gigabyte.map(|seconds| format!("{seconds:.3}"))),
-            Cell::new("transferred", units::bytes(verified.transferred_bytes)),
-            Cell::new("verified", units::bytes(verified.verified_bytes)),
+            Cell::new("spread", self.bytes_per_second.map(|rate| Value::percent(rate.spread(), 0))),
+            Cell::new("of ceiling", percent(self.share_of_ceiling)),
+            Cell::new("published MiB/s", mib(|rates| rates.published_bytes_per_second)),
+            Cell::new("stages predict MiB/s", mib(|rates| rates.predicted_bytes_per_second)),
+            Cell::new("model MiB/s", mib(|rates| rates.model_bytes_per_second)),
+            Cell::new("CPU", percent(self.cpu_share)),
+            Cell::new(
+                "CPU s/GB",
+                self.cpu_seconds_per_gigabyte
+                    .map(|seconds| Quantity::SecondsPerGigabyte(seconds).fixed(1.0, 3)),
+            ),
+            Cell::new("transferred", Quantity::Bytes(verified.transferred_bytes)),
+            Cell::new("verified", Quantity::Bytes(verified.verified_bytes)),
         ]
     }
 
@@ -207,8 +213,8 @@ impl Row for TransferResult {
         cells
     }
 
-    fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    fn error(&self) -> Option<&dyn Display> {
+        self.error.as_ref().map(|error| error as &dyn Display)
     }
 }
 
@@ -247,19 +253,16 @@ impl Row for ListedPath {
         };
         vec![
             Cell::new("available", if self.available { "yes" } else { "no" }),
-            Cell::optional("1 MiB takes", self.calibrated_1_mib_ns.map(units::nanoseconds)),
+            Cell::new("1 MiB takes", self.calibrated_1_mib_ns.map(Quantity::Time)),
             Cell::new("movers, or why not", text),
         ]
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ceiling::CeilingOf;
 
     #[test]
     fn values_are_typed_and_the_share_is_of_the_rows_ceiling() {
@@ -268,15 +271,14 @@ mod tests {
         row.bytes_per_second = Summary::of(&[3e9, 1e9, 2e9]);
         row.predicted_ns = Some(63_460.0);
         row.in_flight = Some(8);
-        row.set_ceiling(Ceiling {
-            what: "a link".into(),
-            bytes_per_second: Some(4e9),
-            packets_per_second: None,
-        });
+        row.set_ceiling(Ceiling::of_bytes(4e9, CeilingOf::Model { endpoint: ends[0].clone() }));
         assert_eq!(row.share_of_ceiling, Some(0.5));
         let json = serde_json::to_value(&row).unwrap();
         assert_eq!((&json["predicted_ns"], &json["in_flight"]), (&63_460.0.into(), &8.into()));
         assert!(json["store_end"].is_null() && json.get("published").is_none(), "{json}");
-        assert!(row.twin && row.context().iter().any(|cell| cell.text.contains("a link")));
+        assert!(
+            row.twin
+                && row.context().iter().any(|cell| cell.value.to_string().contains("the link of twin:0"))
+        );
     }
 }

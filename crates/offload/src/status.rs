@@ -1,8 +1,7 @@
 //! The state of an engine, as `inlane offload status` shows it.
 
 use crate::stack::network::LinkCounters;
-use inlane_core::units;
-use inlane_result::{Cell, Row};
+use inlane_result::{Cell, Quantity, Row};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -207,10 +206,6 @@ pub struct SocketStatus {
 }
 
 impl Row for SocketStatus {
-    fn error(&self) -> Option<&str> {
-        None
-    }
-
     fn parameters(&self) -> Vec<Cell> {
         vec![
             Cell::new("protocol", &self.protocol),
@@ -221,19 +216,19 @@ impl Row for SocketStatus {
     }
 
     fn figures(&self) -> Vec<Cell> {
-        let rate = |rate: Option<f64>| rate.map(|bytes| units::bits_per_second(bytes * 8.0));
+        let rate = |rate: Option<f64>| rate.map(|bytes| Quantity::bits_per_second(bytes * 8.0));
         vec![
             Cell::new("state", &self.state),
-            Cell::optional("cwnd", self.congestion_window_bytes.map(units::bytes)),
-            Cell::optional("rtt us", self.rtt_ns.map(|ns| format!("{:.0}", ns as f64 / 1e3))),
-            Cell::new("received", units::bytes(self.received_bytes)),
-            Cell::new("sent", units::bytes(self.sent_bytes)),
-            Cell::optional("in", rate(self.received_bytes_per_second)),
-            Cell::optional("out", rate(self.sent_bytes_per_second)),
-            Cell::new("retransmitted", units::bytes(self.retransmitted_bytes)),
-            Cell::optional("direct", (self.direct_bytes > 0).then(|| units::bytes(self.direct_bytes))),
-            Cell::optional("backlog", self.backlog.map(|count| count.to_string())),
-            Cell::optional("dropped", self.dropped_datagrams.map(|count| count.to_string())),
+            Cell::new("cwnd", self.congestion_window_bytes.map(Quantity::Bytes)),
+            Cell::new("rtt us", self.rtt_ns.map(|ns| Quantity::Time(ns as f64).fixed(1e3, 0))),
+            Cell::new("received", Quantity::Bytes(self.received_bytes)),
+            Cell::new("sent", Quantity::Bytes(self.sent_bytes)),
+            Cell::new("in", rate(self.received_bytes_per_second)),
+            Cell::new("out", rate(self.sent_bytes_per_second)),
+            Cell::new("retransmitted", Quantity::Bytes(self.retransmitted_bytes)),
+            Cell::new("direct", (self.direct_bytes > 0).then_some(Quantity::Bytes(self.direct_bytes))),
+            Cell::new("backlog", self.backlog),
+            Cell::new("dropped", self.dropped_datagrams),
         ]
     }
 }

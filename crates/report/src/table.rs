@@ -1,16 +1,16 @@
 //! Tables for a terminal: plain text without colour, with columns as wide as their content.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use inlane_result::Cell;
+use inlane_result::{Cell, Value};
 
-/// Lines of a name and a text, printed as two aligned columns.
+/// Lines of a name and a value, printed as two aligned columns.
 #[derive(Default)]
 pub struct Lines(Vec<Cell>);
 
 impl Lines {
     /// Adds a line.
-    pub fn line(&mut self, name: &str, text: impl Into<String>) {
-        self.0.push(Cell::new(name, text));
+    pub fn line(&mut self, name: &str, value: impl Into<Value>) {
+        self.0.push(Cell::new(name, value));
     }
 
     /// Adds lines.
@@ -18,7 +18,7 @@ impl Lines {
         self.0.extend(lines);
     }
 
-    /// Adds the lines. Skips a line if a line with the same name and text is already present.
+    /// Adds the lines. Skips a line if a line with the same name and value is already present.
     pub fn extend_unique(&mut self, lines: impl IntoIterator<Item = Cell>) {
         for line in lines {
             if !self.0.contains(&line) {
@@ -36,7 +36,7 @@ impl Lines {
     /// grep finds it as a whole.
     pub fn render(&self) -> String {
         let width = self.0.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
-        self.0.iter().map(|Cell { name, text }| format!("{name:<width$}  {text}\n")).collect()
+        self.0.iter().map(|Cell { name, value }| format!("{name:<width$}  {value}\n")).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Renders documents as text for a terminal: first the results, then notes and settings.
 
 use crate::table::{Lines, grid};
-use inlane_result::{Cell, Document, Row};
+use inlane_result::{Cell, Document, Row, Value};
 
 /// Renders a document. If the document has only one row, and the row provides lines of text, prints these
 /// lines. Otherwise prints a table.
@@ -51,12 +51,12 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     }
     let value = |index: usize, name: &str| {
         let cell = parameters[index].iter().find(|cell| cell.name == *name);
-        cell.map_or(String::new(), |cell| cell.text.clone())
+        cell.map_or(Value::Absent, |cell| cell.value.clone())
     };
     names.retain(|name| {
         // Do not compare failed rows that lack the parameter. Otherwise, one failed run would turn a
         // parameter on which all other rows agree into a column.
-        let mut values: Vec<String> = (0..rows.len())
+        let mut values: Vec<Value> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)
             })
@@ -71,10 +71,10 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     });
     let mut figures: Vec<Vec<Cell>> = rows.iter().map(Row::figures).collect();
     for (row, cells) in rows.iter().zip(&mut figures) {
-        cells.push(Cell::optional("error", row.error()));
+        cells.push(Cell::new("error", row.error().map(ToString::to_string)));
     }
     let used: Vec<usize> = (0..figures[0].len())
-        .filter(|&column| figures.iter().any(|cells| !cells[column].text.is_empty()))
+        .filter(|&column| figures.iter().any(|cells| !cells[column].value.is_empty()))
         .collect();
     let header: Vec<&str> = names
         .iter()
@@ -83,8 +83,8 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         .collect();
     let lines: Vec<Vec<String>> = (0..rows.len())
         .map(|index| {
-            let own = names.iter().map(|name| value(index, name));
-            own.chain(used.iter().map(|&column| figures[index][column].text.clone())).collect()
+            let own = names.iter().map(|name| value(index, name).to_string());
+            own.chain(used.iter().map(|&column| figures[index][column].value.to_string())).collect()
         })
         .collect();
     grid(&header, &lines)
@@ -94,6 +94,7 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
 mod tests {
     use super::*;
     use serde::Serialize;
+    use std::fmt::Display;
 
     #[derive(Serialize)]
     struct Fake {
@@ -107,15 +108,15 @@ mod tests {
         }
 
         fn figures(&self) -> Vec<Cell> {
-            vec![Cell::new("Mpps", "1.0"), Cell::new("p50 us", "")]
+            vec![Cell::new("Mpps", "1.0"), Cell::new("p50 us", Value::Absent)]
         }
 
         fn context(&self) -> Vec<Cell> {
             vec![Cell::new("ports", "null -> null")]
         }
 
-        fn error(&self) -> Option<&str> {
-            self.error
+        fn error(&self) -> Option<&dyn Display> {
+            self.error.as_ref().map(|error| error as &dyn Display)
         }
     }
 

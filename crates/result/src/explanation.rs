@@ -1,6 +1,7 @@
-//! The explanation of a result: the path, the ceiling and the baseline.
+//! The explanation of a result: the path and the baseline.
 
 use crate::Cell;
+use crate::ceiling::rates;
 use inlane_core::setting::Field;
 use inlane_core::units;
 use schemars::JsonSchema;
@@ -128,29 +129,6 @@ impl Display for Reason {
     }
 }
 
-/// The highest rate that the resources of a path can reach. It is measured or computed on this machine.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Ceiling {
-    /// The resource that limits the rate, and how its capacity was measured or computed.
-    pub what: String,
-    /// The ceiling in bytes per second, if the resource limits bytes.
-    pub bytes_per_second: Option<f64>,
-    /// The ceiling in packets per second, if the resource limits packets.
-    pub packets_per_second: Option<f64>,
-}
-
-impl Ceiling {
-    /// Creates the ceiling of a resource that limits bytes.
-    pub fn of_bytes(bytes_per_second: f64, what: String) -> Self {
-        Self { what, bytes_per_second: Some(bytes_per_second), packets_per_second: None }
-    }
-
-    /// Returns the ceiling as a cell: its rates, and the resource that limits the rates.
-    pub fn cell(&self) -> Cell {
-        Cell::new("ceiling", rates(self.packets_per_second, self.bytes_per_second, &self.what))
-    }
-}
-
 /// The rate of a short run with the same source and method, but without the packet function's work. The
 /// difference to the measured run's rate is the cost of that work.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -166,19 +144,8 @@ pub struct Baseline {
 impl Baseline {
     /// Returns the baseline as a cell: its rates and what was run.
     pub fn cell(&self) -> Cell {
-        Cell::new("baseline", rates(self.packets_per_second, self.bytes_per_second, &self.what))
+        Cell::new("baseline", rates(self.packets_per_second, self.bytes_per_second, self.what.clone()))
     }
-}
-
-/// Formats rates. If there is a packet rate, shows the byte rate in bits per second, as is usual for
-/// networks. Otherwise shows it in bytes per second.
-fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
-    let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
-    parts.extend(bytes.map(|bytes| match packets {
-        Some(_) => units::bits_per_second(bytes * 8.0),
-        None => units::bytes_per_second(bytes),
-    }));
-    if parts.is_empty() { what.into() } else { format!("{}: {what}", parts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -207,7 +174,7 @@ mod tests {
         assert_eq!((&json[0], &json[1]["why"]["setting"]), (&slower, &"without".into()));
         let texts: Vec<_> =
             path.cells_with(|why| !matches!(why, Reason::Slower { .. })).into_iter().collect();
-        let texts: Vec<_> = texts.iter().map(|cell| cell.text.as_str()).collect();
+        let texts: Vec<_> = texts.iter().map(|cell| cell.value.to_string()).collect();
         assert_eq!(
             texts,
             [
@@ -217,13 +184,9 @@ mod tests {
                 "bar: needs two GPUs"
             ]
         );
-        assert_eq!(path.cells()[1].text, "bar: slower: 2.0 us calibrated for 4 KiB, against 1.0 us");
-    }
-
-    #[test]
-    fn rates_of_packets_are_in_bits_and_rates_of_bytes_in_bytes() {
-        assert_eq!(rates(Some(1e6), Some(64e6), "x"), "1.00 Mpps, 512.00 Mb/s: x");
-        assert_eq!(rates(None, Some(64e6), "x"), "64.00 MB/s: x");
-        assert_eq!(rates(None, None, "x"), "x");
+        assert_eq!(
+            path.cells()[1].value.to_string(),
+            "bar: slower: 2.0 us calibrated for 4 KiB, against 1.0 us"
+        );
     }
 }

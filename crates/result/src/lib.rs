@@ -5,8 +5,10 @@
 //! [`schema`] returns the JSON schema, which is published in `docs/schema`. Some changes affect programs that
 //! read the JSON. Each of these raises [`SCHEMA_VERSION`].
 
+mod ceiling;
 mod explanation;
 mod row;
+mod value;
 mod verification;
 
 use inlane_core::secret::without_secret;
@@ -15,8 +17,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
-pub use explanation::{Baseline, Ceiling, NotTaken, PathExplanation, Reason};
+pub use ceiling::Ceiling;
+pub use explanation::{Baseline, NotTaken, PathExplanation, Reason};
 pub use row::{Cell, Row};
+pub use value::{Quantity, Value};
 pub use verification::ByteVerification;
 
 /// The version of the JSON schema of result documents.
@@ -165,17 +169,17 @@ mod tests {
     #[test]
     fn documents_have_base_units_and_no_nan() {
         let mut document = Document::new("copy");
-        document.results =
-            vec![Ceiling { what: "x".into(), bytes_per_second: Some(f64::NAN), packets_per_second: None }];
+        document.results = vec![Ceiling::of_bytes(f64::NAN, "x".to_string())];
         let json = serde_json::to_value(&document).unwrap();
         assert_eq!(json["schema_version"], SCHEMA_VERSION);
         assert!(json["results"][0]["bytes_per_second"].is_null(), "NaN becomes null");
+        assert_eq!(json["results"][0]["what"], "x");
         assert!(json["host"]["cores"].as_u64().unwrap() > 0);
     }
 
     #[test]
     fn a_document_has_its_start_and_its_duration() {
-        let mut document = Document::<Ceiling>::new("copy");
+        let mut document = Document::<Ceiling<String>>::new("copy");
         document.finish(Start::now());
         assert!(document.duration_ns > 0);
         humantime::parse_rfc3339(&document.started_at).unwrap();
@@ -183,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_schema_is_made() {
-        let schema = schema::<Ceiling>();
+        let schema = schema::<Ceiling<String>>();
         assert!(schema["properties"]["results"].is_object());
         assert!(schema["properties"]["twin"].is_object());
     }

@@ -1,27 +1,24 @@
-//! The trait [`Row`] of a row of results. It returns names and texts, and the report crate arranges them in
-//! tables and lines.
+//! The trait [`Row`] of a row of results. It returns named values, and the report crate arranges them in tables and
+//! lines.
 
+use crate::Value;
 use serde::Serialize;
+use std::fmt::Display;
 
-/// A named value, ready to be shown.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A named value.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// The heading of the value's column, or the label of its line. Contains the unit, unless `text` contains
+    /// The heading of the value's column, or the label of its line. Contains the unit of a value that does not show
     /// it.
     pub name: String,
-    /// The value. Empty if the row has none.
-    pub text: String,
+    /// The value.
+    pub value: Value,
 }
 
 impl Cell {
-    /// Creates a cell with a name and a text.
-    pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { name: name.into(), text: text.into() }
-    }
-
-    /// Creates a cell with the given text. The text is empty if `text` is `None`.
-    pub fn optional(name: impl Into<String>, text: Option<impl Into<String>>) -> Self {
-        Self { name: name.into(), text: text.map(Into::into).unwrap_or_default() }
+    /// Creates a cell. `None` as a value is [`Value::Absent`].
+    pub fn new(name: impl Into<String>, value: impl Into<Value>) -> Self {
+        Self { name: name.into(), value: value.into() }
     }
 }
 
@@ -32,7 +29,7 @@ pub trait Row: Serialize {
     fn parameters(&self) -> Vec<Cell>;
 
     /// Returns the measured values, which become columns of a table. All rows of a type must return the same
-    /// names in the same order. The table omits a column if its text is empty in every row.
+    /// names in the same order. The table omits a column if no row has its value.
     fn figures(&self) -> Vec<Cell>;
 
     /// Returns the measured values as lines of text. If a document has only this row, the lines replace its
@@ -53,5 +50,7 @@ pub trait Row: Serialize {
     }
 
     /// Returns why the run failed, or `None` if it succeeded.
-    fn error(&self) -> Option<&str>;
+    fn error(&self) -> Option<&dyn Display> {
+        None
+    }
 }

@@ -7,9 +7,9 @@
 //! * If a panel would have more than six lines, each line gets a panel of its own.
 
 use inlane_forward::experiment::OFFERED;
-use inlane_forward::result::{PacketResult, Quantity};
+use inlane_forward::result::PacketResult;
 use inlane_report::{Line, Plot, Point, Scale};
-use inlane_result::Document;
+use inlane_result::{Document, Quantity, Value};
 use std::collections::BTreeSet;
 
 /// If the largest x value is at least this multiple of the smallest, the x axis is logarithmic.
@@ -74,7 +74,7 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Opti
 
 /// Returns the label of the x axis: the parameter and its unit.
 fn label(key: &str, results: &[PacketResult]) -> String {
-    let value = results.iter().find_map(|result| result.parameters.get(key));
+    let value = results.iter().find_map(|result| result.parameters.get(key)?.quantity());
     let unit = value.map_or("", Quantity::drawn_unit);
     match (key, unit) {
         (OFFERED | "rate", unit) => format!("offered rate, {unit}"),
@@ -90,7 +90,7 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     let Some(first) = results.iter().find(|result| result.error.is_none()) else { return String::new() };
     let value = |key: &str| -> Option<String> {
         let drawn = key == axis || keys.contains(&key);
-        first.parameters.get(key).filter(|_| !drawn).map(Quantity::to_string)
+        first.parameters.get(key).filter(|_| !drawn).map(Value::to_string)
     };
     let mut words: Vec<String> = value("function").into_iter().collect();
     words.extend(value("on").map(|on| format!("on {on}")));
@@ -113,7 +113,7 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
 /// [`MOST_LINES`] lines, returns `None` for the lines, and every parameter distinguishes panels.
 fn split_keys<'a>(keys: &[&'a str], results: &[PacketResult]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
-    let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Quantity::to_string);
+    let values = results.iter().filter_map(|result| result.parameters.get(name?)).map(Value::to_string);
     let name = name.filter(|_| values.collect::<BTreeSet<_>>().len() <= MOST_LINES);
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
 }
@@ -131,7 +131,8 @@ fn lines(
     let (name_key, panel_keys) = split_keys(keys, results);
     let mut lines: Vec<Line> = Vec::new();
     for result in results.iter().filter(|result| result.error.is_none()) {
-        let Some(x) = result.parameters.get(axis).and_then(Quantity::drawn) else { continue };
+        let Some(x) = result.parameters.get(axis).and_then(Value::quantity) else { continue };
+        let x = x.drawn();
         let words = |keys: &[&str]| {
             let words: Vec<_> = keys
                 .iter()
@@ -164,7 +165,9 @@ mod tests {
 
     fn result(burst: &str, method: &str, rate: f64) -> PacketResult {
         let parameters = [("burst", burst), ("method", method), ("size", "64")];
-        let parameters = parameters.into_iter().map(|(key, value)| (key, Quantity::of_flag("N", value)));
+        let value =
+            |text: &str| text.parse().map_or_else(|_| text.into(), |n| Value::from(Quantity::Number(n)));
+        let parameters = parameters.into_iter().map(|(key, text)| (key, value(text)));
         let mut result = PacketResult { parameters: parameters.collect(), ..PacketResult::default() };
         result.tx.packets_per_second = rate;
         result
@@ -211,7 +214,7 @@ mod tests {
         let sizes = |count: u32| -> Vec<PacketResult> {
             let sized = |size: u32| {
                 let mut one = result("16", "single", 1.0);
-                one.parameters.set("size", Quantity::of_flag("N", &size.to_string()));
+                one.parameters.set("size", Quantity::Number(size.into()));
                 one
             };
             (64..64 + count).map(sized).collect()

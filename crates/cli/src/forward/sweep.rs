@@ -98,7 +98,7 @@ impl Sweep {
         }
         let numeric = |key: &&String| {
             let mut values = self.points.iter().flat_map(|point| &point.values).filter(|(k, _)| k == *key);
-            values.all(|(key, value)| axis::quantity(key, value).drawn().is_some())
+            values.all(|(key, value)| axis::value(key, value).quantity().is_some())
         };
         self.keys.iter().find(numeric).map(String::as_str)
     }
@@ -213,7 +213,7 @@ impl Sweep {
             for runs in by_index {
                 let mut result = merge(runs);
                 for (key, value) in &point.values {
-                    result.parameters.set(key, axis::quantity(key, value));
+                    result.parameters.set(key, axis::value(key, value));
                 }
                 result.error = error.clone();
                 document.results.push(result);

@@ -9,7 +9,6 @@ use super::info_ucx::UcxInfo;
 use crate::output::Output;
 use crate::values::count;
 use clap::Args;
-use inlane_core::units;
 use inlane_ntb::device::{Capabilities, Ntb, Ordering};
 use inlane_ntb::discover::{Bridge, BridgeKind, bridges, why_twin};
 use inlane_ntb::fault::Faults;
@@ -21,7 +20,7 @@ use inlane_pgas::transport::select;
 use inlane_pgas::transport::windows::layout::Layout;
 use inlane_pgas::transport::windows::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
-use inlane_result::{Cell, Document, NotTaken, PathExplanation, Reason, Row};
+use inlane_result::{Cell, Document, NotTaken, PathExplanation, Quantity, Reason, Row, phrase};
 use std::sync::Arc;
 
 /// Shows how PEs would communicate, and why
@@ -84,10 +83,6 @@ impl Row for TransportInfo {
             TransportInfo::Windows(bridge) => bridge.lines(),
             TransportInfo::Ucx(ucx) => ucx.lines(),
         }
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
     }
 }
 
@@ -211,19 +206,20 @@ impl BridgeInfo {
         let capabilities = &self.capabilities;
         let window = &capabilities.window;
         let from = |bytes: Option<u64>, what: &str, never: &str| match bytes {
-            Some(bytes) => format!("from {}: {what}", units::bytes(bytes)),
-            None => never.to_string(),
+            Some(bytes) => phrase!["from ", Quantity::Bytes(bytes), ": ", what],
+            None => never.into(),
         };
         let mut cells = vec![
             Cell::new("back-end", format!("windows, {}: {}", capabilities.name, self.path.reason)),
             Cell::new(
                 "windows",
-                format!(
-                    "{} onto each peer, up to {}, in steps of {}",
+                phrase![
                     capabilities.windows,
-                    units::bytes(window.size_max_bytes),
-                    units::bytes(window.size_align)
-                ),
+                    " onto each peer, up to ",
+                    Quantity::Bytes(window.size_max_bytes),
+                    ", in steps of ",
+                    Quantity::Bytes(window.size_align)
+                ],
             ),
             Cell::new(
                 "stores",
@@ -234,9 +230,9 @@ impl BridgeInfo {
             ),
             Cell::new(
                 "doorbells",
-                format!("{} bits, {} vectors", capabilities.doorbells.count_ones(), capabilities.vectors),
+                phrase![capabilities.doorbells.count_ones(), " bits, ", capabilities.vectors, " vectors"],
             ),
-            Cell::new("scratchpads", capabilities.scratchpads.to_string()),
+            Cell::new("scratchpads", capabilities.scratchpads),
         ];
         match &self.thresholds {
             Some(thresholds) => cells.extend([

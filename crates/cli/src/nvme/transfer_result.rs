@@ -3,9 +3,10 @@
 use inlane_copy::Endpoint;
 use inlane_core::units;
 use inlane_nvme::initiator::{Session, SessionOptions};
-use inlane_result::{ByteVerification, Cell, PathExplanation, Row};
+use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// A transfer between a namespace and a file, or memory of a device.
@@ -118,20 +119,20 @@ impl Row for NvmeTransfer {
     fn parameters(&self) -> Vec<Cell> {
         vec![
             Cell::new("operation", &self.operation),
-            Cell::new("offset", self.offset_bytes.to_string()),
-            Cell::new("bytes", self.bytes.to_string()),
+            Cell::new("offset", self.offset_bytes),
+            Cell::new("bytes", self.bytes),
         ]
     }
 
     fn figures(&self) -> Vec<Cell> {
-        vec![Cell::new("rate", units::bytes_per_second(self.bytes_per_second))]
+        vec![Cell::new("rate", Quantity::ByteRate(self.bytes_per_second))]
     }
 
     fn context(&self) -> Vec<Cell> {
         self.path.cells()
     }
 
-    fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    fn error(&self) -> Option<&dyn Display> {
+        self.error.as_ref().map(|error| error as &dyn Display)
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Both tests use the same buffers and the same transfer size as the measurement that gets this ceiling.
 
+use super::{Ceiling, CeilingOf};
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
 use crate::open_path::suitable_access;
@@ -16,7 +17,6 @@ use crate::timing::{Buffers, Plan};
 use inlane_core::clock::Clock;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::{Location, Region, Result};
-use inlane_result::Ceiling;
 use std::time::Duration;
 
 /// The bytes of the scratch memory: less than every first-level data cache has.
@@ -47,12 +47,11 @@ pub fn of_cpu(buffers: &Buffers, size: usize, access: Option<Access>, plan: &Pla
         Ok(best)
     };
     let (loads, stores) = (best(true, from)?, best(false, to)?);
-    let (bytes_per_second, what) = if loads < stores {
-        (loads, format!("loads from {}", from.endpoint()))
+    Ok(if loads < stores {
+        Ceiling::of_bytes(loads, CeilingOf::Loads { from: from.endpoint().clone() })
     } else {
-        (stores, format!("stores to {}", to.endpoint()))
-    };
-    Ok(Ceiling::of_bytes(bytes_per_second, format!("{what} alone, by one thread, measured in this run")))
+        Ceiling::of_bytes(stores, CeilingOf::Stores { to: to.endpoint().clone() })
+    })
 }
 
 /// Returns the accesses to try: the one that suits the device and the one that the user requested. For stores
@@ -135,7 +134,7 @@ mod tests {
             host.poison(&destination).unwrap();
             let found = of_cpu(&buffers, size, None, &plan).unwrap();
             assert!(found.bytes_per_second > Some(0.0), "{size}: {found:?}");
-            assert!(found.what.starts_with("loads from host") || found.what.starts_with("stores to host"));
+            assert!(matches!(found.resource, CeilingOf::Loads { .. } | CeilingOf::Stores { .. }));
             assert_eq!(host.count_wrong(&source, 77).unwrap(), 0, "{size}");
             let scratch = Region::host(size).unwrap();
             host.poison(&scratch).unwrap();

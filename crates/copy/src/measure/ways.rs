@@ -3,7 +3,7 @@
 
 use super::contradiction::Contradiction;
 use super::{Config, Direction, Event, Figures, Measurement, Note, Route, Session, Step};
-use crate::ceiling;
+use crate::ceiling::{self, Ceiling};
 use crate::cost::PathCosts;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
@@ -16,7 +16,6 @@ use crate::timing::{Buffers, Plan, Timing, latency, stream, together};
 use inlane_core::mover::Mover;
 use inlane_core::{CompletionMode, Error, Result};
 use inlane_process::interference::Interference;
-use inlane_result::Ceiling;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

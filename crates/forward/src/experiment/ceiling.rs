@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::gpu::Memory;
-use crate::result::PacketResult;
+use crate::result::{CeilingOf, CoreTime, Moved, PacketResult};
 use crate::run::ports;
 use inlane_core::clock::Clock;
 use inlane_core::ring::layout::PacketVerdict;
@@ -19,10 +19,11 @@ use inlane_core::{HeapPool, Packet, Pool, units};
 use inlane_function::PacketFunction;
 use inlane_ports::pcap::{Pace, Playback};
 use inlane_ports::spec::{PoolKind, PortSpec};
-use inlane_result::Ceiling;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+type Ceiling = inlane_result::Ceiling<CeilingOf>;
 
 /// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
@@ -87,22 +88,14 @@ fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &Pack
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();
     let packet_ns = config.per_pipeline.work.as_nanos() as f64 + function_ns;
-    let core_rate = (packet_ns > 0.0).then_some(workers as f64 * 1e9 / packet_ns);
-    let threads = if workers == 1 { "1 thread".into() } else { format!("{workers} threads") };
-    let core_time = match core_rate {
-        Some(_) => format!("core time of {threads} in the packet function alone, packets in cache"),
-        None => "none by core time: function io does nothing per packet".into(),
-    };
+    let packets_per_second = (packet_ns > 0.0).then_some(workers as f64 * 1e9 / packet_ns);
+    let core_time = CoreTime { threads: workers, packets_per_second };
     let Some(bits) = link_bits_per_second else {
-        return Some(Ceiling { what: core_time, bytes_per_second: None, packets_per_second: core_rate });
+        let resource = CeilingOf::CoreTime(core_time);
+        return Some(Ceiling { resource, bytes_per_second: None, packets_per_second });
     };
-    let rate = core_rate.map_or(String::new(), |rate| format!(": {}", units::packets_per_second(rate)));
-    let both = if directions == 2 { ", both directions" } else { "" };
-    Some(Ceiling {
-        what: format!("the slowest link{both}; {core_time}{rate}"),
-        bytes_per_second: Some(bits / 8.0 * directions as f64),
-        packets_per_second: None,
-    })
+    let resource = CeilingOf::Link { both_directions: directions == 2, core_time };
+    Some(Ceiling::of_bytes(bits / 8.0 * directions as f64, resource))
 }
 
 #[cfg(feature = "cuda")]
@@ -111,19 +104,17 @@ fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResul
     let gpu = gpu::open(index)?;
     let program = gpu::LoadedFunction::new(&gpu, &PacketFunction::parse(&config.function)?, memory)?;
     let read = size.min(program.info().reads).max(1);
-    let (moved, what) = match memory {
-        Memory::Gpu => (size, "pulls whole packets into GPU memory"),
-        Memory::Split(bytes) => (size.min(bytes), "pulls the front of packets into GPU memory"),
-        Memory::Pinned => (read, "reads what the function reads of packets in pinned memory"),
-        Memory::Pool => (read, "reads what the function reads of packets in GPU memory"),
+    let (bytes, moved) = match memory {
+        Memory::Gpu => (size, Moved::Whole),
+        Memory::Split(bytes) => (size.min(bytes), Moved::Front),
+        Memory::Pinned => (read, Moved::ReadInPinnedMemory),
+        Memory::Pool => (read, Moved::ReadInGpuMemory),
     };
-    let found = gpu::ceilings(&gpu, memory, size, moved, &[config.per_pipeline.burst as u32])?;
+    let found = gpu::ceilings(&gpu, memory, size, bytes, &[config.per_pipeline.burst as u32])?;
     let pull = &found.pull[0];
-    let copy_engine = found
-        .copy_engine_bytes_per_second
-        .map_or(String::new(), |rate| format!("; the copy engine moves {}", units::bytes_per_second(rate)));
+    let copy_engine_bytes_per_second = found.copy_engine_bytes_per_second;
     Ok(Ceiling {
-        what: format!("a bare kernel on gpu:{index} that {what} and writes 16 B of each back{copy_engine}"),
+        resource: CeilingOf::BareKernel { gpu: index, moved, copy_engine_bytes_per_second },
         bytes_per_second: Some(pull.packets_per_second * size as f64),
         packets_per_second: Some(pull.packets_per_second),
     })
@@ -254,7 +245,7 @@ mod tests {
     fn io_has_no_ceiling_by_core_time_but_forced_work_has() {
         let nothing = ceiling_of("null", "io", Duration::ZERO);
         assert_eq!(nothing.packets_per_second, None);
-        assert!(nothing.what.contains("does nothing"), "{}", nothing.what);
+        assert!(nothing.resource.to_string().contains("does nothing"), "{}", nothing.resource);
         let worked = ceiling_of("null", "io", Duration::from_nanos(200));
         assert_eq!(worked.packets_per_second, Some(5e6));
     }

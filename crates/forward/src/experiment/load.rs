@@ -7,11 +7,12 @@ use crate::config::Config;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::field;
-use crate::result::{PacketResult, Quantity};
+use crate::result::PacketResult;
 use crate::run::{RunOutcome, run};
 use inlane_core::load::Counts;
 use inlane_core::units::{self, Rate};
 use inlane_ports::spec::Kind;
+use inlane_result::Quantity;
 use std::sync::Arc;
 use std::time::Duration;
 

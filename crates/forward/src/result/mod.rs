@@ -1,5 +1,6 @@
 //! The rows of `inlane forward`'s result document: the rates, latencies and losses of one run.
 
+mod ceiling;
 mod explanation;
 mod limit;
 mod parameters;
@@ -14,9 +15,10 @@ use inlane_result::{Baseline, Ceiling, PathExplanation};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use ceiling::{CeilingOf, CoreTime, Moved};
 pub use explanation::{LaunchShape, MethodChoice, MethodReason, MethodTrial};
 pub use limit::{Evidence, Limit, LimitKind, Resource, Task};
-pub use parameters::{Parameters, Quantity};
+pub use parameters::Parameters;
 
 /// The packets of one direction of a run: received or transmitted.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
@@ -74,7 +76,7 @@ pub struct PacketResult {
     /// The numbers of blocks, threads and streams of the kernels on a GPU. Null on the CPU.
     pub shape: Option<LaunchShape>,
     /// The highest rate that the resources of the path allow.
-    pub ceiling: Option<Ceiling>,
+    pub ceiling: Option<Ceiling<CeilingOf>>,
     /// The baseline: the rate of a short run without the packet function. Null if that run was skipped.
     pub baseline: Option<Baseline>,
     /// The outcome of checking the packets. Null if nothing checked them.

@@ -1,44 +1,48 @@
-//! Formats a packet result: as the columns of a table, or as lines of text if it is the only result.
+//! The cells of a packet result: the columns of a table, or lines if it is the only result.
 
 use super::{Competitor, PacketResult, PacketTotals, Pcie, Repeats};
 use inlane_core::stats::{Percentiles, Summary};
-use inlane_core::units;
-use inlane_result::{Baseline, Ceiling, Cell, Row};
+use inlane_result::{Baseline, Ceiling, Cell, Quantity, Row, Value, phrase};
+use std::fmt::Display;
 
 impl Row for PacketResult {
     fn parameters(&self) -> Vec<Cell> {
-        self.parameters.iter().map(|(name, value)| Cell::new(name, value.to_string())).collect()
+        self.parameters.iter().map(|(name, value)| Cell::new(name, value.clone())).collect()
     }
 
     fn figures(&self) -> Vec<Cell> {
+        let us = |ns: Option<f64>| ns.map(|ns| Quantity::Time(ns).fixed(1e3, 1));
+        let megapackets = |rate, decimals| Quantity::packets_per_second(rate).fixed(1e6, decimals);
+        let gigabytes = |rate| Quantity::ByteRate(rate).fixed(1e9, 2);
         let repeats = self.repeats.map(|repeats| repeats.packets_per_second);
-        let gigabits = self.rate() * self.tx.bits_per_packet().unwrap_or(0.0) / 1e9;
+        let bits = self.rate() * self.tx.bits_per_packet().unwrap_or(0.0);
         let dropped = self.dropped_overload + self.dropped_invalid + self.dropped_unsent;
         let ceiling = self.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
-        let pcie = self.pcie.as_ref().map(|pcie| self.pcie_bytes_per_second(pcie) / 1e9);
         let measured = self.pcie.as_ref().and_then(|pcie| pcie.measured.as_ref()).map(|measured| {
-            let rate = |summary: &Summary| summary.median / 1e9;
-            let (into, out) = (rate(&measured.in_bytes_per_second), rate(&measured.out_bytes_per_second));
-            format!("{into:.2} + {out:.2}")
+            let rate = |summary: &Summary| gigabytes(summary.median);
+            phrase![rate(&measured.in_bytes_per_second), " + ", rate(&measured.out_bytes_per_second)]
         });
         vec![
-            Cell::optional("shape", self.shape.as_ref().map(ToString::to_string)),
-            Cell::new("Mpps", format!("{:.3}", self.rate() / 1e6)),
-            Cell::optional("spread", repeats.map(|rate| format!("{:.0}%", rate.spread() * 100.0))),
-            Cell::new("Gb/s", format!("{gigabits:.3}")),
-            Cell::new("lost", (self.rx.missed + dropped).to_string()),
-            Cell::new("p50 us", microseconds(self.p50_ns())),
-            Cell::new("p99 us", microseconds(self.p99_ns())),
-            Cell::new("max us", microseconds(self.total_latency().map(|p| p.max_ns))),
-            Cell::optional("ceiling Mpps", ceiling.map(|rate| format!("{:.1}", rate / 1e6))),
-            Cell::optional("PCIe GB/s, modelled", pcie.map(|rate| format!("{rate:.2}"))),
-            Cell::optional("PCIe GB/s, measured in + out", measured),
-            Cell::optional(
-                "competing job keeps",
-                self.competitor.as_ref().map(|other| format!("{:.1}%", other.kept * 100.0)),
+            Cell::new("shape", self.shape.as_ref().map(ToString::to_string)),
+            Cell::new("Mpps", megapackets(self.rate(), 3)),
+            Cell::new("spread", repeats.map(|rate| Value::percent(rate.spread(), 0))),
+            Cell::new("Gb/s", Quantity::bits_per_second(bits).fixed(1e9, 3)),
+            Cell::new("lost", self.rx.missed + dropped),
+            Cell::new("p50 us", us(self.p50_ns())),
+            Cell::new("p99 us", us(self.p99_ns())),
+            Cell::new("max us", us(self.total_latency().map(|p| p.max_ns))),
+            Cell::new("ceiling Mpps", ceiling.map(|rate| megapackets(rate, 1))),
+            Cell::new(
+                "PCIe GB/s, modelled",
+                self.pcie.as_ref().map(|pcie| gigabytes(self.pcie_bytes_per_second(pcie))),
             ),
-            Cell::optional("verified", self.verification.as_ref().map(|found| found.verdict())),
-            Cell::optional("limit", self.limit.as_ref().map(|limit| limit.resource.to_string())),
+            Cell::new("PCIe GB/s, measured in + out", measured),
+            Cell::new(
+                "competing job keeps",
+                self.competitor.as_ref().map(|other| Value::percent(other.kept, 1)),
+            ),
+            Cell::new("verified", self.verification.as_ref().map(|found| found.verdict())),
+            Cell::new("limit", self.limit.as_ref().map(|limit| limit.resource.to_string())),
         ]
     }
 
@@ -52,12 +56,12 @@ impl Row for PacketResult {
         ];
         let dropped: Vec<_> = dropped.iter().filter(|(n, _)| *n > 0).collect();
         if !dropped.is_empty() {
-            let dropped: Vec<_> = dropped.iter().map(|(n, why)| format!("{n} {why}")).collect();
-            lines.push(Cell::new("dropped", dropped.join(", ")));
+            let dropped = dropped.iter().map(|(n, why)| phrase![*n, " ", *why]);
+            lines.push(Cell::new("dropped", Value::list(dropped, ", ")));
         }
         if self.leaked_buffers > 0 {
-            let leaked = format!("{} buffers: a defect of inlane, please report it", self.leaked_buffers);
-            lines.push(Cell::new("LEAKED", leaked));
+            let what = " buffers: a defect of inlane, please report it";
+            lines.push(Cell::new("LEAKED", phrase![self.leaked_buffers, what]));
         }
         let stages = self.stages.as_ref();
         let stage = |pick: fn(&super::Stages) -> &Option<Percentiles>| stages.and_then(|s| pick(s).as_ref());
@@ -77,22 +81,23 @@ impl Row for PacketResult {
         lines
             .extend(self.competitor.as_ref().map(|other| Cell::new("competing job", competitor_text(other))));
         if self.tx.bytes > 0 {
-            let seconds_per_gigabyte = self.cpu_ns as f64 / self.tx.bytes as f64;
-            let cpu = units::nanoseconds(self.cpu_ns as f64);
-            lines.push(Cell::new("cpu time", format!("{cpu} ({seconds_per_gigabyte:.3} s/GB)")));
+            let cpu = Quantity::Time(self.cpu_ns as f64);
+            let each = Quantity::SecondsPerGigabyte(self.cpu_ns as f64 / self.tx.bytes as f64);
+            lines.push(Cell::new("cpu time", phrase![cpu, " (", each, ")"]));
         }
         if let Some(pcie) = &self.pcie {
-            let rate = units::bytes_per_second(self.pcie_bytes_per_second(pcie));
-            let text = format!("{rate}, {} bytes, modelled: {}", pcie.modelled_bytes, pcie.model);
-            lines.push(Cell::new("pcie", text));
+            let rate = Quantity::ByteRate(self.pcie_bytes_per_second(pcie));
+            let value = phrase![rate, ", ", pcie.modelled_bytes, " bytes, modelled: ", &pcie.model];
+            lines.push(Cell::new("pcie", value));
             lines.extend(pcie.measured.as_ref().map(|measured| {
-                let rate = |summary: &Summary| units::bytes_per_second(summary.median);
+                let rate = |summary: &Summary| Quantity::ByteRate(summary.median);
                 let (into, out) = (rate(&measured.in_bytes_per_second), rate(&measured.out_bytes_per_second));
-                Cell::new("", format!("{into} into the GPU and {out} out of it, measured: {}", measured.how))
+                let how = &measured.how;
+                Cell::new("", phrase![into, " into the GPU and ", out, " out of it, measured: ", how])
             }));
         }
         lines.extend(self.function.as_ref().map(counters).into_iter().flatten());
-        lines.push(Cell::new("duration", units::nanoseconds(self.duration_ns as f64)));
+        lines.push(Cell::new("duration", Quantity::Time(self.duration_ns as f64)));
         lines
     }
 
@@ -113,8 +118,8 @@ impl Row for PacketResult {
         details
     }
 
-    fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    fn error(&self) -> Option<&dyn Display> {
+        self.error.as_ref().map(|error| error as &dyn Display)
     }
 }
 
@@ -124,28 +129,20 @@ impl PacketResult {
     }
 }
 
-fn flow(flow: &PacketTotals) -> String {
-    let mut text = format!(
-        "{} packets, {}, {}",
-        flow.packets,
-        units::packets_per_second(flow.packets_per_second),
-        units::bits_per_second(flow.bits_per_second)
-    );
-    for (count, name) in [(flow.missed, "missed"), (flow.errors, "errors")] {
-        if count > 0 {
-            text.push_str(&format!(", {count} {name}"));
-        }
-    }
-    text
+fn flow(flow: &PacketTotals) -> Value {
+    let mut parts = vec![
+        phrase![flow.packets, " packets"],
+        Quantity::packets_per_second(flow.packets_per_second).into(),
+        Quantity::bits_per_second(flow.bits_per_second).into(),
+    ];
+    let lost = [(flow.missed, " missed"), (flow.errors, " errors")];
+    parts.extend(lost.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| phrase![count, what]));
+    Value::list(parts, ", ")
 }
 
-fn percentiles(p: &Percentiles) -> String {
-    let ns = units::nanoseconds;
-    format!("p50 {}, p99 {}, p99.9 {}, max {}", ns(p.p50_ns), ns(p.p99_ns), ns(p.p999_ns), ns(p.max_ns))
-}
-
-fn microseconds(nanoseconds: Option<f64>) -> String {
-    nanoseconds.map_or(String::new(), |ns| format!("{:.1}", ns / 1e3))
+fn percentiles(p: &Percentiles) -> Value {
+    let ns = Quantity::Time;
+    phrase!["p50 ", ns(p.p50_ns), ", p99 ", ns(p.p99_ns), ", p99.9 ", ns(p.p999_ns), ", max ", ns(p.max_ns)]
 }
 
 /// Returns the counters that a function reports: `{"counters": [{"name": ..., "value": ...}]}`.
@@ -155,23 +152,18 @@ fn counters(function: &serde_json::Value) -> Vec<Cell> {
     list.iter().map(|counter| Cell::new(text(&counter["name"]), text(&counter["value"]))).collect()
 }
 
-fn competitor_text(competitor: &Competitor) -> String {
+fn competitor_text(competitor: &Competitor) -> Value {
     let Competitor { what, alone_per_second, beside_per_second, kept } = competitor;
-    format!(
-        "keeps {:.1} % of its speed: {beside_per_second:.0} of {alone_per_second:.0} rounds per second ({what})",
-        kept * 100.0
-    )
+    let [beside, alone] =
+        [*beside_per_second, *alone_per_second].map(|n| Quantity::PerSecond(n).fixed(1.0, 0));
+    let kept = Quantity::Percent(kept * 100.0).fixed(1.0, 1);
+    phrase!["keeps ", kept, " % of its speed: ", beside, " of ", alone, " rounds per second (", what, ")"]
 }
 
-fn repeats(repeats: &Repeats) -> String {
+fn repeats(repeats: &Repeats) -> Value {
     let rate = repeats.packets_per_second;
-    format!(
-        "{}, median {} ({} to {})",
-        rate.repeats,
-        units::packets_per_second(rate.median),
-        units::packets_per_second(rate.min),
-        units::packets_per_second(rate.max)
-    )
+    let [median, min, max] = [rate.median, rate.min, rate.max].map(Quantity::packets_per_second);
+    phrase![rate.repeats, ", median ", median, " (", min, " to ", max, ")"]
 }
 
 /// Formats the ports: the receive port, an arrow, the transmit ports.

@@ -9,14 +9,14 @@ use crate::error::Error;
 use crate::gpu::{self, LinkSamples};
 use crate::pipeline::{StageHistograms, Tally, WorkShares};
 use crate::result::{
-    LaunchShape, MethodReason, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Quantity, Stages,
+    LaunchShape, MethodReason, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Stages,
 };
 use inlane_core::Port;
 use inlane_core::port::Counters;
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_function::FunctionReport;
 use inlane_process::cgroup::CpuQuota;
-use inlane_result::PathExplanation;
+use inlane_result::{PathExplanation, Quantity};
 use std::time::Duration;
 
 /// The outcome of a run.

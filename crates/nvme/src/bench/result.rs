@@ -4,10 +4,10 @@ use super::job::{JobResult, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
 use inlane_core::stats::Percentiles;
-use inlane_core::units;
-use inlane_result::{ByteVerification, Cell, PathExplanation, Row};
+use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row, Value, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// The percentiles that fio shows.
@@ -135,46 +135,46 @@ impl Row for IoResult {
         vec![
             Cell::new("rw", self.rw.name()),
             Cell::new("operation", &self.operation),
-            Cell::new("bs", units::bytes(self.block_bytes)),
-            Cell::new("iodepth", self.iodepth.to_string()),
-            Cell::new("jobs", self.jobs.to_string()),
-            Cell::new("queues", self.io_queues.to_string()),
+            Cell::new("bs", Quantity::Bytes(self.block_bytes)),
+            Cell::new("iodepth", self.iodepth),
+            Cell::new("jobs", self.jobs),
+            Cell::new("queues", self.io_queues),
         ]
     }
 
     fn figures(&self) -> Vec<Cell> {
         let us = |value: fn(&Percentiles) -> f64| {
-            self.latency.as_ref().map(|latency| format!("{:.1}", value(latency) / 1e3))
+            self.latency.as_ref().map(|latency| Quantity::Time(value(latency)).fixed(1e3, 1))
         };
         let checked = self.verification.as_ref();
         vec![
-            Cell::new("IOPS", format!("{:.0}", self.operations_per_second)),
-            Cell::new("rate", units::bytes_per_second(self.bytes_per_second)),
-            Cell::optional("mean us", us(|latency| latency.mean_ns)),
-            Cell::optional("p50 us", us(|latency| latency.p50_ns)),
-            Cell::optional("p99 us", us(|latency| latency.p99_ns)),
-            Cell::optional("p99.9 us", us(|latency| latency.p999_ns)),
-            Cell::optional("max us", us(|latency| latency.max_ns)),
-            Cell::new("CPU", format!("{:.0}%", self.cpu_share * 100.0)),
-            Cell::optional("failovers", (self.failovers > 0).then(|| self.failovers.to_string())),
-            Cell::optional("verified", checked.map(|checked| units::bytes(checked.verified_bytes))),
-            Cell::optional(
+            Cell::new("IOPS", Quantity::PerSecond(self.operations_per_second).fixed(1.0, 0)),
+            Cell::new("rate", Quantity::ByteRate(self.bytes_per_second)),
+            Cell::new("mean us", us(|latency| latency.mean_ns)),
+            Cell::new("p50 us", us(|latency| latency.p50_ns)),
+            Cell::new("p99 us", us(|latency| latency.p99_ns)),
+            Cell::new("p99.9 us", us(|latency| latency.p999_ns)),
+            Cell::new("max us", us(|latency| latency.max_ns)),
+            Cell::new("CPU", Value::percent(self.cpu_share, 0)),
+            Cell::new("failovers", (self.failovers > 0).then_some(self.failovers)),
+            Cell::new("verified", checked.map(|checked| Quantity::Bytes(checked.verified_bytes))),
+            Cell::new(
                 "altered",
                 checked
                     .filter(|checked| checked.altered_bytes > 0)
-                    .map(|checked| units::bytes(checked.altered_bytes)),
+                    .map(|checked| Quantity::Bytes(checked.altered_bytes)),
             ),
         ]
     }
 
     fn context(&self) -> Vec<Cell> {
-        let namespace = format!("{} of {}", self.namespace_id, units::bytes(self.namespace_bytes));
+        let namespace = phrase![self.namespace_id, " of ", Quantity::Bytes(self.namespace_bytes)];
         let mut cells = vec![Cell::new("namespace", namespace)];
         cells.extend(self.path.cells());
         cells
     }
 
-    fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    fn error(&self) -> Option<&dyn Display> {
+        self.error.as_ref().map(|error| error as &dyn Display)
     }
 }

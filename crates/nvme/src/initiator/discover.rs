@@ -49,12 +49,8 @@ impl Row for DiscoveredSubsystem {
             Cell::new("transport", &self.transport),
             Cell::new("address", &self.address),
             Cell::new("port", &self.port),
-            Cell::new("port id", self.port_id.to_string()),
+            Cell::new("port id", u32::from(self.port_id)),
         ]
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
     }
 }
 

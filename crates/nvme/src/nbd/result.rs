@@ -2,8 +2,7 @@
 
 use super::protocol::RequestType;
 use crate::initiator::NamespaceInfo;
-use inlane_core::units;
-use inlane_result::{Cell, Row};
+use inlane_result::{Cell, Quantity, Row, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -90,28 +89,25 @@ impl Row for ExportResult {
             Cell::new("export", &self.address),
             Cell::new(
                 "namespace",
-                format!(
-                    "{} of {}, {}",
+                phrase![
                     self.namespace_id,
-                    self.subsystem,
-                    units::bytes(self.namespace_bytes)
-                ),
+                    " of ",
+                    &self.subsystem,
+                    ", ",
+                    Quantity::Bytes(self.namespace_bytes)
+                ],
             ),
         ]
     }
 
     fn figures(&self) -> Vec<Cell> {
         vec![
-            Cell::new("clients", self.clients.to_string()),
-            Cell::new("refused clients", self.refused_clients.to_string()),
-            Cell::new("reads", format!("{} ({})", self.reads, units::bytes(self.read_bytes))),
-            Cell::new("writes", format!("{} ({})", self.writes, units::bytes(self.written_bytes))),
-            Cell::new("other requests", self.other_requests.to_string()),
-            Cell::new("errors", self.errors.to_string()),
+            Cell::new("clients", self.clients),
+            Cell::new("refused clients", self.refused_clients),
+            Cell::new("reads", phrase![self.reads, " (", Quantity::Bytes(self.read_bytes), ")"]),
+            Cell::new("writes", phrase![self.writes, " (", Quantity::Bytes(self.written_bytes), ")"]),
+            Cell::new("other requests", self.other_requests),
+            Cell::new("errors", self.errors),
         ]
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
     }
 }

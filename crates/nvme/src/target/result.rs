@@ -1,8 +1,7 @@
 //! The result document of a target: the I/O that hosts did on each namespace while the target ran.
 
 use super::server::Target;
-use inlane_core::units;
-use inlane_result::{Cell, Row};
+use inlane_result::{Cell, Quantity, Row, Value, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -107,10 +106,7 @@ impl Row for TargetResult {
     }
 
     fn figures(&self) -> Vec<Cell> {
-        vec![
-            Cell::new("connections", self.connections.to_string()),
-            Cell::new("refused", self.refused.to_string()),
-        ]
+        vec![Cell::new("connections", self.connections), Cell::new("refused", self.refused)]
     }
 
     fn lines(&self) -> Vec<Cell> {
@@ -118,37 +114,35 @@ impl Row for TargetResult {
             Cell::new("target", format!("{} at {}", self.nqn, self.listeners.join(", "))),
             Cell::new(
                 "hosts",
-                format!(
-                    "{} connections, {} controllers; {} refused ({} to make room), {} keep-alive timers expired, {} protocol violations, \
-                     {} data digest errors",
+                phrase![
                     self.connections,
+                    " connections, ",
                     self.controllers,
+                    " controllers; ",
                     self.refused,
+                    " refused (",
                     self.displaced,
+                    " to make room), ",
                     self.keep_alive_expirations,
+                    " keep-alive timers expired, ",
                     self.protocol_violations,
-                    self.data_digest_errors
-                ),
+                    " protocol violations, ",
+                    self.data_digest_errors,
+                    " data digest errors"
+                ],
             ),
         ];
         lines.extend(self.namespaces.iter().map(|it| {
-            let text = format!(
-                "{}: {} reads ({}), {} writes ({}), {} flushes, {} other commands, {} errors",
-                it.name,
-                it.reads,
-                units::bytes(it.read_bytes),
-                it.writes,
-                units::bytes(it.written_bytes),
-                it.flushes,
-                it.other_commands,
-                it.errors
-            );
-            Cell::new(format!("namespace {}", it.id), text)
+            let moved = |count, what, bytes| phrase![count, what, Quantity::Bytes(bytes), ")"];
+            let operations = [
+                moved(it.reads, " reads (", it.read_bytes),
+                moved(it.writes, " writes (", it.written_bytes),
+                phrase![it.flushes, " flushes"],
+                phrase![it.other_commands, " other commands"],
+                phrase![it.errors, " errors"],
+            ];
+            Cell::new(format!("namespace {}", it.id), phrase![&it.name, ": ", Value::list(operations, ", ")])
         }));
         lines
-    }
-
-    fn error(&self) -> Option<&str> {
-        None
     }
 }

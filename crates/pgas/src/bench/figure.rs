@@ -2,7 +2,7 @@
 //! completion mode).
 
 use super::series::FEWEST_SAMPLES;
-use super::{Delivery, MeasuredOperation, Point, WindowResult};
+use super::{CeilingOf, Delivery, MeasuredOperation, Point, WindowResult};
 use inlane_core::completion::CompletionMode;
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_result::{ByteVerification, Ceiling, PathExplanation};
@@ -52,9 +52,6 @@ fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
     ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// Describes the ceiling of puts and gets in results. The ceiling is measured on this machine: the highest
-/// rate that the memory allows.
-const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
 
@@ -97,7 +94,7 @@ fn row(point: &Point, points: &[Point], path: &PathExplanation) -> WindowResult 
         bytes_per_second: if point.size_bytes > 0 { Summary::of(&point.bytes_per_second) } else { None },
         operations_per_second: Summary::of(&point.operations_per_second),
         ceiling: plain.map(|plain| Ceiling {
-            what: CEILING.into(),
+            resource: CeilingOf::PlainCopy,
             bytes_per_second: median(&plain.bytes_per_second),
             packets_per_second: None,
         }),

@@ -13,7 +13,7 @@ mod series;
 mod waits;
 
 pub use figure::{figure, findings, results};
-pub use row::{Delivery, WindowResult};
+pub use row::{CeilingOf, Delivery, WindowResult};
 
 use crate::error::{Error, Result};
 use crate::field::ONLY;

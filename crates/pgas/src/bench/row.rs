@@ -3,10 +3,10 @@
 use super::MeasuredOperation;
 use inlane_core::completion::CompletionMode;
 use inlane_core::stats::{Percentiles, Summary};
-use inlane_core::units;
-use inlane_result::{ByteVerification, Ceiling, Cell, PathExplanation, Row};
+use inlane_result::{ByteVerification, Ceiling, Cell, PathExplanation, Quantity, Row, Value};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::fmt::{self, Display};
 
 /// How far the bytes of an operation have travelled when its measured time ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -16,6 +16,20 @@ pub enum Delivery {
     Issued,
     /// The bytes are in the receiver's memory.
     Delivered,
+}
+
+/// What limits puts and gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum CeilingOf {
+    /// The memories: a plain copy of the same size between them has this rate in this run.
+    PlainCopy,
+}
+
+impl fmt::Display for CeilingOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a plain copy of the same size between the same memories")
+    }
 }
 
 /// One case of the bench: an operation, a size and a completion mode.
@@ -44,7 +58,7 @@ pub struct WindowResult {
     /// The rate of operations, over the repeats.
     pub operations_per_second: Option<Summary>,
     /// The highest rate that this machine allows for this operation at this size.
-    pub ceiling: Option<Ceiling>,
+    pub ceiling: Option<Ceiling<CeilingOf>>,
     /// Bandwidth as a share of the ceiling.
     pub share_of_ceiling: Option<f64>,
     /// The processor seconds per 10^9 bytes of one thread: it starts operations and waits for them.
@@ -63,36 +77,36 @@ impl Row for WindowResult {
             Cell::new("operation", self.operation.name()),
             Cell::new("by", &self.path.name),
             Cell::new("completion", self.completion.to_string()),
-            Cell::new("size", units::bytes(self.size_bytes)),
+            Cell::new("size", Quantity::Bytes(self.size_bytes)),
         ]
     }
 
     fn figures(&self) -> Vec<Cell> {
-        let median = |summary: Option<Summary>, scale: f64, digits: usize| {
-            summary.map(|summary| format!("{:.digits$}", summary.median / scale))
+        let us = |time: f64| Quantity::Time(time).fixed(1e3, 2);
+        let median = |summary: Option<Summary>, unit: fn(f64) -> Quantity, divisor, decimals| {
+            summary.map(|summary| unit(summary.median).fixed(divisor, decimals))
         };
-        let percentile = |value: fn(&Percentiles) -> f64| {
-            self.latency_percentiles.as_ref().map(|all| format!("{:.2}", value(all) / 1e3))
-        };
-        let spread = self.bytes_per_second.map(|rate| format!("{:.0}%", rate.spread() * 100.0));
-        let share = self.share_of_ceiling.map(|share| format!("{:.1}%", share * 100.0));
-        let cpu = self.cpu_seconds_per_gigabyte.map(|seconds| format!("{seconds:.3}"));
+        let percentile =
+            |value: fn(&Percentiles) -> f64| self.latency_percentiles.as_ref().map(|all| us(value(all)));
+        let spread = self.bytes_per_second.map(|rate| Value::percent(rate.spread(), 0));
+        let share = self.share_of_ceiling.map(|share| Value::percent(share, 1));
+        let cpu = self.cpu_seconds_per_gigabyte;
         vec![
-            Cell::optional("latency us", median(self.latency_ns, 1e3, 2)),
-            Cell::optional("p99 us", percentile(|all| all.p99_ns)),
-            Cell::optional("GB/s", median(self.bytes_per_second, 1e9, 3)),
-            Cell::optional("spread", spread),
-            Cell::optional("of ceiling", share),
-            Cell::optional("ops/s", median(self.operations_per_second, 1.0, 0)),
-            Cell::optional("CPU s/GB", cpu),
-            Cell::new("verified", units::bytes(self.verification.verified_bytes)),
+            Cell::new("latency us", self.latency_ns.map(|latency| us(latency.median))),
+            Cell::new("p99 us", percentile(|all| all.p99_ns)),
+            Cell::new("GB/s", median(self.bytes_per_second, Quantity::ByteRate, 1e9, 3)),
+            Cell::new("spread", spread),
+            Cell::new("of ceiling", share),
+            Cell::new("ops/s", median(self.operations_per_second, Quantity::PerSecond, 1.0, 0)),
+            Cell::new("CPU s/GB", cpu.map(|seconds| Quantity::SecondsPerGigabyte(seconds).fixed(1.0, 3))),
+            Cell::new("verified", Quantity::Bytes(self.verification.verified_bytes)),
         ]
     }
 
     fn context(&self) -> Vec<Cell> {
         let mut cells = self.path.cells();
         if let Some(ceiling) = &self.ceiling {
-            cells.push(Cell::new("ceiling", &ceiling.what));
+            cells.push(Cell::new("ceiling", ceiling.resource.to_string()));
         }
         if !self.verification.method.is_empty() {
             cells.push(Cell::new("verified by", &self.verification.method));
@@ -100,7 +114,7 @@ impl Row for WindowResult {
         cells
     }
 
-    fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    fn error(&self) -> Option<&dyn Display> {
+        self.error.as_ref().map(|error| error as &dyn Display)
     }
 }

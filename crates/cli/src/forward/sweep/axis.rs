@@ -5,9 +5,9 @@ use super::Forward;
 use crate::fields::flag;
 use crate::settings::conflict;
 use clap::{Arg, ArgAction, Args, FromArgMatches};
-use inlane_core::Error;
+use inlane_core::{Error, units};
 use inlane_forward::config::Method;
-use inlane_forward::result::Quantity;
+use inlane_result::{Quantity, Value};
 use std::str::FromStr;
 
 /// Flags that take a value but cannot be swept. The values of `faults` and `cores` contain commas, which
@@ -109,14 +109,26 @@ fn expand(axis: &SweepAxis) -> Result<Vec<String>, Error> {
     Ok(listed)
 }
 
-/// Converts a flag's value to a quantity with a unit. The unit comes from the placeholder in the flag's help,
-/// such as TIME.
-pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
+/// Converts a flag's value to a quantity with a unit, or to a text. The unit comes from the placeholder in the flag's
+/// help, such as TIME.
+pub(super) fn value(flag: &str, text: &str) -> Value {
     let mut forward = definition();
     forward.build();
     let argument = forward.get_arguments().find(|argument| argument.get_long() == Some(flag));
     let names = argument.and_then(|argument| argument.get_value_names());
-    Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
+    value_of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), text)
+}
+
+/// Converts the value of a flag whose placeholder is `kind`.
+fn value_of_flag(kind: &str, text: &str) -> Value {
+    let parsed = match kind {
+        "TIME" => units::parse_time(text).ok().map(|time| Quantity::Time(time.as_nanos() as f64)),
+        "SIZE" | "BYTES" => units::parse_size(text).ok().map(Quantity::Bytes),
+        "RATE" => units::parse_rate(text).ok().map(Quantity::Rate),
+        "PERCENT" => text.parse().ok().map(Quantity::Percent),
+        _ => text.parse().ok().map(Quantity::Number),
+    };
+    parsed.map_or_else(|| text.into(), Value::from)
 }
 
 /// Returns `forward` with the flags `values` set. The definition of each flag parses its value. `given` are the names of
@@ -167,6 +179,15 @@ pub(super) fn name(values: &[(String, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_become_quantities_with_the_unit_of_their_placeholder() {
+        assert_eq!(value_of_flag("TIME", "50ns"), Quantity::Time(50.0).into());
+        assert_eq!(value_of_flag("RATE", "2Mpps"), Quantity::packets_per_second(2e6).into());
+        assert_eq!(value_of_flag("SIZE", "4K"), Quantity::Bytes(4096).into());
+        assert_eq!(value("burst", "64"), Quantity::Number(64.0).into());
+        assert_eq!(value_of_flag("METHOD|auto", "split"), "split".into());
+    }
 
     #[test]
     fn an_axis_is_a_list_a_range_or_all() {

@@ -2,7 +2,7 @@ use super::*;
 use crate::config::Executor;
 use crate::config::Route;
 use crate::gpu;
-use crate::result::PacketTotals;
+use crate::result::{CeilingOf, CoreTime, PacketTotals};
 use inlane_result::Ceiling;
 
 fn config(rx: &str) -> Config {
@@ -39,7 +39,8 @@ fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
 
 fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome {
     let packets_per_second = Some(packets_per_second);
-    outcome.result.ceiling = Some(Ceiling { what: "x".into(), bytes_per_second: None, packets_per_second });
+    let resource = CeilingOf::CoreTime(CoreTime { threads: 1, packets_per_second });
+    outcome.result.ceiling = Some(Ceiling { resource, bytes_per_second: None, packets_per_second });
     outcome
 }
 
