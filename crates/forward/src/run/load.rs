@@ -36,7 +36,7 @@ pub struct ForwardLoad {
     // memory includes that of the pools; the pools before the GPU, which may hold their memory; all before the ports.
     pub(super) pipelines: Vec<Pipeline>,
     /// The lane of each pipeline, if a GPU runs the packet function.
-    lanes: Vec<Box<gpu::Lane>>,
+    lanes: Vec<gpu::Lane>,
     competing: Option<CompetingJob>,
     pub(super) pools: Vec<Vec<Arc<dyn Pool>>>,
     pub(super) gpu: Option<Arc<Gpu>>,
@@ -173,9 +173,9 @@ impl ForwardLoad {
                 for pipeline in pipelines {
                     let pool = &*pipeline.pool;
                     let lane = gpu::Lane::new(&program, settings, &config.per_pipeline, pool, count)?;
-                    self.lanes.push(Box::new(lane));
+                    self.lanes.push(lane);
                 }
-                gpu::Lane::check_residence(self.lanes.iter().map(|lane| &**lane))
+                gpu::Lane::check_residence(&self.lanes)
             }
             (Executor::Gpu { .. }, None) => unreachable!("a load on a GPU has opened it"),
             (Executor::Cpu(_), _) => {
@@ -322,7 +322,7 @@ impl Load for ForwardLoad {
 /// Runs a pipeline on new threads until it ends.
 fn run_pipeline(
     pipeline: Pipeline,
-    lane: Option<&mut Box<gpu::Lane>>,
+    lane: Option<&mut gpu::Lane>,
     config: &Config,
     context: &PipelineContext<'_>,
 ) -> (Tally, Option<gpu::LaneReport>) {

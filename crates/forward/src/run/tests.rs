@@ -29,7 +29,7 @@ fn generators_captures_and_checks_need_no_device() {
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn a_gpu_needs_the_feature_cuda() {
-    use crate::config::{Device, Method};
+    use crate::config::{Device, Executor, Method};
     let mut config = config("null", "null");
     config.executor = Executor::new(Device::Gpu(0), Method::Single, 0, Default::default()).unwrap();
     let refused = run_it(&config).err().unwrap();
