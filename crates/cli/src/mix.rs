@@ -1,5 +1,6 @@
 //! `inlane mix`: runs several loads alone and together, and shows who takes what from whom.
 
+mod figure;
 mod live;
 mod resume;
 mod show;
@@ -86,6 +87,9 @@ pub struct Mix {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<String>,
+    /// Draw predicted and measured rates, the exchange of rates, and rates over time to an SVG file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
@@ -156,7 +160,7 @@ impl Mix {
             Some(file) => resume::observations(file, &sessions[0].1, &plan)?,
             None => Vec::new(),
         };
-        let output = Output::open(self.json.as_deref(), None, None)?;
+        let output = Output::open(self.json.as_deref(), None, self.svg.as_deref())?;
         let interrupted = Arc::new(AtomicBool::new(false));
         let flag = interrupted.clone();
         signal::on_signal(move |signal, before| match before {
@@ -187,7 +191,7 @@ impl Mix {
             failure = failure.or_else(|| cut_short(&row));
             document.results.push(row);
         }
-        output.write(&mut document, |out, document| show::document(out, document), |_| None)?;
+        output.write(&mut document, |out, document| show::document(out, document), figure::svg)?;
         failure.map_or(Ok(()), Err)
     }
 

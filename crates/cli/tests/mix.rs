@@ -39,8 +39,11 @@ fn a_session_has_a_document_and_a_text() {
     let json = folder.path().join("mix.json");
     let name = json.to_str().unwrap();
     let loads = ["--load", "cpu cores=0", "--load", "memory buffer=1M name=copies cores=0"];
-    let output = inlane(&[&loads[..], &SHORT, &["--json", name]].concat());
+    let svg = folder.path().join("mix.svg");
+    let output = inlane(&[&loads[..], &SHORT, &["--json", name, "--svg", svg.to_str().unwrap()]].concat());
     assert!(output.status.success(), "{}", errors(&output));
+    let drawn = std::fs::read_to_string(svg).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("Rates over time") && !drawn.contains("NaN"));
     assert!(errors(&output).contains("warning: cpu and copies share core 0"), "{}", errors(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     for expected in

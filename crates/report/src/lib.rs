@@ -4,12 +4,15 @@
 //! [`inlane_result::Row`].
 
 mod csv;
+mod panels;
 mod plot;
+mod style;
 mod table;
 mod text;
 mod write;
 
 pub use csv::csv;
+pub use panels::{BarGroup, Panel, panels};
 pub use plot::{Line, Plot, Point, Scale, figure};
 pub use table::{Lines, grid};
 pub use text::text;

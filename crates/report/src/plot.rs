@@ -2,13 +2,12 @@
 //! machine.
 
 mod axis;
-mod style;
 
+use crate::style::{self, COLOURS};
 use axis::{Axis, range, short};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::Range;
-use style::COLOURS;
 
 pub use axis::Scale;
 

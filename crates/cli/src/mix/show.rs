@@ -194,7 +194,8 @@ fn rate(rate: &RateResult) -> String {
     amount(rate.amount(), rate.bytes_per_second.median == 0.0) + &interval + mark
 }
 
-fn amount(estimate: &Interval, counts_operations: bool) -> String {
+/// Prints a rate with its unit.
+pub(super) fn amount(estimate: &Interval, counts_operations: bool) -> String {
     match counts_operations {
         true => operations(estimate.median),
         false => units::bytes_per_second(estimate.median),

@@ -4,7 +4,7 @@ use plotters::style::RGBColor;
 
 /// Colours that most kinds of colour-blind readers can tell apart (Okabe and Ito, "Color Universal Design",
 /// 2008). The last two replace black, which would be invisible in dark mode.
-pub(super) const COLOURS: [RGBColor; 8] = [
+pub(crate) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -42,7 +42,7 @@ const FIXED: [(&str, usize); 16] = [
 ///   colour.
 /// * Other names get the free colours in order.
 /// * If there are more names than colours, colours repeat.
-pub(super) fn colours(names: &[&str]) -> Vec<usize> {
+pub(crate) fn colours(names: &[&str]) -> Vec<usize> {
     let fixed = |name: &str| {
         let word = name.split([',', ' ']).next().unwrap_or(name);
         FIXED.iter().find(|(known, _)| *known == word).map(|(_, colour)| *colour)
@@ -59,6 +59,12 @@ pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     chosen.into_iter().map(|colour| colour.or_else(|| free.next()).unwrap_or(0)).collect()
 }
 
+/// Returns a colour as SVG writes it, such as `#0072B2`.
+pub(crate) fn hexadecimal(index: usize) -> String {
+    let RGBColor(red, green, blue) = COLOURS[index];
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
 /// The style sheet that adapts a plot to dark mode. In light mode, a plot has a white background and is
 /// readable on any page.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
@@ -67,7 +73,7 @@ const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
     [fill=\"#000000\"] { fill: #e6e6e6 } [stroke=\"#0072B2\"] { stroke: #4da3ff } [fill=\"#0072B2\"] { fill: #4da3ff } }</style>";
 
 /// Inserts the style sheet after the opening tag of the SVG.
-pub(super) fn with_dark_mode(svg: &str) -> String {
+pub(crate) fn with_dark_mode(svg: &str) -> String {
     match svg.split_once(">\n") {
         Some((tag, rest)) => format!("{tag}>\n{DARK}\n{rest}"),
         None => svg.into(),
