@@ -1,6 +1,7 @@
 //! Runs the control socket: accepts clients, reads their requests and sends replies. Limits the requests per
 //! round.
 
+use super::area::SharedArea;
 use super::permits::{Kind, MOST_CLIENTS, Permit, Permits};
 use super::report::KernelSocket;
 use super::shared::Task;
@@ -8,7 +9,6 @@ use super::{CLIENT, Engine};
 use crate::error::{Error, Result, address_of, kind_of_no_socket};
 use crate::field::SOCKET;
 use crate::host::closer::UserCloser;
-use crate::host::direct::SharedArea;
 use crate::host::pair;
 use crate::settings::Settings;
 use crate::stack::arena::{Arena, Key};

@@ -2,8 +2,9 @@
 //! for a slot of shared memory.
 
 use super::Engine;
+use super::area::SharedArea;
 use super::control::Request;
-use super::direct::{Direct, SharedArea, Turn, Watch};
+use super::direct::{Direct, Turn, Watch};
 use super::memory::allocate_ring;
 use super::open::is_trusted;
 use super::request::{Refusal, Reply};

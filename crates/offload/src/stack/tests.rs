@@ -12,7 +12,7 @@ use inlane_core::port::{Counters, Tx};
 use inlane_core::region::Region;
 use inlane_core::{Packet, Pool};
 use inlane_offload_protocol::rules::Prefix;
-use inlane_tcp::{Flow, ReceiveBuffer, Secrets, State};
+use inlane_tcp::{Flow, Header, ReceiveBuffer, Secrets, State};
 use inlane_wire::ethernet::Mac;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -364,6 +364,42 @@ proptest! {
             }
         };
         prop_assert!(world.transfer(&data, fate) == data);
+        world.assert_empty();
+    }
+
+    /// Any frames, many of them near those of the protocols, leave a stack that still serves others.
+    #[test]
+    fn hostile_frames_do_no_harm(frames in proptest::collection::vec(
+        (proptest::collection::vec(any::<u8>(), 0..120), 0usize..4, any::<[u32; 2]>(), any::<u8>()), 1..40)) {
+        let mut world = World::new();
+        let listener = world.machines[1].listen(8080);
+        for (bytes, kind, [sequence, acknowledgment], flags) in frames {
+            let header = Header { sequence, acknowledgment, window: 1000, flags, ..Header::default() };
+            let now = world.now;
+            match kind {
+                0 => world.machines[1].receive(now, &bytes),
+                1 => {
+                    // A segment with a correct checksum, sent by the other stack.
+                    let flow = Flow { local: "10.0.0.1:4000".parse().unwrap(), remote: "10.0.0.2:8080".parse().unwrap() };
+                    world.machines[0].stack.send_header(now, &flow, &header);
+                }
+                _ => {
+                    let mut frame = vec![0; 14];
+                    frame[..6].copy_from_slice(&world.machines[1].stack.network.mac().0);
+                    let kinds: [u16; 2] = [inlane_wire::ethernet::IPV4, inlane_wire::ethernet::ARP];
+                    frame[12..].copy_from_slice(&kinds[kind - 2].to_be_bytes());
+                    frame.extend_from_slice(&bytes);
+                    world.machines[1].receive(now, &frame);
+                }
+            }
+            world.step(&mut || 1);
+        }
+        let data: Vec<u8> = (0..10_000u32).map(|number| number as u8).collect();
+        for key in std::mem::take(&mut world.machines[1].accepted) {
+            world.machines[1].stack.remove(key);
+        }
+        prop_assert!(world.transfer(&data, || 1) == data);
+        prop_assert!(world.machines[1].stack.remove(listener).is_some());
         world.assert_empty();
     }
 }

@@ -2,7 +2,8 @@
 //! test code plays the program.
 
 use super::super::*;
-use crate::host::direct::{Direct, SharedArea};
+use crate::host::area::SharedArea;
+use crate::host::direct::Direct;
 use crate::host::socket::{Pair, Socket};
 use crate::stack::socket::Role;
 use inlane_offload_protocol::lease::Slot;

@@ -1,0 +1,113 @@
+//! The memory that the engine shares with a process: creates it, and assigns its slots.
+
+use inlane_offload_protocol::lease::{Area, SLOTS, Slot};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
+/// no connection uses the memory.
+#[derive(Debug)]
+pub struct SharedArea {
+    start: NonNull<u8>,
+    /// The length of each ring in bytes.
+    ring: usize,
+    /// The length of the mapping in bytes.
+    len: usize,
+    /// The user of the process.
+    pub user: u32,
+    /// The ID of the process that shares the memory.
+    pub process: i32,
+    /// Bit n is 1 while slot n is reserved. A slot is reserved while a connection uses it. The engine may
+    /// take the send ring from a program's thread while the thread writes to it. The slot then stays
+    /// reserved, because the thread may still write.
+    used: AtomicU64,
+}
+
+// SAFETY: this value owns the mapping. The memory is accessed only by atomics and by copies.
+unsafe impl Send for SharedArea {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for SharedArea {}
+
+impl SharedArea {
+    /// Creates an area for the process with the ID `process` of user `user`, with rings of `ring` bytes. Returns it and its
+    /// memfd, which the process maps. Seals keep the process from resizing the area. The area does not need the memfd any
+    /// more. Pages that were not written take no memory.
+    ///
+    /// # Errors
+    /// Errors of the system: too many descriptors, too little memory. `InvalidInput` for a wrong length.
+    pub fn new(process: i32, user: u32, ring: usize) -> io::Result<(Self, OwnedFd)> {
+        let len = Area::len(ring).ok_or(io::ErrorKind::InvalidInput)?;
+        let file = rustix::fs::memfd_create("inlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        // SAFETY: a new mapping touches no memory of this process.
+        let start = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let area = Self { start, ring, len, process, user, used: AtomicU64::new(0) };
+        area.area().initialise();
+        Ok((area, file))
+    }
+
+    /// Returns the length of each ring in bytes.
+    pub fn ring(&self) -> usize {
+        self.ring
+    }
+
+    pub(super) fn area(&self) -> Area {
+        // SAFETY: this value keeps the area mapped. Slots keep this value alive.
+        unsafe { Area::new(self.start, self.ring) }
+    }
+
+    /// Reserves a slot of shared memory. Returns the slot's index and the slot. Returns `None` if all slots
+    /// are reserved.
+    pub(super) fn reserve(&self) -> Option<(usize, Slot)> {
+        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
+        // with which another thread gave back the slot.
+        let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
+            let index = used.trailing_ones() as usize;
+            (index < SLOTS).then(|| used | 1 << index)
+        });
+        let index = reserved.ok()?.trailing_ones() as usize;
+        let slot = self.area().slot(index)?;
+        Some((index, slot))
+    }
+
+    /// Returns true if all slots are reserved.
+    pub fn is_full(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == u64::MAX
+    }
+
+    /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that
+    /// bytes are offered in this slot.
+    pub(super) fn announce(&self, index: usize) {
+        self.area().ready().fetch_or(1 << index, Ordering::Release);
+    }
+
+    /// Frees a slot for another connection. If `clears` is true, returns the memory of its rings to the system.
+    pub(super) fn release(&self, index: usize, clears: bool) {
+        if let Some(slot) = self.area().slot(index).filter(|_| clears) {
+            let offset = (slot.rings() as usize - self.start.as_ptr() as usize).next_multiple_of(4096);
+            // SAFETY: the pages lie within the slot's rings, which no connection uses any more. The program finds zeros there.
+            unsafe {
+                let pages = self.start.as_ptr().add(offset);
+                let _ =
+                    rustix::mm::madvise(pages.cast(), 2 * self.ring - 4096, rustix::mm::Advice::LinuxRemove);
+            }
+        }
+        self.used.fetch_and(!(1 << index), Ordering::Release);
+    }
+}
+
+impl Drop for SharedArea {
+    fn drop(&mut self) {
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
