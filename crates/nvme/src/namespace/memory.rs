@@ -1,12 +1,13 @@
 //! A namespace in memory.
 //!
 //! Hosts may read and write the same memory at the same time, so the code creates no Rust reference to its
-//! bytes. The bytes are copied by inlane-core's assembly or by atomic words, page by page under the locks of
+//! bytes. The bytes are copied by assembly or by atomic words, page by page under the locks of
 //! [`PageLocks`]. So each block that a read returns is whole, from before or after a write.
 
 use super::page_locks::PageLocks;
 use crate::field::NAMESPACE;
 use crate::{Error, Result};
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 use inlane_core::access::Access;
 use inlane_core::units;
 use std::ops::Range;
@@ -23,8 +24,6 @@ const PAGE: u64 = 4096;
 pub struct Memory {
     start: NonNull<u8>,
     bytes: u64,
-    /// The width of the loads and stores that copy bytes to and from the namespace's memory.
-    access: Access,
     locks: PageLocks,
 }
 
@@ -66,7 +65,6 @@ impl Memory {
         Ok(Self {
             start: NonNull::new(start.cast()).expect("mmap returns no null"),
             bytes,
-            access: Access::widest(),
             locks: PageLocks::new(bytes.div_ceil(PAGE)),
         })
     }
@@ -97,10 +95,8 @@ impl Memory {
         for (at, range) in pieces(offset, to.len()) {
             let to = &mut to[range];
             let source = self.whole_lines(at, to.len());
-            let count = to.len() / self.access.width();
-            // SAFETY: both spans have the length of `to` and do not overlap. The length is a multiple of every
-            // width.
-            self.locks.read(at / PAGE, || unsafe { self.access.copy(to.as_mut_ptr(), source, count) });
+            // SAFETY: both spans have the length of `to` and do not overlap.
+            self.locks.read(at / PAGE, || unsafe { copy(to.as_mut_ptr(), source, to.len()) });
         }
     }
 
@@ -135,9 +131,8 @@ impl Memory {
             let from = &from[range];
             let destination = self.whole_lines(at, from.len());
             let _locked = self.locks.lock(at / PAGE..at / PAGE + 1);
-            // SAFETY: both spans have the length of `from`, which is a multiple of every access width. They do
-            // not overlap.
-            unsafe { self.access.copy(destination, from.as_ptr(), from.len() / self.access.width()) };
+            // SAFETY: both spans have the length of `from` and do not overlap.
+            unsafe { copy(destination, from.as_ptr(), from.len()) };
         }
     }
 
@@ -214,6 +209,31 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: `new` made this mapping. No reference into the mapping exists any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// Copies `bytes` bytes, a multiple of 64, by one instruction, as the kernel does. Processors with fast strings need not
+/// load the destination's cache lines before they write them.
+///
+/// # Safety
+/// Both spans are valid for `bytes` bytes and do not overlap. Other threads may change the source meanwhile.
+#[inline]
+unsafe fn copy(destination: *mut u8, source: *const u8, bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the caller's promise. The direction flag is clear, as the ABI demands.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rdi") destination => _,
+            inout("rsi") source => _,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: the caller's promise; every CPU has this access.
+    unsafe {
+        Access::Bytes8.copy(destination, source, bytes / 8);
     }
 }
 
