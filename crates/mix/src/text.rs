@@ -35,7 +35,7 @@ pub fn bottleneck(of: &Bottleneck) -> String {
         Bottleneck::Quota => "the processor quota of the control group".to_owned(),
         Bottleneck::Pace => "the pace that was asked for".to_owned(),
         Bottleneck::Source => "its source".to_owned(),
-        Bottleneck::ClosedLoop => "the operations that it has in flight".to_owned(),
+        Bottleneck::ClosedLoop => "the answers to its operations in flight".to_owned(),
     }
 }
 

@@ -68,7 +68,7 @@ impl When {
 /// Something that can limit a load.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Bottleneck {
-    /// A resource that other loads may share.
+    /// A resource that other loads may share. A port of only one load includes what lies behind the port.
     Resource(Resource),
     /// The link of this device, whose two directions together have a lower ceiling than twice that of one.
     BothDirections(String),
@@ -80,7 +80,8 @@ pub enum Bottleneck {
     Pace,
     /// The source of the load's operations, which delivers too few.
     Source,
-    /// The number of operations in flight, each of which waits for its answer.
+    /// The answers to operations in flight: all that the load may have in flight wait for one. Only a change of their number
+    /// would show whether each answer is delayed, or a peer that no other load uses gives too few of them.
     ClosedLoop,
 }
 

@@ -77,15 +77,64 @@ pub(super) fn fit(runs: &SoloRuns) -> Fitted {
         resources,
         capacities,
     };
+    // Antagonists that take only one resource come first, because they explain some effects of the others.
+    let mut order: Vec<usize> = (0..fitted.resources.len()).collect();
+    let takes = |at: &usize| {
+        let takes =
+            antagonists(runs, &fitted.resources[*at]).map(|antagonist| runs.loads()[antagonist].uses.len());
+        takes.max()
+    };
+    order.sort_by_key(takes);
     for load in 0..runs.users() {
-        for at in 0..fitted.resources.len() {
-            fit_use(runs, &mut fitted, load, at);
+        let states = |at: &usize| {
+            let uses = &runs.loads()[load].uses;
+            !uses.iter().any(|used| used.resource == fitted.resources[*at])
+        };
+        let mut order = order.clone();
+        order.sort_by_key(states);
+        for &at in &order {
+            if can_tell(runs, &fitted, load, at) {
+                fit_use(runs, &mut fitted, load, at);
+            }
         }
     }
     fitted
 }
 
-/// Returns what the load itself states about its use of a resource. Time of cores is counted if the load does not state how
+/// Returns true if an antagonist shows the use of a resource. It does not if it slows the load for another reason: because
+/// it also takes a resource that the load fills, or because both directions of a link share something.
+fn can_tell(runs: &SoloRuns, fitted: &Fitted, load: usize, at: usize) -> bool {
+    let uses = &runs.loads()[load].uses;
+    let states = |resource: &Resource| uses.iter().any(|used| used.resource == *resource);
+    let resource = &fitted.resources[at];
+    if states(resource) {
+        return true;
+    }
+    // A load that states other uses takes nothing of the opposite direction, unless what it states is wrong.
+    let opposite = match resource {
+        Resource::LinkToDevice(device) => Some(Resource::LinkFromDevice(device.clone())),
+        Resource::LinkFromDevice(device) => Some(Resource::LinkToDevice(device.clone())),
+        _ => None,
+    };
+    let most = if uses.is_empty() { 0.75 } else { 0.05 };
+    let fills = |other: usize| {
+        Some(fitted.per_byte(load, other)? * runs.alone(load)? > most * fitted.capacities[other]?)
+    };
+    let right = |resource: &Resource| {
+        let known = fitted.index(resource).and_then(|at| fitted.uses[load][at]);
+        known.is_some_and(|known| !known.disputed)
+    };
+    let wrong = uses.iter().any(|used| !right(&used.resource));
+    let also = |antagonist: usize| {
+        let others = (0..fitted.resources.len()).filter(move |other| *other != at);
+        others.filter(move |other| fitted.per_byte(antagonist, *other) > Some(0.0))
+    };
+    let is_opposite = opposite.is_some_and(|opposite| states(&opposite));
+    wrong
+        || !is_opposite && !antagonists(runs, resource).flat_map(also).any(|other| fills(other) == Some(true))
+}
+
+/// Returns what the load itself statesabout its use of a resource. Time of cores is counted if the load does not state how
 /// much it takes.
 fn stated(runs: &SoloRuns, load: usize, resource: &Resource) -> Option<Known> {
     let of = &runs.loads()[load];

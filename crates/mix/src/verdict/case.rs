@@ -6,13 +6,15 @@ use crate::solo::Fitted;
 use crate::statistics::{self, EqualPhases};
 use inlane_core::load::Resource;
 
-/// Changes of a rate below this fraction are not told apart from noise, however often they repeat.
+/// The quota stops the process for at least this share of the time, or it does not matter.
+pub(super) const THROTTLED: f64 = 0.05;
+/// Changes of a rate belowthis fraction are not told apart from noise, however often they repeat.
 const NOISE: f64 = 0.02;
 /// A resource of which at least this share is used is full.
-const FULL: f64 = 0.9;
+const FULL: f64 = 0.93;
 /// A resource of which at most this share is used is not full. Capacities differ with the mixture of reads, writes and sizes,
 /// so the shares between both limits say nothing.
-const NOT_FULL: f64 = 0.78;
+const NOT_FULL: f64 = 0.8;
 /// A mixture of loads differs from another one if at least this share of the resource is taken by different loads.
 const OTHER_MIXTURE: f64 = 0.2;
 
@@ -71,6 +73,13 @@ impl<'a> Case<'a> {
     pub fn per_byte(&self, load: usize, parts: &[usize]) -> Option<f64> {
         let known = parts.iter().filter_map(|at| self.fitted.per_byte(load, *at));
         known.fold(None, |sum, per_byte| Some(sum.unwrap_or(0.0) + per_byte))
+    }
+
+    /// Returns the seconds of processor time for each byte of `load`. `None` if the kernel does not report it.
+    pub fn time_per_byte(&self, load: usize) -> Option<f64> {
+        let on_processor = self.signal(self.base, |observation| observation.loads[load].on_processor)?;
+        let time = on_processor * self.measured.loads[load].threads.max(1) as f64;
+        (self.rates[load] > 0.0).then(|| time / self.rates[load])
     }
 
     /// Returns the other loads that run.
@@ -179,12 +188,24 @@ impl<'a> Case<'a> {
         let disputed =
             parts.iter().any(|at| self.fitted.uses[self.load][*at].is_some_and(|known| known.disputed));
         let says = match used / capacity {
-            _ if disputed => Says::Neither,
             share if share >= FULL => Says::For,
+            // Other loads may state as wrong uses as this one.
+            _ if disputed => Says::Neither,
             share if share < NOT_FULL => Says::Against,
             _ => Says::Neither,
         };
         Some(Evidence { fact: Fact::Ceiling { used, capacity: capacity.max(used) }, says })
+    }
+
+    /// Returns the case of the load alone, if the other loads do not slow it down. It then has the same limit there.
+    pub fn alone(&self) -> Option<Self> {
+        let alone = Phase::Alone { load: self.load };
+        let change = statistics::change(&self.measured.observations, alone, Phase::Together, self.load)?;
+        let same = change.median > -0.03 && change.low > -0.1;
+        (self.when == When::Together && same).then(|| {
+            let case = Self::new(self.measured, self.fitted, &[], self.load, When::Alone);
+            Self { noise: self.noise, ..case }
+        })
     }
 
     /// Compares the load's rate with the pace that the user asked for.

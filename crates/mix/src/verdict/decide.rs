@@ -99,6 +99,14 @@ impl Weighed {
             busy.filter(|evidence| evidence.says == Says::For)
                 .for_each(|evidence| evidence.says = Says::Neither);
         }
+        if let Some(alone) = case.alone() {
+            let alone = Self::new(&alone, bottleneck.clone()).evidence;
+            evidence.extend(alone.into_iter().filter(|evidence| evidence.says == Says::Against));
+        }
+        if case.is_throttled() && bottleneck != Bottleneck::Quota {
+            // Whatever takes time of the processors has these effects under a quota.
+            evidence.iter_mut().filter(|of| of.says == Says::For).for_each(|of| of.says = Says::Neither);
+        }
         let mut kinds: Vec<Kind> = Vec::new();
         for of in evidence.iter().filter(|of| of.says == Says::For) {
             if !kinds.contains(&of.fact.kind()) {
@@ -116,7 +124,10 @@ impl Weighed {
     }
 
     fn is_certain(&self) -> bool {
-        self.kinds.len() >= 2 && self.interventions > 0 && self.against == 0
+        // If there are antagonists of it, their effect is the most direct evidence.
+        let tried = self.evidence.iter().any(|of| of.fact.kind() == Kind::Antagonist);
+        let lost = !tried || self.kinds.contains(&Kind::Antagonist);
+        self.kinds.len() >= 2 && self.interventions > 0 && self.against == 0 && lost
     }
 
     /// Returns true if this may be the bottleneck instead of `named`.
@@ -133,7 +144,26 @@ impl Weighed {
             let uses = |load: usize| case.per_byte(load, &parts).is_none_or(|per_byte| per_byte > 0.0);
             !parts.is_empty() && uses(case.load) && case.others().any(uses)
         };
-        self.interventions > 0 || by_exchange(named) && shared()
+        // It is as full, and no antagonist has shown that this does not matter.
+        let as_full = || {
+            let tested = self.evidence.iter().any(|of| of.fact.kind() == Kind::Antagonist);
+            let full = |of: &Self| of.used().unwrap_or(0.0);
+            !tested && self.kinds.contains(&Kind::Ceiling) && full(self) > full(named) - 0.03
+        };
+        // Memory slows loads that are limited by their cores, long before it is full.
+        let is_memory = matches!(
+            &named.bottleneck,
+            Bottleneck::Resource(Resource::HostMemory | Resource::DeviceMemory(_))
+        );
+        let busy =
+            || is_memory && self.bottleneck == Bottleneck::OwnCores && self.kinds.contains(&Kind::Threads);
+        // The load may wait for a device of this machine, and not for an answer.
+        let untested = || {
+            let is_far =
+                matches!(self.bottleneck, Bottleneck::Resource(Resource::Peer(_) | Resource::Port(_)));
+            named.bottleneck == Bottleneck::ClosedLoop && !is_far && !case.parts(&self.bottleneck).is_empty()
+        };
+        self.interventions > 0 || by_exchange(named) && shared() || as_full() || busy() || untested()
     }
 
     /// Returns the share of the measured ceiling that is used.

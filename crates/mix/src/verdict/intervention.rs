@@ -4,7 +4,7 @@
 //! proportion: by at least the amount divided by what all of them take. Effects far below that have other causes, such
 //! as memory that slows loads before it is full.
 
-use super::case::Case;
+use super::case::{Case, THROTTLED};
 use super::{Bottleneck, Evidence, Fact, Says, When};
 use crate::observation::Phase;
 use crate::statistics::{self, Estimate};
@@ -12,6 +12,8 @@ use inlane_core::load::Resource;
 
 /// A load counts as slowed if it lost at least this fraction of its rate.
 const SLOWED: f64 = 0.04;
+/// The most units that a load gains for each unit that another one gives up, with the errors of both uses.
+const MOST_GAINED: f64 = 1.5;
 /// An antagonist that takes a larger share than this slows loads also if the resource was not full before.
 const LARGE: f64 = 0.62;
 
@@ -63,15 +65,19 @@ impl Case<'_> {
     /// Judges by what the load gained when other loads were slowed: one piece of evidence for each of them.
     pub fn exchange(&self, bottleneck: &Bottleneck) -> Vec<Evidence> {
         let parts = self.parts(bottleneck);
-        let used: f64 =
-            (0..self.rates.len()).map(|of| self.per_byte(of, &parts).unwrap_or(0.0) * self.rates[of]).sum();
+        let per_byte = |of: usize| match bottleneck {
+            Bottleneck::Quota => self.time_per_byte(of),
+            _ => self.per_byte(of, &parts),
+        };
+        let used: f64 = (0..self.rates.len()).map(|of| per_byte(of).unwrap_or(0.0) * self.rates[of]).sum();
         let of_other = |(phase, other, lost): (Phase, usize, f64)| {
             let gain = self.change(phase, self.load)?;
             let freed = lost * self.rates[other];
             let gains = gain.low > 0.0 && gain.median >= self.noise;
-            let own = self.per_byte(self.load, &parts).filter(|per_byte| *per_byte > 0.0);
-            let others = self.per_byte(other, &parts);
-            let says = if parts.is_empty() || *bottleneck == Bottleneck::OwnCores {
+            let own = per_byte(self.load).filter(|per_byte| *per_byte > 0.0);
+            let others = per_byte(other);
+            let is_own = parts.is_empty() && *bottleneck != Bottleneck::Quota;
+            let says = if is_own || *bottleneck == Bottleneck::OwnCores {
                 if gains { Says::Against } else { Says::Neither }
             } else if others == Some(0.0) || others.is_none() && !self.states_nothing(other) {
                 // The other load does not take any of it.
@@ -86,7 +92,12 @@ impl Case<'_> {
                 )
                 .map_or(f64::INFINITY, |alone| (alone.median / self.rates[self.load] - 1.0).max(0.0));
                 let expected = (units / (used - units)).min(most);
-                self.compare(gain.median, gain.low, gain.high, expected, 0.5, 0.3)
+                let gained = gain.median * self.rates[self.load] * own.unwrap_or(0.0);
+                match self.compare(gain.median, gain.low, gain.high, expected, 0.5, 0.3) {
+                    // It gained more than the other load gave up.
+                    Says::For if gained > MOST_GAINED * units => Says::Neither,
+                    says => says,
+                }
             } else {
                 Says::Neither
             };
@@ -132,9 +143,12 @@ impl Case<'_> {
             let is_part = parts.contains(&at);
             let taken = if is_part && whole > 0.0 { share * capacity(&at) / whole } else { share };
             let says = match bottleneck {
-                _ if is_part => self.loss(change, taken),
+                _ if is_part => match self.loss(change, taken) {
+                    Says::For if self.is_explained(phase, antagonist, &parts, bottleneck) => Says::Neither,
+                    says => says,
+                },
                 // An antagonist that displaces the load in proportion has found a full resource.
-                Bottleneck::OwnCores | Bottleneck::Pace | Bottleneck::Source | Bottleneck::ClosedLoop
+                Bottleneck::OwnCores | Bottleneck::Source | Bottleneck::ClosedLoop
                     if self.loss(change, taken) == Says::For =>
                 {
                     Says::Against
@@ -146,7 +160,40 @@ impl Case<'_> {
         self.antagonists().into_iter().filter_map(beside).collect()
     }
 
-    /// Judges the loss beside an antagonist that takes the share `taken` of the capacity. A resource of which 92 % are used
+    /// Returns true if the loss beside an antagonist may have another reason than the resources `parts`: the quota throttles
+    /// the load then, or the antagonist takes another resource, and an antagonist of that alone has the same effect.
+    fn is_explained(
+        &self,
+        phase: Phase,
+        antagonist: usize,
+        parts: &[usize],
+        bottleneck: &Bottleneck,
+    ) -> bool {
+        let queued = self.of_load(phase, |rate| rate.queued).unwrap_or(1.0);
+        let throttled = self.signal(phase, |observation| observation.signals.throttled).unwrap_or(0.0);
+        if *bottleneck != Bottleneck::Quota && throttled >= THROTTLED && queued >= THROTTLED {
+            return true;
+        }
+        let takes =
+            |load: usize, at: usize| self.fitted.per_byte(load, at).is_some_and(|per_byte| per_byte > 0.0);
+        let unstated = parts.iter().all(|at| {
+            let uses = &self.measured.loads[self.load].uses;
+            !uses.is_empty() && !uses.iter().any(|used| used.resource == self.fitted.resources[*at])
+        });
+        self.antagonists().into_iter().any(|(phase, other, share)| {
+            let of = self.measured.loads[other].antagonist_of.as_ref();
+            let Some(at) = of.and_then(|resource| self.fitted.index(resource)) else { return false };
+            !parts.contains(&at)
+                && takes(antagonist, at)
+                && !parts.iter().any(|part| takes(other, *part))
+                && self.change(phase, self.load).is_some_and(|change| {
+                    let loses = change.high < 0.0 && -change.median > self.noise;
+                    self.loss(change, share) == Says::For || unstated && loses
+                })
+        })
+    }
+
+    /// Judges the loss beside an antagonistthat takes the share `taken` of the capacity.A resource of which 94 % are used
     /// gives the smallest loss that speaks for it, one of which 75 % are used the largest that speaks against it.
     fn loss(&self, change: Estimate, taken: f64) -> Says {
         let of = |used: f64| ((taken - (1.0 - used)) / used / taken).max(0.0);
@@ -154,7 +201,7 @@ impl Case<'_> {
             // Even an unpaced antagonist took nothing.
             return self.compare(-change.median, -change.high, -change.low, taken, f64::INFINITY, 0.3);
         }
-        self.compare(-change.median, -change.high, -change.low, taken, of(0.92).max(0.5), of(0.75).max(0.35))
+        self.compare(-change.median, -change.high, -change.low, taken, of(0.94).max(0.5), of(0.75).max(0.35))
     }
 
     /// Judges by what changed when the load itself was slowed.
@@ -181,6 +228,7 @@ impl Case<'_> {
             busy.filter(|busy| busy.0 > 0.3).map(|(before, then)| (1.0 - then / before) / (1.0 - rate));
         let others_gain = self.others().any(|other| {
             self.change(phase, other).is_some_and(|gain| gain.low > 0.0 && gain.median > 0.2 * (1.0 - rate))
+                && !self.shared_is_excluded(other)
         });
         let says = match (bottleneck, fall, blocked, throttled) {
             // Somebody takes what it leaves, so it shares a full resource. Its threads may wait for that all the time.
@@ -192,8 +240,8 @@ impl Case<'_> {
             {
                 Says::For
             }
-            (Bottleneck::Resource(resource @ Resource::Port(_)), _, Some((before, then)), _)
-                if self.is_exclusive(resource) && before > 0.25 && then < 0.4 * before =>
+            (Bottleneck::Resource(resource), _, Some((before, then)), _)
+                if self.is_sender(resource) && before > 0.25 && then < 0.4 * before =>
             {
                 Says::For
             }
@@ -202,7 +250,22 @@ impl Case<'_> {
         Some(Evidence { fact: Fact::Slowed { rate, busy, blocked, throttled }, says })
     }
 
-    /// Returns true if slowing the load did not make its threads less busy, so they also count waiting as work.
+    /// Returns true if antagonists show that no resource that the load shares with `other` limits it.
+    fn shared_is_excluded(&self, other: usize) -> bool {
+        let takes =
+            |load: usize, at: usize| self.fitted.per_byte(load, at).is_none_or(|per_byte| per_byte > 0.0);
+        let mut shared = (0..self.fitted.resources.len()).filter(|at| {
+            let is_core = matches!(self.fitted.resources[*at], Resource::Core(_));
+            !is_core && takes(self.load, *at) && takes(other, *at)
+        });
+        shared.all(|at| {
+            let evidence = self.antagonist(&Bottleneck::Resource(self.fitted.resources[at].clone()));
+            evidence.iter().any(|of| of.says == Says::Against)
+                && evidence.iter().all(|of| of.says != Says::For)
+        })
+    }
+
+    /// Returns true if slowing the load did not makeits threads less busy, so they also count waiting as work.
     pub fn polls(&self) -> bool {
         match self.slowed(&Bottleneck::OwnCores).map(|evidence| evidence.fact) {
             Some(super::Fact::Slowed { rate, busy: Some((before, then)), .. }) => {
@@ -254,7 +317,8 @@ impl Case<'_> {
         };
         let largest = changes.iter().map(|change| change.effect.median.abs()).fold(0.0, f64::max);
         let says = match () {
-            () if changes.iter().any(affected) => Says::Neither,
+            // A load at its pace can still be slowed down.
+            () if *bottleneck != Bottleneck::Pace && changes.iter().any(affected) => Says::Neither,
             () if tried > 0 => Says::For,
             () => return None,
         };

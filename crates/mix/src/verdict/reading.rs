@@ -1,11 +1,8 @@
 //! What the times of threads and the quota say about a bottleneck.
 
-use super::case::Case;
+use super::case::{Case, THROTTLED};
 use super::{Bottleneck, Evidence, Fact, Says};
 use inlane_core::load::Resource;
-
-/// The quota stops the process for at least this share of the time, or it does not matter.
-const THROTTLED: f64 = 0.05;
 
 /// The times of a load's threads.
 #[derive(Clone, Copy)]
@@ -37,13 +34,22 @@ impl Case<'_> {
             Bottleneck::Source => times.source(),
             Bottleneck::ClosedLoop => times.closed_loop(),
             Bottleneck::Resource(Resource::Core(_) | Resource::Processors) => times.shared_cores(),
-            Bottleneck::Resource(resource) => {
-                times.device(matches!(resource, Resource::Port(_)) && self.is_exclusive(resource))
-            }
+            Bottleneck::Resource(resource) => times.device(self.is_sender(resource)),
             Bottleneck::BothDirections(_) => times.device(false),
             Bottleneck::Pace => Says::Neither,
         };
         Some(Evidence { fact: Fact::Threads { busy, blocked, on_processor, queued, throttled }, says })
+    }
+
+    /// Returns true if the quota keeps the threads of the load from running.
+    pub fn is_throttled(&self) -> bool {
+        self.threads(&Bottleneck::Quota).is_some_and(|evidence| evidence.says == Says::For)
+    }
+
+    /// Returns true if the threads of the load wait for this resource only: it is a port of its own, and nobody answers.
+    pub fn is_sender(&self, resource: &Resource) -> bool {
+        let answered = self.measured.loads[self.load].in_flight.is_some();
+        matches!(resource, Resource::Port(_)) && !answered && self.is_exclusive(resource)
     }
 
     /// Returns true if no other running load states that it uses `resource`.
@@ -64,7 +70,7 @@ impl Times {
             || above(self.throttled, THROTTLED)
         {
             Says::Against
-        } else if above(self.busy, 0.88)
+        } else if above(self.busy, 0.94)
             && !above(self.blocked, 0.1)
             && !below(self.on_processor, 0.85)
             && !above(self.queued, 0.08)
@@ -80,6 +86,14 @@ impl Times {
             // Threads that the quota stops are ready to run. A load whose threads did not wait did not need the time.
             (Some(throttled), Some(queued)) if throttled >= THROTTLED && queued < 0.2 * throttled => {
                 Says::Against
+            }
+            (Some(throttled), _)
+                if throttled >= THROTTLED && self.blocked.is_some_and(|blocked| blocked > 0.2) =>
+            {
+                Says::Against
+            }
+            (Some(throttled), Some(queued)) if throttled >= THROTTLED && queued < 0.5 * throttled => {
+                Says::Neither
             }
             (Some(throttled), _) if throttled >= THROTTLED => Says::For,
             (Some(throttled), _) if throttled < 0.01 => Says::Against,

@@ -1,0 +1,117 @@
+//! Verdicts and predictions on constructed sessions. The bottlenecks follow from the machine behind a session: those whose raise
+//! makes the load faster.
+
+mod cases;
+mod machine;
+mod predictions;
+mod session;
+
+use inlane_mix::text;
+use inlane_mix::verdict::{Finding, judge};
+use machine::Random;
+use session::Case;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// The outcomes of verdicts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Outcome {
+    right: usize,
+    open: usize,
+    wrong: usize,
+    /// Not determined, and rightly so, because no verdict can name what limits the load.
+    unnameable: usize,
+}
+
+impl std::ops::AddAssign for Outcome {
+    fn add_assign(&mut self, other: Self) {
+        self.right += other.right;
+        self.open += other.open;
+        self.wrong += other.wrong;
+        self.unnameable += other.unnameable;
+    }
+}
+
+/// Judges a case, and compares each verdict with the truth. Appends what differs to `report`.
+fn compare(case: &Case, report: &mut String) -> Outcome {
+    let measured = case.measure();
+    let mut outcome = Outcome::default();
+    for verdict in judge(&measured).verdicts {
+        let truth = case.machine.truth(verdict.load, &case.paces(verdict.when.phase(verdict.load)));
+        let named = match &verdict.finding {
+            Finding::Named(named) => Some(&named.bottleneck),
+            Finding::NotDetermined(_) => None,
+        };
+        let (count, word) = match named {
+            // Nothing that a verdict could name limits it.
+            None if truth.iter().all(Option::is_none) => (&mut outcome.unnameable, "right"),
+            None => (&mut outcome.open, "open"),
+            Some(named) if truth.contains(&Some(named.clone())) => (&mut outcome.right, "right"),
+            Some(_) => (&mut outcome.wrong, "WRONG"),
+        };
+        *count += 1;
+        if word != "right" {
+            let _ = writeln!(
+                report,
+                "{word}: {} ({}): {}\n    truth {truth:?}",
+                case.kind,
+                case.seed,
+                text::sentence(&measured, &verdict)
+            );
+        }
+        if word == "WRONG" || std::env::var_os("INLANE_LINES").is_some() && word == "open" {
+            text::lines(&measured, &verdict).iter().for_each(|line| {
+                let _ = writeln!(report, "        {line}");
+            });
+        }
+    }
+    outcome
+}
+
+#[test]
+fn no_verdict_is_wrong() {
+    let mut report = String::new();
+    let mut kinds: BTreeMap<&str, Outcome> = BTreeMap::new();
+    let mut cases = 0;
+    for (kind, build) in cases::KINDS {
+        for round in 0..4 {
+            let seed = 1000 * round + 7;
+            let case = build(&mut Random(seed ^ kind.len() as u64 * 77), seed);
+            let outcome = compare(&case, &mut report);
+            *kinds.entry(kind).or_default() += outcome;
+            cases += 1;
+        }
+    }
+    eprintln!("{report}");
+    let mut all = Outcome::default();
+    for (kind, of) in &kinds {
+        eprintln!(
+            "{kind:32} right {:3}, not determined {:3},wrong {:3}, rightly open {:3}",
+            of.right, of.open, of.wrong, of.unnameable
+        );
+        all += *of;
+    }
+    let share = all.right as f64 / (all.right + all.open + all.wrong) as f64;
+    eprintln!("{cases} cases: {all:?}, right {:.1} %", share * 100.0);
+    assert_eq!(all.wrong, 0);
+    assert!(cases >= 59 && share >= 0.8, "{share}");
+}
+
+/// The number of random machines. `INLANE_CASES` replaces it.
+fn random_cases() -> u64 {
+    std::env::var("INLANE_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(120)
+}
+
+#[test]
+fn no_verdict_on_a_random_machine_is_wrong() {
+    let mut report = String::new();
+    let mut all = Outcome::default();
+    for seed in 0..random_cases() {
+        all += compare(&cases::random(seed), &mut report);
+    }
+    eprintln!("{report}");
+    let share = all.right as f64 / (all.right + all.open + all.wrong) as f64;
+    eprintln!("random machines: {all:?}, right {:.1} %", share * 100.0);
+    assert_eq!(all.wrong, 0);
+    assert!(share >= 0.5, "{share}");
+}
