@@ -144,11 +144,10 @@ impl Weighed {
             let uses = |load: usize| case.per_byte(load, &parts).is_none_or(|per_byte| per_byte > 0.0);
             !parts.is_empty() && uses(case.load) && case.others().any(uses)
         };
-        // It is as full, and no antagonist has shown that this does not matter.
+        // It is as full, and nothing has shown that this does not matter.
         let as_full = || {
-            let tested = self.evidence.iter().any(|of| of.fact.kind() == Kind::Antagonist);
             let full = |of: &Self| of.used().unwrap_or(0.0);
-            !tested && self.kinds.contains(&Kind::Ceiling) && full(self) > full(named) - 0.03
+            self.kinds.contains(&Kind::Ceiling) && full(self) > full(named) - 0.03
         };
         // Memory slows loads that are limited by their cores, long before it is full.
         let is_memory = matches!(

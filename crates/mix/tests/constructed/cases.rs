@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Pool, Random, Worker};
 use crate::session::Case;
-use inlane_core::load::{Resource, Use, UseSource};
+use inlane_core::load::{Resource, Use};
 use inlane_mix::verdict::Bottleneck;
 
 const GIGA: f64 = 1e9;
@@ -374,6 +374,11 @@ fn swap_directions(uses: &mut [Use]) {
     for used in uses.iter_mut().filter(|used| used.resource == to_device()) {
         used.resource = from_device();
     }
+}
+
+/// Returns the number of random machines to try: 64, or a quarter of PROPTEST_CASES.
+pub fn random_count() -> u64 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(256) / 4
 }
 
 /// Returns a random machine with two or three loads.
