@@ -132,6 +132,7 @@ impl Case {
             fed: worker.source.is_some(),
             in_flight: worker.window.map(|(bytes, _)| bytes / OPERATION),
             antagonist_of: at.checked_sub(self.users).map(|at| self.antagonists[at].clone()),
+            cores: Vec::new(),
             threads: worker.threads as usize,
         });
         let loads = loaded.collect();
@@ -201,6 +202,6 @@ impl Case {
                 });
             }
         }
-        Measured { loads, users: self.users, observations, cut: None }
+        Measured { loads, users: self.users, observations, ..Measured::default() }
     }
 }
