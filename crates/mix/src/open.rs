@@ -6,7 +6,7 @@ use crate::kinds::dma;
 use crate::kinds::memory::{self, MemoryLoad, MemoryOperation, MemorySettings, Stores};
 use crate::observation::Loaded;
 use crate::scenario::{LoadSpec, Scenario};
-use inlane_core::load::{Load, Resource};
+use inlane_core::load::{Load, Resource, Use, UseSource};
 use inlane_core::units::Rate;
 use inlane_core::{Error, cores, units};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub(crate) fn all(scenario: &Scenario) -> Result<Vec<Opened>, Error> {
         let load = spec.work.open(&spec.name, spec.threads, &spec.cores)?;
         let loaded = Loaded {
             name: spec.name.clone(),
-            uses: load.uses(),
+            uses: with_cores(load.uses(), &spec.cores),
             asked: asked(spec)?,
             fed: spec.work.is_fed(),
             in_flight: spec.work.in_flight(load.threads()),
@@ -48,6 +48,20 @@ pub(crate) fn all(scenario: &Scenario) -> Result<Vec<Opened>, Error> {
     let users: Vec<Loaded> = opened.iter().map(|user| user.loaded.clone()).collect();
     opened.extend(antagonists(&users, buffers(scenario))?);
     Ok(opened)
+}
+
+/// Adds the cores of a load to its uses, unless it has told them. Only a measurement shows the time of a core for a byte.
+fn with_cores(mut uses: Vec<Use>, cores: &[usize]) -> Vec<Use> {
+    let is_time = |of: &Use| matches!(of.resource, Resource::Core(_) | Resource::Processors);
+    if !uses.iter().any(is_time) {
+        let resources = match cores {
+            [] => vec![Resource::Processors],
+            cores => cores.iter().map(|core| Resource::Core(*core)).collect(),
+        };
+        let unknown = |resource| Use { resource, per_byte: None, source: UseSource::Computed };
+        uses.extend(resources.into_iter().map(unknown));
+    }
+    uses
 }
 
 /// Returns the rate that the user asked for, in operations per second.

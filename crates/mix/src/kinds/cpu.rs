@@ -1,6 +1,6 @@
 //! A load that takes processor time and nothing else.
 
-use super::workers::{Idle, Workers};
+use super::workers::Workers;
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::load::{Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
 use std::hint::black_box;
@@ -27,10 +27,7 @@ impl CpuLoad {
         };
         // The shortest of several operations is the one that nothing has disturbed.
         let shortest_ns = (0..10).map(timed).min().unwrap_or(0);
-        Self {
-            workers: Workers::new(name.into(), threads, cores, Idle::Sleep),
-            seconds: shortest_ns as f64 / 1e9,
-        }
+        Self { workers: Workers::new(name.into(), threads, cores), seconds: shortest_ns as f64 / 1e9 }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A load that reads, writes or copies host memory.
 
-use super::workers::{Idle, Workers};
+use super::workers::Workers;
 use inlane_core::access::{Access, store_fence};
 use inlane_core::load::{Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
 use inlane_core::setting::Choice;
@@ -129,7 +129,7 @@ impl MemoryLoad {
             );
             return Err(Error::invalid(what(), why));
         }
-        let workers = Workers::new(name.into(), threads, cores, Idle::Poll);
+        let workers = Workers::new(name.into(), threads, cores);
         Ok(Self { settings, access, workers })
     }
 }

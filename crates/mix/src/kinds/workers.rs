@@ -6,18 +6,6 @@ use inlane_core::load::{LoadError, Meter, Pace, Pacer, Running, spawn};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a thread does while its next operation is not due yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Idle {
-    /// It sleeps, so that it takes no processor time.
-    Sleep,
-    /// It sleeps for most of the time and polls at the end, so that operations start on time.
-    Poll,
-}
-
-/// The time before a due operation that [`Idle::Poll`] spends polling. It covers a late wake-up.
-const POLLED_NS: u64 = 60_000;
-
 /// The threads of a load before they run.
 pub(crate) struct Workers {
     pub name: String,
@@ -26,13 +14,12 @@ pub(crate) struct Workers {
     pub cores: Vec<usize>,
     pub pace: Arc<Pace>,
     pub meters: Vec<Arc<Meter>>,
-    pub idle: Idle,
 }
 
 impl Workers {
-    pub fn new(name: String, threads: usize, cores: &[usize], idle: Idle) -> Self {
+    pub fn new(name: String, threads: usize, cores: &[usize]) -> Self {
         let meters = (0..threads).map(|_| Arc::default()).collect();
-        Self { name, threads, cores: cores.to_vec(), pace: Arc::default(), meters, idle }
+        Self { name, threads, cores: cores.to_vec(), pace: Arc::default(), meters }
     }
 
     /// Runs the threads until `run` is stopped. `prepare` is called by each thread before it waits at the start line,
@@ -74,7 +61,8 @@ impl Workers {
         while !run.stopping() {
             let start_ns = clock.now_ns();
             if pacer.due(start_ns, 1) == 0 {
-                self.wait(pacer.wait_ns(start_ns));
+                // Sleep, even for a short time: the time that a slowed load does not need must be free for others.
+                std::thread::sleep(Duration::from_nanos(pacer.wait_ns(start_ns)));
                 continue;
             }
             let bytes = operation();
@@ -82,14 +70,6 @@ impl Workers {
             meter.add(1, bytes);
             busy_ns += clock.now_ns().saturating_sub(start_ns);
             meter.set_times(busy_ns, 0);
-        }
-    }
-
-    fn wait(&self, nanoseconds: u64) {
-        match (self.idle, nanoseconds) {
-            (Idle::Sleep, 1..) => std::thread::sleep(Duration::from_nanos(nanoseconds)),
-            (Idle::Poll, POLLED_NS..) => std::thread::sleep(Duration::from_nanos(nanoseconds - POLLED_NS)),
-            _ => std::hint::spin_loop(),
         }
     }
 }

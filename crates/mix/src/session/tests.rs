@@ -65,6 +65,9 @@ fn a_paced_load_keeps_its_rate_and_a_rate_out_of_reach_is_not_reached() {
     assert_eq!(measured.loads[1].asked, Some(1e12));
     assert!(median(&measured, Phase::Alone { load: 1 }, 1) < 1e9);
     assert!(measured.loads.iter().any(|load| load.name == "memory-antagonist"));
+    let uses: Vec<_> = measured.loads[0].uses.iter().map(|used| used.resource.clone()).collect();
+    use inlane_core::load::Resource;
+    assert_eq!(uses, [Resource::HostMemory, Resource::Processors]);
 }
 
 /// A load that fails after some operations.
