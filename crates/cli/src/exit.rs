@@ -4,7 +4,7 @@ use crate::misuse;
 use crate::settings::{Origin, Settings};
 use clap::CommandFactory;
 use clap::error::{ContextKind, ErrorKind};
-use inlane_core::error::{Class, NotStarted};
+use inlane_core::error::{Class, NotStarted, with_causes};
 use inlane_core::secret::without_secret;
 use std::borrow::Cow;
 use std::error::Error;
@@ -22,24 +22,12 @@ impl NotReady {
     }
 }
 
-/// Returns the error and its causes in one line, the outermost error first. Shows each text only once: an
-/// error often contains the text of its cause, or a cause begins with the text of its error.
-pub fn text(error: &anyhow::Error) -> String {
-    let texts = error.chain().map(ToString::to_string);
-    let whole = texts.reduce(|text, cause| match text.contains(&cause) {
-        true => text,
-        false if cause.starts_with(&format!("{text}: ")) => cause,
-        false => format!("{text}: {cause}"),
-    });
-    whole.unwrap_or_default()
-}
-
 /// Prints the error to standard error. Returns the exit status for the error's class.
 ///
 /// If the settings file or an environment variable has set a flag that the error names, or the port that failed, a
 /// second line names the file or variable.
 pub fn report(error: &anyhow::Error, settings: &Settings) -> u8 {
-    let text = text(error);
+    let text = with_causes(error.as_ref());
     let refusal = error.chain().find_map(Refusal::of);
     // An error that only repeats the system's text lacks advice. Others give advice themselves.
     let advice = refusal.as_ref().filter(|refusal| text.ends_with(&refusal.text));

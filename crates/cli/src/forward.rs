@@ -16,7 +16,7 @@ use args::OutputArgs;
 use inlane_forward::control::Control;
 use inlane_forward::experiment::{Goal, Watch, sends_to_stdout};
 use inlane_forward::result::PacketResult;
-use inlane_forward::{Error, MeasureOptions, Session};
+use inlane_forward::{MeasureOptions, Session};
 use inlane_result::Document;
 use live::Live;
 use options::MethodChoice;
@@ -62,8 +62,13 @@ impl Forward {
         let (mut document, failure) = if series.is_plain() {
             let watch: Watch = Box::new(|elapsed, reading| live.show(elapsed, reading));
             let mut session = Session { control: control.clone(), watch, ..Session::default() };
-            let (document, failure) = self.measure(&mut session)?;
-            (document, failure.map(anyhow::Error::from))
+            let found = session.measure(&config, &self.measure_options())?;
+            let mut document = Document::new("forward");
+            document.devices = found.devices;
+            document.twin = found.twin;
+            document.notes = found.notes.iter().map(ToString::to_string).collect();
+            document.results = found.results;
+            (document, found.failure.map(anyhow::Error::from))
         } else {
             series.run(&control)?
         };
@@ -82,24 +87,15 @@ impl Forward {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Measures with one set of flags. This takes one run, or several runs at different offered rates for
-    /// `--zero-loss` and `--load`.
-    fn measure(&self, session: &mut Session) -> anyhow::Result<(Document<PacketResult>, Option<Error>)> {
-        let config = self.config()?;
+    /// Returns what to measure, besides one run: several runs at different offered rates for `--zero-loss` and `--load`.
+    fn measure_options(&self) -> MeasureOptions {
         let searches = self.experiment.zero_loss || self.experiment.load.is_some();
-        let options = MeasureOptions {
+        MeasureOptions {
             goal: matches!(self.function.method, MethodChoice::Auto)
                 .then(|| self.function.max_latency.map_or(Goal::Throughput, Goal::Latency)),
             loads: searches.then(|| self.experiment.load.clone().unwrap_or_default()),
             baseline: !self.experiment.no_baseline,
-        };
-        let found = session.measure(&config, &options)?;
-        let mut document = Document::new("forward");
-        document.devices = found.devices;
-        document.twin = found.twin;
-        document.notes = found.notes;
-        document.results = found.results;
-        Ok((document, found.failure))
+        }
     }
 }
 

@@ -5,13 +5,13 @@ mod live;
 mod resume;
 mod show;
 
-use crate::exit::text;
 use crate::fields::flag;
 use crate::output::Output;
 use crate::signal;
 use crate::values::{core_list, time_to_an_hour, time_within_an_hour};
 use anyhow::Context;
 use inlane_core::Error;
+use inlane_core::error::with_causes;
 use inlane_mix::kinds::{KINDS, OF_ALL};
 use inlane_mix::observation::{Cut, Observation};
 use inlane_mix::result::MixResult;
@@ -181,7 +181,7 @@ impl Mix {
             let mut row = match self.measure(scenario, &plan, earlier.clone(), &interrupted) {
                 Ok(row) => row,
                 Err(error) if sessions.len() > 1 => {
-                    let row = MixResult::failed(scenario, &plan, text(&error));
+                    let row = MixResult::failed(scenario, &plan, with_causes(error.as_ref()));
                     failure.get_or_insert(error);
                     row
                 }

@@ -107,6 +107,18 @@ impl NotStarted {
     }
 }
 
+/// Returns an error and its causes in one line, the outermost error first. Shows each text only once: an error often
+/// contains the text of its cause, or a cause begins with the text of its error.
+pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let texts = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string);
+    let whole = texts.reduce(|text, cause| match text.contains(&cause) {
+        true => text,
+        false if cause.starts_with(&format!("{text}: ")) => cause,
+        false => format!("{text}: {cause}"),
+    });
+    whole.unwrap_or_default()
+}
+
 /// The result type of `core`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -1,6 +1,7 @@
 //! The errors of a run.
 
 use crate::field;
+use crate::trial::FailedRate;
 use inlane_core::error::Class;
 use inlane_core::setting::{FieldValue, Subject};
 use inlane_core::verification::Verification;
@@ -45,13 +46,14 @@ pub enum Error {
     Verification(Box<Verification>),
     /// The search for the highest rate without loss found none.
     #[error(
-        "verification failed: no rate passed: {why}; give a longer {}, a larger {} or fewer other programs",
+        "verification failed: no rate passed: {}; give a longer {}, a larger {} or fewer other programs",
+        why_not(.last),
         field::DURATION,
         field::BURST
     )]
     NoRate {
-        /// Why the last rate failed.
-        why: String,
+        /// The last rate. `None` if no packet was processed without a set rate.
+        last: Option<FailedRate>,
     },
     /// An error of the packet function: its name, settings or compilation.
     #[error(transparent)]
@@ -90,6 +92,10 @@ pub enum Error {
         /// The number of buffers.
         buffers: u64,
     },
+}
+
+fn why_not(last: &Option<FailedRate>) -> String {
+    last.as_ref().map_or_else(|| "no packet was processed".into(), FailedRate::to_string)
 }
 
 /// Returns what a check found, and what to do.

@@ -20,6 +20,7 @@ pub mod method;
 pub mod pipeline;
 pub mod result;
 pub mod run;
+mod trial;
 pub mod verify;
 
 pub use error::{Error, Result};

@@ -187,7 +187,10 @@ mod tests {
     fn each_combination_is_a_line_and_failed_points_are_left_out() {
         let mut results =
             vec![result("16", "single", 1.0), result("16", "split", 2.0), result("32", "single", 3.0)];
-        results.push(PacketResult { error: Some("failed".into()), ..result("32", "split", 0.0) });
+        results.push(PacketResult {
+            error: Some(inlane_forward::Error::Leaked { buffers: 1 }.into()),
+            ..result("32", "split", 0.0)
+        });
         let found = drawn(&results, &["method"]);
         let single = vec![(16.0, 1.0), (32.0, 3.0)];
         assert_eq!(found[0], ("single".into(), String::new(), single));

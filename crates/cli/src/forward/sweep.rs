@@ -13,11 +13,11 @@ use anyhow::Context;
 use axis::{combinations, name};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
-use inlane_forward::Session;
-use inlane_forward::config::{Compete, Device};
+use inlane_forward::config::{Compete, Config, Device};
 use inlane_forward::control::Control;
-use inlane_forward::experiment::OFFERED;
-use inlane_forward::result::{PacketResult, Repeats};
+use inlane_forward::experiment::{Measurement, OFFERED};
+use inlane_forward::result::{Note, PacketResult, Repeats, RunFailure};
+use inlane_forward::{MeasureOptions, Session};
 use inlane_result::Document;
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ pub use axis::SweepAxis;
 struct Point {
     /// The swept flags with this point's values.
     values: Vec<(String, String)>,
-    forward: Forward,
+    config: Config,
+    options: MeasureOptions,
 }
 
 impl Point {
@@ -68,19 +69,18 @@ impl Sweep {
         let all =
             |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.experiment.sweep)? {
-            let point = Point { forward: axis::with(forward, &values, given)?, values };
+            let forward = &axis::with(forward, &values, given)?;
             // `all` means all values that the device supports. On the CPU, skip the values that need a GPU.
-            let forward = &point.forward;
             let only_gpu = (all("method")
                 && matches!(forward.function.method, MethodChoice::Method(m) if !m.is_cpu()))
                 || (all("compete") && forward.experiment.compete == Compete::Large);
             if only_gpu && forward.function.on == Device::Cpu {
                 continue;
             }
-            let config = forward.config().with_context(|| point.name())?;
-            config.check().with_context(|| point.name())?;
+            let config = forward.config().with_context(|| name(&values))?;
+            config.check().with_context(|| name(&values))?;
             config.check_repeatable()?;
-            series.points.push(point);
+            series.points.push(Point { values, config, options: forward.measure_options() });
         }
         Ok(series)
     }
@@ -118,9 +118,9 @@ impl Sweep {
         &self,
         control: &Arc<Control>,
     ) -> anyhow::Result<(Document<PacketResult>, Option<anyhow::Error>)> {
-        let mut runs: Vec<Vec<Document<PacketResult>>> = self.points.iter().map(|_| Vec::new()).collect();
-        let mut failed: Vec<Option<String>> = self.points.iter().map(|_| None).collect();
-        let mut first: Option<anyhow::Error> = None;
+        let mut runs: Vec<Vec<Measurement>> = self.points.iter().map(|_| Vec::new()).collect();
+        let mut failed: Vec<Option<RunFailure>> = self.points.iter().map(|_| None).collect();
+        let mut first: Option<RunFailure> = None;
         let mut session = Session::default();
         // Keep the GPU's context alive between points, because creating one takes long.
         let mut kept_gpus = Vec::new();
@@ -128,45 +128,49 @@ impl Sweep {
         let mut done = 0;
         'all: for _ in 0..self.repeats {
             for (index, point) in self.points.iter().enumerate() {
-                if let Device::Gpu(gpu) = point.forward.function.on
+                if let Device::Gpu(gpu) = point.config.executor.device()
                     && kept_gpus.is_empty()
                 {
                     kept_gpus.extend(crate::devices::hold_gpu(gpu));
                 }
                 session.control = Arc::new(Control::child_of(control));
-                let outcome = point.forward.measure(&mut session);
+                let outcome = session.measure(&point.config, &point.options);
                 if control.stopping() {
                     // A signal interrupted this run. Discard the run's result and end the sweep.
                     break 'all;
                 }
                 done += 1;
-                let (document, error) = match outcome {
-                    Ok((document, error)) => (Some(document), error.map(anyhow::Error::from)),
+                let (found, failure) = match outcome {
+                    Ok(mut found) => {
+                        let failure = found.failure.take();
+                        (Some(found), failure)
+                    }
                     Err(error) => (None, Some(error)),
                 };
-                let summary = match (&error, &document) {
-                    (Some(error), _) => crate::exit::text(error),
-                    (None, Some(document)) => document.results.last().map(brief).unwrap_or_default(),
-                    (None, None) => String::new(),
+                let failure = failure.map(RunFailure::from);
+                let last = found.as_ref().and_then(|found| found.results.last());
+                let summary = match &failure {
+                    Some(failure) => failure.to_string(),
+                    None => last.map(brief).unwrap_or_default(),
                 };
                 let name = point.name();
                 let colon = if name.is_empty() { "" } else { ": " };
                 crate::print_to_stderr(format_args!("[{done}/{total}] {name}{colon}{summary}"));
-                if let Some(error) = error {
-                    failed[index].get_or_insert(summary);
-                    first.get_or_insert(error);
+                if let Some(failure) = failure {
+                    first.get_or_insert_with(|| failure.clone());
+                    failed[index].get_or_insert(failure);
                 }
-                runs[index].extend(document);
+                runs[index].extend(found);
             }
         }
         if runs.iter().all(Vec::is_empty)
             && let Some(error) = first
         {
-            return Err(error);
+            return Err(error.into());
         }
-        let failure = first.map(|error| {
+        let failure = first.map(|first| {
             let failures = failed.iter().flatten().count();
-            let (of, first) = (self.points.len(), crate::exit::text(&error));
+            let of = self.points.len();
             anyhow::anyhow!("{failures} of {of} points failed; the first error is: {first}")
         });
         let mut document = self.document(runs, failed);
@@ -180,8 +184,8 @@ impl Sweep {
 
     fn document(
         &self,
-        runs: Vec<Vec<Document<PacketResult>>>,
-        failed: Vec<Option<String>>,
+        runs: Vec<Vec<Measurement>>,
+        failed: Vec<Option<RunFailure>>,
     ) -> Document<PacketResult> {
         let mut document = Document::new("forward");
         for one in runs.iter().flatten() {
@@ -192,10 +196,10 @@ impl Sweep {
                 }
             }
         }
-        let mut notes: Vec<(String, Vec<String>)> = Vec::new();
-        for ((point, documents), error) in self.points.iter().zip(runs).zip(failed) {
+        let mut notes: Vec<(Note, Vec<String>)> = Vec::new();
+        for ((point, found), error) in self.points.iter().zip(runs).zip(failed) {
             let mut by_index: Vec<Vec<PacketResult>> = Vec::new();
-            for one in documents {
+            for one in found {
                 for note in one.notes {
                     match notes.iter_mut().find(|(known, _)| *known == note) {
                         Some((_, of)) => of.push(point.name()),
@@ -223,7 +227,11 @@ impl Sweep {
             of.dedup();
             // If a note applies to several points, show it once and without a name. If it applies to one
             // point, put the point's name before it, unless the sweep has only one point.
-            if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
+            if of.len() > 1 || self.points.len() == 1 {
+                note.to_string()
+            } else {
+                format!("{}: {note}", of[0])
+            }
         }));
         document
     }

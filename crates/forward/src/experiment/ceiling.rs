@@ -11,11 +11,11 @@ use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::gpu::Memory;
-use crate::result::{CeilingOf, CoreTime, Moved, PacketResult};
+use crate::result::{CeilingOf, CoreTime, Moved, Note, PacketResult};
 use crate::run::ports;
 use inlane_core::clock::Clock;
 use inlane_core::ring::layout::PacketVerdict;
-use inlane_core::{HeapPool, Packet, Pool, units};
+use inlane_core::{HeapPool, Packet, Pool};
 use inlane_function::PacketFunction;
 use inlane_ports::pcap::{Pace, Playback};
 use inlane_ports::spec::{PoolKind, PortSpec};
@@ -37,7 +37,7 @@ const ROUNDS: u64 = 32;
 #[derive(Default)]
 pub struct Ceilings {
     known: HashMap<String, Option<Ceiling>>,
-    round_trip: Option<Option<String>>,
+    round_trip: Option<Option<Note>>,
 }
 
 impl Ceilings {
@@ -63,7 +63,7 @@ impl Ceilings {
 
     /// Returns a note for the result: the round-trip time of a bare kernel with the same dependent reads
     /// as the executor. Returns `None` unless the run is on a GPU and measures its stages.
-    pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
+    pub fn round_trip_note(&mut self, config: &Config) -> Option<Note> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {
             return None;
@@ -121,13 +121,10 @@ fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResul
 }
 
 #[cfg(feature = "cuda")]
-fn round_trip_note(index: u32) -> Option<String> {
+fn round_trip_note(index: u32) -> Option<Note> {
     let gpu = gpu::open(index).ok()?;
     let bare = gpu::round_trip(&gpu, 200_000).ok()?.nanoseconds?;
-    let (p50, p99) = (units::nanoseconds(bare.p50_ns), units::nanoseconds(bare.p99_ns));
-    Some(format!(
-        "round trip of a bare kernel with the same dependent reads, one packet and one fence per item: p50 {p50}, p99 {p99}"
-    ))
+    Some(Note::BareRoundTrip { p50_ns: bare.p50_ns, p99_ns: bare.p99_ns })
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -136,7 +133,7 @@ fn gpu_ceiling(_: &Config, index: u32, _: Memory, _: &PacketResult) -> Result<Ce
 }
 
 #[cfg(not(feature = "cuda"))]
-fn round_trip_note(_: u32) -> Option<String> {
+fn round_trip_note(_: u32) -> Option<Note> {
     None
 }
 

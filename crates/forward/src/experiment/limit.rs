@@ -21,11 +21,10 @@
 
 use crate::config::{Config, Device, Method};
 use crate::control::TimeShares;
-use crate::field;
 use crate::gpu::Memory;
 use crate::pipeline::Overload;
 use crate::pipeline::WorkShares;
-use crate::result::{Evidence, Limit, LimitKind, PacketResult, Resource, Task};
+use crate::result::{Evidence, Limit, LimitKind, Note, PacketResult, Resource, Task};
 use crate::run::RunOutcome;
 use inlane_core::units::Rate;
 use inlane_process::cgroup::CpuQuota;
@@ -93,11 +92,10 @@ fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<Limit> 
 
 /// Returns a note if the run received less than 95 % of the rate that the settings demand. `None` without such a rate
 /// and for a run shorter than 10 ms.
-pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<String> {
-    let (share, evidence) = arrived(config, result)?;
+pub fn missed_rate(config: &Config, result: &PacketResult) -> Option<Note> {
+    let (share, rates) = arrived(config, result)?;
     let long_enough = Duration::from_nanos(result.duration_ns) >= SHORTEST;
-    let text = evidence.arrived()?;
-    (share < NEARLY_ALL && long_enough).then(|| format!("{} was not reached: {text}", field::RATE))
+    (share < NEARLY_ALL && long_enough).then_some(Note::RateMissed { rates })
 }
 
 /// Returns which share of the offered rate arrived, and both rates. Returns `None` if no rate was set.

@@ -7,10 +7,10 @@ use crate::config::Config;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::field;
-use crate::result::PacketResult;
+use crate::result::{FailedRate, Note, PacketResult, TrialFailure};
 use crate::run::{RunOutcome, run};
 use inlane_core::load::Counts;
-use inlane_core::units::{self, Rate};
+use inlane_core::units::Rate;
 use inlane_ports::spec::Kind;
 use inlane_result::Quantity;
 use std::sync::Arc;
@@ -38,10 +38,10 @@ const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed. `None` if nothing was lost, missed or altered,
 /// and every due packet was processed. Packets that the packet function dropped count as processed.
-fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<String> {
+fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<TrialFailure> {
     let result = &outcome.result;
     if let Some(error) = outcome.errors.first() {
-        return Some(error.to_string());
+        return Some(TrialFailure::Error { why: error.to_string() });
     }
     let lost = result.rx.missed
         + result.rx.errors
@@ -50,19 +50,16 @@ fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<String> {
         + result.dropped_invalid
         + result.dropped_unsent;
     if lost > 0 {
-        return Some(format!("{lost} packets were lost"));
+        return Some(TrialFailure::Lost { packets: lost });
     }
     if let Some(found) = result.verification.as_ref().filter(|found| found.failed()) {
-        let wrong = found.lost + found.duplicated + found.reordered + found.altered;
-        return Some(format!("{wrong} packets were wrong or missing at the checking port"));
+        let packets = found.lost + found.duplicated + found.reordered + found.altered;
+        return Some(TrialFailure::Wrong { packets });
     }
     let due = offered * result.duration_ns as f64 / 1e9;
     let processed = (result.tx.packets + result.dropped_verdict) as f64;
     let tolerated = (due * TOLERANCE).max(burst as f64 + offered * TAIL.as_secs_f64());
-    (due - processed > tolerated).then(|| {
-        let late = (due - processed) / due * 100.0;
-        format!("{late:.1} % of the due packets were late at the end")
-    })
+    (due - processed > tolerated).then(|| TrialFailure::Late { share: (due - processed) / due })
 }
 
 /// The state of the search for the highest rate without loss.
@@ -136,43 +133,32 @@ pub(super) fn against_load(
         Measurement { twin: unpaced.twin, devices: unpaced.devices.clone(), ..Measurement::default() };
     let processed = unpaced.result.tx.packets + unpaced.result.dropped_verdict;
     let mut search = Search::new(processed as f64 * 1e9 / unpaced.result.duration_ns.max(1) as f64);
-    let (mut best, mut last_failure): (Option<PacketResult>, Option<String>) = (None, None);
+    let (mut best, mut last_failure): (Option<PacketResult>, Option<FailedRate>) = (None, None);
     while let Some(rate) = search.next().filter(|_| !control.stopping()) {
         let (paced, outcome) = trial(Some(rate))?;
         let failure = failure(&outcome, config.per_pipeline.burst, rate);
         search.record(rate, failure.is_none());
         match failure {
             None => best = Some(explained((paced, outcome))),
-            Some(why) => {
-                last_failure = Some(format!("at {}, {why}", units::packets_per_second(rate)));
-            }
+            Some(why) => last_failure = Some(FailedRate { packets_per_second: rate, why }),
         }
     }
     let Some(best) = best else {
         if control.stopping() {
-            let note = "the search was stopped before a rate passed: this is the run without a set rate";
-            found.notes.push(note.into());
+            found.notes.push(Note::SearchStopped);
             found.results.push(explained((config.clone(), unpaced)));
         } else {
-            let why = last_failure.unwrap_or_else(|| "no packet was processed".into());
-            found.failure = Some(Error::NoRate { why });
+            found.failure = Some(Error::NoRate { last: last_failure });
         }
         return Ok(found);
     };
-    found.notes.push(format!(
-        "highest rate without loss: {}; without a set rate: {}",
-        units::packets_per_second(search.passed),
-        units::packets_per_second(search.fastest),
-    ));
-    found.notes.extend(last_failure.map(|why| format!("the next higher rate failed: {why}")));
-    let seconds = units::nanoseconds(duration.as_nanos() as f64);
-    found.notes.push(match duration >= RFC_2544_TRIAL {
-        true => format!("method: RFC 2544, section 26.1, with trials of {seconds}"),
-        false => {
-            let longer = field::DURATION.with("60s");
-            format!("trials of {seconds}; give {longer} for the trials that RFC 2544 asks for")
-        }
+    found.notes.push(Note::HighestRate {
+        packets_per_second: search.passed,
+        unpaced_packets_per_second: search.fastest,
     });
+    found.notes.extend(last_failure.map(Note::NextRateFailed));
+    let follows_rfc_2544 = duration >= RFC_2544_TRIAL;
+    found.notes.push(Note::Trials { duration_ns: duration.as_nanos() as f64, follows_rfc_2544 });
     if loads.is_empty() {
         found.results.push(best);
     }
@@ -211,7 +197,7 @@ mod tests {
         let trial = |processed| failure(&outcome(Duration::from_millis(50), processed), 64, 1e6);
         assert_eq!(trial(50_000), None);
         assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
-        assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
+        assert_eq!(trial(48_900), Some(TrialFailure::Late { share: 0.022 }));
         // In a 10 s trial, [`TOLERANCE`] allows 20,000 missing packets. [`TAIL`] allows fewer, so
         // [`TOLERANCE`] decides.
         let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
@@ -225,7 +211,7 @@ mod tests {
         dropping.result.dropped_verdict = 1_000_000;
         assert_eq!(failure(&dropping, 64, 1e6), None);
         dropping.result.rx.missed = 3;
-        assert_eq!(failure(&dropping, 64, 1e6).unwrap(), "3 packets were lost");
+        assert_eq!(failure(&dropping, 64, 1e6), Some(TrialFailure::Lost { packets: 3 }));
     }
 
     #[test]
@@ -259,6 +245,10 @@ mod tests {
         let found = against_load(&config, &[], &Arc::default(), &mut ceilings, &mut |_, _| ()).unwrap();
         assert!(found.failure.is_none(), "{:?}", found.failure);
         assert!(found.results[0].dropped_verdict > 0);
-        assert!(found.notes.iter().any(|note| note.contains("duration=60s")), "{:?}", found.notes);
+        assert!(
+            found.notes.iter().any(|note| note.to_string().contains("duration=60s")),
+            "{:?}",
+            found.notes
+        );
     }
 }

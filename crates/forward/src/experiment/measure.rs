@@ -11,7 +11,7 @@ use super::load::against_load;
 use crate::config::{Config, Route};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::result::{MethodReason, PacketResult};
+use crate::result::{MethodReason, Note, PacketResult};
 use crate::run::run;
 use crate::verify;
 use inlane_core::load::Counts;
@@ -50,7 +50,7 @@ pub struct Measurement {
     /// True if a software stand-in for a device took part.
     pub twin: bool,
     /// What a reader must know before comparing the figures with others.
-    pub notes: Vec<String>,
+    pub notes: Vec<Note>,
     /// Why the run failed. The results then cover the time up to the failure.
     pub failure: Option<Error>,
 }
@@ -128,7 +128,7 @@ impl Session<'_> {
         // Do not count a closed pipe as a failure. Standard output is often a pipe to a program that reads
         // only the first packets.
         if sends_to_stdout(config) && failure.as_ref().is_some_and(closed_by_reader) {
-            notes.push("the reader of standard output closed the pipe, which ended the run".into());
+            notes.push(Note::PipeClosed);
             failure = None;
         }
         notes.extend(missed_rate(config, &result));
@@ -156,15 +156,11 @@ pub fn sends_to_stdout(config: &Config) -> bool {
 
 /// Returns a note for a run that received no packets, if its source may have been empty. Only a capture, or a
 /// ring without packets at the start, can be empty. Returns `None` for all other sources.
-fn why_no_packets(config: &Config) -> Option<String> {
+fn why_no_packets(config: &Config) -> Option<Note> {
     let rx = config.route.source()?;
-    match rx.kind() {
-        Kind::Capture => Some(format!("no packet was received from {rx}")),
-        Kind::Ring if !rx.starts_with_packets() => {
-            Some(format!("no packet was received from {rx}; add prime=N to start with N packets in the ring"))
-        }
-        _ => None,
-    }
+    let is_ring = rx.kind() == Kind::Ring;
+    let may_be_empty = rx.kind() == Kind::Capture || is_ring && !rx.starts_with_packets();
+    may_be_empty.then(|| Note::NoPackets { source: rx.to_string(), is_ring })
 }
 
 /// Returns true if the run ended because the reader of a capture closed the pipe.

@@ -2,7 +2,9 @@
 
 mod ceiling;
 mod explanation;
+mod failure;
 mod limit;
+mod note;
 mod parameters;
 mod text;
 
@@ -15,9 +17,12 @@ use inlane_result::{Baseline, Ceiling, PathExplanation};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use crate::trial::{FailedRate, TrialFailure};
 pub use ceiling::{CeilingOf, CoreTime, Moved};
 pub use explanation::{LaunchShape, MethodChoice, MethodReason, MethodTrial};
+pub use failure::RunFailure;
 pub use limit::{Evidence, Limit, LimitKind, Resource, Task};
+pub use note::{InjectedFaults, Note};
 pub use parameters::Parameters;
 
 /// The packets of one direction of a run: received or transmitted.
@@ -68,7 +73,8 @@ pub struct PacketResult {
     /// The settings of this run that differ between the rows: burst, method, size and others.
     pub parameters: Parameters,
     /// Why the run failed. The figures are then zero, or those up to the failure.
-    pub error: Option<String>,
+    #[schemars(with = "Option<String>")]
+    pub error: Option<RunFailure>,
     /// The ports as the user named them: the receive port, then the transmit ports.
     pub ports: Vec<String>,
     /// The path that packets took, one hop description per direction.

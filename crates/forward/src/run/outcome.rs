@@ -2,14 +2,14 @@
 
 use super::load::{ForwardLoad, Joined};
 use super::wiring::Direction;
-use super::wrappers::faults_note;
+use super::wrappers;
 use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
 use crate::gpu::{self, LinkSamples};
 use crate::pipeline::{StageHistograms, Tally, WorkShares};
 use crate::result::{
-    LaunchShape, MethodReason, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Stages,
+    LaunchShape, MethodReason, Note, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Stages,
 };
 use inlane_core::Port;
 use inlane_core::port::Counters;
@@ -42,7 +42,7 @@ pub struct RunOutcome {
     /// `result.dropped_overload` includes this number.
     pub refused_packets: u64,
     /// Remarks that a reader needs to interpret the result, such as the number of injected faults.
-    pub notes: Vec<String>,
+    pub notes: Vec<Note>,
     /// Errors during the run, in order. After an error, the result covers the time up to the failure.
     pub errors: Vec<Error>,
 }
@@ -75,7 +75,7 @@ impl RunOutcome {
         let ForwardLoad { config, function, ports, directions, pools, gpu, faults, .. } = load;
         let threads = config.executor.threads();
         let meters = load.meters.chunks(threads);
-        let received: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
+        let received_packets = tallies.iter().map(|(tally, _)| tally.rx.packets).collect();
         let mut sum = Tally::default();
         let mut reported = FunctionReport::default();
         let mut lane: Option<gpu::LaneReport> = None;
@@ -100,16 +100,16 @@ impl RunOutcome {
         let method = config.executor.method();
         let mut notes = Vec::new();
         if config.pipelines > 1 {
-            notes.push(format!("packets received by each pipeline: {}", received.join(", ")));
+            notes.push(Note::Pipelines { received_packets });
         }
         let (mut errors, mut measured) = (sum.errors, None);
         let competitor = competitor.and_then(|found| found.map_err(|error| errors.push(error)).ok());
         match link {
             Some(Ok(samples)) => measured = pcie_measured(&samples),
-            Some(Err(error)) => notes.push(format!("PCIe traffic was not measured: {error}")),
+            Some(Err(error)) => notes.push(Note::PcieNotMeasured { why: error.to_string() }),
             None => {}
         }
-        notes.extend(faults_note(faults));
+        notes.extend(wrappers::faults(faults).map(Note::Faults));
         let result = PacketResult {
             parameters: parameters(config),
             error: None,

@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::result::InjectedFaults;
 use inlane_core::clock::Clock;
 use inlane_core::load::{Pace, Pacer};
 use inlane_core::units::Rate;
@@ -94,13 +95,10 @@ impl Wrappers {
     }
 }
 
-/// Returns a note with the number of injected faults; `None` without fault injection.
-pub(super) fn faults_note(counters: &[Arc<fault::FaultCounts>]) -> Option<String> {
+/// Returns the numbers of injected faults; `None` without fault injection.
+pub(super) fn faults(counters: &[Arc<fault::FaultCounts>]) -> Option<InjectedFaults> {
     let sum =
         counters.iter().map(|counts| counts.read()).reduce(|a, b| std::array::from_fn(|i| a[i] + b[i]))?;
     let [dropped, duplicated, reordered, corrupted, delayed] = sum;
-    Some(format!(
-        "injected faults: {dropped} packets dropped, {duplicated} duplicated, {reordered} reordered, \
-         {corrupted} corrupted, {delayed} delayed"
-    ))
+    Some(InjectedFaults { dropped, duplicated, reordered, corrupted, delayed })
 }
