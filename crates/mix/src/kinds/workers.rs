@@ -6,6 +6,10 @@ use inlane_core::load::{LoadError, Meter, Pace, Pacer, Running, spawn};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The least time for which a thread without a due operation sleeps. The time that a slowed load does not need must be free
+/// for others on its core, and short sleeps would spend it on switches between threads.
+const SLEEP_NS: u64 = 1_000_000;
+
 /// The threads of a load before they run.
 pub(crate) struct Workers {
     pub name: String,
@@ -61,8 +65,7 @@ impl Workers {
         while !run.stopping() {
             let start_ns = clock.now_ns();
             if pacer.due(start_ns, 1) == 0 {
-                // Sleep, even for a short time: the time that a slowed load does not need must be free for others.
-                std::thread::sleep(Duration::from_nanos(pacer.wait_ns(start_ns)));
+                std::thread::sleep(Duration::from_nanos(pacer.wait_ns(start_ns).max(SLEEP_NS)));
                 continue;
             }
             let bytes = operation();
