@@ -23,7 +23,7 @@ pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
 /// Variables named `INLANE_*` that correspond to no flag of the command. Other parts of inlane read these
 /// variables.
-const OTHER_VARIABLES: [&str; 20] = [
+const OTHER_VARIABLES: [&str; 21] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
     "INLANE_CACHE",
@@ -42,6 +42,7 @@ const OTHER_VARIABLES: [&str; 20] = [
     "INLANE_NTB_MOVER",
     "INLANE_NTB_YIELD",
     "INLANE_NTB_MOVER_FROM",
+    "INLANE_SHMEM_CHECK",
     "INLANE_SHMEM_CONNECT_TIMEOUT",
     "INLANE_SHMEM_ANSWER_TIMEOUT",
 ];

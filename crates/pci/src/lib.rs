@@ -29,6 +29,7 @@ pub mod link;
 mod mapping;
 pub mod names;
 pub mod numa;
+mod parse;
 pub mod permission;
 pub mod spec;
 pub mod sysfs;

@@ -275,7 +275,7 @@ impl Engine {
             let mut work = direct.has_work(now, all || few);
             if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
                 match direct.end_lease(now) {
-                    Ok(turn) if turn == Turn::Pair => {
+                    Ok(Turn::Pair) => {
                         direct.listed = None;
                         self.unlist(index);
                         continue;
