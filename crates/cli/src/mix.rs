@@ -147,6 +147,9 @@ fn fraction(text: &str) -> Result<f64, Error> {
     value.ok_or_else(|| Error::invalid(format!("'{text}'"), "give a fraction above 0, such as 2% or 0.02"))
 }
 
+/// The swept settings with their values, and the session that they make.
+type SweptSession = (Vec<(String, String)>, Scenario);
+
 impl Mix {
     /// Runs the subcommand.
     ///
@@ -233,7 +236,7 @@ impl Mix {
     }
 
     /// Returns the scenario of each session with the settings that a sweep gives it.
-    fn sessions(&self, draft: &Draft) -> anyhow::Result<Vec<(Vec<(String, String)>, Scenario)>> {
+    fn sessions(&self, draft: &Draft) -> anyhow::Result<Vec<SweptSession>> {
         let cores = self.cores.as_ref().map_or(&[][..], |cores| &cores.0);
         let mut drafts = vec![(Vec::new(), draft.clone())];
         for Axis { key, values } in &self.sweep {

@@ -29,7 +29,7 @@ pub struct Offload {
 
 #[derive(Subcommand)]
 enum OffloadCommand {
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     Run(run::Run),
     Status(status::Status),
 }

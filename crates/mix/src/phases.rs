@@ -39,9 +39,9 @@ pub(crate) fn of_block(
         phases.extend([Phase::Together; 2]);
         phases.extend((0..users).map(|load| Phase::Throttled { load, share: shares.throttled }));
     }
-    for antagonist in users..loaded.len() {
+    for (antagonist, beside) in beside.iter().enumerate().take(loaded.len()).skip(users) {
         phases.push(Phase::Alone { load: antagonist });
-        for &load in &beside[antagonist] {
+        for &load in beside {
             phases.extend(shares.ladder.iter().map(|&share| Phase::Beside { load, antagonist, share }));
         }
     }

@@ -3,13 +3,16 @@
 use crate::style::{colours, hexadecimal, with_dark_mode};
 use std::fmt::Write;
 
+/// The height of a bar, and the ends of its interval.
+pub type Bar = (f64, Option<(f64, f64)>);
+
 /// Bars of one group, such as the predicted and the measured rate of a load.
 #[derive(Clone, Debug)]
 pub struct BarGroup {
     /// The name below the bars.
     pub name: String,
     /// The height of each bar with the ends of its interval. `None` leaves the bar out.
-    pub bars: Vec<Option<(f64, Option<(f64, f64)>)>>,
+    pub bars: Vec<Option<Bar>>,
 }
 
 /// A panel of a picture.
@@ -201,9 +204,7 @@ fn matrix(
     columns: &[String],
     cells: &[Vec<Option<(f64, String)>>],
 ) -> Option<f64> {
-    if cells.iter().flatten().flatten().next().is_none() {
-        return None;
-    }
+    cells.iter().flatten().flatten().next()?;
     text(out, (16.0, top + 22.0), "start", 17.0, title);
     let left = LEFT + 50.0;
     let width = ((WIDTH - 16.0 - left) / columns.len() as f64).min(180.0);
@@ -260,7 +261,7 @@ fn short(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn of_bars(bars: Vec<Option<(f64, Option<(f64, f64)>)>>) -> Panel {
+    fn of_bars(bars: Vec<Option<Bar>>) -> Panel {
         let groups = vec![BarGroup { name: "a < b".into(), bars }];
         let series = vec!["predicted".into(), "measured".into()];
         Panel::Bars { title: "Rates".into(), y: "GB/s".into(), series, groups }

@@ -95,7 +95,7 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
     for verdict in row.verdicts.iter().filter(|verdict| verdict.evidence.iter().any(|line| speaks(&line))) {
         let when = if verdict.when == WhenResult::Alone { "alone" } else { "together" };
         writeln!(out, "\nEvidence about {} {when}:", verdict.load)?;
-        if !first.iter().any(|shown| *shown == verdict) {
+        if !first.contains(&verdict) {
             writeln!(out, "  {}", verdict.sentence)?;
         }
         verdict.evidence.iter().filter(speaks).try_for_each(|line| writeln!(out, "  {line}"))?;

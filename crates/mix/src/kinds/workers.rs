@@ -53,8 +53,8 @@ impl Workers {
                 let name = format!("mix-{}", self.name);
                 threads.push(spawn(scope, name, core, meter, work).map_err(NotStarted::of)?);
             }
-            let ended = threads.into_iter().map(|thread| thread.join());
-            ended.map(|end| end.unwrap_or_else(|_| Err("a thread of the load panicked".into()))).collect()
+            let mut ended = threads.into_iter().map(|thread| thread.join());
+            ended.try_for_each(|end| end.unwrap_or_else(|_| Err("a thread of the load panicked".into())))
         })
     }
 
