@@ -47,8 +47,10 @@ impl CodeCache {
     /// # Errors
     /// As for [`CodeCache::open`].
     pub fn at(directory: PathBuf) -> io::Result<Self> {
-        let named =
-            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
+        let named = |source: io::Error| {
+            let (kind, what) = (source.kind(), directory.display().to_string());
+            io::Error::new(kind, inlane_core::Error::Os { what, source })
+        };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(named)?;
         if !only_this_user_writes(&directory) {
             let why = "another user owns or can write it; remove it or set INLANE_CACHE";
@@ -208,6 +210,14 @@ mod tests {
         let entry = cache.insert(key);
         fs::write(entry.path(), code).unwrap();
         entry.commit().unwrap()
+    }
+
+    #[test]
+    fn a_refused_directory_keeps_the_error_of_the_system() {
+        let error = CodeCache::at("/proc/inlane".into()).unwrap_err();
+        assert!(error.to_string().starts_with("/proc/inlane: "), "{error}");
+        let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.unwrap().raw_os_error(), Some(libc::ENOENT));
     }
 
     #[test]
