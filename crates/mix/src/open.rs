@@ -105,7 +105,9 @@ fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
         opened.push(of_memory(users, on_memory, buffers)?);
     }
     for (resource, beside) in links(users) {
-        match of_link(&resource, beside) {
+        let engine = |of: &Use| matches!(of.resource, Resource::CopyEngine(_));
+        let beside_engine = beside.iter().any(|user| users[*user].uses.iter().any(engine));
+        match of_link(&resource, beside, beside_engine) {
             Ok(one) => opened.extend(one),
             Err(error) => tracing::warn!(
                 "{} cannot be loaded, so its phases are left out: {error}",
@@ -146,14 +148,15 @@ fn links(users: &[Loaded]) -> BTreeMap<Resource, Vec<usize>> {
     links
 }
 
-/// Opens the antagonist on a direction of a link. `None` if no copies can fill it.
-fn of_link(link: &Resource, beside: Vec<usize>) -> Result<Option<Opened>, Error> {
+/// Opens the antagonist on a direction of a link. `None` if no copies can fill it. `beside_engine` says that a load beside
+/// it uses a copy engine.
+fn of_link(link: &Resource, beside: Vec<usize>, beside_engine: bool) -> Result<Option<Opened>, Error> {
     let (device, to_device) = match link {
         Resource::LinkToDevice(device) => (device, true),
         Resource::LinkFromDevice(device) => (device, false),
         _ => return Ok(None),
     };
-    let Some(config) = dma::filling_link(device, to_device) else { return Ok(None) };
+    let Some(config) = dma::filling_link(device, to_device, beside_engine) else { return Ok(None) };
     let name = format!("copies-{}-{device}", if to_device { "to" } else { "from" });
     let work = Work::Dma(Box::new(config));
     let load = work.open(&name, Some(1), &[])?;

@@ -1,6 +1,7 @@
 //! The phases of a block, and their random order.
 
 use crate::observation::{Loaded, Phase};
+use inlane_core::load::Resource;
 
 /// How loads are slowed, and how strong antagonists are.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,7 +14,7 @@ pub struct Shares {
 
 impl Default for Shares {
     fn default() -> Self {
-        Self { throttled: 0.85, ladder: vec![0.5, 1.0] }
+        Self { throttled: 0.85, ladder: vec![0.25, 0.5, 1.0] }
     }
 }
 
@@ -43,6 +44,12 @@ pub(crate) fn of_block(
         phases.push(Phase::Alone { load: antagonist });
         for &load in beside {
             phases.extend(shares.ladder.iter().map(|&share| Phase::Beside { load, antagonist, share }));
+        }
+        // Shows whether the resource is full while all run. Threads show that of cores.
+        let is_core =
+            matches!(loaded[antagonist].antagonist_of, Some(Resource::Core(_) | Resource::Processors));
+        if let Some(&share) = shares.ladder.first().filter(|_| users > 1 && !is_core) {
+            phases.push(Phase::TogetherBeside { antagonist, share });
         }
     }
     phases
@@ -95,7 +102,7 @@ mod tests {
         assert_eq!((count(Phase::Alone { load: 0 }), count(Phase::Alone { load: 2 })), (2, 1));
         assert_eq!(count(Phase::Throttled { load: 1, share: 0.85 }), 1);
         assert_eq!(count(Phase::Beside { load: 1, antagonist: 2, share: 0.5 }), 1);
-        assert_eq!(phases.len(), 4 + 2 + 2 + 2 + 1 + 2);
+        assert_eq!(phases.len(), 4 + 2 + 2 + 2 + 1 + 3 + 1);
         let one = of_block(&loads[..1], 1, &beside[..1], &Shares::default());
         let slowed = Phase::ThrottledAlone { load: 0, share: 0.85 };
         assert_eq!(

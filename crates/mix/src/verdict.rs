@@ -190,3 +190,6 @@ pub fn judge(measured: &Measured) -> Judgement {
     }
     Judgement { equal_phases, verdicts }
 }
+
+#[cfg(test)]
+mod tests;

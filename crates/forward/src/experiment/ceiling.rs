@@ -11,7 +11,9 @@ use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::gpu::Memory;
-use crate::result::{CeilingOf, CoreTime, Moved, Note, PacketResult};
+#[cfg(feature = "cuda")]
+use crate::result::Moved;
+use crate::result::{CeilingOf, CoreTime, Note, PacketResult};
 use crate::run::ports;
 use inlane_core::clock::Clock;
 use inlane_core::ring::layout::PacketVerdict;

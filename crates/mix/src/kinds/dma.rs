@@ -62,9 +62,11 @@ pub(super) fn open(config: &CopyLoadConfig, threads: usize, cores: &[usize]) -> 
 }
 
 /// Returns the copies that fill one direction of the link of `device`, `to_device` or back. `None` if the device is not one
-/// whose memory can be copied.
-pub(crate) fn filling_link(device: &str, to_device: bool) -> Option<CopyLoadConfig> {
+/// whose memory can be copied. `beside_engine` says that loads use a GPU's copy engine for this direction. The SMs copy
+/// then, because a copy engine serves one queue until that is empty, and so does not share the link.
+pub(crate) fn filling_link(device: &str, to_device: bool, beside_engine: bool) -> Option<CopyLoadConfig> {
     let device: Endpoint = device.parse().ok().filter(|end| *end != Endpoint::Host)?;
+    let path = if beside_engine && matches!(device, Endpoint::Gpu(_)) { Path::Sm } else { Path::Dma };
     let (from, to) = if to_device { (Endpoint::Host, device) } else { (device, Endpoint::Host) };
-    Some(CopyLoadConfig { choice: PathChoice::Require(Path::Dma), ..CopyLoadConfig::new(from, to, SIZE) })
+    Some(CopyLoadConfig { choice: PathChoice::Require(path), ..CopyLoadConfig::new(from, to, SIZE) })
 }

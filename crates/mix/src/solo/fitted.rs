@@ -13,6 +13,9 @@ const SAME_CAPACITY: f64 = 0.2;
 const UNPACED: f64 = 0.95;
 /// A fitted use and the one that the load states agree if they differ by at most this factor.
 const AGREE: f64 = 1.35;
+/// A load that keeps less than this share of its rate is starved: the antagonist does not share the resource with it, as a
+/// copy engine that serves one queue until that is empty.
+const STARVED: f64 = 0.2;
 /// Below this share of the capacity, a loss beside an antagonist does not come from a full resource.
 const NOT_FULL: f64 = 0.93;
 
@@ -221,8 +224,9 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
         (ladder.capacity / capacity - 1.0).abs() <= SAME_CAPACITY && ladder.interval.1 < 1.5 * ladder.per_byte
     });
     let own = fitted.uses[load][at];
-    // Two unpaced loads fill the resource. A small difference to the antagonist's rate alone is noise.
-    let below = unpaced.map(|(_, beside, rate)| {
+    // Two unpaced loads fill the resource. A small difference to the antagonist's rate alone is noise. A starved load does not
+    // show what it takes.
+    let below = unpaced.filter(|(_, _, rate)| *rate >= STARVED * alone).map(|(_, beside, rate)| {
         if beside > NOT_FULL * capacity {
             0.0
         } else {
@@ -230,8 +234,8 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
         }
     });
     let measured = ladder.map(|ladder| ladder.per_byte).or(below);
-    let weight =
-        unpaced.filter(|(_, _, rate)| *rate < 0.95 * alone).map(|(_, beside, rate)| rate * unit / beside);
+    let shares = |rate: f64| rate < 0.95 * alone && rate >= STARVED * alone;
+    let weight = unpaced.filter(|(_, _, rate)| shares(*rate)).map(|(_, beside, rate)| rate * unit / beside);
     fitted.uses[load][at] = match (own, measured) {
         (own, None) => own,
         (Some(own), Some(0.0)) => {

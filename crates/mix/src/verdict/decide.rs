@@ -132,7 +132,15 @@ impl Weighed {
 
     /// Returns true if this may be the bottleneck instead of `named`.
     fn rivals(&self, case: &Case, named: &Self) -> bool {
-        if self.against > 0 {
+        // The bytes that cross a device's link go to or come from its memory, which is faster than the link.
+        let behind_link = match (&self.bottleneck, &named.bottleneck) {
+            (
+                Bottleneck::Resource(Resource::DeviceMemory(device)),
+                Bottleneck::Resource(Resource::LinkToDevice(link) | Resource::LinkFromDevice(link)),
+            ) => device == link,
+            _ => false,
+        };
+        if self.against > 0 || behind_link {
             return false;
         }
         // An exchange shows only that both loads share something. It could be this resource, if nothing excludes it.

@@ -145,6 +145,9 @@ impl Case<'_> {
             let says = match bottleneck {
                 _ if is_part => match self.loss(change, taken) {
                     Says::For if self.is_explained(phase, antagonist, &parts, bottleneck) => Says::Neither,
+                    Says::Neither | Says::Against if self.is_paid_by_others(phase, antagonist, &parts) => {
+                        return None;
+                    }
                     says => says,
                 },
                 // An antagonist that displaces the load in proportion has found a full resource.
@@ -158,6 +161,17 @@ impl Case<'_> {
             Some(Evidence { fact: Fact::Antagonist { antagonist, resource, share, change }, says })
         };
         self.antagonists().into_iter().filter_map(beside).collect()
+    }
+
+    /// Returns true if other loads gave up most of what an antagonist takes of the resources `parts`. These are full then,
+    /// and the load only competes better than the others.
+    fn is_paid_by_others(&self, phase: Phase, antagonist: usize, parts: &[usize]) -> bool {
+        let rate = |load: usize| Some(statistics::rate(&self.measured.observations, phase, load)?.median);
+        let units = |load: usize| self.per_byte(load, parts).unwrap_or(0.0);
+        let taken = rate(antagonist).unwrap_or(0.0) * units(antagonist);
+        let lost = |load: usize| Some((self.rates[load] - rate(load)?) * units(load));
+        let paid: f64 = self.others().filter_map(lost).sum();
+        taken > 0.0 && paid > 0.5 * taken
     }
 
     /// Returns true if the loss beside an antagonist may have another reason than the resources `parts`: the quota throttles
