@@ -10,7 +10,7 @@ use inlane_nvme::pdu::{
     CapsuleCmd, Data, Digests, Header, IcReq, Kind, Layout, MAX_HEADER, Rules, Sender, digest, encode,
 };
 use inlane_nvme::target::buffer::Pool;
-use inlane_nvme::target::connection::{TargetConnection, Setup};
+use inlane_nvme::target::connection::{Setup, TargetConnection};
 use inlane_nvme::target::controller::Reach;
 use inlane_nvme::target::inbox::{ConnectionId, Inbox};
 use inlane_nvme::target::storage;

@@ -145,9 +145,7 @@ impl Case<'_> {
             let says = match bottleneck {
                 _ if is_part => match self.loss(change, taken) {
                     Says::For if self.is_explained(phase, antagonist, &parts, bottleneck) => Says::Neither,
-                    Says::Neither | Says::Against if self.is_paid_by_others(phase, antagonist, &parts) => {
-                        return None;
-                    }
+                    Says::Against if self.is_paid_by_others(phase, antagonist, &parts) => Says::Neither,
                     says => says,
                 },
                 // An antagonist that displaces the load in proportion has found a full resource.

@@ -156,7 +156,7 @@ impl<T: Transport> World<T> {
     /// `destination`. The root is the PE at index `root`.
     ///
     /// # Errors
-    /// As for [`World::sync`] and [`World::put_bytes`].
+    /// As for [`World::sync`] and [`Context::put_bytes`](super::Context::put_bytes).
     ///
     /// # Safety
     /// At the root, `source` is readable for `bytes`.

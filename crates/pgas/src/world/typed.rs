@@ -89,7 +89,7 @@ impl<T: Transport> World<T> {
     /// Puts elements into `pe`'s copy, starting at index `index`.
     ///
     /// # Errors
-    /// As for [`World::put_bytes`].
+    /// As for [`Context::put_bytes`](super::Context::put_bytes).
     pub fn put<E: Element>(&self, array: Symmetric<E>, index: usize, source: &[E], pe: u32) -> Result<()> {
         let at = array.at(index, source.len())?;
         // SAFETY: the slice has plain elements, so its bytes are readable.
@@ -99,7 +99,7 @@ impl<T: Transport> World<T> {
     /// Gets elements of `pe`'s copy, starting at index `index`.
     ///
     /// # Errors
-    /// As for [`World::get_bytes`].
+    /// As for [`Context::get_bytes`](super::Context::get_bytes).
     pub fn get<E: Element>(&self, array: Symmetric<E>, index: usize, into: &mut [E], pe: u32) -> Result<()> {
         let at = array.at(index, into.len())?;
         // SAFETY: the slice has plain elements, so any bytes are valid values.
@@ -110,7 +110,7 @@ impl<T: Transport> World<T> {
     /// also sees the elements.
     ///
     /// # Errors
-    /// As for [`World::put_signal_bytes`].
+    /// As for [`Context::put_signal_bytes`](super::Context::put_signal_bytes).
     pub fn put_signal<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -142,7 +142,7 @@ impl<T: Transport> World<T> {
     /// `index` in this PE's copy of the array. Returns the element.
     ///
     /// # Errors
-    /// As for [`World::wait`].
+    /// As for [`Context::wait`](super::Context::wait).
     pub fn wait_until<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -164,7 +164,7 @@ impl<T: Transport> World<T> {
     /// Carries out an atomic on element `index` of `pe`'s copy. Returns the previous value.
     ///
     /// # Errors
-    /// As for [`World::atomic`].
+    /// As for [`Context::atomic`](super::Context::atomic).
     pub fn fetch(
         &self,
         operation: Operation,
