@@ -137,7 +137,7 @@ fn can_tell(runs: &SoloRuns, fitted: &Fitted, load: usize, at: usize) -> bool {
         || !is_opposite && !antagonists(runs, resource).flat_map(also).any(|other| fills(other) == Some(true))
 }
 
-/// Returns what the load itself statesabout its use of a resource. Time of cores is counted if the load does not state how
+/// Returns what the load itself states about its use of a resource. Time of cores is counted if the load does not state how
 /// much it takes.
 fn stated(runs: &SoloRuns, load: usize, resource: &Resource) -> Option<Known> {
     let of = &runs.loads()[load];

@@ -8,7 +8,7 @@ use inlane_core::load::Resource;
 
 /// The quota stops the process for at least this share of the time, or it does not matter.
 pub(super) const THROTTLED: f64 = 0.05;
-/// Changes of a rate belowthis fraction are not told apart from noise, however often they repeat.
+/// Changes of a rate below this fraction are not told apart from noise, however often they repeat.
 const NOISE: f64 = 0.02;
 /// A resource of which at least this share is used is full.
 const FULL: f64 = 0.93;

@@ -205,7 +205,7 @@ impl Case<'_> {
         })
     }
 
-    /// Judges the loss beside an antagonistthat takes the share `taken` of the capacity.A resource of which 94 % are used
+    /// Judges the loss beside an antagonist that takes the share `taken` of the capacity. A resource of which 94 % are used
     /// gives the smallest loss that speaks for it, one of which 75 % are used the largest that speaks against it.
     fn loss(&self, change: Estimate, taken: f64) -> Says {
         let of = |used: f64| ((taken - (1.0 - used)) / used / taken).max(0.0);
@@ -277,7 +277,7 @@ impl Case<'_> {
         })
     }
 
-    /// Returns true if slowing the load did not makeits threads less busy, so they also count waiting as work.
+    /// Returns true if slowing the load did not make its threads less busy, so they also count waiting as work.
     pub fn polls(&self) -> bool {
         match self.slowed(&Bottleneck::OwnCores).map(|evidence| evidence.fact) {
             Some(super::Fact::Slowed { rate, busy: Some((before, then)), .. }) => {

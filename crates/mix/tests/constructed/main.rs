@@ -86,7 +86,7 @@ fn no_verdict_is_wrong() {
     let mut all = Outcome::default();
     for (kind, of) in &kinds {
         eprintln!(
-            "{kind:32} right {:3}, not determined {:3},wrong {:3}, rightly open {:3}",
+            "{kind:32} right {:3}, not determined {:3}, wrong {:3}, rightly open {:3}",
             of.right, of.open, of.wrong, of.unnameable
         );
         all += *of;
