@@ -153,7 +153,7 @@ impl<'a> Case<'a> {
     }
 
     /// Compares what the running loads take of a bottleneck with the most that was ever taken of it. That must have been
-    /// by another mixture of loads: otherwise each load would fill what nobody else uses.
+    /// by another mixture of loads. Otherwise a load that uses a resource alone would always count as filling it.
     pub fn ceiling(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
         let parts = self.parts(bottleneck);
         let counts = matches!(bottleneck, Bottleneck::Resource(_) | Bottleneck::BothDirections(_));
