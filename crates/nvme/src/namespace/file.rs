@@ -6,7 +6,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// The ioctl that returns the size of a block device in bytes (linux/fs.h).
 const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
@@ -85,9 +85,7 @@ impl FileStorage {
         }
         let identity = match block_device {
             true => device_identity(path, metadata.rdev(), Path::new("/")),
-            false => {
-                path.canonicalize().unwrap_or_else(|_| path.clone()).into_os_string().into_encoded_bytes()
-            }
+            false => file_identity(path, &metadata),
         };
         let alignment = match (block_device, direct) {
             (true, _) => logical_block(&file, path)?,
@@ -139,8 +137,7 @@ impl FileStorage {
         self.direct
     }
 
-    /// Returns the bytes that identify the storage across restarts: the absolute path of a file, or the identity of a
-    /// device.
+    /// Returns the bytes that identify the file or device across restarts.
     pub fn identity(&self) -> &[u8] {
         &self.identity
     }
@@ -253,6 +250,16 @@ fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
         }
         std::thread::sleep(LOCK_WAIT / 50);
     }
+}
+
+/// Returns the bytes that identify a file: its absolute path, its inode and its time of creation. So a file that takes the
+/// place of another one is another drive. The kernel may reuse the inode, so the inode alone does not distinguish the two.
+fn file_identity(path: &Path, metadata: &Metadata) -> Vec<u8> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.into()).into_os_string().into_encoded_bytes();
+    // Some file systems do not record the time of creation.
+    let created = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let created = created.unwrap_or_default().as_nanos();
+    [&path[..], &metadata.ino().to_le_bytes(), &created.to_le_bytes()].concat()
 }
 
 /// Returns the bytes that identify a block device. `root` is the root directory.

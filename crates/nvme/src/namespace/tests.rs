@@ -102,6 +102,14 @@ fn the_identity_of_a_file_is_stable_and_that_of_memory_is_not() {
     let text = format!("file:{}/disk,size=1M", directory.path().display());
     let first = open(&text).unwrap().uuid;
     assert_eq!(first, open(&text).unwrap().uuid);
+    // A host that continues with a file that took the place of another one would mix two drives.
+    let path = directory.path().join("disk");
+    std::fs::rename(&path, directory.path().join("old")).unwrap();
+    assert_ne!(first, open(&text).unwrap().uuid);
+    std::fs::rename(directory.path().join("old"), &path).unwrap();
+    assert_eq!(first, open(&text).unwrap().uuid);
+    std::fs::remove_file(&path).unwrap();
+    assert_ne!(first, open(&text).unwrap().uuid);
     assert_ne!(open("memory:1M").unwrap().uuid, open("memory:1M").unwrap().uuid);
 }
 
