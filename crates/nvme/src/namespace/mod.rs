@@ -55,6 +55,10 @@ pub struct Namespace {
     /// How many operations succeeded and failed, and how many bytes were read and written.
     pub counters: Counters,
     blocks: AtomicU64,
+    /// The number of blocks that [`Namespace::refresh`] last found.
+    reported_blocks: AtomicU64,
+    /// When [`Namespace::can_write`] last read the size.
+    size_read_at_ms: AtomicU64,
     flush_failed: AtomicBool,
 }
 
@@ -148,6 +152,8 @@ impl Namespace {
             uuid,
             counters: Counters::default(),
             blocks: AtomicU64::new(blocks),
+            reported_blocks: AtomicU64::new(blocks),
+            size_read_at_ms: AtomicU64::new(0),
             flush_failed: AtomicBool::new(false),
         })
     }
@@ -177,14 +183,28 @@ impl Namespace {
         (end <= self.blocks()).then(|| (start << self.block_shift, u64::from(count) << self.block_shift))
     }
 
-    /// Reads the size of the storage again. Returns true if the number of blocks has changed.
+    /// Reads the size of the storage again. Returns true if the number of blocks has changed since the last call.
     ///
     /// # Errors
     /// If the size cannot be read. The number of blocks then stays unchanged.
     pub fn refresh(&self) -> Result<bool> {
         let Storage::File(file) = &self.storage else { return Ok(false) };
         let blocks = file.bytes()? >> self.block_shift;
-        Ok(self.blocks.swap(blocks, Relaxed) != blocks)
+        self.blocks.store(blocks, Relaxed);
+        Ok(self.reported_blocks.swap(blocks, Relaxed) != blocks)
+    }
+
+    /// Returns false if the file was truncated and now ends before byte `end`, because a write would extend it again.
+    /// Reads the size at most once in a millisecond.
+    pub fn can_write(&self, end: u64, now_ms: u64) -> bool {
+        if let Storage::File(file) = &self.storage
+            && self.size_read_at_ms.load(Relaxed) != now_ms
+            && let Ok(bytes) = file.bytes()
+        {
+            self.size_read_at_ms.store(now_ms, Relaxed);
+            self.blocks.store(bytes >> self.block_shift, Relaxed);
+        }
+        end <= self.bytes()
     }
 
     /// Returns true if a volatile cache holds written data until a flush.

@@ -10,6 +10,11 @@ impl TargetConnection {
     /// Prepares the file operation of an I/O command. Returns false if no buffer is available.
     pub(super) fn start_file_operation(&mut self, slot: u16, request: IoRequest) -> bool {
         let namespace = self.setup.subsystem.namespace(request.namespace).expect("a validated namespace");
+        if request.operation.modifies() && !namespace.can_write(request.offset + request.length, self.now_ms)
+        {
+            self.finish(slot, Status::LBA_OUT_OF_RANGE.dnr(), 0);
+            return true;
+        }
         let entry = self.slots.get_mut(slot);
         let mut ranges = Vec::new();
         let address = match request.operation {

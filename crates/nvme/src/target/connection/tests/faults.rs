@@ -236,3 +236,25 @@ proptest! {
         }
     }
 }
+
+/// A write beyond the end would extend the file again. The size is read again for a write after at least a millisecond.
+#[test]
+fn a_truncated_file_is_not_extended_again() {
+    let (directory, subsystem) = file("");
+    let (_admin, mut host) = connected(&subsystem, Digests::default());
+    let write = |cid: u16, lba, now_ms, host: &mut Host| {
+        host.now_ms = now_ms;
+        let blocks = Command::blocks(io::WRITE, 1, lba, 8, Sgl::in_capsule(4096));
+        let command = Command { cid: cid.into(), ..blocks };
+        host.call(command, &[5; 4096]).0.status()
+    };
+    assert_eq!(write(1, 2040, 10, &mut host), Status::SUCCESS);
+    let path = directory.path().join("disk");
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(512 << 10).unwrap();
+    assert_eq!(write(2, 2040, 11, &mut host), Status::LBA_OUT_OF_RANGE.dnr());
+    assert_eq!(write(3, 1016, 11, &mut host), Status::SUCCESS);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 512 << 10);
+    // Hosts are still told.
+    assert_eq!(subsystem.refresh().0, [1]);
+    assert!(subsystem.refresh().0.is_empty());
+}
