@@ -32,6 +32,8 @@ pub mod settings;
 mod signals;
 pub mod solo;
 pub mod statistics;
+#[cfg(test)]
+mod test_sessions;
 pub mod text;
 pub mod verdict;
 

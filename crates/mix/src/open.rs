@@ -6,6 +6,7 @@ use crate::kinds::dma;
 use crate::kinds::memory::{self, MemoryLoad, MemoryOperation, MemorySettings, Stores};
 use crate::observation::Loaded;
 use crate::scenario::{LoadSpec, Scenario};
+use crate::solo::{Crossing, crossings};
 use inlane_core::load::{Load, Resource, Use, UseSource};
 use inlane_core::units::Rate;
 use inlane_core::{Error, cores, units};
@@ -104,14 +105,12 @@ fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
     if !on_memory.is_empty() {
         opened.push(of_memory(users, on_memory, buffers)?);
     }
-    for (resource, beside) in links(users) {
-        let engine = |of: &Use| matches!(of.resource, Resource::CopyEngine(_));
-        let beside_engine = beside.iter().any(|user| users[*user].uses.iter().any(engine));
-        match of_link(&resource, beside, beside_engine) {
+    for (crossing, beside) in links(users) {
+        match of_link(&crossing, beside) {
             Ok(one) => opened.extend(one),
             Err(error) => tracing::warn!(
                 "{} cannot be loaded, so its phases are left out: {error}",
-                crate::text::resource(&resource)
+                crate::text::resource(&crossing.resource())
             ),
         }
     }
@@ -133,34 +132,57 @@ fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
     Ok(opened)
 }
 
-/// Returns the directions of links that loads use, each with these loads.
-fn links(users: &[Loaded]) -> BTreeMap<Resource, Vec<usize>> {
-    let mut links: BTreeMap<Resource, Vec<usize>> = BTreeMap::new();
-    for (index, user) in users.iter().enumerate() {
-        let is_link = |of: &Resource| matches!(of, Resource::LinkToDevice(_) | Resource::LinkFromDevice(_));
-        for used in user.uses.iter().map(|used| &used.resource).filter(|of| is_link(of)) {
-            let beside = links.entry(used.clone()).or_default();
-            if !beside.contains(&index) {
-                beside.push(index);
-            }
+/// Returns the crossings of links by antagonists, each with the loads beside which it runs.
+///
+/// An antagonist that crosses as a load does shows what the other loads on the link keep beside that load, also those in the
+/// opposite direction. Two users of a GPU's copy engine do not share it: the engine serves one queue until that is empty.
+/// Beside such a load, SMs show what it takes.
+fn links(users: &[Loaded]) -> Vec<(Crossing, Vec<usize>)> {
+    let by_user: Vec<Vec<Crossing>> = users.iter().map(crossings).collect();
+    let mut links: Vec<(Crossing, Vec<usize>)> = Vec::new();
+    for crossing in by_user.iter().flatten() {
+        let on_gpu = crossing.device.starts_with("gpu:");
+        let having = |is: &dyn Fn(&Crossing) -> bool| -> Vec<usize> {
+            (0..users.len()).filter(|user| by_user[*user].iter().any(is)).collect()
+        };
+        if crossing.by_engine && on_gpu {
+            let sms = Crossing { by_engine: false, ..crossing.clone() };
+            let same =
+                having(&|of: &Crossing| of.device == crossing.device && of.to_device == crossing.to_device);
+            links.push((sms, same));
+        }
+        let mut beside = having(&|of: &Crossing| of.device == crossing.device);
+        let alike = having(&|of: &Crossing| of == crossing);
+        if crossing.by_engine && on_gpu && alike.len() == 1 {
+            beside.retain(|user| !alike.contains(user));
+        }
+        links.push((crossing.clone(), beside));
+    }
+    let mut merged: Vec<(Crossing, Vec<usize>)> = Vec::new();
+    for (crossing, beside) in links.into_iter().filter(|(_, beside)| !beside.is_empty()) {
+        match merged.iter_mut().find(|(of, _)| *of == crossing) {
+            Some((_, all)) => all.extend(beside),
+            None => merged.push((crossing, beside)),
         }
     }
-    links
+    for (_, beside) in &mut merged {
+        beside.sort();
+        beside.dedup();
+    }
+    // Those that share the link with the loads come first.
+    merged.sort_by_key(|(crossing, _)| crossing.by_engine);
+    merged
 }
 
-/// Opens the antagonist on a direction of a link. `None` if no copies can fill it. `beside_engine` says that a load beside
-/// it uses a copy engine.
-fn of_link(link: &Resource, beside: Vec<usize>, beside_engine: bool) -> Result<Option<Opened>, Error> {
-    let (device, to_device) = match link {
-        Resource::LinkToDevice(device) => (device, true),
-        Resource::LinkFromDevice(device) => (device, false),
-        _ => return Ok(None),
-    };
-    let Some(config) = dma::filling_link(device, to_device, beside_engine) else { return Ok(None) };
-    let name = format!("copies-{}-{device}", if to_device { "to" } else { "from" });
+/// Opens the antagonist that crosses a link. `None` if no copies can.
+fn of_link(crossing: &Crossing, beside: Vec<usize>) -> Result<Option<Opened>, Error> {
+    let Some(config) = dma::filling_link(crossing) else { return Ok(None) };
+    let Crossing { device, to_device, by_engine } = crossing;
+    let by = if *by_engine { "" } else { "-by-sm" };
+    let name = format!("copies-{}-{device}{by}", if *to_device { "to" } else { "from" });
     let work = Work::Dma(Box::new(config));
     let load = work.open(&name, Some(1), &[])?;
-    Ok(Some(antagonist(name, load, link.clone(), Vec::new(), beside)))
+    Ok(Some(antagonist(name, load, crossing.resource(), Vec::new(), beside)))
 }
 
 fn having(users: &[Loaded], is: impl Fn(&Loaded) -> bool) -> Vec<usize> {

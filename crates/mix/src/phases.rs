@@ -48,7 +48,9 @@ pub(crate) fn of_block(
         // Shows whether the resource is full while all run. Threads show that of cores.
         let is_core =
             matches!(loaded[antagonist].antagonist_of, Some(Resource::Core(_) | Resource::Processors));
-        if let Some(&share) = shares.ladder.first().filter(|_| users > 1 && !is_core) {
+        let of = &loaded[antagonist].antagonist_of;
+        let is_first = loaded[users..antagonist].iter().all(|earlier| earlier.antagonist_of != *of);
+        if let Some(&share) = shares.ladder.first().filter(|_| users > 1 && !is_core && is_first) {
             phases.push(Phase::TogetherBeside { antagonist, share });
         }
     }

@@ -3,16 +3,20 @@
 //! The input is [`SoloRuns`], which contains no observation of a mix. So a prediction can be written before the mixes run.
 //!
 //! Uses and capacities come from ladders of antagonists. [`inlane_model`] computes the rates: weighted max-min fairness. The
-//! weights are those with which the loads competed with the antagonist of the resource that the mix needs most. Before a
-//! resource is full, the model slows no load. So each load's demand is first reduced by what it lost beside an
+//! weights are those with which the loads competed with the antagonist of each resource: in time of a core, not in bytes. The
+//! directions of a link have a ceiling together, and are divided as [`link`] says. Before a resource is full, the model slows
+//! no load. So each load's demand is first reduced by what it lost beside an
 //! antagonist that took as much as the other loads of the mix do.
 
+mod link;
 mod residual;
 
+use link::Links;
 pub use residual::{Accuracy, Residual, accuracy, residuals};
 
 use crate::observation::Phase;
 use crate::solo::{Fitted, SoloRuns};
+use crate::verdict::Bottleneck;
 use inlane_core::load::Resource;
 use inlane_model::{Flow, Limit, Network};
 
@@ -20,6 +24,8 @@ use inlane_model::{Flow, Limit, Network};
 const SELECTIONS: usize = 100;
 /// The seed of the selections. It is fixed so that a prediction can be computed again.
 const SEED: u64 = 0x1f83_d9ab;
+/// The least weight of a load at a resource. The largest one is 1.
+const LEAST_WEIGHT: f64 = 1e-6;
 /// Turns in which demands and rates adapt to each other.
 const TURNS: usize = 8;
 
@@ -52,8 +58,8 @@ pub struct Predicted {
     /// The interval of the rate from the spread of the solo runs: about 95 of 100 selections of their blocks lie in it. It
     /// does not contain errors of the model itself.
     pub interval: (f64, f64),
-    /// The resource that will limit the load. `None` if it runs as fast as alone, or slows down before a resource is full.
-    pub limit: Option<Resource>,
+    /// What will limit the load. `None` if it runs as fast as alone, or slows down before a resource is full.
+    pub limit: Option<Bottleneck>,
     /// The rate without interference: that of the load alone.
     pub alone: f64,
     /// The rate if each resource were divided into equal parts among the loads that use it.
@@ -95,7 +101,7 @@ pub fn predict(runs: &SoloRuns) -> inlane_model::Result<Prediction> {
                 load,
                 rate,
                 interval: if spread.is_empty() { (0.0, f64::INFINITY) } else { middle(spread) },
-                limit: limit.map(|at| fitted.resources[at].clone()),
+                limit,
                 alone: runs.alone(load).unwrap_or(0.0),
                 equal_split: equal_split(runs, &fitted, &loads, load),
             });
@@ -117,66 +123,101 @@ fn mixes_of(users: usize) -> Vec<(Phase, Vec<usize>)> {
     mixes
 }
 
-/// Returns the rate of each of `loads` together, and the index of the resource that limits it.
+/// Something that the loads of a mix share. Its vectors have an entry for each load of the mix.
+struct Shared {
+    name: Bottleneck,
+    capacity: f64,
+    /// Units for each byte.
+    uses: Vec<f64>,
+    /// The units that a load gets, in relation to the others, while all compete.
+    weights: Vec<f64>,
+    /// How each load slows down before the resource is full: see [`Fitted::early`].
+    early: Vec<Vec<(f64, f64)>>,
+}
+
+/// Returns what the loads of a mix share.
+fn shared(runs: &SoloRuns, fitted: &Fitted, loads: &[usize], alone: &[f64]) -> Vec<Shared> {
+    let of_users: Vec<f64> = (0..runs.users()).map(|load| runs.alone(load).unwrap_or(0.0)).collect();
+    let links = Links { loaded: runs.loads(), users: runs.users(), fitted, alone: &of_users };
+    let mut shared = Vec::new();
+    for (at, resource) in fitted.resources.iter().enumerate() {
+        let Some(capacity) = fitted.capacities[at] else { continue };
+        let uses: Vec<f64> = loads.iter().map(|load| fitted.per_byte(*load, at).unwrap_or(0.0)).collect();
+        let weights = match resource {
+            Resource::LinkToDevice(device) | Resource::LinkFromDevice(device) => {
+                let bytes = links.weights(loads, device);
+                bytes.iter().zip(&uses).map(|(bytes, per_byte)| bytes * per_byte).collect()
+            }
+            _ => loads
+                .iter()
+                .map(|load| fitted.uses[*load][at].and_then(|of| of.weight).unwrap_or(1.0))
+                .collect(),
+        };
+        let early = loads.iter().map(|load| fitted.early[*load][at].clone()).collect();
+        shared.push(Shared { name: Bottleneck::Resource(resource.clone()), capacity, uses, weights, early });
+    }
+    for device in links.devices(loads) {
+        if let Some(uses) = links.joint(loads, &device) {
+            let bytes = links.weights(loads, &device);
+            let weights = bytes.iter().zip(&uses).map(|(bytes, per_byte)| bytes * per_byte).collect();
+            let name = Bottleneck::BothDirections(device);
+            shared.push(Shared { name, capacity: 1.0, uses, weights, early: vec![Vec::new(); alone.len()] });
+        }
+    }
+    shared
+}
+
+/// Returns the rate of each of `loads` together, and what limits it.
 fn rates(
     runs: &SoloRuns,
     fitted: &Fitted,
     loads: &[usize],
-) -> inlane_model::Result<Vec<(f64, Option<usize>)>> {
+) -> inlane_model::Result<Vec<(f64, Option<Bottleneck>)>> {
     let alone: Vec<f64> = loads.iter().map(|load| runs.alone(*load).unwrap_or(0.0)).collect();
-    let uses = |load: usize, at: usize| fitted.per_byte(load, at).unwrap_or(0.0);
-    let known: Vec<(usize, f64)> =
-        fitted.capacities.iter().enumerate().filter_map(|(at, of)| Some((at, (*of)?))).collect();
-    let needed = |(at, capacity): &(usize, f64)| {
-        loads.iter().zip(&alone).map(|(load, alone)| uses(*load, *at) * alone).sum::<f64>() / capacity
-    };
-    let most = known.iter().max_by(|one, other| needed(one).total_cmp(&needed(other))).map(|(at, _)| *at);
-    let weight = |load: usize| {
-        let known = fitted.uses[load][most?]?;
-        Some(known.weight?.clamp(0.01, 100.0))
-    };
+    let shared = shared(runs, fitted, loads, &alone);
     let mut demands = alone.clone();
-    let mut solved: Vec<(f64, Option<usize>)> = alone.iter().map(|rate| (*rate, None)).collect();
+    let mut solved: Vec<(f64, Option<Bottleneck>)> = alone.iter().map(|rate| (*rate, None)).collect();
     for _ in 0..TURNS {
-        let mut network = Network::new();
-        let mut ids = Vec::new();
-        for (_, capacity) in &known {
-            ids.push(network.add_resource(inlane_model::Resource::new(*capacity))?);
-        }
-        for (&load, &demand) in loads.iter().zip(&demands) {
-            let used = known.iter().zip(&ids).map(|((at, _), id)| (*id, uses(load, *at)));
-            network.add_flow(Flow {
-                uses: used.filter(|(_, per_byte)| *per_byte > 0.0).collect(),
-                demand: Some(demand),
-                requesters: weight(load).unwrap_or(1.0),
-                ..Flow::default()
-            })?;
-        }
-        let solution = network.solve()?;
-        solved = solution
-            .flows
-            .iter()
-            .map(|flow| {
-                let limit = match flow.limit {
-                    Limit::Resource(id) => Some(known[id.index()].0),
-                    Limit::Demand | Limit::Window => None,
-                };
-                (flow.rate, limit)
-            })
-            .collect();
+        let solution = network(&shared, &demands)?.solve()?;
+        let limit = |limit| match limit {
+            Limit::Resource(id) => Some(shared[id.index()].name.clone()),
+            Limit::Demand | Limit::Window => None,
+        };
+        solved = solution.flows.iter().map(|flow| (flow.rate, limit(flow.limit))).collect();
         // What the others take slows each load down before a resource is full.
-        let others = |at: usize, but: usize| {
-            let taken = loads.iter().zip(&solved).filter(|(load, _)| **load != but);
-            taken.map(|(load, (rate, _))| uses(*load, at) * rate).sum::<f64>()
+        let slowed = |load: usize, of: &Shared| {
+            let others = (0..loads.len()).filter(|other| *other != load);
+            factor(&of.early[load], others.map(|other| of.uses[other] * solved[other].0).sum())
         };
-        let slowed = |load: usize| {
-            known.iter().map(|(at, _)| factor(&fitted.early[load][*at], others(*at, load))).product::<f64>()
-        };
-        let next: Vec<f64> = loads.iter().zip(&alone).map(|(load, alone)| alone * slowed(*load)).collect();
-        // Half a step, because demands of loads that slow each other down would alternate otherwise.
-        demands.iter_mut().zip(next).for_each(|(demand, next)| *demand = (*demand + next) / 2.0);
+        for (load, demand) in demands.iter_mut().enumerate() {
+            let next = alone[load] * shared.iter().map(|of| slowed(load, of)).product::<f64>();
+            // Half a step, because demands of loads that slow each other down would alternate otherwise.
+            *demand = (*demand + next) / 2.0;
+        }
     }
     Ok(solved)
+}
+
+/// Creates the network of a mix.
+fn network(shared: &[Shared], demands: &[f64]) -> inlane_model::Result<Network> {
+    let mut network = Network::new();
+    let ids: Vec<_> = shared
+        .iter()
+        .map(|of| network.add_resource(inlane_model::Resource::new(of.capacity)))
+        .collect::<Result<_, _>>()?;
+    for (load, &demand) in demands.iter().enumerate() {
+        let mut flow = Flow { demand: Some(demand), ..Flow::default() };
+        for (of, id) in shared.iter().zip(&ids).filter(|(of, _)| of.uses[load] > 0.0) {
+            // The network divides bytes, and a resource such as a core divides units.
+            let bytes = |load: usize| of.weights[load] / of.uses[load];
+            let largest =
+                (0..demands.len()).filter(|load| of.uses[*load] > 0.0).map(bytes).fold(0.0, f64::max);
+            flow = flow.using(*id, of.uses[load]);
+            flow.weights.push((*id, (bytes(load) / largest).max(LEAST_WEIGHT)));
+        }
+        network.add_flow(flow)?;
+    }
+    Ok(network)
 }
 
 /// Returns the factor of a load's rate while others take `taken`. Interpolates between the steps, which start at (0, 1).
@@ -215,3 +256,6 @@ fn middle(mut values: Vec<f64>) -> (f64, f64) {
     let out = (values.len() as f64 * 0.025) as usize;
     (values[out], values[values.len() - 1 - out])
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,9 +3,12 @@
 //! A load alone does not show what it takes from a resource that is not full. An antagonist fills the resource: see
 //! [`inlane_model::fit`].
 
+mod crossing;
 mod fitted;
 
-pub use fitted::{Fitted, Known};
+pub use crossing::{Crossing, crossings};
+pub(crate) use fitted::SLOWED;
+pub use fitted::{Fitted, Known, Step};
 
 use crate::observation::{Loaded, Measured, Observation, Phase};
 use crate::statistics;
@@ -69,10 +72,6 @@ impl SoloRuns {
     /// Returns the number of blocks.
     pub(crate) fn blocks(&self) -> usize {
         self.observations.iter().map(|observation| observation.block + 1).max().unwrap_or(0)
-    }
-
-    pub(crate) fn of_phase(&self, phase: Phase) -> impl Iterator<Item = &Observation> {
-        statistics::of_phase(&self.observations, phase)
     }
 
     pub(crate) fn observations(&self) -> &[Observation] {

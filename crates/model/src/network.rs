@@ -63,6 +63,8 @@ pub struct Flow {
     pub requesters: f64,
     /// The weight at schedulers.
     pub weight: f64,
+    /// Weights at single resources, which replace [`Flow::requesters`] and [`Flow::weight`] there.
+    pub weights: Vec<(ResourceId, f64)>,
     /// The flow that this flow follows, and the bytes of this flow for each byte of the followed flow. Both
     /// flows then have one rate, for example if one sends what the other has read.
     pub follows: Option<(FlowId, f64)>,
@@ -70,11 +72,29 @@ pub struct Flow {
 
 impl Default for Flow {
     fn default() -> Self {
-        Self { uses: Vec::new(), demand: None, window: None, requesters: 1.0, weight: 1.0, follows: None }
+        Self {
+            uses: Vec::new(),
+            demand: None,
+            window: None,
+            requesters: 1.0,
+            weight: 1.0,
+            weights: Vec::new(),
+            follows: None,
+        }
     }
 }
 
 impl Flow {
+    /// Returns the weight at a resource that divides its capacity by `sharing`.
+    pub(crate) fn weight_at(&self, resource: usize, sharing: Sharing) -> f64 {
+        let own = self.weights.iter().find(|(of, _)| of.0 == resource);
+        match (own, sharing) {
+            (Some((_, weight)), _) => *weight,
+            (None, Sharing::Scheduler) => self.weight,
+            (None, _) => self.requesters,
+        }
+    }
+
     /// Adds a resource of which each byte takes `per_byte` units.
     pub fn using(mut self, resource: ResourceId, per_byte: f64) -> Self {
         self.uses.push((resource, per_byte));
@@ -137,7 +157,9 @@ impl Network {
             within_or_zero(window.latency, Item::Latency(id))?;
         }
         within(&WEIGHTS, flow.requesters, Item::Requesters(id))?;
-        within(&WEIGHTS, flow.weight, Item::Weight(id))?;
+        for weight in flow.weights.iter().map(|(_, weight)| *weight).chain([flow.weight]) {
+            within(&WEIGHTS, weight, Item::Weight(id))?;
+        }
         if let Some((leader, ratio)) = flow.follows {
             within(&WEIGHTS, ratio, Item::Ratio(id))?;
             if leader.0 >= id.0 {

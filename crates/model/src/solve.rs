@@ -182,8 +182,7 @@ impl<'a> Problem<'a> {
                 if sharing == Sharing::Fifo {
                     queues[resource].push((index, per_byte));
                 }
-                let weight = if sharing == Sharing::Scheduler { flow.weight } else { flow.requesters };
-                Use { resource, per_byte, weight }
+                Use { resource, per_byte, weight: flow.weight_at(resource, sharing) }
             }));
         }
         let widened = |(index, window): (usize, Option<Window>)| {

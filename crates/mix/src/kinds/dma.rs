@@ -2,6 +2,7 @@
 
 use super::{KindInfo, MOST_THREADS, THREADS, Work};
 use crate::settings::{Settings, Wrong, key};
+use crate::solo::Crossing;
 use inlane_copy::{CopyLoad, CopyLoadConfig, Endpoint, Path, PathChoice};
 use inlane_core::load::Load;
 use inlane_core::{CompletionMode, Error};
@@ -61,12 +62,11 @@ pub(super) fn open(config: &CopyLoadConfig, threads: usize, cores: &[usize]) -> 
     Ok(Box::new(CopyLoad::open(CopyLoadConfig { threads, cores, ..config.clone() })?))
 }
 
-/// Returns the copies that fill one direction of the link of `device`, `to_device` or back. `None` if the device is not one
-/// whose memory can be copied. `beside_engine` says that loads use a GPU's copy engine for this direction. The SMs copy
-/// then, because a copy engine serves one queue until that is empty, and so does not share the link.
-pub(crate) fn filling_link(device: &str, to_device: bool, beside_engine: bool) -> Option<CopyLoadConfig> {
-    let device: Endpoint = device.parse().ok().filter(|end| *end != Endpoint::Host)?;
-    let path = if beside_engine && matches!(device, Endpoint::Gpu(_)) { Path::Sm } else { Path::Dma };
-    let (from, to) = if to_device { (Endpoint::Host, device) } else { (device, Endpoint::Host) };
+/// Returns the copies that fill a direction of a link. `None` if the device is not one whose memory can be copied.
+pub(crate) fn filling_link(crossing: &Crossing) -> Option<CopyLoadConfig> {
+    let device: Endpoint = crossing.device.parse().ok().filter(|end| *end != Endpoint::Host)?;
+    let by_sm = !crossing.by_engine && matches!(device, Endpoint::Gpu(_));
+    let path = if by_sm { Path::Sm } else { Path::Dma };
+    let (from, to) = if crossing.to_device { (Endpoint::Host, device) } else { (device, Endpoint::Host) };
     Some(CopyLoadConfig { choice: PathChoice::Require(path), ..CopyLoadConfig::new(from, to, SIZE) })
 }

@@ -120,7 +120,7 @@ pub struct PredictionResult {
     pub low_per_second: Option<f64>,
     /// The upper end of the interval.
     pub high_per_second: Option<f64>,
-    /// The resource that should limit the load.
+    /// What should limit the load.
     pub limit: Option<String>,
     /// The rate without interference: that of the load alone.
     pub no_interference_per_second: f64,
@@ -184,7 +184,7 @@ fn rows(
                 predicted_per_second: of.rate,
                 low_per_second: finite(of.interval.1).map(|_| of.interval.0),
                 high_per_second: finite(of.interval.1),
-                limit: of.limit.as_ref().map(text::resource),
+                limit: of.limit.as_ref().map(text::bottleneck),
                 no_interference_per_second: of.alone,
                 equal_split_per_second: of.equal_split,
                 measured_per_second: residual.map(|residual| residual.measured.into()),

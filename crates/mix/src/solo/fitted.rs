@@ -16,6 +16,8 @@ const AGREE: f64 = 1.35;
 /// A load that keeps less than this share of its rate is starved: the antagonist does not share the resource with it, as a
 /// copy engine that serves one queue until that is empty.
 const STARVED: f64 = 0.2;
+/// A load that keeps at least this share of its rate beside an unpaced antagonist is not slowed down.
+pub(crate) const SLOWED: f64 = 0.95;
 /// Below this share of the capacity, a loss beside an antagonist does not come from a full resource.
 const NOT_FULL: f64 = 0.93;
 
@@ -28,8 +30,8 @@ pub struct Known {
     pub source: UseSource,
     /// True if the load states a use that measurements contradict. The figure is then that of the measurements.
     pub disputed: bool,
-    /// The weight with which the load competes with the antagonist when the resource is full. The antagonist's is 1. `None`
-    /// if the antagonist never slowed it down.
+    /// The units that the load gets for each unit of the antagonist when both run as fast as they can. `None` if the
+    /// antagonist never slowed it down, so that it may get more.
     pub weight: Option<f64>,
 }
 
@@ -46,6 +48,26 @@ pub struct Fitted {
     /// How a load slows down before a resource is full, by load and resource: the amount that others take, and the load's
     /// rate then as a fraction of its rate alone. In ascending order.
     pub early: Vec<Vec<Vec<(f64, f64)>>>,
+    /// The runs beside antagonists, by load of the user, and then by load of the session.
+    pub steps: Vec<Vec<Vec<Step>>>,
+}
+
+/// A load beside an antagonist: medians.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The fraction of its own rate alone at which the antagonist ran.
+    pub share: f64,
+    /// The rate that the antagonist reached.
+    pub antagonist: f64,
+    /// The rate of the load.
+    pub rate: f64,
+}
+
+impl Step {
+    /// Returns true if the antagonist ran as fast as it could.
+    pub fn is_unpaced(&self) -> bool {
+        self.share >= UNPACED && self.antagonist > 0.0
+    }
 }
 
 impl Fitted {
@@ -76,6 +98,9 @@ pub(super) fn fit(runs: &SoloRuns) -> Fitted {
         (0..resources.len()).map(|at| capacity(runs, &resources, &stated, at)).collect();
     let mut fitted = Fitted {
         early: vec![vec![Vec::new(); resources.len()]; runs.users()],
+        steps: (0..runs.users())
+            .map(|load| (0..runs.loads().len()).map(|antagonist| steps(runs, load, antagonist)).collect())
+            .collect(),
         uses: stated,
         resources,
         capacities,
@@ -188,45 +213,42 @@ fn capacity(
 fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
     let (Some(capacity), Some(alone)) = (fitted.capacities[at], runs.alone(load)) else { return };
     let resource = fitted.resources[at].clone();
-    let Some(antagonist) = antagonists(runs, &resource).max_by(|one, other| {
-        let best = |load: usize| runs.alone(load).unwrap_or(0.0);
-        best(*one).total_cmp(&best(*other))
-    }) else {
+    // An antagonist that starves the load, or is starved by it, shows the least.
+    let balance = |antagonist: &usize| {
+        let unpaced = fitted.steps[load][*antagonist].iter().find(|step| step.is_unpaced());
+        unpaced.map_or(0.0, |step| step.rate.min(step.antagonist))
+    };
+    let Some(antagonist) = antagonists(runs, &resource)
+        .filter(|antagonist| !fitted.steps[load][*antagonist].is_empty())
+        .max_by(|one, other| balance(one).total_cmp(&balance(other)))
+    else {
         return;
     };
     let unit = fitted.per_byte(antagonist, at).unwrap_or(1.0);
+    let steps: Vec<(f64, f64)> =
+        fitted.steps[load][antagonist].iter().map(|step| (step.antagonist * unit, step.rate)).collect();
+    let unpaced = fitted.steps[load][antagonist].iter().rev().find(|step| step.is_unpaced());
+    let unpaced = unpaced.map(|step| (step.antagonist * unit, step.rate));
     let mut points: Vec<(f64, f64)> = Vec::new();
-    let mut steps: Vec<(f64, f64, f64)> = Vec::new();
-    for phase in statistics::phases(runs.observations()) {
-        match phase {
-            Phase::Alone { load: other } if other == load => {
-                points
-                    .extend(runs.of_phase(phase).map(|observation| (0.0, observation.loads[load].amount())));
-            }
-            Phase::Beside { load: other, antagonist: beside, share }
+    for observation in runs.observations() {
+        let beside = match observation.phase {
+            Phase::Alone { load: other } if other == load => 0.0,
+            Phase::Beside { load: other, antagonist: beside, .. }
                 if other == load && beside == antagonist =>
             {
-                let both = runs.of_phase(phase).map(|observation| {
-                    (observation.loads[antagonist].amount() * unit, observation.loads[load].amount())
-                });
-                points.extend(both);
-                let median = |of| Some(statistics::rate(runs.observations(), phase, of)?.median);
-                if let (Some(beside), Some(rate)) = (median(antagonist), median(load)) {
-                    steps.push((share, beside * unit, rate));
-                }
+                observation.loads[antagonist].amount() * unit
             }
-            _ => {}
-        }
+            _ => continue,
+        };
+        points.push((beside, observation.loads[load].amount()));
     }
-    steps.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let unpaced = steps.iter().rev().find(|(share, beside, _)| *share >= UNPACED && *beside > 0.0).copied();
     let ladder = Ladder::fit(&points).ok().filter(|ladder| {
         (ladder.capacity / capacity - 1.0).abs() <= SAME_CAPACITY && ladder.interval.1 < 1.5 * ladder.per_byte
     });
     let own = fitted.uses[load][at];
     // Two unpaced loads fill the resource. A small difference to the antagonist's rate alone is noise. A starved load does not
     // show what it takes.
-    let below = unpaced.filter(|(_, _, rate)| *rate >= STARVED * alone).map(|(_, beside, rate)| {
+    let below = unpaced.filter(|(_, rate)| *rate >= STARVED * alone).map(|(beside, rate)| {
         if beside > NOT_FULL * capacity {
             0.0
         } else {
@@ -234,8 +256,8 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
         }
     });
     let measured = ladder.map(|ladder| ladder.per_byte).or(below);
-    let shares = |rate: f64| rate < 0.95 * alone && rate >= STARVED * alone;
-    let weight = unpaced.filter(|(_, _, rate)| shares(*rate)).map(|(_, beside, rate)| rate * unit / beside);
+    // Amounts of the load, which its use turns into units below.
+    let weight = unpaced.filter(|(_, rate)| *rate < SLOWED * alone).map(|(beside, rate)| rate / beside);
     fitted.uses[load][at] = match (own, measured) {
         (own, None) => own,
         (Some(own), Some(0.0)) => {
@@ -257,6 +279,24 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
         }
     };
     let per_byte = fitted.per_byte(load, at).unwrap_or(0.0);
-    let early = steps.iter().filter(|(_, beside, rate)| beside + per_byte * rate < NOT_FULL * capacity);
-    fitted.early[load][at] = early.map(|(_, beside, rate)| (*beside, (rate / alone).min(1.0))).collect();
+    if let Some(known) = &mut fitted.uses[load][at] {
+        known.weight = known.weight.map(|weight| weight * per_byte);
+    }
+    let early = steps.iter().filter(|(beside, rate)| beside + per_byte * rate < NOT_FULL * capacity);
+    fitted.early[load][at] = early.map(|(beside, rate)| (*beside, (rate / alone).min(1.0))).collect();
+}
+
+/// Returns the runs of `load` beside `antagonist`, with the share of the antagonist in ascending order.
+fn steps(runs: &SoloRuns, load: usize, antagonist: usize) -> Vec<Step> {
+    let phases = statistics::phases(runs.observations()).into_iter();
+    let of_phase = |phase| match phase {
+        Phase::Beside { load: of, antagonist: beside, share } if of == load && beside == antagonist => {
+            let median = |of| Some(statistics::rate(runs.observations(), phase, of)?.median);
+            Some(Step { share, antagonist: median(antagonist)?, rate: median(load)? })
+        }
+        _ => None,
+    };
+    let mut steps: Vec<Step> = phases.filter_map(of_phase).collect();
+    steps.sort_by(|one, other| one.share.total_cmp(&other.share));
+    steps
 }
