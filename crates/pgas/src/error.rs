@@ -64,14 +64,19 @@ pub enum Error {
         /// How many bytes sent to the peer are known to be delivered, and how many requests have no answer.
         lost: Lost,
     },
-    /// A peer has left the job, but this PE has not: the PEs called different collectives.
+    /// This PE waits for a call of a PE that leaves the job.
     #[error(
-        "PE {peer} has called shmem_finalize or has returned from main, but this PE still waits for others; call the same collectives at all PEs"
+        "PE {peer} has called shmem_finalize or has returned from main, but this PE still waits for it; call the same collectives at all PEs, and clear locks before shmem_finalize"
     )]
     Left {
-        /// The peer's PE number.
+        /// The number of the PE that leaves.
         peer: u32,
     },
+    /// This PE waits for a word, but all PEs that could change it leave the job.
+    #[error(
+        "this PE waits for a word, but all other PEs have called shmem_finalize or have returned from main, so none changes it; change the word before that"
+    )]
+    AllLeft,
     /// A peer did not answer in time, although its link is up.
     #[error("PE {peer} did not answer {what} within {:.1} s{lost}; check that its process is not stopped", waited.as_secs_f64())]
     Timeout {

@@ -25,6 +25,7 @@ mod rma;
 mod setup;
 mod statics;
 mod teams;
+mod threads;
 mod waits;
 mod world;
 

@@ -58,12 +58,14 @@ pub fn set(lock: *mut i64) {
     let me = world().me();
     while atomic(Operation::CompareSwap, links(lock), WAITING | QUEUED, 0, me) != 0 {
         // Another thread of this PE uses the lock.
-        check(world().wait_word(links(lock), 4, || own_link(lock).load(Ordering::Acquire) == 0));
+        check(world().wait_word((links(lock), 4), None, || own_link(lock).load(Ordering::Acquire) == 0));
     }
     let last = atomic(Operation::Swap, lock as usize, me + 1, 0, HOME);
     if last != 0 {
-        check(world().atomic_nbi(Operation::Or, links(lock), 4, (me + 1).into(), last - 1));
-        check(world().wait_word(links(lock), 4, || own_link(lock).load(Ordering::Acquire) & WAITING == 0));
+        let before = last - 1;
+        check(world().atomic_nbi(Operation::Or, links(lock), 4, (me + 1).into(), before));
+        let granted = || own_link(lock).load(Ordering::Acquire) & WAITING == 0;
+        check(world().wait_word((links(lock), 4), Some(before), granted));
     }
 }
 
@@ -89,7 +91,7 @@ pub fn clear(lock: *mut i64) {
         }
         // Another PE is already behind this PE in the lock's queue. Wait until it has stored its number in
         // the second half of this PE's copy of the lock's word.
-        check(world().wait_word(links(lock), 4, || {
+        check(world().wait_word((links(lock), 4), None, || {
             link = own_link(lock).load(Ordering::Acquire);
             next(link) != 0
         }));

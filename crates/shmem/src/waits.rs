@@ -121,7 +121,7 @@ impl<T: Copy + PartialOrd> Words<T> {
 pub unsafe fn wait_until<T: Copy + PartialOrd>(word: *const T, how: c_int, value: T) -> T {
     let how = compare(how);
     let mut seen = value;
-    check(world().wait_word(word as usize, size_of::<T>(), || {
+    check(world().wait_word((word as usize, size_of::<T>()), None, || {
         // SAFETY: the caller passes an aligned word.
         seen = unsafe { load(word) };
         how.holds(seen, value)

@@ -1,7 +1,7 @@
 //! The `World` of this process. All functions of this library communicate through it. `shmem_init` creates
 //! it. `shmem_finalize` or the exit handler ends it.
 
-use crate::statics;
+use crate::{statics, threads};
 use inlane_pgas::error::{Error, Result};
 use inlane_pgas::launch::{End, Membership, Session, leftovers, variables};
 use inlane_pgas::transport::Transport;
@@ -120,6 +120,7 @@ pub fn invalid(what: String, why: &str) -> ! {
 fn connect() -> Result<Process> {
     let statics = statics::find();
     let (address, length) = statics.unwrap_or((0, 0));
+    let threads_before = threads::count();
     let session = Session::from_environment(length)?;
     let job = JOB.get_or_init(|| session.membership());
     if !job.is_alone() {
@@ -129,7 +130,9 @@ fn connect() -> Result<Process> {
     // SAFETY: `find` returned the span, which exists as long as the process. Programs call shmem_init before other
     // threads use static objects.
     let transport = unsafe { session.connect(heap_bytes, statics)? };
+    threads::set_own(threads::count().saturating_sub(threads_before));
     let mut world = World::new(transport, address, length)?;
+    world.fail_waits_if(threads::is_alone);
     if variables::is_set(variables::CHECK) {
         world.check_heap();
     }

@@ -1,9 +1,12 @@
 //! Compiles C programs against the header and the library. Runs the programs as jobs of several sizes.
 
 mod compiling;
+mod leaving;
 
 use compiling::{compile, compile_with};
 use inlane_pgas::launch::Job;
+use inlane_pgas::transport::select::TransportKind;
+use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
@@ -208,6 +211,16 @@ fn an_early_end_ends_the_job() {
         assert_eq!(seen, status, "{how}: {why:?}");
         assert_eq!(why.is_some(), status != 0, "{how}: {why:?}");
     }
+}
+
+#[test]
+fn waits_for_pes_that_have_left_end_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "left.c") else { return };
+    for case in LEFT {
+        check_left(&program, TransportKind::Windows, case);
+    }
+    check_left(&program, TransportKind::Windows, ("child", 3, None));
 }
 
 /// Returns the process IDs of the job's processes. Each process has created a file `what`.PID in `folder`.

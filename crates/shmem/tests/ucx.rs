@@ -1,11 +1,13 @@
 //! Runs C programs as jobs over UCX: over shared memory, over TCP, and with a PE that is killed.
 
 mod compiling;
+mod leaving;
 
 use compiling::compile;
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
+use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -140,6 +142,18 @@ fn an_early_end_ends_the_job() {
         let (seen, why) = run(&program, methods, 3, &["abort"]);
         assert_eq!(seen, 128 + 6, "abort over {methods}: {why:?}");
         assert!(why.unwrap().starts_with("PE 1 was killed by signal 6"), "abort over {methods}");
+    }
+}
+
+#[test]
+fn waits_for_pes_that_have_left_end_the_job() {
+    if !has_ucx("waits_for_pes_that_have_left_end_the_job") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "left.c") else { return };
+    for case in LEFT {
+        check_left(&program, TransportKind::Ucx, case);
     }
 }
 

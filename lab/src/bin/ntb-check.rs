@@ -14,7 +14,7 @@ use inlane_ntb::device::{Event, Ntb};
 use inlane_ntb::ivshmem::{HEARTBEAT_TIMEOUT, Ivshmem};
 use inlane_pgas::error::Error;
 use inlane_pgas::transport::windows::{Settings, Windows};
-use inlane_pgas::transport::{Operation, Transport};
+use inlane_pgas::transport::{Operation, Transport, no_check};
 use inlane_pgas::world::{Compare, Signal, World};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -170,7 +170,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len())? };
     transport.quiet()?;
     transport.notify(peer)?;
-    transport.take_notification(peer)?;
+    transport.take_notification(peer, &mut no_check)?;
     println!("outlived: ok");
     Ok(())
 }
@@ -178,7 +178,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
 fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
     let world = connect(ntb, CompletionMode::Adaptive)?;
     let (transport, peer) = (world.transport(), 1 - world.me());
-    transport.take_notification(peer)?;
+    transport.take_notification(peer, &mut no_check)?;
     let (base, length) = transport.symmetric();
     ensure!(AT + NEWS.len() <= length);
     let mut seen = vec![0u8; NEWS.len()];

@@ -34,12 +34,6 @@ pub trait Exchange: Send + Sync {
     /// Returns a PE that ended without a call of [`JobControl::report_finished`]. Returns `None` if there is
     /// no such PE.
     fn lost(&self) -> Option<u32>;
-    /// Announces that this PE has begun to leave, before it waits for the other PEs. One call of
-    /// [`Exchange::gather`] must follow, after that wait.
-    fn announce_leave(&self);
-    /// Returns a PE that has left although this PE has not begun to leave, because the two PEs called different
-    /// collectives. Returns `None` if there is no such PE.
-    fn left(&self) -> Option<u32>;
 }
 
 /// A PE's connection to its launcher. The PE uses it to report how it ends.

@@ -15,6 +15,7 @@ pub mod windows;
 mod word;
 
 use crate::error::{Error, Result};
+use std::time::Duration;
 
 /// An atomic operation. Every operation returns the previous value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +79,25 @@ pub struct Capabilities {
     pub atomics: String,
     /// True if a started put, get or atomic may still be in flight when its function returns.
     pub nonblocking: bool,
+}
+
+/// What a wait waits for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Awaited {
+    /// The offset and width of the word, if the wait's condition reads only one word. Puts to other words then do not wake
+    /// the thread.
+    pub word: Option<(usize, usize)>,
+    /// The only PE that can end the wait, if there is such a PE. The loss of other PEs then need not end the wait.
+    pub pe: Option<u32>,
+}
+
+/// A check for reasons to end a wait with an error. Waits that last call it now and then, with the time that they have
+/// lasted. It may call [`Transport::get`]. If it fails, the wait looks at its condition once more.
+pub type Check<'a> = &'a mut dyn FnMut(Duration) -> Result<()>;
+
+/// The [`Check`] of a wait that has none.
+pub fn no_check(_: Duration) -> Result<()> {
+    Ok(())
 }
 
 /// Access to the symmetric memory of all PEs of a job. Any thread may call any method. Offsets count from the
@@ -213,15 +233,14 @@ pub trait Transport: Send + Sync + 'static {
     /// Consumes one notification of `pe`. Blocks until one has arrived.
     ///
     /// # Errors
-    /// [`crate::error::Error::LinkLost`] if the peer is lost.
-    fn take_notification(&self, pe: u32) -> Result<()>;
+    /// [`crate::error::Error::LinkLost`] if the peer is lost; errors of `check`.
+    fn take_notification(&self, pe: u32, check: Check<'_>) -> Result<()>;
 
-    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If `done` reads only one
-    /// word, pass this word's `(offset, width)`. Puts to other words then do not wake the thread.
+    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory.
     ///
     /// # Errors
-    /// [`crate::error::Error::LinkLost`] if a peer is lost during the wait.
-    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()>;
+    /// [`crate::error::Error::LinkLost`] if a peer is lost during the wait; errors of `check`.
+    fn wait(&self, awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()>;
 
     /// Carries out pending requests of other PEs. Call it in loops that do not call [`Transport::wait`].
     fn progress(&self);
@@ -240,13 +259,9 @@ pub trait Transport: Send + Sync + 'static {
     /// although the program does not poll.
     fn yield_if_idle(&self);
 
-    /// Announces that this PE has begun to leave. Call it before waiting for the other PEs and calling
-    /// [`Transport::leave`]. If another PE leaves although this PE has not announced that, the waits of this PE fail
-    /// instead of lasting forever.
-    fn announce_leave(&self) {}
-
-    /// Blocks until this PE may end: no other PE needs its service thread any more. All PEs call this last,
-    /// after a [`Transport::quiet`].
+    /// Blocks until this PE may end: its puts are delivered, because those in flight would be lost when the process ends, and
+    /// no other PE needs its service thread any more. All PEs call this last. A PE that has received all puts may have ended
+    /// meanwhile.
     ///
     /// # Errors
     /// If another PE has ended without this call.

@@ -2,7 +2,7 @@
 
 use super::ucx::Ucx;
 use super::windows::Windows;
-use super::{Atomic, Capabilities, Transport};
+use super::{Atomic, Awaited, Capabilities, Check, Transport};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
 use std::str::FromStr;
@@ -175,12 +175,12 @@ impl Transport for AnyTransport {
         either!(self, transport => transport.notify(pe))
     }
 
-    fn take_notification(&self, pe: u32) -> Result<()> {
-        either!(self, transport => transport.take_notification(pe))
+    fn take_notification(&self, pe: u32, check: Check<'_>) -> Result<()> {
+        either!(self, transport => transport.take_notification(pe, check))
     }
 
-    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        either!(self, transport => transport.wait(word, done))
+    fn wait(&self, awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
+        either!(self, transport => transport.wait(awaited, done, check))
     }
 
     fn progress(&self) {
@@ -193,10 +193,6 @@ impl Transport for AnyTransport {
 
     fn yield_if_idle(&self) {
         either!(self, transport => transport.yield_if_idle());
-    }
-
-    fn announce_leave(&self) {
-        either!(self, transport => transport.announce_leave())
     }
 
     fn leave(&self) -> Result<()> {

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! a PE's workspace, at the start of its symmetric memory
-//! basic part   a word for each PE, then a chunk for each PE. Collectives without a channel use it.
+//! basic part   128 bytes for each PE: at +0 a number that it sends, at +64 whether it leaves (module `wait`). Then a
+//!              chunk for each PE. Collectives without a channel use it.
 //! fixed place  the place of one channel, at the same offset on all PEs
 //! arena        the places of all other channels
 //!
@@ -107,16 +108,16 @@ pub struct Channel {
 
 /// The notifications between this PE and another member of the team, in both directions. To notify the
 /// member, this PE writes to one place in the member's workspace.
-struct Link {
+pub(super) struct Link {
     /// The offset of the place that this channel uses in the other member's workspace. The other member has
     /// allocated it.
     place: usize,
     sent: AtomicU64,
-    taken: AtomicU64,
+    pub(super) taken: AtomicU64,
 }
 
 impl Channel {
-    fn link(&self, pe: u32) -> Result<&Link> {
+    pub(super) fn link(&self, pe: u32) -> Result<&Link> {
         Ok(&self.links[self.index(pe)? as usize])
     }
 
@@ -132,7 +133,7 @@ impl Channel {
     }
 
     /// Returns the offset in this PE's workspace of the 128 bytes that `pe` writes.
-    fn ours(&self, pe: u32) -> Result<usize> {
+    pub(super) fn ours(&self, pe: u32) -> Result<usize> {
         Ok(self.own + self.index(pe)? as usize * WORD)
     }
 }
@@ -170,7 +171,7 @@ pub(super) struct Entered<'a> {
     pub(super) set: Set,
     /// This PE's position in the set, counted from 0.
     pub(super) index: u32,
-    channel: Option<&'a Channel>,
+    pub(super) channel: Option<&'a Channel>,
     _one: MutexGuard<'a, ()>,
 }
 
@@ -315,16 +316,8 @@ impl<T: Transport> World<T> {
         unsafe { self.transport.put(pe, channel.theirs(pe)?, (&raw const count).cast(), 8) }
     }
 
-    /// Blocks until a notification from `pe` has arrived, and consumes it.
-    pub(super) fn take_notification(&self, entered: &Entered<'_>, pe: u32) -> Result<()> {
-        let Some(channel) = entered.channel else { return self.transport.take_notification(pe) };
-        let expected = channel.link(pe)?.taken.fetch_add(1, Ordering::Relaxed) + 1;
-        let at = channel.ours(pe)?;
-        let count = self.word(at);
-        self.transport.wait(Some((at, 8)), &mut || count.load(Ordering::Acquire) >= expected)
-    }
-
-    fn word(&self, offset: usize) -> &AtomicU64 {
+    /// Returns a word of this PE's workspace.
+    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(
             offset.is_multiple_of(8) && offset + 8 <= workspace_bytes(self.pes()),
             "inside the workspace"

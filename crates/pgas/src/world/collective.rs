@@ -137,21 +137,6 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// Waits for all PEs before this process ends. When it returns, the other PEs have received everything
-    /// that they need from this process. It may then end at once.
-    ///
-    /// # Errors
-    /// As for [`World::sync`].
-    pub fn leave(&self) -> Result<()> {
-        self.transport.announce_leave();
-        self.transport.quiet_all()?;
-        self.barrier_all()?;
-        // Wait until all notifications are delivered, because a notification in flight would be lost when the
-        // process ends.
-        self.transport.quiet()?;
-        self.transport.leave()
-    }
-
     /// Copies `bytes` bytes from the root's `source` to all other PEs of the set, at the symmetric address
     /// `destination`. The root is the PE at index `root`.
     ///

@@ -371,24 +371,4 @@ impl<T: Transport> Context<T> {
         }
         self.transport.quiet()
     }
-
-    /// Blocks until `done` returns true. `done` may read all of this PE's symmetric memory.
-    ///
-    /// # Errors
-    /// As for [`Transport::wait`].
-    pub fn wait(&self, mut done: impl FnMut() -> bool) -> Result<()> {
-        self.transport.wait(None, &mut done)
-    }
-
-    /// Blocks until `done` returns true. `done` may read only the `bytes` (at most 8) at symmetric address
-    /// `word`.
-    ///
-    /// # Errors
-    /// As for [`Transport::wait`].
-    pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
-        // A word outside symmetric memory works too: the offset is then `None`, and every wake-up calls
-        // `done`.
-        let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
-        self.transport.wait(word, &mut done)
-    }
 }

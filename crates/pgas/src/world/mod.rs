@@ -18,6 +18,7 @@ mod heap;
 #[cfg(test)]
 pub(crate) mod tests;
 mod typed;
+mod wait;
 
 pub use channel::{Channel, Group};
 pub use collective::{Reduce, Set};
@@ -79,6 +80,8 @@ pub struct World<T: Transport> {
     heap: Arc<Mutex<Heap>>,
     collective: Mutex<()>,
     places: channel::Places,
+    /// See [`World::fail_waits_if`].
+    is_alone: Option<fn() -> bool>,
     /// The thresholds, size in bytes and number of PEs, from which a broadcast is cut into slices. Tests
     /// lower them.
     pub(crate) scattered_from: (usize, u32),
@@ -151,7 +154,8 @@ impl<T: Transport> World<T> {
 
     /// Makes a world over `transport`. The program's static objects are the `statics_bytes` at address
     /// `statics`. The transport must already have mapped them to offset [`World::statics_offset`]. Pass 0 for
-    /// both if there are none. The heap takes the rest of symmetric memory.
+    /// both if there are none. The heap takes the rest of symmetric memory. Call a collective before [`World::leave`], so
+    /// that all PEs have made their world before one leaves.
     ///
     /// # Errors
     /// [`Error::Invalid`] if nothing remains for the heap.
@@ -171,13 +175,16 @@ impl<T: Transport> World<T> {
         let origin = (base as usize + heap_offset) % transport.alignment();
         let base = base as usize;
         let spans = Spans { base, statics, statics_bytes, statics_offset, heap_offset, heap_bytes };
-        Ok(Self {
+        let world = Self {
             default: Context { transport, spans, shares_processors, checked: None },
             heap: Arc::new(Mutex::new(Heap::new(heap_bytes, origin))),
             collective: Mutex::new(()),
             places,
+            is_alone: None,
             scattered_from: collective::SCATTERED_FROM,
-        })
+        };
+        world.clear_leaving();
+        Ok(world)
     }
 
     /// Ends this world and returns the transport, to make another world over it.

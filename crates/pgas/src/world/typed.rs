@@ -142,7 +142,7 @@ impl<T: Transport> World<T> {
     /// `index` in this PE's copy of the array. Returns the element.
     ///
     /// # Errors
-    /// As for [`Context::wait`](super::Context::wait).
+    /// As for [`World::wait`].
     pub fn wait_until<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -152,7 +152,7 @@ impl<T: Transport> World<T> {
     ) -> Result<E> {
         let at = self.own(array, index, 1)?;
         let mut seen = value;
-        self.wait_word(at as usize, size_of::<E>(), || {
+        self.wait_word((at as usize, size_of::<E>()), None, || {
             // SAFETY: the element lies inside this world's memory, aligned by the array's allocation.
             seen = unsafe { at.read_volatile() };
             std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);

@@ -6,7 +6,7 @@ use crate::error::{Error, Lost, Result};
 use crate::field::ADDRESS;
 use crate::transport::bootstrap::{Exchange, JobControl};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,17 +16,8 @@ use std::time::{Duration, Instant};
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often a thread that waits for the data of all PEs checks whether a PE was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Value of [`Shared::lost`] and [`Shared::left`] if there is no such PE.
+/// Value of [`Client::lost`] if there is no such PE.
 const NONE: u32 = u32::MAX;
-
-struct Shared {
-    /// The number of a PE that ended before it sent `FINISHED`. [`NONE`] if there is no such PE.
-    lost: AtomicU32,
-    /// The number of a PE that left before this PE has begun to leave. [`NONE`] if there is no such PE.
-    left: AtomicU32,
-    /// True once this PE has announced that it leaves.
-    leaving: AtomicBool,
-}
 
 /// A PE's connection to the launcher.
 pub struct Client {
@@ -39,7 +30,8 @@ pub struct Client {
     gathered: Mutex<Receiver<Vec<Vec<u8>>>>,
     /// Receives an exit status if the launcher asks this PE to end.
     end: Mutex<Receiver<i32>>,
-    shared: Arc<Shared>,
+    /// The number of a PE that ended before it sent `FINISHED`. [`NONE`] if there is no such PE.
+    lost: Arc<AtomicU32>,
 }
 
 impl Client {
@@ -66,20 +58,15 @@ impl Client {
             }
         };
         stream.set_read_timeout(None).map_err(unreachable)?;
-        let shared = Arc::new(Shared {
-            lost: AtomicU32::new(NONE),
-            left: AtomicU32::new(NONE),
-            leaving: AtomicBool::new(false),
-        });
+        let lost = Arc::new(AtomicU32::new(NONE));
         let ((sender, gathered), (ending, end)) = (channel(), channel());
-        let (mut reading, theirs) = (stream.try_clone().map_err(unreachable)?, shared.clone());
+        let (mut reading, theirs) = (stream.try_clone().map_err(unreachable)?, lost.clone());
         let limit = (MAX_PAYLOAD + 4) * pes as usize;
         let watch = move || {
             loop {
                 match Frame::read(&mut reading, limit) {
                     Ok(Frame::Gathered(all)) if all.len() == pes as usize => drop(sender.send(all)),
-                    Ok(Frame::Gone(pe)) if pe < pes => theirs.lost.store(pe, Ordering::Release),
-                    Ok(Frame::Left(pe)) if pe < pes => theirs.left.store(pe, Ordering::Release),
+                    Ok(Frame::Gone(pe)) if pe < pes => theirs.store(pe, Ordering::Release),
                     Ok(Frame::End(status)) => drop(ending.send(status)),
                     _ => break,
                 }
@@ -95,7 +82,7 @@ impl Client {
             stream: Mutex::new(stream),
             gathered: Mutex::new(gathered),
             end: Mutex::new(end),
-            shared,
+            lost,
         })
     }
 
@@ -148,20 +135,7 @@ impl Exchange for Client {
     }
 
     fn lost(&self) -> Option<u32> {
-        Some(self.shared.lost.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
-    }
-
-    fn announce_leave(&self) {
-        self.shared.leaving.store(true, Ordering::Release);
-        let _ = self.send(&Frame::Leaving);
-    }
-
-    fn left(&self) -> Option<u32> {
-        // A server with many PEs may report that another PE has left before it reads that this PE leaves too.
-        if self.shared.leaving.load(Ordering::Acquire) {
-            return None;
-        }
-        Some(self.shared.left.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
+        Some(self.lost.load(Ordering::Acquire)).filter(|pe| *pe != NONE)
     }
 }
 

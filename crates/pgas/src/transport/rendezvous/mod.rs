@@ -44,12 +44,10 @@ const GATHER: u8 = 2;
 const FINISHED: u8 = 3;
 const EXIT: u8 = 4;
 const LOST: u8 = 5;
-const LEAVING: u8 = 6;
 const WELCOME: u8 = 129;
 const GATHERED: u8 = 130;
 const GONE: u8 = 131;
 const END: u8 = 132;
-const LEFT: u8 = 133;
 
 /// A message between a PE and the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,8 +61,6 @@ pub enum Frame {
     },
     /// The bytes of one PE for an exchange. In an exchange the launcher collects bytes from all PEs.
     Gather(Vec<u8>),
-    /// The PE has begun to leave. Its next exchange is the last one, in which all PEs leave.
-    Leaving,
     /// The PE has finished.
     Finished,
     /// The PE asks to end the job with this status.
@@ -77,8 +73,6 @@ pub enum Frame {
     Gathered(Vec<Vec<u8>>),
     /// The PE with this number has ended without a `Finished` frame.
     Gone(u32),
-    /// The PE with this number has left, but the receiver has not begun to leave.
-    Left(u32),
     /// The launcher asks the PE to end with this status.
     End(i32),
 }
@@ -98,7 +92,6 @@ impl Frame {
                 bytes.extend(given);
                 GATHER
             }
-            Frame::Leaving => LEAVING,
             Frame::Finished => FINISHED,
             Frame::Exit(status) => {
                 bytes.extend(status.to_le_bytes());
@@ -123,10 +116,6 @@ impl Frame {
                 bytes.extend(pe.to_le_bytes());
                 GONE
             }
-            Frame::Left(pe) => {
-                bytes.extend(pe.to_le_bytes());
-                LEFT
-            }
             Frame::End(status) => {
                 bytes.extend(status.to_le_bytes());
                 END
@@ -150,7 +139,6 @@ impl Frame {
                 Frame::Hello { token: *token, pe: u32::from_le_bytes(pe.try_into().ok()?) }
             }
             GATHER => Frame::Gather(payload.to_vec()),
-            LEAVING if payload.is_empty() => Frame::Leaving,
             FINISHED if payload.is_empty() => Frame::Finished,
             EXIT => Frame::Exit(number()? as i32),
             LOST => Frame::Lost(number()?),
@@ -168,7 +156,6 @@ impl Frame {
                 Frame::Gathered(all)
             }
             GONE => Frame::Gone(number()?),
-            LEFT => Frame::Left(number()?),
             END => Frame::End(number()? as i32),
             _ => return None,
         })

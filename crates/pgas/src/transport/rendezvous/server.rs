@@ -12,9 +12,6 @@ use std::time::Duration;
 
 /// How long a connection may take to send its HELLO.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-/// How long the server waits for the announcements of the other PEs after the first PE has left. In a correct job, they
-/// announced before that PE left, but over other connections, so their announcements may arrive later.
-const LEAVE_TIME: Duration = Duration::from_secs(1);
 /// The most connections that have not sent a HELLO yet.
 const MAX_STRANGERS: usize = 2 * MAX_PES as usize;
 
@@ -37,8 +34,6 @@ struct State {
     events: Sender<(u32, PeEvent)>,
     /// The number of connections that have not sent a HELLO yet.
     strangers: usize,
-    /// True once a PE has left before all others have announced that they leave.
-    has_left_early: bool,
     stopped: bool,
 }
 
@@ -47,7 +42,6 @@ struct Member {
     /// If the PE has joined: the queue of frames to send to it, and its connection.
     connection: Option<(Sender<Arc<[u8]>>, TcpStream)>,
     joined: bool,
-    leaving: bool,
     finished: bool,
     gone: bool,
     given: Option<Vec<u8>>,
@@ -89,8 +83,7 @@ impl Server {
         let meeting = Meeting { address: listener.local_addr().map_err(os)?, token };
         let (events, receiver) = channel();
         let members = (0..pes).map(|_| Member::default()).collect();
-        let state =
-            Mutex::new(State { members, events, strangers: 0, has_left_early: false, stopped: false });
+        let state = Mutex::new(State { members, events, strangers: 0, stopped: false });
         let shared = Arc::new(Shared { pes, token, state });
         let theirs = shared.clone();
         spawn("rendezvous", move || accept(&listener, &theirs))?;
@@ -213,13 +206,6 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>) {
             if !state.receive(pe, frame) {
                 break;
             }
-            if state.must_look_for_others() {
-                let theirs = shared.clone();
-                let _ = spawn("rendezvous-leave", move || {
-                    std::thread::sleep(LEAVE_TIME);
-                    theirs.state().report_left(pe);
-                });
-            }
         }
     }
     shared.state().leave(pe);
@@ -243,10 +229,6 @@ impl State {
     fn receive(&mut self, pe: u32, frame: Frame) -> bool {
         let event = match frame {
             Frame::Gather(bytes) => return self.gather(pe, bytes),
-            Frame::Leaving => {
-                self.members[pe as usize].leaving = true;
-                return true;
-            }
             Frame::Finished => {
                 self.members[pe as usize].finished = true;
                 PeEvent::Finished
@@ -268,22 +250,6 @@ impl State {
             self.send_all(&Frame::Gathered(all));
         }
         true
-    }
-
-    /// Returns true, once, if a PE has left, but others have not announced that they leave.
-    fn must_look_for_others(&mut self) -> bool {
-        let has_left = |member: &Member| member.leaving && member.given.is_some();
-        let early = !self.has_left_early
-            && self.members.iter().any(has_left)
-            && !self.members.iter().all(|member| member.leaving);
-        self.has_left_early |= early;
-        early
-    }
-
-    /// Tells the PEs that have not announced that they leave that `pe` has left.
-    fn report_left(&self, pe: u32) {
-        let others = (0..).zip(&self.members).filter(|(_, member)| !member.leaving);
-        others.for_each(|(other, _)| self.send(other, &Frame::Left(pe)));
     }
 
     fn leave(&mut self, pe: u32) {

@@ -77,26 +77,6 @@ fn a_lost_pe_ends_an_exchange() {
 }
 
 #[test]
-fn a_pe_hears_of_others_that_left_without_it() {
-    let (server, _events) = server(3);
-    let clients = [0, 1, 2].map(|pe| join(&server, pe));
-    clients[0].announce_leave();
-    clients[1].announce_leave();
-    std::thread::scope(|scope| {
-        let others = [&clients[0], &clients[1]].map(|client| scope.spawn(|| client.gather(b"")));
-        let begun = std::time::Instant::now();
-        while clients[2].left().is_none() {
-            assert!(begun.elapsed() < LONG);
-            std::thread::yield_now();
-        }
-        assert_eq!([clients[0].left(), clients[1].left()], [None, None], "they have begun to leave");
-        clients[2].announce_leave();
-        clients[2].gather(b"").unwrap();
-        others.into_iter().for_each(|other| drop(other.join().unwrap().unwrap()));
-    });
-}
-
-#[test]
 fn the_end_of_the_launcher_ends_an_exchange() {
     let (server, _events) = server(2);
     let client = join(&server, 0);
@@ -156,14 +136,12 @@ fn frames() -> impl Strategy<Value = Frame> {
     prop_oneof![
         (any::<[u8; 16]>(), any::<u32>()).prop_map(|(token, pe)| Frame::Hello { token, pe }),
         bytes().prop_map(Frame::Gather),
-        Just(Frame::Leaving),
         Just(Frame::Finished),
         any::<i32>().prop_map(Frame::Exit),
         any::<u32>().prop_map(Frame::Lost),
         any::<u32>().prop_map(Frame::Welcome),
         proptest::collection::vec(bytes(), 0..6).prop_map(Frame::Gathered),
         any::<u32>().prop_map(Frame::Gone),
-        any::<u32>().prop_map(Frame::Left),
         any::<i32>().prop_map(Frame::End),
     ]
 }

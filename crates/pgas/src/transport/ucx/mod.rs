@@ -38,9 +38,9 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-use super::Statics;
 use super::bootstrap::Exchange;
 use super::poll_limit::PollLimit;
+use super::{Statics, no_check};
 use crate::error::{Error, Lost, Result};
 use inlane_core::completion::CompletionMode;
 use library::{EndpointHandle, KeyHandle, Library, MemoryHandle, OK, Status};
@@ -261,9 +261,6 @@ impl Worker {
         if let Some(peer) = self.exchange.lost() {
             return Err(self.broken(self.lost(peer)));
         }
-        if let Some(peer) = self.exchange.left() {
-            return Err(self.broken(Error::Left { peer }));
-        }
         for (pe, flow) in (0..).zip(&self.flows) {
             let status = flow.failed.load(Ordering::Relaxed);
             if status != i32::from(OK) && (pe == self.me || self.is_in_flight()) {
@@ -380,7 +377,7 @@ impl Ucx {
         limit: (Duration, &'static str),
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        self.worker.wait_in(mode, Some(peer), Some(limit), done)
+        self.worker.wait_in(mode, Some(peer), Some(limit), done, &mut no_check)
     }
 
     /// Returns UCX's version.

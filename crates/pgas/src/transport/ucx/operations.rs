@@ -4,7 +4,7 @@ use super::buffered;
 use super::library::{self, IN_PROGRESS, OperationParameters, RequestPointer, Status};
 use super::{ALIGNMENT, Endpoint, Flow, Handles, MOST_CONTEXTS, NOTIFICATION, Peer, Place, Ucx, Worker};
 use crate::error::{Error, Result};
-use crate::transport::{Atomic, Capabilities, Operation, Transport, word};
+use crate::transport::{Atomic, Awaited, Capabilities, Check, Operation, Transport, word};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -680,16 +680,16 @@ impl Transport for Ucx {
         unsafe { worker.put_reached(pe, reached, source, 8, true, "a notification") }
     }
 
-    fn take_notification(&self, pe: u32) -> Result<()> {
+    fn take_notification(&self, pe: u32, check: Check<'_>) -> Result<()> {
         let worker = &*self.worker;
         let expected = worker.peer(pe)?.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let word = worker.notification(pe);
         let arrived = || (word.load(Ordering::Acquire) as u32).wrapping_sub(expected) as i32 >= 0;
-        worker.wait_for(Some(pe), None, arrived)
+        worker.wait_in(worker.settings.completion, Some(pe), None, arrived, check)
     }
 
-    fn wait(&self, _word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        self.worker.wait_for(None, None, done)
+    fn wait(&self, _awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
+        self.worker.wait_in(self.worker.settings.completion, None, None, done, check)
     }
 
     fn progress(&self) {
@@ -712,11 +712,8 @@ impl Transport for Ucx {
         }
     }
 
-    fn announce_leave(&self) {
-        self.worker.exchange.announce_leave();
-    }
-
     fn leave(&self) -> Result<()> {
+        self.quiet()?;
         // Wait for all PEs before ending the service thread: it may still have to progress UCX for a peer's
         // operation.
         self.worker.exchange.gather(&[])?;

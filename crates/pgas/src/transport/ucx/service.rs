@@ -7,6 +7,7 @@ use super::operations::PROGRESS_EVERY;
 use super::{Handles, Ucx, Worker};
 use crate::error::{Error, Lost, Result};
 use crate::transport::poll_limit::YIELDS;
+use crate::transport::{Check, no_check};
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -166,15 +167,17 @@ impl Worker {
         limit: Option<(Duration, &'static str)>,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        self.wait_in(self.settings.completion, peer, limit, done)
+        self.wait_in(self.settings.completion, peer, limit, done, &mut no_check)
     }
 
+    /// Waits as [`Self::wait_for`] does, in `mode`, and calls `check` now and then.
     pub(super) fn wait_in(
         &self,
         mode: CompletionMode,
         peer: Option<u32>,
         limit: Option<(Duration, &'static str)>,
         done: impl FnMut() -> bool,
+        check: Check<'_>,
     ) -> Result<()> {
         let mut wait = OneWait {
             worker: self,
@@ -182,6 +185,7 @@ impl Worker {
             peer,
             limit,
             done,
+            check,
             last_event: None,
             poll_for: None,
             slept: None,
@@ -306,6 +310,7 @@ struct OneWait<'a, F> {
     peer: Option<u32>,
     limit: Option<(Duration, &'static str)>,
     done: F,
+    check: Check<'a>,
     /// When a poll last found an event of UCX.
     last_event: Option<Instant>,
     /// The time for which an adaptive wait polls before it sleeps. `None` if the wait blocks at once or only
@@ -365,6 +370,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let worker = self.worker;
         worker.record_progress();
         worker.check()?;
+        (self.check)(waited)?;
         if self.mode == CompletionMode::Poll && worker.settings.yields {
             std::thread::yield_now();
         }

@@ -5,7 +5,7 @@ use super::wait::{FailureScope, WaitOptions};
 use super::wakeup::{Interest, Stored};
 use super::{PeContext, Peer, Windows};
 use crate::error::{Error, Result};
-use crate::transport::{Atomic, Capabilities, Operation, Transport};
+use crate::transport::{Atomic, Awaited, Capabilities, Check, Operation, Transport};
 use inlane_core::access::store_fence;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
@@ -204,23 +204,25 @@ impl Transport for Windows {
         Ok(())
     }
 
-    fn take_notification(&self, pe: u32) -> Result<()> {
+    fn take_notification(&self, pe: u32, check: Check<'_>) -> Result<()> {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let expected = peer.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let tag = peer.tag.load(Ordering::Acquire);
         let word = context.word(context.layout.notifications(pe));
         let options = WaitOptions { timeout: None, ..context.wait_options("a notification") };
-        context.wait_for(options, FailureScope::Peer(pe), || {
+        let arrived = || {
             let value = word.load(Ordering::Acquire);
             (value >> 32) as u32 == tag && (value as u32).wrapping_sub(expected) as i32 >= 0
-        })
+        };
+        context.wait_until(options, FailureScope::Peer(pe), false, arrived, check)
     }
 
-    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        let interest = word.map_or(Interest::Any, |(offset, width)| Interest::word(offset, width));
+    fn wait(&self, awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
+        let interest = awaited.word.map_or(Interest::Any, |(offset, width)| Interest::word(offset, width));
         let options = WaitOptions { timeout: None, interest, ..self.context.wait_options("a condition") };
-        self.context.wait_for(options, FailureScope::AnyPeer, done)
+        let scope = awaited.pe.map_or(FailureScope::AnyPeer, FailureScope::Peer);
+        self.context.wait_until(options, scope, false, done, check)
     }
 
     fn progress(&self) {
@@ -242,6 +244,13 @@ impl Transport for Windows {
     }
 
     fn leave(&self) -> Result<()> {
+        let context = &*self.context;
+        context.finish()?;
+        fence(Ordering::SeqCst);
+        store_fence();
+        if !context.coherent {
+            context.peers.iter().for_each(|peer| peer.window.flush());
+        }
         // Leave without waiting for other PEs. They may still store to this PE's memory, because stores
         // through a window do not need this PE's service thread.
         Ok(())

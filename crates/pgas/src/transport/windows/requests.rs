@@ -9,6 +9,7 @@ use super::record::{CONTENTS, WordSink, write};
 use super::wait::{FailureScope, WaitOptions};
 use super::{PeContext, Peer, REQUEST};
 use crate::error::{Error, Result};
+use crate::transport::no_check;
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::window::Window;
 use std::sync::PoisonError;
@@ -140,7 +141,7 @@ impl PeContext {
         // to notice that RING_AFTER has passed.
         let mut after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
-        self.wait_until(options, FailureScope::Peer(pe), true, || {
+        let mut done = || {
             if done() {
                 return true;
             }
@@ -156,7 +157,8 @@ impl PeContext {
                 }
             }
             false
-        })
+        };
+        self.wait_until(options, FailureScope::Peer(pe), true, &mut done, &mut no_check)
     }
 
     /// Posts a request to `pe` and waits for its answer.

@@ -6,7 +6,7 @@ use super::record::CONTENTS;
 use super::requests::sequence;
 use super::{Settings, Windows};
 use crate::error::{Error, Result};
-use crate::transport::{Atomic, Operation, Transport};
+use crate::transport::{Atomic, Awaited, Operation, Transport, no_check};
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_ntb::device::Ntb;
@@ -289,7 +289,7 @@ fn a_storm_of_doorbells_stops_no_pe() {
                 let add = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
                 assert_eq!(windows.atomic(1 - port, add).unwrap(), round);
                 windows.notify(1 - port).unwrap();
-                windows.take_notification(1 - port).unwrap();
+                windows.take_notification(1 - port, &mut no_check).unwrap();
             }
             windows
         };
@@ -347,11 +347,11 @@ fn two_with(
 fn puts_do_not_ring_a_waiter_for_another_word() {
     const WAKE: u64 = super::WAKE;
     let second = |windows: &Windows| {
-        windows.take_notification(0).unwrap();
+        windows.take_notification(0, &mut no_check).unwrap();
         let word = windows.symmetric().0.wrapping_add(64) as usize;
         // SAFETY: `word` is aligned and lies in this PE's own symmetric memory.
         let mut set = || unsafe { (word as *const u64).read_volatile() } == 1;
-        windows.wait(Some((64, 8)), &mut set).unwrap();
+        windows.wait(Awaited { word: Some((64, 8)), pe: None }, &mut set, &mut no_check).unwrap();
     };
     two(
         |first, theirs| {
@@ -392,7 +392,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
                 // Give the second PE time to fall asleep.
                 std::thread::sleep(Duration::from_millis(100));
                 grow(first, round);
-                first.take_notification(1).unwrap();
+                first.take_notification(1, &mut no_check).unwrap();
             }
             first.quiet().unwrap();
         },
@@ -401,7 +401,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
             for round in 1..=ROUNDS {
                 // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
                 let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
-                second.wait(Some((64, 8)), &mut set).unwrap();
+                second.wait(Awaited { word: Some((64, 8)), pe: None }, &mut set, &mut no_check).unwrap();
                 second.notify(0).unwrap();
             }
         },
@@ -445,7 +445,7 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
             }
             // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
             let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
-            windows.wait(Some((64, 8)), &mut set).unwrap();
+            windows.wait(Awaited { word: Some((64, 8)), pe: None }, &mut set, &mut no_check).unwrap();
             if turn == 1 {
                 put();
             }
@@ -477,7 +477,7 @@ fn a_mover_puts_any_bytes_anywhere() {
             first.notify(1).unwrap();
         },
         |second| {
-            second.take_notification(0).unwrap();
+            second.take_notification(0, &mut no_check).unwrap();
             for (index, (offset, length)) in spans.into_iter().enumerate() {
                 // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
                 let at = |offset| unsafe { second.symmetric().0.add(offset) };
@@ -505,7 +505,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
                 first.fence().unwrap();
                 // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { first.put(1, 512, (&raw const round).cast(), 8) }.unwrap();
-                first.take_notification(1).unwrap();
+                first.take_notification(1, &mut no_check).unwrap();
             }
         },
         |second| {
@@ -547,11 +547,11 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
                 std::thread::sleep(Duration::from_millis(30));
                 hostile.link_enable(false);
             });
-            let error = honest.wait(None, &mut || false).unwrap_err();
+            let error = honest.wait(Awaited::default(), &mut || false, &mut no_check).unwrap_err();
             let Error::LinkLost { peer: 1, lost } = error else { panic!("{error}") };
             assert_eq!((lost.issued_bytes, lost.delivered_bytes), (1500, 1000));
             assert!(matches!(honest.quiet(), Err(Error::LinkLost { .. })));
-            assert!(matches!(honest.take_notification(1), Err(Error::LinkLost { .. })));
+            assert!(matches!(honest.take_notification(1, &mut no_check), Err(Error::LinkLost { .. })));
         });
     }
 }
@@ -576,7 +576,7 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
                 unsafe { windows.put(1 - port, 0, bytes.as_ptr(), bytes.len())? };
                 windows.quiet()?;
                 windows.notify(1 - port)?;
-                windows.take_notification(1 - port)
+                windows.take_notification(1 - port, &mut no_check)
             })();
             match outcome {
                 Ok(()) => rounds += 1,

@@ -5,6 +5,7 @@ use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, LostDoorbells, Waiter, barrie
 use super::{PeContext, WAKE};
 use crate::error::{Error, Result};
 use crate::transport::poll_limit::{PollLimit, YIELDS};
+use crate::transport::{Check, no_check};
 use inlane_core::completion::{CompletionMode, ExpectedDurations, Slept, Wait, WaitPlan};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -70,6 +71,7 @@ struct OneWait<'a, F> {
     options: WaitOptions,
     scope: FailureScope,
     done: F,
+    check: Check<'a>,
     /// How long the next sleep lasts if no doorbell ends it. Doorbells can be lost.
     backstop: Duration,
     /// How long this wait polled before its first sleep, and the time at which the first sleep began. `None`
@@ -137,6 +139,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     fn check(&mut self, waited: Duration) -> Result<()> {
         self.context.serve(false);
         self.context.check(self.scope)?;
+        (self.check)(waited)?;
         if self.options.timeout.is_some_and(|timeout| waited > timeout) {
             let peer = if let FailureScope::Peer(peer) = self.scope { peer } else { self.context.me };
             let lost = self.context.peers[peer as usize].lost();
@@ -172,11 +175,11 @@ impl PeContext {
         scope: FailureScope,
         done: impl FnMut() -> bool,
     ) -> Result<()> {
-        self.wait_until(options, scope, false, done)
+        self.wait_until(options, scope, false, done, &mut no_check)
     }
 
-    /// Waits like [`Self::wait_for`]. Set `answer` if the wait is for another PE's answer to a request:
-    /// answers take microseconds, so the first sleep is short.
+    /// Waits like [`Self::wait_for`], and calls `check` now and then. Set `answer` if the wait is for another PE's answer
+    /// to a request: answers take microseconds, so the first sleep is short.
     #[inline]
     pub(super) fn wait_until(
         &self,
@@ -184,11 +187,13 @@ impl PeContext {
         scope: FailureScope,
         answer: bool,
         done: impl FnMut() -> bool,
+        check: Check<'_>,
     ) -> Result<()> {
         let backstop = self.waits.lost.first_sleep(self.backstop.0, answer);
         let yields = if self.yields && options.mode != CompletionMode::Interrupt { YIELDS } else { 0 };
+        let context = self;
         let mut wait =
-            OneWait { context: self, options, scope, done, backstop, slept: None, poll_for: None, yields };
+            OneWait { context, options, scope, done, check, backstop, slept: None, poll_for: None, yields };
         let waited = wait.run()?;
         if let Some((polled, since)) = wait.slept {
             self.waits.poll_limit.learn(polled, since.elapsed());
