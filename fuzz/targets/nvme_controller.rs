@@ -4,9 +4,9 @@
 
 #![no_main]
 
-use inlane_nvme::command::{Command, Completion, Sgl, Status, io};
 use inlane_nvme::initiator::{Buffer, HostConnection, Submission};
-use inlane_nvme::pdu::{self, CapsuleResp, Data, Digests, IcResp, Kind, MAX_HEADER, R2t};
+use inlane_nvme::wire::command::{Command, Completion, Sgl, Status, io};
+use inlane_nvme::wire::pdu::{self, CapsuleResp, Data, Digests, IcResp, Kind, MAX_HEADER, R2t};
 use libfuzzer_sys::fuzz_target;
 use std::io::IoSlice;
 

@@ -4,17 +4,17 @@
 
 #![no_main]
 
-use inlane_nvme::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
 use inlane_nvme::namespace::Namespace;
-use inlane_nvme::pdu::{
-    CapsuleCmd, Data, Digests, Header, IcReq, Kind, Layout, MAX_HEADER, Rules, Sender, digest, encode,
-};
 use inlane_nvme::target::buffer::Pool;
 use inlane_nvme::target::connection::{Setup, TargetConnection};
 use inlane_nvme::target::controller::Reach;
 use inlane_nvme::target::inbox::{ConnectionId, Inbox};
 use inlane_nvme::target::storage;
 use inlane_nvme::target::subsystem::{Definition, Limits, Subsystem};
+use inlane_nvme::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use inlane_nvme::wire::pdu::{
+    CapsuleCmd, Data, Digests, Header, IcReq, Kind, Layout, MAX_HEADER, Rules, Sender, digest, encode,
+};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
 use zerocopy::{FromBytes, IntoBytes};

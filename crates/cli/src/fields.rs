@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn fields_of_the_libraries_are_flags() {
-        use inlane_nvme::field::{OF_BENCHES, OF_EXPORTS, OF_INITIATORS, OF_TARGETS, OF_TRANSFERS};
+        use inlane_nvme::field::{OF_BENCHES, OF_INITIATORS, OF_TARGETS, OF_TRANSFERS};
         let initiators = ["nvme.read", "nvme.write", "nvme.bench", "nvme.export.nbd"];
         let lists: &[(&[&str], &[Field])] = &[
             (&["forward"], inlane_forward::field::ALL),
@@ -108,7 +108,7 @@ mod tests {
             (&initiators, OF_INITIATORS),
             (&["nvme.read", "nvme.write"], OF_TRANSFERS),
             (&["nvme.bench"], OF_BENCHES),
-            (&["nvme.export.nbd"], OF_EXPORTS),
+            (&["nvme.export.nbd"], inlane_nbd::FIELDS),
             #[cfg(feature = "dpdk")]
             (&["forward"], inlane_dpdk::field::ALL),
             (&["copy"], inlane_pci::field::ALL),

@@ -12,11 +12,11 @@
 //! Prints the medians of several turns and their ratios. The ratio of the processor times is meaningful on a
 //! busy machine, too. Run with `cargo bench -p inlane-nvme --bench target [-- SERVER_CORE CLIENT_CORE]`.
 
-use inlane_nvme::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
 use inlane_nvme::namespace::Storage;
-use inlane_nvme::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
 use inlane_nvme::target::subsystem::Limits;
 use inlane_nvme::target::{Config, Hosts, Target};
+use inlane_nvme::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use inlane_nvme::wire::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -204,7 +204,7 @@ fn call(stream: &mut TcpStream, digests: Digests, mut command: Command, data: &[
     bytes.truncate(length);
     bytes.extend_from_slice(data);
     if digests.data && !data.is_empty() {
-        bytes.extend_from_slice(&inlane_nvme::pdu::digest(data));
+        bytes.extend_from_slice(&inlane_nvme::wire::pdu::digest(data));
     }
     stream.write_all(&bytes).expect("sent");
     let mut response = vec![0; 24 + if digests.header { 4 } else { 0 }];

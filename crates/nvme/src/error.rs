@@ -1,7 +1,8 @@
 //! The errors of the initiator and the target.
 
-use crate::command::Status;
-use crate::pdu::{Fault, Termination};
+use crate::wire::command::Status;
+use crate::wire::nqn::InvalidNqn;
+use crate::wire::pdu::{Fault, Termination};
 use inlane_core::error::Class;
 use std::io::ErrorKind;
 
@@ -130,6 +131,12 @@ pub enum Error {
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<InvalidNqn> for Error {
+    fn from(InvalidNqn { nqn, why }: InvalidNqn) -> Self {
+        Error::Invalid { what: format!("NQN '{nqn}'"), why: why.into() }
+    }
+}
 
 impl Error {
     /// Creates an [`Error::Unreachable`] without a system's error.

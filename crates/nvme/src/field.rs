@@ -15,8 +15,6 @@ pub const SECRETS_FILE: Field = Field::new("secrets-file");
 pub const HOST_NQN: Field = Field::new("host-nqn");
 /// The NQN of the subsystem.
 pub const SUBSYSTEM: Field = Field::new("subsystem");
-/// Where the NBD server listens.
-pub const LISTEN: Field = Field::new("listen");
 
 /// The first byte of a range.
 pub const OFFSET: Field = Field::new("offset");
@@ -44,5 +42,3 @@ pub const OF_INITIATORS: &[Field] = &[HOST_NQN, NAMESPACE, SECRETS_FILE, SUBSYST
 pub const OF_TRANSFERS: &[Field] = &[OFFSET, LENGTH];
 /// The settings of a bench.
 pub const OF_BENCHES: &[Field] = &[BS, IODEPTH, NUMJOBS, OFFSET, RW, SIZE, VERIFY];
-/// The settings of an NBD server.
-pub const OF_EXPORTS: &[Field] = &[LISTEN];

@@ -1,5 +1,6 @@
-//! A macro that declares the specification's data structures as Rust types. These types have the same bytes
-//! as on the wire.
+//! What host and controller send each other: commands, data structures, protocol data units and names.
+//!
+//! The types have the same bytes in memory as on the wire. Nothing here does I/O.
 
 /// Declares structs whose memory layout is the wire format.
 macro_rules! wire {
@@ -13,3 +14,8 @@ macro_rules! wire {
         pub struct $name { $($(#[$doc])* pub $field: $type),* }
     )*};
 }
+
+pub mod command;
+pub mod identify;
+pub mod nqn;
+pub mod pdu;

@@ -4,11 +4,12 @@
 use crate::values::{count, time_above_zero};
 use clap::{Args, ValueEnum};
 use inlane_core::units;
+use inlane_nvme::Result;
 use inlane_nvme::initiator::{
     Address, ConnectOptions, HostIdentity, QueueOptions, SessionOptions, resolve_subsystem,
 };
-use inlane_nvme::pdu;
-use inlane_nvme::{Error, Result, nqn};
+use inlane_nvme::wire::nqn;
+use inlane_nvme::wire::pdu;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -161,11 +162,8 @@ impl Connect {
 
 /// Parses the NQN of a host or a subsystem.
 pub fn parse_nqn(text: &str) -> inlane_core::Result<String> {
-    match nqn::check(text) {
-        Ok(()) => Ok(text.into()),
-        Err(Error::Invalid { what, why }) => Err(inlane_core::Error::invalid(what, why)),
-        Err(other) => Err(inlane_core::Error::invalid(format!("NQN '{text}'"), other.to_string())),
-    }
+    let invalid = |error: nqn::InvalidNqn| inlane_core::Error::invalid(format!("NQN '{text}'"), error.why);
+    nqn::check(text).map(|()| text.into()).map_err(invalid)
 }
 
 /// What SIGINT, SIGTERM and SIGHUP do. While a command connects, the first of them ends the process. After

@@ -13,7 +13,7 @@ use inlane_copy::{Device, Endpoint, PathChoice, PathOptions, PathSelector};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region};
 use inlane_nvme::initiator::{Buffer, Sink, Source, Supply};
-use inlane_nvme::pdu::RunningDigest;
+use inlane_nvme::wire::pdu::RunningDigest;
 use inlane_nvme::{Error, Result};
 use inlane_pci::Permission;
 use inlane_result::{ByteVerification, PathExplanation};

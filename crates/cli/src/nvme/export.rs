@@ -3,7 +3,7 @@
 use super::connect::{Connect, Stop};
 use crate::output::Output;
 use clap::{Args, Subcommand};
-use inlane_nvme::nbd::{ExportResult, ListenAddress, Server};
+use inlane_nbd::{ExportResult, ListenAddress, Server};
 use inlane_result::Document;
 
 /// The most commands that the session of each NBD client keeps in flight.

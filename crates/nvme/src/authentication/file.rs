@@ -2,7 +2,8 @@
 
 use super::{Credentials, Secret};
 use crate::field::SECRETS_FILE;
-use crate::{Error, Result, nqn as names, text_file};
+use crate::wire::nqn as names;
+use crate::{Error, Result, text_file};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::field::{RW, VERIFY};
-use crate::pdu::RunningDigest;
+use crate::wire::pdu::RunningDigest;
 use std::fmt;
 
 /// The length of a block's header in bytes. Pseudo-random bytes follow the header.

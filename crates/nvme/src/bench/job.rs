@@ -3,8 +3,8 @@
 
 use super::workload::Workload;
 use super::{Meters, block};
-use crate::command::{Command, Sgl, io};
 use crate::initiator::{Buffer, Done, Session, Submission};
+use crate::wire::command::{Command, Sgl, io};
 use crate::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::load::{Member, Pace, Pacer, Running};

@@ -9,9 +9,10 @@ pub use namespaces::{NamespaceIdentity, NamespaceInfo};
 
 use super::connection::{Done, Submission};
 use super::{Address, Buffer, HostIdentity, Queue, QueueOptions};
-use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, admin, cc, connect, csts, feature, property};
-use crate::identify::{IdentifyController, cns, controller_type};
-use crate::{Error, Result, nqn};
+use crate::wire::command::{Cap, Command, ConnectData, admin, cc, connect, csts, feature, property};
+use crate::wire::identify::{IdentifyController, cns, controller_type};
+use crate::wire::nqn;
+use crate::{Error, Result};
 use connect_queue::connect_queue;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -160,7 +161,7 @@ impl Association {
 
     /// Returns true if this is a discovery controller.
     pub fn is_discovery(&self) -> bool {
-        self.identify.cntrltype == controller_type::DISCOVERY || self.options.subsystem == DISCOVERY_NQN
+        self.identify.cntrltype == controller_type::DISCOVERY || self.options.subsystem == nqn::DISCOVERY
     }
 
     /// Returns the controller's identifier.

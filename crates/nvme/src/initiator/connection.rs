@@ -22,8 +22,8 @@ mod tests;
 pub use command::{Done, Failure, Submission};
 
 use super::Buffer;
-use crate::command::{Completion, Sgl, Status};
-use crate::pdu::{CapsuleCmd, Digests, IcReq, Rules, Sender};
+use crate::wire::command::{Completion, Sgl, Status};
+use crate::wire::pdu::{CapsuleCmd, Digests, IcReq, Rules, Sender};
 use command::Slot;
 use inbox::ReceivedBytes;
 use outbox::Outbox;

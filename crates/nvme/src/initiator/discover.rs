@@ -2,9 +2,10 @@
 
 use super::association::{Association, ConnectOptions, SHUTDOWN};
 use super::{Address, Buffer, HostIdentity, QueueOptions};
-use crate::command::{DISCOVERY_NQN, log};
 use crate::field::{HOST_NQN, SUBSYSTEM};
-use crate::identify::{DiscoveryEntry, DiscoveryHeader, subsystem_type, text};
+use crate::wire::command::log;
+use crate::wire::identify::{DiscoveryEntry, DiscoveryHeader, subsystem_type, text};
+use crate::wire::nqn;
 use crate::{Error, Result};
 use inlane_result::{Cell, Row};
 use schemars::JsonSchema;
@@ -65,7 +66,7 @@ pub fn discover(
     queue: &QueueOptions,
 ) -> Result<Vec<DiscoveredSubsystem>> {
     let options = ConnectOptions {
-        subsystem: DISCOVERY_NQN.into(),
+        subsystem: nqn::DISCOVERY.into(),
         host: host.clone(),
         queue: *queue,
         keep_alive: Duration::ZERO,

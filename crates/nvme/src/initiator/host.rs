@@ -3,7 +3,8 @@
 
 use crate::authentication::{Credentials, SecretsFile};
 use crate::field::{HOST_NQN, SECRETS_FILE};
-use crate::{Error, Result, nqn};
+use crate::wire::nqn;
+use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 //! drive the state machine.
 
 use super::connection::{Done, Failure, HostConnection, Submission};
-use crate::pdu::{Digests, Sender, encode_termination};
+use crate::wire::pdu::{Digests, Sender, encode_termination};
 use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recvmsg, sendmsg};
@@ -247,7 +247,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends the queue. The commands in flight complete with [`crate::command::Status::HOST_PATH_ERROR`].
+    /// Ends the queue. The commands in flight complete with [`crate::wire::command::Status::HOST_PATH_ERROR`].
     pub fn fail(&mut self) {
         self.connection.fail();
         let _ = self.socket.shutdown(std::net::Shutdown::Both);

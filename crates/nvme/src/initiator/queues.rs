@@ -117,7 +117,7 @@ impl Queues {
     }
 
     /// Ends all queues. The commands in flight complete with
-    /// [`crate::command::Status::HOST_PATH_ERROR`].
+    /// [`crate::wire::command::Status::HOST_PATH_ERROR`].
     pub fn fail(&mut self) {
         self.queues.iter_mut().for_each(Queue::fail);
     }

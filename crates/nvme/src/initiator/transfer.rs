@@ -2,8 +2,8 @@
 
 use super::connection::{Done, Submission};
 use super::{Buffer, Session};
-use crate::command::{Command, Sgl, io};
 use crate::field::{LENGTH, OFFSET};
+use crate::wire::command::{Command, Sgl, io};
 use crate::{Error, Result};
 use inlane_core::setting::Field;
 use inlane_core::units;

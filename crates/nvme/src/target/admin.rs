@@ -3,8 +3,8 @@
 use super::controller::{Controller, Event, Transition};
 use super::subsystem::Subsystem;
 use super::{fabrics as fabrics_commands, logs, pages};
-use crate::command::{Command, FABRICS, Status, admin, async_event, fabrics, feature};
-use crate::identify::cns;
+use crate::wire::command::{Command, FABRICS, Status, admin, async_event, fabrics, feature};
+use crate::wire::identify::cns;
 use std::net::SocketAddr;
 
 /// The number of Asynchronous Event Requests that a host may keep in flight.

@@ -7,7 +7,7 @@
 
 use super::error_log::ErrorLog;
 use super::inbox::{ConnectionId, Inbox, Message};
-use crate::command::{async_event, cc, csts};
+use crate::wire::command::{async_event, cc, csts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

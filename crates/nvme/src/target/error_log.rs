@@ -1,6 +1,6 @@
 //! Keeps the last failed commands of a controller, for the log page Error Information.
 
-use crate::command::{Command, FABRICS, Status};
+use crate::wire::command::{Command, FABRICS, Status};
 use std::collections::VecDeque;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};

@@ -3,7 +3,8 @@
 use super::controller::{Controller, Host, Reach, Transition};
 use super::subsystem::{Authentication, Subsystem};
 use crate::authentication::{ControllerSide, Names};
-use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, Status, connect, connect_error, property};
+use crate::wire::command::{Cap, Command, ConnectData, Status, connect, connect_error, property};
+use crate::wire::nqn;
 use std::mem::offset_of;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -64,9 +65,9 @@ pub fn connect(
     let host_offset = offset_of!(ConnectData, host_nqn) as u16;
     let subsystem_offset = offset_of!(ConnectData, subsystem_nqn) as u16;
     let controller_offset = offset_of!(ConnectData, controller) as u16;
-    let host_nqn = nqn(&data.host_nqn).ok_or(invalid(true, host_offset))?;
-    let subsystem_nqn = nqn(&data.subsystem_nqn).ok_or(invalid(true, subsystem_offset))?;
-    let discovery = subsystem_nqn == DISCOVERY_NQN;
+    let host_nqn = nqn::in_field(&data.host_nqn).ok_or(invalid(true, host_offset))?;
+    let subsystem_nqn = nqn::in_field(&data.subsystem_nqn).ok_or(invalid(true, subsystem_offset))?;
+    let discovery = subsystem_nqn == nqn::DISCOVERY;
     if !discovery && subsystem_nqn != subsystem.nqn {
         return Err(invalid(true, subsystem_offset));
     }
@@ -123,14 +124,6 @@ pub fn connect_field(dword: u32) -> Option<&'static str> {
         (connect_error(true, offset_of!(ConnectData, host_nqn) as u16), "host NQN (HOSTNQN)"),
     ];
     fields.iter().find(|(error, _)| *error == dword).map(|(_, name)| *name)
-}
-
-/// Returns the NQN in a zero-terminated field, or `None` if it is invalid.
-fn nqn(field: &[u8]) -> Option<&str> {
-    let end = field.iter().position(|byte| *byte == 0)?;
-    let text = std::str::from_utf8(&field[..end]).ok()?;
-    let printable = !text.chars().any(char::is_control);
-    ((1..=223).contains(&end) && printable).then_some(text)
 }
 
 /// Returns the value of the property that `command` names.

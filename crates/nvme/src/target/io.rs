@@ -1,8 +1,8 @@
 //! I/O commands: decodes and validates them, and carries out operations on namespaces in memory.
 
 use super::subsystem::Subsystem;
-use crate::command::{Command, Status, dsm, io, io_flags};
 use crate::namespace::{Memory, Namespace};
+use crate::wire::command::{Command, Status, dsm, io, io_flags};
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromBytes;
 

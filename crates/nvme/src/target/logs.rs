@@ -2,9 +2,10 @@
 
 use super::controller::{Controller, Event};
 use super::subsystem::Subsystem;
-use crate::command::{DISCOVERY_NQN, Status, admin, io, log};
-use crate::identify::{DiscoveryEntry, DiscoveryHeader, padded, subsystem_type, terminated};
 use crate::namespace::{Counters, Namespace};
+use crate::wire::command::{Status, admin, io, log};
+use crate::wire::identify::{DiscoveryEntry, DiscoveryHeader, padded, subsystem_type, terminated};
+use crate::wire::nqn;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::{FromZeros, IntoBytes};
@@ -80,7 +81,7 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
         entries.push(entry);
     };
     for (port, address) in subsystem.listeners().iter().enumerate() {
-        add(port, *address, DISCOVERY_NQN, subsystem_type::CURRENT_DISCOVERY);
+        add(port, *address, nqn::DISCOVERY, subsystem_type::CURRENT_DISCOVERY);
         if subsystem.allows(host_nqn) {
             add(port, *address, &subsystem.nqn, subsystem_type::NVM);
         }

@@ -5,11 +5,12 @@ use super::controller::{Controller, KEEP_ALIVE_UNIT_MS};
 use super::error_log;
 use super::fabrics::VERSION;
 use super::subsystem::Subsystem;
-use crate::command::{DISCOVERY_NQN, async_event};
-use crate::identify::{
+use crate::namespace::Namespace;
+use crate::wire::command::async_event;
+use crate::wire::identify::{
     self, IDENTIFY_BYTES, LbaFormat, NamespaceDescriptor, controller_type, oncs, padded, terminated,
 };
-use crate::namespace::Namespace;
+use crate::wire::nqn;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The model name.
@@ -54,7 +55,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     if controller.discovery {
         page.cntrltype = controller_type::DISCOVERY;
         page.oaes = async_event::DISCOVERY_NOTICES.into();
-        page.subnqn = terminated(DISCOVERY_NQN);
+        page.subnqn = terminated(nqn::DISCOVERY);
     } else {
         page.cntrltype = controller_type::IO;
         page.oaes = async_event::NAMESPACE_NOTICES.into();

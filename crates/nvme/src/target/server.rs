@@ -90,7 +90,7 @@ impl Target {
             return Err(Error::Invalid { what: "target".into(), why: "no address to listen on".into() });
         };
         let nqn = config.nqn.clone().unwrap_or_else(|| default_nqn(first.port()));
-        crate::nqn::check(&nqn)?;
+        crate::wire::nqn::check(&nqn)?;
         let namespaces = config.namespaces.iter().zip(1..);
         let namespaces =
             namespaces.map(|(it, id)| Namespace::open(it, id, &nqn)).collect::<Result<Vec<_>>>()?;

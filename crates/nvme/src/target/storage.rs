@@ -4,8 +4,8 @@
 //! status. It makes no calls itself: a worker submits them to its io_uring, and tests make them directly.
 
 use super::io::{IoRequest, Operation};
-use crate::command::Status;
 use crate::namespace::Namespace;
+use crate::wire::command::Status;
 use std::os::fd::RawFd;
 
 /// A system call on a file. The memory stays valid until the call has returned.

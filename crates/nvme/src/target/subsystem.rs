@@ -8,9 +8,9 @@ use super::flush::FlushGroup;
 use super::half_open::HalfOpen;
 use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
-use crate::command::DISCOVERY_NQN;
 use crate::namespace::{Namespace, stable_uuid};
-use crate::{Error, Result, nqn};
+use crate::wire::nqn;
+use crate::{Error, Result};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -341,7 +341,7 @@ impl Subsystem {
             tracing::debug!(
                 "the controller of {} at {} ends, because too many hosts have not authenticated themselves",
                 ended.host.nqn,
-                if ended.discovery { DISCOVERY_NQN } else { &self.nqn }
+                if ended.discovery { nqn::DISCOVERY } else { &self.nqn }
             );
         }
         // Assign identifiers in turn, without reusing one soon. A late command for an ended controller then

@@ -6,8 +6,8 @@ mod flood;
 
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
-use crate::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
-use crate::pdu::{CapsuleCmd, Data, Digests, IcReq, Kind, MAX_HEADER, data_flags, encode};
+use crate::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use crate::wire::pdu::{CapsuleCmd, Data, Digests, IcReq, Kind, MAX_HEADER, data_flags, encode};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -3,9 +3,10 @@
 use super::ConnectOptions;
 use super::connect_queue::call;
 use crate::authentication::{HostSide, MAX_MESSAGE, Names, Refusal};
-use crate::command::{Command, DISCOVERY_NQN, Status, connect, fabrics};
 use crate::field::SECRETS_FILE;
 use crate::initiator::{Buffer, Queue};
+use crate::wire::command::{Command, Status, connect, fabrics};
+use crate::wire::nqn;
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
@@ -35,7 +36,7 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
         }
         // If this host has a secret of the target, refuse a target that requires no authentication. Accept a
         // discovery service, because it never authenticates hosts. The secret is meant for the subsystem.
-        Some(credentials) if !required && credentials.target.is_some() && subsystem != DISCOVERY_NQN => {
+        Some(credentials) if !required && credentials.target.is_some() && subsystem != nqn::DISCOVERY => {
             return Err(failed(format!(
                 "the target does not prove its identity, because it requires no authentication of {}; require it \
                  there, or remove the target's secret from the line of this host in {SECRETS_FILE}",

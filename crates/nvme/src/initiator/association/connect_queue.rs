@@ -2,10 +2,10 @@
 
 use super::authenticate::authenticate;
 use super::{ConnectOptions, TOKEN_COMMAND};
-use crate::command::{Command, ConnectData, Status};
 use crate::field::HOST_NQN;
 use crate::initiator::connection::{Done, Submission};
 use crate::initiator::{Buffer, Queue};
+use crate::wire::command::{Command, ConnectData, Status};
 use crate::{Error, Result};
 use zerocopy::IntoBytes;
 

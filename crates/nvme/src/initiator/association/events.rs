@@ -1,9 +1,9 @@
 //! The events that a controller reports, and its log pages.
 
 use super::{Association, TOKEN_EVENT, TOKEN_KEEP_ALIVE};
-use crate::command::{Command, admin, async_event, feature, log};
 use crate::initiator::Buffer;
 use crate::initiator::connection::{Done, Submission};
+use crate::wire::command::{Command, admin, async_event, feature, log};
 use crate::{Error, Result};
 
 impl Association {
@@ -99,8 +99,8 @@ impl Association {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::Completion;
     use crate::initiator::session_tests::{options, target};
+    use crate::wire::command::Completion;
 
     #[test]
     fn a_storm_of_events_neither_fills_the_list_nor_asks_for_more() {
@@ -111,7 +111,7 @@ mod tests {
         association.watch_events().unwrap();
         assert!(association.event_armed);
         for _ in 0..1000 {
-            let mut completion = Completion::new(0, crate::command::Status::SUCCESS, 0, 0, 0);
+            let mut completion = Completion::new(0, crate::wire::command::Status::SUCCESS, 0, 0, 0);
             completion.dw0 = async_event::NAMESPACE_CHANGED.into();
             let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
             association.background(&Done { token: TOKEN_EVENT, command, completion, buffer: None });

@@ -1,10 +1,10 @@
 //! The namespaces of a controller.
 
 use super::{Association, UNLIMITED_TRANSFER};
-use crate::command::{Command, admin};
 use crate::field::NAMESPACE;
-use crate::identify::{self, IdentifyNamespace, NamespaceDescriptor, cns, oncs};
 use crate::initiator::Buffer;
+use crate::wire::command::{Command, admin};
+use crate::wire::identify::{self, IdentifyNamespace, NamespaceDescriptor, cns, oncs};
 use crate::{Error, Result};
 use zerocopy::FromBytes;
 

@@ -1,8 +1,8 @@
 //! The commands of a connection: as they are submitted, in flight, and completed.
 
-use crate::command::{Command, Completion, Status};
 use crate::initiator::Buffer;
-use crate::pdu::{Fault, Termination};
+use crate::wire::command::{Command, Completion, Status};
+use crate::wire::pdu::{Fault, Termination};
 
 /// A command to send.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Received bytes: the scratch space for headers, and the state of the data that is being received.
 
 use super::super::Buffer;
-use crate::command::Completion;
-use crate::pdu::{
+use crate::wire::command::Completion;
+use crate::wire::pdu::{
     Data, Digests, Fault, Header, Kind, Layout, MAX_HEADER, R2t, Rules, RunningDigest, Termination,
 };
 

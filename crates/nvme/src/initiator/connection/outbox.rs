@@ -1,6 +1,6 @@
 //! The bytes to send. Headers are stored here; data stays in the buffers of its commands.
 
-use crate::pdu::{Digests, MAX_HEADER, digest, encode};
+use crate::wire::pdu::{Digests, MAX_HEADER, digest, encode};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use zerocopy::{Immutable, IntoBytes};

@@ -4,9 +4,9 @@
 
 use super::inbox::{Payload, Received, ReceivedBytes};
 use super::{Failure, HostConnection, MAX_ENTRIES};
-use crate::command::{Completion, Status};
 use crate::initiator::Buffer;
-use crate::pdu::{Data, Digests, FatalStatus, Fault, Kind, R2t, data_flags};
+use crate::wire::command::{Completion, Status};
+use crate::wire::pdu::{Data, Digests, FatalStatus, Fault, Kind, R2t, data_flags};
 
 impl HostConnection {
     pub(super) fn process(&mut self) -> Result<(), Failure> {

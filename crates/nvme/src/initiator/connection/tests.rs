@@ -1,6 +1,6 @@
 use super::*;
-use crate::command::{Command, Status, io};
-use crate::pdu::{
+use crate::wire::command::{Command, Status, io};
+use crate::wire::pdu::{
     self, CapsuleResp, Data, FatalStatus, Fault, Header, IcResp, Kind, Layout, MAX_HEADER, R2t, Termination,
     data_flags,
 };

@@ -1,9 +1,9 @@
 //! Tests of timeouts against targets that send one byte at a time.
 
 use super::*;
-use crate::command::{Command, Sgl, io};
 use crate::initiator::Buffer;
-use crate::pdu::{Data, IcResp, Kind, MAX_HEADER, encode};
+use crate::wire::command::{Command, Sgl, io};
+use crate::wire::pdu::{Data, IcResp, Kind, MAX_HEADER, encode};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 

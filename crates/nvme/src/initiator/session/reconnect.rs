@@ -1,8 +1,8 @@
 //! Replaces a failed path of a session.
 
 use super::{Live, Session, SessionOptions, TICK, again};
-use crate::command::Status;
 use crate::initiator::{Address, NamespaceInfo};
+use crate::wire::command::Status;
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};

@@ -4,9 +4,9 @@ mod recovery;
 
 use super::*;
 use crate::initiator::{HostIdentity, QueueOptions};
-use crate::pdu::Kind;
 use crate::target::subsystem::Limits;
 use crate::target::{Config, Hosts, Target};
+use crate::wire::pdu::Kind;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -221,8 +221,13 @@ fn completions(session: &mut Session, count: usize) -> Vec<u64> {
 fn submit_reads(session: &mut Session) -> u64 {
     let mut token = 0;
     while session.available() > 0 {
-        let command =
-            crate::command::Command::blocks(crate::command::io::READ, 1, 0, 1, crate::command::Sgl::NONE);
+        let command = crate::wire::command::Command::blocks(
+            crate::wire::command::io::READ,
+            1,
+            0,
+            1,
+            crate::wire::command::Sgl::NONE,
+        );
         let buffer = Some(crate::initiator::Buffer::new(512).unwrap());
         session.submit(Submission { token, command, buffer }).unwrap();
         token += 1;
@@ -356,7 +361,7 @@ fn inaccessible_path(target: SocketAddr) -> SocketAddr {
 
 fn submit_flushes(session: &mut Session, count: u64) {
     for token in 0..count {
-        let command = crate::command::Command::new(crate::command::io::FLUSH, 1);
+        let command = crate::wire::command::Command::new(crate::wire::command::io::FLUSH, 1);
         session.submit(Submission { token, command, buffer: None }).unwrap();
     }
 }

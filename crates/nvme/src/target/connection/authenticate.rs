@@ -2,9 +2,9 @@
 
 use super::{End, TargetConnection};
 use crate::authentication::{AuthenticationFailure, ControllerSide, MAX_MESSAGE, Progress};
-use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
 use crate::target::controller::OpenQueue;
 use crate::target::subsystem::{Authentication, Subsystem};
+use crate::wire::command::{Command, FABRICS, Sgl, Status, fabrics};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A host's authentication message that is not processed yet. Processing can take milliseconds, so a worker

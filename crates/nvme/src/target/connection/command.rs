@@ -5,16 +5,16 @@ use super::authenticate::is_authentication;
 use super::receive::{Receiving, sequence_error};
 use super::slot::Stage;
 use super::{LARGE_BYTES, Queue, Setup, TargetConnection};
-use crate::command::io as io_opcode;
-use crate::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::namespace::Storage;
-use crate::pdu::{CapsuleCmd, Fault, Kind, Layout, MAX_HEADER, R2t, digest, encode};
 use crate::target::admin::{self, Reply};
 use crate::target::buffer::Buffer;
 use crate::target::controller::OpenQueue;
 use crate::target::fabrics as fabrics_commands;
 use crate::target::io::{self, IoRequest, Operation};
 use crate::target::storage::OngoingOperation;
+use crate::wire::command::io as io_opcode;
+use crate::wire::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
+use crate::wire::pdu::{CapsuleCmd, Fault, Kind, Layout, MAX_HEADER, R2t, digest, encode};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromBytes;
@@ -405,7 +405,7 @@ impl TargetConnection {
                 length: 0,
                 data_bytes: 0,
             };
-            let slot = self.slots.insert(Command::new(crate::command::io::FLUSH, namespace.id));
+            let slot = self.slots.insert(Command::new(crate::wire::command::io::FLUSH, namespace.id));
             let entry = self.slots.get_mut(slot);
             (entry.request, entry.internal) = (Some(request), true);
             entry.progress = Some(OngoingOperation::new(request, std::ptr::null_mut(), Vec::new(), false));

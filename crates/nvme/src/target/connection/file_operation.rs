@@ -1,10 +1,10 @@
 //! I/O commands on files and devices: starts their operations and completes them.
 
 use super::TargetConnection;
-use crate::command::Status;
 use crate::namespace::Storage;
 use crate::target::io::{self, IoRequest, Operation};
 use crate::target::storage::OngoingOperation;
+use crate::wire::command::Status;
 
 impl TargetConnection {
     /// Prepares the file operation of an I/O command. Returns false if no buffer is available.

@@ -2,8 +2,8 @@
 
 use super::slot::Stage;
 use super::{End, LARGE_BYTES, TargetConnection};
-use crate::command::Command;
-use crate::pdu::{
+use crate::wire::command::Command;
+use crate::wire::pdu::{
     Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, RunningDigest, data_flags, encode,
 };
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,12 +1,12 @@
 //! Sends responses to the host: the data of reads, and completions.
 
 use super::{Queue, TargetConnection};
-use crate::command::{Command, Completion, Status, io};
 use crate::namespace::{Memory, Storage};
-use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 use crate::target::fabrics::Connected;
 use crate::target::io::IoRequest;
 use crate::target::subsystem::Subsystem;
+use crate::wire::command::{Command, Completion, Status, io};
+use crate::wire::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 
 /// The longest data of a memory namespace that is copied to the output, in bytes. Longer data is copied to a separate
 /// buffer. For short data, the separate buffer would cost more.

@@ -1,9 +1,9 @@
 //! The slots of a connection. Each holds a command in progress, its buffers, and what the command waits for.
 
-use crate::command::Command;
 use crate::target::buffer::Buffer;
 use crate::target::io::IoRequest;
 use crate::target::storage::OngoingOperation;
+use crate::wire::command::Command;
 
 /// What a command in a slot waits for or does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

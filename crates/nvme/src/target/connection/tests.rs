@@ -11,18 +11,21 @@ mod service;
 mod violation;
 
 use super::*;
-use crate::command::{
-    Command, Completion, ConnectData, DISCOVERY_NQN, Sgl, admin, async_event, cc, connect, csts, dsm,
-    feature, io, io_flags, log, property,
-};
-use crate::identify::{self, DiscoveryHeader, cns};
 use crate::namespace::Namespace;
-use crate::pdu::{CapsuleCmd, Data, Header, IcReq, Kind, Layout, MAX_HEADER, data_flags, digest, encode};
 use crate::target::buffer::Pool;
 use crate::target::error_log::{self, ErrorEntry};
 use crate::target::inbox::{ConnectionId, Inbox, Message};
 use crate::target::storage;
 use crate::target::subsystem::{Definition, Limits};
+use crate::wire::command::{
+    Command, Completion, ConnectData, Sgl, admin, async_event, cc, connect, csts, dsm, feature, io, io_flags,
+    log, property,
+};
+use crate::wire::identify::{self, DiscoveryHeader, cns};
+use crate::wire::nqn;
+use crate::wire::pdu::{
+    CapsuleCmd, Data, Header, IcReq, Kind, Layout, MAX_HEADER, data_flags, digest, encode,
+};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -230,7 +233,7 @@ impl Host {
         let mut queues = Command::new(admin::SET_FEATURES, 0);
         queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
         queues.cdw11 = 0x0003_0003.into();
-        if nqn != DISCOVERY_NQN {
+        if nqn != nqn::DISCOVERY {
             assert_eq!(self.call(queues, &[]).0.dw0.get(), 0x0003_0003);
         }
         completion.dw0.get() as u16

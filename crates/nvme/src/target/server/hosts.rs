@@ -3,7 +3,8 @@
 use crate::authentication::{Group, Hash, SecretsFile};
 use crate::field::{HOSTS_FILE, SECRETS_FILE};
 use crate::target::subsystem::{AllowedHosts, Authentication};
-use crate::{Error, Result, nqn as names, text_file};
+use crate::wire::nqn as names;
+use crate::{Error, Result, text_file};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::authentication::{Credentials, Group, Hash, HostSide, Names, Secret};
-use crate::command::fabrics;
+use crate::wire::command::fabrics;
 use std::os::unix::fs::OpenOptionsExt;
 
 const NQN: &str = "nqn.2026-11.inlane:test";

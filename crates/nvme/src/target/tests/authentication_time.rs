@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::authentication::{Credentials, Group, Hash, HostSide, MAX_MESSAGE, Names, Secret};
-use crate::command::fabrics;
+use crate::wire::command::fabrics;
 use std::os::unix::fs::OpenOptionsExt;
 
 /// A target that demands authentication of the host, with a short time limit.

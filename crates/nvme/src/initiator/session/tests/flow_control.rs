@@ -1,9 +1,9 @@
 //! Tests of queues without flow control.
 
 use super::*;
-use crate::command::{Command, Completion, FABRICS, Sgl, Status, connect, fabrics, io};
 use crate::initiator::Buffer;
-use crate::pdu::{CapsuleResp, Digests, MAX_HEADER, encode};
+use crate::wire::command::{Command, Completion, FABRICS, Sgl, Status, connect, fabrics, io};
+use crate::wire::pdu::{CapsuleResp, Digests, MAX_HEADER, encode};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 

@@ -1,8 +1,8 @@
 //! Tests of when the session gives up, and of the order in which it tries paths.
 
 use super::*;
-use crate::command::{Command, Completion, Sgl, io};
 use crate::initiator::Buffer;
+use crate::wire::command::{Command, Completion, Sgl, io};
 use std::net::TcpStream;
 
 /// Returns the address of a port where nothing listens. Other programs do not use this IP address.

@@ -5,8 +5,8 @@ use crate::authentication::{
     AuthenticationFailure, AuthenticationMessage, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Names,
     Secret,
 };
-use crate::command::fabrics;
 use crate::target::subsystem;
+use crate::wire::command::fabrics;
 
 fn names() -> Names {
     Names { host: HOST.into(), subsystem: NQN.into() }
@@ -206,7 +206,7 @@ fn hosts_without_authentication_need_none() {
     // The discovery service requires no authentication: it refuses the message as an unsupported command.
     let mut discovery = Host::new(&subsystem);
     discovery.initialize(Digests::default());
-    discovery.enable(DISCOVERY_NQN);
+    discovery.enable(nqn::DISCOVERY);
     let message = HostSide::new(&credentials, &names(), 5).begin();
     assert_eq!(discovery.send_message(&message), Status::INVALID_OPCODE.dnr());
     // If a host is removed from the list of allowed hosts, its controller ends. The discovery controller

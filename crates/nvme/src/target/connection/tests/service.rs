@@ -125,7 +125,7 @@ fn discovery_lists_what_the_host_may_use_and_reports_changes() {
     let subsystem = subsystem(&["memory:1M"], |it| it.hosts = Some(Default::default()));
     let mut host = Host::new(&subsystem);
     host.initialize(Digests::default());
-    host.enable(DISCOVERY_NQN);
+    host.enable(nqn::DISCOVERY);
     let records = |host: &mut Host| {
         let page = host.log_page(log::DISCOVERY, 1024);
         let header = DiscoveryHeader::ref_from_bytes(&page).unwrap();
@@ -267,7 +267,7 @@ fn discovery_controllers_of_strangers_leave_controllers_to_listed_hosts() {
             let mut host = Host::new(&subsystem);
             host.initialize(Digests::default());
             let data =
-                ConnectData::new([2; 16], connect::ANY_CONTROLLER, DISCOVERY_NQN, "nqn.2026-11.stranger:x");
+                ConnectData::new([2; 16], connect::ANY_CONTROLLER, nqn::DISCOVERY, "nqn.2026-11.stranger:x");
             assert!(host.call(Command::connect(0, 32, 0, 0), data.as_bytes()).0.status().is_success());
             host
         })

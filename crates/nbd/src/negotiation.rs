@@ -1,7 +1,7 @@
 //! The NBD negotiation: answers a client's options until the client chooses the export.
 
 use super::protocol::{ALLOCATION, Features, INIT_MAGIC, MAX_DATA, OPTION_MAGIC, OPTION_REPLY_MAGIC, export};
-use crate::initiator::NamespaceInfo;
+use inlane_nvme::initiator::NamespaceInfo;
 use std::io::{self, Read, Write};
 
 const FIXED_NEWSTYLE: u16 = 1 << 0;

@@ -2,13 +2,13 @@
 
 use super::receive::Reading;
 use super::{Client, MAX_REQUESTS, Output};
-use crate::Result;
-use crate::command::{Command, Sgl, Status, dsm, io, io_flags};
-use crate::initiator::Buffer;
-use crate::initiator::connection::{Done, Submission};
-use crate::nbd::protocol::{
+use crate::protocol::{
     FUA, MAX_DATA, NO_HOLE, NbdRequest, RequestType, allocated_chunk, data_chunk, error, error_chunk, reply,
 };
+use inlane_nvme::Result;
+use inlane_nvme::initiator::Buffer;
+use inlane_nvme::initiator::connection::{Done, Submission};
+use inlane_nvme::wire::command::{Command, Sgl, Status, dsm, io, io_flags};
 use zerocopy::IntoBytes;
 
 /// The most bytes that one NVMe command transfers. A longer request is divided into several commands.
@@ -32,8 +32,8 @@ pub(super) struct Active {
 
 impl Client<'_> {
     /// Checks a request. Returns the error number of the reply if the request must be refused.
-    fn check(&self, request: &NbdRequest) -> Result<(), u32> {
-        let namespace = self.session.namespace();
+    fn check(&mut self, request: &NbdRequest) -> Result<(), u32> {
+        let namespace = *self.session.namespace();
         let writes =
             matches!(request.kind, RequestType::Write | RequestType::Trim | RequestType::WriteZeroes);
         match request.kind {
@@ -47,10 +47,16 @@ impl Client<'_> {
             _ => {}
         }
         let unit = namespace.block_bytes;
-        if request.length == 0
-            || !request.length.is_multiple_of(unit)
-            || !request.offset.is_multiple_of(unit.into())
-        {
+        if !request.length.is_multiple_of(unit) || !request.offset.is_multiple_of(unit.into()) {
+            if !std::mem::replace(&mut self.unaligned, true) {
+                (self.log)(&format!(
+                    "an NBD client ignores that requests must be aligned to {unit} bytes; put qemu-nbd between, which \
+                     aligns them"
+                ));
+            }
+            return Err(error::EINVAL);
+        }
+        if request.length == 0 {
             return Err(error::EINVAL);
         }
         match request.offset.checked_add(request.length.into()) {

@@ -1,7 +1,7 @@
 use super::receive::Reading;
 use super::*;
-use crate::initiator::session_tests::{options, target};
-use crate::target::Target;
+use crate::tests::{options, target};
+use inlane_nvme::target::Target;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
-    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters);
+    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &|_| {});
     let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
     let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
     let mut rest = &requests[..];
@@ -93,7 +93,7 @@ fn the_server_does_not_wait_for_a_client_that_has_ended() {
     let (program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
-    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters);
+    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &|_| {});
     assert_eq!(client.client_events(), PollFlags::IN);
     drop(program);
     assert!(client.receive().unwrap());
@@ -110,7 +110,7 @@ fn a_trim_with_fua_is_flushed() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let counters = Counters::default();
-    let client = Client::new(socket(stream), session(&target), Features::default(), &counters);
+    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &|_| {});
     let mut trim = request(4, 1, 4096);
     trim[5] = 1;
     program.write_all(&trim).unwrap();
@@ -125,4 +125,27 @@ fn a_trim_with_fua_is_flushed() {
     let replies = replies.join().unwrap();
     assert_eq!((&replies[4..8], &replies[20..24]), (&[0; 4][..], &[0; 4][..]));
     assert_eq!(target.stop().unwrap().namespaces[0].flushes, 1);
+}
+
+#[test]
+fn unaligned_requests_are_refused_and_the_user_is_told_once() {
+    let target = target("127.0.0.1:0", "memory:1M,lba=4096");
+    let (mut program, stream) = UnixStream::pair().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let (counters, told) = (Counters::default(), std::sync::Mutex::new(Vec::new()));
+    let log = |text: &str| told.lock().unwrap().push(text.to_string());
+    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &log);
+    for request in [request(0, 1, 512), request(0, 2, 6), request(0, 3, 4096), request(2, 0, 0)] {
+        program.write_all(&request).unwrap();
+    }
+    client.serve(&AtomicBool::new(false)).unwrap();
+    let mut replies = Vec::new();
+    program.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    replies.resize(3 * 16 + 4096, 0);
+    program.read_exact(&mut replies).unwrap();
+    let errors: Vec<u8> = (0..3).map(|index| replies[index * 16 + 7]).collect();
+    assert_eq!(errors, [22, 22, 0]);
+    let told = told.into_inner().unwrap();
+    assert!(told.len() == 1 && told[0].contains("aligned to 4096 bytes"), "{told:?}");
+    target.stop().unwrap();
 }

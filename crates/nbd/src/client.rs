@@ -5,9 +5,9 @@ mod request;
 
 use super::protocol::Features;
 use super::result::Counters;
-use crate::initiator::Submission;
-use crate::initiator::{Buffer, Session};
-use crate::{Error, Result};
+use inlane_nvme::initiator::Submission;
+use inlane_nvme::initiator::{Buffer, Session};
+use inlane_nvme::{Error, Result};
 use receive::Reading;
 use request::{Active, release};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -52,6 +52,10 @@ pub(super) struct Client<'a> {
     session: Session,
     features: Features,
     counters: &'a Counters,
+    /// Shows a message to the user.
+    log: &'a (dyn Fn(&str) + Sync),
+    /// True once the user was told of unaligned requests.
+    unaligned: bool,
     input: Box<[u8]>,
     start: usize,
     end: usize,
@@ -72,12 +76,20 @@ pub(super) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(stream: File, session: Session, features: Features, counters: &'a Counters) -> Self {
+    pub(super) fn new(
+        stream: File,
+        session: Session,
+        features: Features,
+        counters: &'a Counters,
+        log: &'a (dyn Fn(&str) + Sync),
+    ) -> Self {
         Self {
             stream,
             session,
             features,
             counters,
+            log,
+            unaligned: false,
             input: vec![0; 64 << 10].into_boxed_slice(),
             start: 0,
             end: 0,

@@ -1,13 +1,12 @@
-//! Fabrics commands, controller properties and NQNs (Base sections 3.1.3, 4.5 and 6).
+//! Fabrics commands and controller properties (Base sections 3.1.3 and 6).
 
 use super::{Command, Sgl};
+use crate::wire::identify::terminated;
+use crate::wire::nqn;
 use zerocopy::little_endian::{U16, U32};
 
 /// The opcode of Fabrics commands, on all queues. The FCTYPE in byte 4 selects the command.
 pub const FABRICS: u8 = 0x7F;
-
-/// The NQN of every discovery subsystem (Base section 4.5).
-pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// The values of FCTYPE (Base section 6).
 pub mod fabrics {
@@ -130,8 +129,8 @@ impl ConnectData {
     /// If an NQN has more than 223 bytes.
     pub fn new(host_id: [u8; 16], controller: u16, subsystem_nqn: &str, host_nqn: &str) -> Self {
         let field = |nqn: &str| {
-            assert!(nqn.len() <= 223, "an NQN of {} bytes", nqn.len());
-            crate::identify::terminated(nqn)
+            assert!(nqn.len() <= nqn::MOST_BYTES, "an NQN of {} bytes", nqn.len());
+            terminated(nqn)
         };
         Self {
             host_id,

@@ -2,7 +2,7 @@
 
 use super::layout::{COMMON, DDGSTF, DIGEST, HDGSTF};
 use super::{Digests, FatalStatus, Fault, Kind, Layout, Termination, digest};
-use crate::command::{Command, Completion};
+use crate::wire::command::{Command, Completion};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,12 +1,16 @@
 use super::negotiation::{Export, negotiate};
 use super::protocol::Features;
 use super::{ListenAddress, Server};
-use crate::initiator::session_tests::{options, target};
-use crate::initiator::{NamespaceIdentity, NamespaceInfo};
+use inlane_nvme::initiator::{
+    ConnectOptions, HostIdentity, NamespaceIdentity, NamespaceInfo, QueueOptions, SessionOptions,
+};
+use inlane_nvme::target::subsystem::Limits;
+use inlane_nvme::target::{Config, Hosts, Target};
 use proptest::prelude::*;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const NAMESPACE: NamespaceInfo = NamespaceInfo {
     identity: NamespaceIdentity { uuid: None, nguid: None, eui64: None },
@@ -20,6 +24,38 @@ const NAMESPACE: NamespaceInfo = NamespaceInfo {
     max_transfer: 1 << 20,
     max_write_zeroes: 1 << 25,
 };
+const NQN: &str = "nqn.2026-11.inlane:export-test";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn target(listen: &str, namespace: &str) -> Target {
+    let config = Config {
+        listen: vec![listen.parse().unwrap()],
+        namespaces: vec![namespace.parse().unwrap()],
+        nqn: Some(NQN.into()),
+        hosts: Hosts::Any,
+        cores: Vec::new(),
+        threads: 1,
+        spin: Duration::ZERO,
+        limits: Limits::default(),
+    };
+    Target::start(config).unwrap()
+}
+
+pub(crate) fn options(address: SocketAddr) -> SessionOptions {
+    SessionOptions {
+        paths: vec![address.to_string().parse().unwrap()],
+        connect: ConnectOptions {
+            subsystem: NQN.into(),
+            host: HostIdentity::this_machine(),
+            queue: QueueOptions { timeout: PATIENCE, ..QueueOptions::default() },
+            keep_alive: Duration::ZERO,
+        },
+        nsid: None,
+        io_queues: 1,
+        reconnect: PATIENCE,
+    }
+}
+
 const EXPORT: Export<'static> = Export { namespace: &NAMESPACE, name: "nqn.2024-01.org.example:disk" };
 
 /// A client that replaces a socket in tests: the bytes that it sends, and the bytes that it has received.

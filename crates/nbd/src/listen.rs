@@ -2,9 +2,9 @@
 
 use super::client;
 use super::result::{Counters, ExportResult};
-use crate::field::LISTEN;
-use crate::initiator::{NamespaceInfo, Session, SessionOptions};
-use crate::{Error, Result};
+use crate::LISTEN;
+use inlane_nvme::initiator::{NamespaceInfo, Session, SessionOptions};
+use inlane_nvme::{Error, Result};
 use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::fmt;
@@ -244,7 +244,7 @@ impl Server {
                 self.counters.clients.fetch_add(1, Ordering::Relaxed);
                 let serve = move || {
                     let _place = place;
-                    if let Err(error) = self.serve(stream, stop) {
+                    if let Err(error) = self.serve(stream, stop, log) {
                         log(&format!("an NBD client was disconnected: {error}"));
                     }
                 };
@@ -258,7 +258,7 @@ impl Server {
         Ok(())
     }
 
-    fn serve(&self, mut stream: File, stop: &AtomicBool) -> Result<()> {
+    fn serve(&self, mut stream: File, stop: &AtomicBool, log: &(dyn Fn(&str) + Sync)) -> Result<()> {
         let failed = |error: rustix::io::Errno| client::lost(error.into());
         ioctl_fionbio(&stream, false).map_err(failed)?;
         for direction in [Timeout::Recv, Timeout::Send] {
@@ -269,7 +269,7 @@ impl Server {
         // restarted with another drive.
         self.namespace.check_is_same(session.namespace()).map_err(|why| {
             let why = format!("{why}. Start the export again to serve it");
-            Error::disconnected(session.path().to_string(), why)
+            Error::Disconnected { peer: session.path().to_string(), why, source: None }
         })?;
         let export = super::negotiation::Export {
             namespace: session.namespace(),
@@ -278,7 +278,7 @@ impl Server {
         match super::negotiation::negotiate(&mut stream, &export) {
             Ok(Some(features)) => {
                 ioctl_fionbio(&stream, true).map_err(failed)?;
-                client::Client::new(stream, session, features, &self.counters).serve(stop)
+                client::Client::new(stream, session, features, &self.counters, log).serve(stop)
             }
             Ok(None) => {
                 session.close();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::command::{Command, Completion, Sgl, Status, io};
+use crate::wire::command::{Command, Completion, Sgl, Status, io};
 use proptest::prelude::*;
 use zerocopy::{Immutable, IntoBytes};
 

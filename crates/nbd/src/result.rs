@@ -1,7 +1,7 @@
 //! The counters of an NBD server, and the row for them in the result document.
 
 use super::protocol::RequestType;
-use crate::initiator::NamespaceInfo;
+use inlane_nvme::initiator::NamespaceInfo;
 use inlane_result::{Cell, Quantity, Row, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -7,7 +7,5 @@ mod status;
 mod tests;
 
 pub use entry::{Command, Completion, Sgl, admin, async_event, dsm, feature, io, io_flags, log};
-pub use fabrics_command::{
-    Cap, ConnectData, DISCOVERY_NQN, FABRICS, cc, connect, connect_error, csts, fabrics, property,
-};
+pub use fabrics_command::{Cap, ConnectData, FABRICS, cc, connect, connect_error, csts, fabrics, property};
 pub use status::Status;

@@ -1,9 +1,9 @@
 //! Reads the requests of a client, and the data of its writes.
 
 use super::{Client, lost};
-use crate::Result;
-use crate::initiator::Buffer;
-use crate::nbd::protocol::{NbdRequest, REQUEST, parse_request};
+use crate::protocol::{NbdRequest, REQUEST, parse_request};
+use inlane_nvme::Result;
+use inlane_nvme::initiator::Buffer;
 use std::io::{ErrorKind, Read};
 
 /// What the server reads next from the client: a request, the data of a write, or data to discard.

@@ -11,6 +11,8 @@
 //!
 //! Source: the NBD protocol, <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
+use inlane_core::setting::Field;
+
 mod client;
 mod listen;
 mod negotiation;
@@ -22,3 +24,8 @@ mod tests;
 pub use listen::{ListenAddress, Server};
 pub use protocol::parse_request;
 pub use result::ExportResult;
+
+/// Where the server listens.
+pub const LISTEN: Field = Field::new("listen");
+/// The settings that messages of this crate name.
+pub const FIELDS: &[Field] = &[LISTEN];
