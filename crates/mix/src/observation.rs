@@ -127,7 +127,7 @@ pub struct LoadRate {
     pub errors: u64,
     /// The share of the time in which its threads had work, from 0 to 1. `None` if the load does not measure it.
     pub busy: Option<f64>,
-    /// The share of the time in which its threads waited for a full port or queue. `None` if the load does not measure it.
+    /// The share of the time in which its threads waited for a full port or queue, or for a device. `None` if the load does not measure it.
     pub blocked: Option<f64>,
     /// The share of the time in which its threads ran on a processor. `None` if the kernel does not report it.
     pub on_processor: Option<f64>,

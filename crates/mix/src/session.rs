@@ -342,7 +342,7 @@ fn rate(loaded: &Loaded, first: &Sample, last: &Sample, load: usize) -> LoadRate
         bytes_per_second: last.bytes_per_second(first, load).unwrap_or(0.0),
         errors: counts.errors,
         busy: measures_time.then(|| share(counts.busy_ns)),
-        blocked: measures_time.then(|| share(counts.blocked_ns)),
+        blocked: measures_time.then(|| share(counts.blocked_ns + counts.device_ns)),
         on_processor: is_known.then(|| share(counts.on_cpu_ns)),
         queued: is_known.then(|| share(counts.queued_ns)),
     }

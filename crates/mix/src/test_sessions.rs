@@ -37,7 +37,7 @@ pub fn measured<const N: usize>(loads: Vec<Loaded>, phases: &[(Phase, [f64; N])]
                     operations_per_second: bytes / 65536.0,
                     bytes_per_second: bytes,
                     busy: Some(0.05),
-                    blocked: Some(if load == 1 { 0.0 } else { 0.95 }),
+                    blocked: Some(0.9),
                     on_processor: Some(0.99),
                     queued: Some(0.01),
                     ..LoadRate::default()

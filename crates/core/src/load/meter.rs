@@ -16,6 +16,7 @@ pub struct Meter {
     errors: AtomicU64,
     busy_ns: AtomicU64,
     blocked_ns: AtomicU64,
+    device_ns: AtomicU64,
     /// The times of the threads that wrote this meter and have ended.
     on_cpu_ns: AtomicU64,
     queued_ns: AtomicU64,
@@ -41,6 +42,9 @@ pub struct Counts {
     pub busy_ns: u64,
     /// Nanoseconds in which the threads waited for a full port or queue.
     pub blocked_ns: u64,
+    /// Nanoseconds in which the threads waited for a device that had all that it can have in flight for them. 0 if they do
+    /// not tell these from other waits.
+    pub device_ns: u64,
     /// Nanoseconds in which the threads ran on a processor. 0 if they are not attached to their meters.
     pub on_cpu_ns: u64,
     /// Nanoseconds in which the threads were ready to run while other threads occupied the processors. 0 if the kernel
@@ -101,6 +105,12 @@ impl Meter {
         self.blocked_ns.store(blocked_ns, Relaxed);
     }
 
+    /// Sets how long the thread has waited for a device. Only the meter's thread calls it.
+    #[inline]
+    pub fn set_device_time(&self, device_ns: u64) {
+        self.device_ns.store(device_ns, Relaxed);
+    }
+
     /// Reads the counters. Also asks the kernel for the times of the meter's thread, which takes some microseconds.
     pub fn read(&self) -> Counts {
         let mut time =
@@ -117,6 +127,7 @@ impl Meter {
             errors: self.errors.load(Relaxed),
             busy_ns: self.busy_ns.load(Relaxed),
             blocked_ns: self.blocked_ns.load(Relaxed),
+            device_ns: self.device_ns.load(Relaxed),
             on_cpu_ns: time.cpu_ns,
             queued_ns: time.queued_ns,
         }
@@ -143,6 +154,7 @@ impl Counts {
             errors: combine(self.errors, other.errors),
             busy_ns: combine(self.busy_ns, other.busy_ns),
             blocked_ns: combine(self.blocked_ns, other.blocked_ns),
+            device_ns: combine(self.device_ns, other.device_ns),
             on_cpu_ns: combine(self.on_cpu_ns, other.on_cpu_ns),
             queued_ns: combine(self.queued_ns, other.queued_ns),
         }

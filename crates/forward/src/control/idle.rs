@@ -19,6 +19,8 @@ struct Times {
     idle: Rounds,
     /// Rounds in which the polling loop waited because a port accepted no packets.
     refused: Rounds,
+    /// Rounds without work in which a device had all that it can have in flight.
+    device: Rounds,
     /// The number of [`Idle`] values that exist on this thread. The first measures the thread's polling loop,
     /// in `idle`. Each further one measures a wait inside the loop, in `refused`.
     loops: Cell<u32>,
@@ -40,7 +42,7 @@ static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
     static TIMES: Times = const {
-        Times { begun: Cell::new(0), idle: Rounds::new(), refused: Rounds::new(), loops: Cell::new(0) }
+        Times { begun: Cell::new(0), idle: Rounds::new(), refused: Rounds::new(), device: Rounds::new(), loops: Cell::new(0) }
     };
 }
 
@@ -94,14 +96,16 @@ impl Times {
         if begun == 0 {
             return 0;
         }
-        now().saturating_sub(begun).saturating_sub(self.idle.ticks() + self.refused.ticks())
+        let waits = self.idle.ticks() + self.refused.ticks() + self.device.ticks();
+        now().saturating_sub(begun).saturating_sub(waits)
     }
 }
 
-/// Publishes how long the calling thread had work, and how long it waited for a full port.
+/// Publishes how long the calling thread had work, and how long it waited for a full port and for a device.
 pub(crate) fn publish_times(meter: &Meter) {
     let (busy, refused) = spent();
     meter.set_times(CLOCK.between_ns(0, busy), CLOCK.between_ns(0, refused));
+    meter.set_device_time(CLOCK.between_ns(0, TIMES.with(|times| times.device.ticks())));
 }
 
 /// Returns two times of the calling thread, in ticks of the raw clock: how long it had work, and how long it
@@ -124,6 +128,8 @@ pub struct Idle {
     /// The clock reading at the last round that was timed or yielded the processor, in ticks.
     last: u64,
     stretches: u32,
+    /// True if the thread waits for a device in the current idle period.
+    device: bool,
     /// True if this `Idle` measures a wait for a port inside the thread's polling loop. False if this `Idle`
     /// measures the polling loop itself.
     within: bool,
@@ -138,10 +144,11 @@ impl Default for Idle {
                 times.begun.set(now());
                 times.idle.clear();
                 times.refused.clear();
+                times.device.clear();
             }
             loops > 0
         });
-        Self { rounds: 0, timed: true, yielded: false, last: 0, stretches: 0, within }
+        Self { rounds: 0, timed: true, yielded: false, last: 0, stretches: 0, device: false, within }
     }
 }
 
@@ -164,6 +171,17 @@ impl Idle {
     pub fn found_work(&mut self) {
         if self.rounds > 0 {
             self.end();
+        }
+    }
+
+    /// Tells whether the rounds that follow wait for a device that has all it can have in flight. Only work changes that,
+    /// so call it with the same value for all rounds of an idle period.
+    #[inline]
+    pub fn set_device(&mut self, device: bool) {
+        if device != self.device {
+            self.device = device;
+            // The duration of a round of this kind may be unknown.
+            self.timed |= self.with_rounds(|rounds| rounds.timed.get() == 0);
         }
     }
 
@@ -222,7 +240,13 @@ impl Idle {
     }
 
     fn with_rounds<T>(&self, change: impl FnOnce(&Rounds) -> T) -> T {
-        TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
+        TIMES.with(|times| {
+            change(match (self.within, self.device) {
+                (true, _) => &times.refused,
+                (false, true) => &times.device,
+                (false, false) => &times.idle,
+            })
+        })
     }
 
     /// Returns true if the thread has had no work for so long that it yields the processor in each round.
@@ -284,6 +308,23 @@ mod tests {
                 pass(50);
             }
             assert_eq!(spent(), (850, 600), "a wait within the loop is for a port");
+        });
+    }
+
+    #[test]
+    fn waits_for_a_device_are_neither_idle_nor_work() {
+        on_a_thread(|| {
+            let mut idle = Idle::default();
+            idle.set_device(true);
+            wait(&mut idle, 11, 20);
+            pass(400);
+            idle.found_work();
+            idle.set_device(false);
+            wait(&mut idle, 11, 30);
+            pass(100);
+            idle.found_work();
+            assert_eq!(spent(), (500, 0));
+            assert_eq!(TIMES.with(|times| (times.device.ticks(), times.idle.ticks())), (200, 300));
         });
     }
 

@@ -211,6 +211,8 @@ struct GpuHooks<'a> {
 }
 
 impl CirculationHooks for GpuHooks<'_> {
+    const ON_DEVICE: bool = true;
+
     #[inline]
     fn item_submitted(&mut self, count: usize) -> Result<()> {
         match &mut self.launcher {

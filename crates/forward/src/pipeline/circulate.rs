@@ -77,6 +77,9 @@ impl InFlightLimits {
 
 /// Hooks by which an executor adds work to the dispatching thread.
 pub(crate) trait CirculationHooks {
+    /// True if a device processes the items, and not threads that measure their own time.
+    const ON_DEVICE: bool = false;
+
     /// Called after an item of `count` packets was submitted, for example to launch a kernel for the item.
     ///
     /// # Errors
@@ -157,10 +160,10 @@ impl Circulation {
         tally
     }
 
-    fn circulate(
+    fn circulate<H: CirculationHooks>(
         &mut self,
         items: &mut Items,
-        hooks: &mut impl CirculationHooks,
+        hooks: &mut H,
         settings: &PipelineSettings,
         context: &PipelineContext<'_>,
     ) -> Result<()> {
@@ -236,6 +239,9 @@ impl Circulation {
             if busy {
                 idle.found_work();
             } else {
+                if H::ON_DEVICE {
+                    idle.set_device(full || in_flight >= limits.all);
+                }
                 idle.wait();
                 if idle.is_first_round() {
                     tx_stage.flush(control);

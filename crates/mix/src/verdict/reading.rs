@@ -34,18 +34,11 @@ impl Case<'_> {
             Bottleneck::Source => times.source(),
             Bottleneck::ClosedLoop => times.closed_loop(),
             Bottleneck::Resource(Resource::Core(_) | Resource::Processors) => times.shared_cores(),
-            Bottleneck::Resource(resource) => times.device(self.is_sender(resource), self.polls_device()),
-            Bottleneck::BothDirections(_) => times.device(false, self.polls_device()),
+            Bottleneck::Resource(resource) => times.device(self.is_sender(resource)),
+            Bottleneck::BothDirections(_) => times.device(false),
             Bottleneck::Pace => Says::Neither,
         };
         Some(Evidence { fact: Fact::Threads { busy, blocked, on_processor, queued, throttled }, says })
-    }
-
-    /// Returns true if a device works for the load. Its threads then poll for completions, and look idle while the device
-    /// waits for a full resource.
-    fn polls_device(&self) -> bool {
-        let mut uses = self.measured.loads[self.load].uses.iter();
-        uses.any(|used| matches!(used.resource, Resource::DeviceMemory(_) | Resource::CopyEngine(_)))
     }
 
     /// Returns true if the quota keeps the threads of the load from running.
@@ -138,9 +131,9 @@ impl Times {
 
     /// What the threads say about a resource outside the processors. `is_sender` for a port that only this load uses: its
     /// threads then wait for nothing else.
-    fn device(&self, is_sender: bool, polls: bool) -> Says {
+    fn device(&self, is_sender: bool) -> Says {
         match (self.busy, self.blocked) {
-            (Some(busy), Some(blocked)) if !polls && busy < 0.4 && blocked < 0.03 => Says::Against,
+            (Some(busy), Some(blocked)) if busy < 0.4 && blocked < 0.03 => Says::Against,
             (_, Some(blocked)) if is_sender && blocked > 0.25 => Says::For,
             (_, Some(blocked)) if is_sender && blocked < 0.03 => Says::Against,
             _ => Says::Neither,
