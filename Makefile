@@ -3,7 +3,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: help setup demo test test-all test-programs build install docs fuzz bench-forward
+.PHONY: help setup demo test test-all test-programs build install docs fuzz bench-forward bench-compare
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -41,6 +41,9 @@ docs: setup ## build the documentation site in .out/site with mdBook, and check 
 
 fuzz: setup ## fuzz every target for FUZZ_SECONDS each (600); MERGE=1 keeps inputs that reach new code
 	@packaging/fuzz $(or $(FUZZ_SECONDS),600)
+
+bench-compare: setup ## measure this tree and an earlier build in turns, print the changes (OLD=main BENCH='null --turns 9')
+	@bench/compare/run --old "$(or $(OLD),main)" $(BENCH)
 
 bench-forward: setup ## run inlane and dpdk-testpmd in turns on one core, print medians (BENCH='null-64 --repeats 3')
 	@cargo build --release --quiet --bin inlane

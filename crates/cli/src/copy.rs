@@ -128,7 +128,7 @@ pub struct Copy {
     #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = time_within_an_hour, help_heading = "Measurement")]
     duration: Duration,
     /// The duration of the unmeasured warm-up, at most one hour
-    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = time_to_an_hour, help_heading = "Measurement")]
+    #[arg(long, alias = "warmup", default_value = "20ms", value_name = "TIME", value_parser = time_to_an_hour, help_heading = "Measurement")]
     warm_up: Duration,
     /// Size of the memory at each end. Transfers use its parts in turns, so that caches do not hold the data.
     /// The memory holds at least two of the largest transfers, but takes at most a third of a device's memory

@@ -1,6 +1,7 @@
 //! The `inlane` command. Each subcommand has a module, which parses the flags, calls the crate that does the
 //! work, and prints the result.
 
+mod compare;
 mod copy;
 mod devices;
 mod doctor;
@@ -19,6 +20,7 @@ mod schema;
 mod settings;
 mod signal;
 mod sizes;
+mod stored;
 mod text_file;
 mod topo;
 mod values;
@@ -69,6 +71,7 @@ enum Command {
     Model(model::ModelArgs),
     Doctor(doctor::Args),
     Topo(topo::Args),
+    Compare(compare::CompareArgs),
     Schema(schema::SchemaArgs),
     #[command(hide = true)]
     Report(schema::ReportArgs),
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         Command::Offload(offload) => offload.run(),
         Command::Mix(mix) => mix.run(),
         Command::Model(model) => model.run(),
+        Command::Compare(compare) => compare.run(),
         Command::Schema(schema) => schema.run(),
         Command::Report(report) => schema::SchemaArgs::from(report).run(),
     };

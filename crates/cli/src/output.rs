@@ -1,12 +1,33 @@
 //! Writes a command's result: text to standard output; JSON, CSV and a figure to files.
 
 use crate::fields::flag;
+use inlane_core::units::counted;
 use inlane_ports::pcap::same_file;
 use inlane_report::OutputTarget;
 use inlane_result::{Document, Start};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
+
+/// Returns a note if repeats of a row lie far from the others.
+fn outliers<T: Serialize>(document: &Document<T>) -> Option<String> {
+    let rows: Vec<_> = document.results.iter().filter_map(|row| serde_json::to_value(row).ok()).collect();
+    let found = inlane_report::figures::outliers(&document.command.name, &rows);
+    let first = found.first()?;
+    let cells = first.identity.iter().map(|cell| format!("{} {}", cell.name, cell.value));
+    let row: Vec<String> = cells.chain([first.figure.clone()]).collect();
+    let (outlier, median) = (first.outlier, first.median);
+    let others = match found.len() - 1 {
+        0 => String::new(),
+        others => format!(", and {}", counted(others as u64, "other figure")),
+    };
+    Some(format!(
+        "repeats lie far from the others: {}: {outlier}, median {median}{others}; other programs or the start may have disturbed \
+         them, so measure again or with more {}",
+        row.join(", "),
+        flag("repeats")
+    ))
+}
 
 /// The outputs of a command. They are opened before the command runs, and written after it.
 pub struct Output {
@@ -62,6 +83,7 @@ impl Output {
         text: impl FnOnce(&mut dyn Write, &Document<T>) -> io::Result<()>,
         figure: impl FnOnce(&Document<T>) -> Option<String>,
     ) -> anyhow::Result<()> {
+        document.notes.extend(outliers(document));
         document.finish(self.start);
         if self.text {
             crate::print(|out| text(out, document))?;

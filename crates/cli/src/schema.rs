@@ -15,6 +15,7 @@ use inlane_nvme::initiator::DiscoveredSubsystem;
 use inlane_nvme::target::TargetResult;
 use inlane_offload::status::EngineStatus;
 use inlane_pgas::bench::WindowResult;
+use inlane_report::compare::Comparison;
 use inlane_result::schema;
 
 /// Prints the JSON schema of a result document
@@ -77,6 +78,8 @@ enum Schema {
     Doctor,
     /// Written by `inlane topo`
     Topo,
+    /// Written by `inlane compare`
+    Comparison,
 }
 
 impl Schema {
@@ -97,6 +100,7 @@ impl Schema {
             Schema::Model => schema::<ModelResult>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
+            Schema::Comparison => schema::<Comparison>(),
         }
     }
 }

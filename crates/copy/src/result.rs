@@ -59,6 +59,8 @@ pub struct TransferResult {
     pub latency_ns: Option<Summary>,
     /// The percentiles of the times of single transfers. `latency_ns` is the summary of the same times.
     pub latency_percentiles: Option<Percentiles>,
+    /// The median time of each repeat's transfers.
+    pub repeated_latency_ns: Option<Summary>,
     /// The time of one transfer that the calibration predicts from the times of the path's stages, in
     /// nanoseconds.
     pub predicted_ns: Option<f64>,
@@ -109,6 +111,7 @@ impl TransferResult {
             in_flight: None,
             latency_ns: None,
             latency_percentiles: None,
+            repeated_latency_ns: None,
             predicted_ns: None,
             bytes_per_second: None,
             ceiling: None,
@@ -125,9 +128,10 @@ impl TransferResult {
     #[must_use]
     pub fn with(mut self, measured: &Timing) -> Self {
         self.in_flight = Some(measured.in_flight);
-        self.latency_ns = measured.latency_ns;
-        self.latency_percentiles = measured.latency_percentiles;
-        self.bytes_per_second = Some(measured.bytes_per_second);
+        self.latency_ns = measured.latency_ns.clone();
+        self.latency_percentiles = measured.latency_percentiles.clone();
+        self.repeated_latency_ns = measured.repeated_latency_ns.clone();
+        self.bytes_per_second = Some(measured.bytes_per_second.clone());
         self.cpu_seconds_per_gigabyte = Some(measured.cpu_seconds_per_gigabyte);
         self.cpu_share = Some(measured.cpu_share);
         self.verification = measured.verification.clone();
@@ -142,7 +146,7 @@ impl TransferResult {
 
     /// Sets the ceiling, and the share of the ceiling that the measured rate reaches.
     pub fn set_ceiling(&mut self, ceiling: Ceiling) {
-        let rate = self.bytes_per_second.map(|rate| rate.median);
+        let rate = self.bytes_per_second.as_ref().map(|rate| rate.median);
         self.share_of_ceiling = rate.zip(ceiling.bytes_per_second).map(|(rate, most)| rate / most);
         self.ceiling = Some(ceiling);
     }
@@ -181,9 +185,9 @@ impl Row for TransferResult {
             Cell::new("predicted us", us(self.predicted_ns)),
             Cell::new(
                 "GB/s",
-                self.bytes_per_second.map(|rate| Quantity::ByteRate(rate.median).fixed(1e9, 3)),
+                self.bytes_per_second.as_ref().map(|rate| Quantity::ByteRate(rate.median).fixed(1e9, 3)),
             ),
-            Cell::new("spread", self.bytes_per_second.map(|rate| Value::percent(rate.spread(), 0))),
+            Cell::new("spread", self.bytes_per_second.as_ref().map(|rate| Value::percent(rate.spread(), 0))),
             Cell::new("of ceiling", percent(self.share_of_ceiling)),
             Cell::new("published MiB/s", mib(|rates| rates.published_bytes_per_second)),
             Cell::new("stages predict MiB/s", mib(|rates| rates.predicted_bytes_per_second)),

@@ -69,6 +69,8 @@ pub struct Timing {
     pub latency_ns: Option<Summary>,
     /// Percentiles of the times in `latency_ns`.
     pub latency_percentiles: Option<Percentiles>,
+    /// The median time of each repeat. `None` if several transfers were in flight at a time.
+    pub repeated_latency_ns: Option<Summary>,
     /// Bytes per second of each repeat.
     pub bytes_per_second: Summary,
     /// CPU seconds of the submitting and waiting thread per 10^9 bytes.
@@ -109,6 +111,7 @@ impl Totals {
         Ok(Timing {
             latency_ns: None,
             latency_percentiles: None,
+            repeated_latency_ns: None,
             bytes_per_second: Summary::of(&self.rates)
                 .ok_or_else(|| Error::invalid("a measurement of 0 repeats", "ask for at least one"))?,
             cpu_seconds_per_gigabyte: self.cpu_ns / self.bytes,
@@ -127,7 +130,7 @@ pub fn latency(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
     let rotation = buffers.rotation(size, 1);
     let clock = Clock::new();
     let mut totals = Totals::new(buffers);
-    let mut times = Vec::new();
+    let (mut times, mut medians) = (Vec::new(), Vec::new());
     // Repeat 0 is not measured. It warms up the caches and the time estimates of adaptive waiting.
     for repeat in 0..plan.repeats + 1 {
         buffers.prepare(rotation, &plan.stop)?;
@@ -149,6 +152,8 @@ pub fn latency(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
         let (wall, cpu) = (clock.now_ns() - began, thread_cpu_ns() - cpu);
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
+            let own = Summary::of_operations(&times[times.len() - count..]);
+            medians.extend(own.map(|own| own.median));
         }
         // End resident kernels, because filling and checking a GPU's memory would wait for them.
         mover.quiesce()?;
@@ -158,8 +163,9 @@ pub fn latency(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
     let mut histogram = LatencyHistogram::default();
     times.iter().for_each(|time| histogram.record(*time as u64, 1));
     Ok(Timing {
-        latency_ns: Summary::of(&times),
+        latency_ns: Summary::of_operations(&times),
         latency_percentiles: histogram.percentiles(),
+        repeated_latency_ns: Summary::of(&medians),
         ..totals.measurement(1)?
     })
 }

@@ -4,7 +4,7 @@
 use hdrhistogram::Histogram;
 
 /// Median and range of repeated measurements, in the unit that the field's name says.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct Summary {
     /// The median. For an even number of values, the mean of the two middle values.
@@ -15,11 +15,19 @@ pub struct Summary {
     pub max: f64,
     /// The number of measurements.
     pub repeats: usize,
+    /// The measurements in their order. Left out if there is a measurement for each of many operations.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Vec::is_empty"), schemars(default))]
+    pub values: Vec<f64>,
 }
 
 impl Summary {
-    /// Summarises `values`. Returns `None` if there are no values, or if one of them is not finite.
+    /// Summarises `values` and keeps them. Returns `None` if there are no values, or if one of them is not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
+        Some(Self { values: values.to_vec(), ..Self::of_operations(values)? })
+    }
+
+    /// Summarises the times of many operations, without keeping them. Returns `None` as [`Summary::of`] does.
+    pub fn of_operations(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
         }
@@ -28,7 +36,8 @@ impl Summary {
         let middle = sorted.len() / 2;
         let median =
             if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
-        Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], repeats: sorted.len() })
+        let (min, max) = (sorted[0], sorted[sorted.len() - 1]);
+        Some(Self { median, min, max, repeats: sorted.len(), values: Vec::new() })
     }
 
     /// Returns the distance from the median to the value farthest from it, as a fraction of the median.
@@ -38,6 +47,25 @@ impl Summary {
         } else {
             (self.max - self.median).max(self.median - self.min) / self.median
         }
+    }
+}
+
+/// The fewest values among which outliers can be told.
+const FEWEST_FOR_OUTLIERS: usize = 5;
+/// A value is an outlier if its distance from the median exceeds the median distance by this factor.
+const OUTLYING: f64 = 15.0;
+/// Values within this fraction of the median are not outliers, however close the others are.
+const NEAR: f64 = 0.05;
+
+impl Summary {
+    /// Returns the values that lie far from all others, such as those of repeats that another program disturbed.
+    pub fn outliers(&self) -> Vec<f64> {
+        let distance = |value: &f64| (value - self.median).abs();
+        let distances: Vec<f64> = self.values.iter().map(distance).collect();
+        let usual = Self::of_operations(&distances).map_or(0.0, |distances| distances.median);
+        let far = (OUTLYING * usual).max(NEAR * self.median.abs());
+        let few = self.values.len() < FEWEST_FOR_OUTLIERS;
+        self.values.iter().copied().filter(|value| !few && distance(value) > far).collect()
     }
 }
 
@@ -83,6 +111,16 @@ impl LatencyHistogram {
             return None;
         }
         let at = |quantile| self.0.value_at_quantile(quantile) as f64;
+        let mut histogram: Vec<Bin> = Vec::new();
+        for recorded in self.0.iter_recorded() {
+            let bin = ((recorded.value_iterated_to() as f64).log2() * BINS_PER_DOUBLING).ceil();
+            let up_to_ns = (bin / BINS_PER_DOUBLING).exp2();
+            let count = recorded.count_at_value();
+            match histogram.last_mut().filter(|last| last.up_to_ns == up_to_ns) {
+                Some(last) => last.count += count,
+                None => histogram.push(Bin { up_to_ns, count }),
+            }
+        }
         Some(Percentiles {
             count: self.0.len(),
             min_ns: self.0.min() as f64,
@@ -92,12 +130,26 @@ impl LatencyHistogram {
             p99_ns: at(0.99),
             p999_ns: at(0.999),
             max_ns: self.0.max() as f64,
+            histogram,
         })
     }
 }
 
-/// Percentiles of the latencies of packets, transfers or operations.
+/// The number of a histogram's bins for each doubling of the latency. A bin is 19 % wide.
+const BINS_PER_DOUBLING: f64 = 4.0;
+
+/// A bin of a histogram of latencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
+pub struct Bin {
+    /// The largest latency of the bin.
+    pub up_to_ns: f64,
+    /// The number of latencies in the bin.
+    pub count: u64,
+}
+
+/// Percentiles of the latencies of packets, transfers or operations.
+#[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, schemars::JsonSchema))]
 pub struct Percentiles {
     /// The number of latencies that were measured.
@@ -116,6 +168,8 @@ pub struct Percentiles {
     pub p999_ns: f64,
     /// The largest latency.
     pub max_ns: f64,
+    /// The bins that have latencies, in rising order. A bin begins a factor of 0.84 below its end.
+    pub histogram: Vec<Bin>,
 }
 
 #[cfg(test)]
@@ -132,6 +186,22 @@ mod tests {
     }
 
     #[test]
+    fn repeats_are_kept_in_their_order() {
+        assert_eq!(Summary::of(&[3.0, 1.0, 2.0]).unwrap().values, [3.0, 1.0, 2.0]);
+        let operations = Summary::of_operations(&[3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((operations.median, operations.values.len()), (2.0, 0));
+    }
+
+    #[test]
+    fn outliers_are_far_from_all_others() {
+        let outliers = |values: &[f64]| Summary::of(values).unwrap().outliers();
+        assert_eq!(outliers(&[100.0, 101.0, 99.0, 100.0, 60.0]), [60.0]);
+        assert!(outliers(&[100.0, 110.0, 90.0, 95.0, 80.0]).is_empty(), "the spread is large");
+        assert!(outliers(&[100.0, 100.0, 100.0, 100.0, 103.0]).is_empty(), "3 % are near");
+        assert!(outliers(&[100.0, 100.0, 100.0, 50.0]).is_empty(), "four values do not tell");
+    }
+
+    #[test]
     fn percentiles_count_packets_not_bursts() {
         let mut histogram = LatencyHistogram::default();
         histogram.record(100, 99);
@@ -140,6 +210,9 @@ mod tests {
         assert_eq!(percentiles.count, 100);
         assert!((99.0..102.0).contains(&percentiles.p50_ns));
         assert!(percentiles.max_ns >= 990_000.0);
+        let counts: Vec<u64> = percentiles.histogram.iter().map(|bin| bin.count).collect();
+        assert_eq!(counts, [99, 1]);
+        assert!((100.0..120.0).contains(&percentiles.histogram[0].up_to_ns));
         assert_eq!(LatencyHistogram::default().percentiles(), None);
     }
 }

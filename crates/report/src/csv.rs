@@ -42,7 +42,8 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
 fn flatten(name: String, value: &Value, line: &mut Vec<(String, String)>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            for (key, value) in fields {
+            // A histogram has no use in one field of a table.
+            for (key, value) in fields.iter().filter(|(key, _)| *key != "histogram") {
                 let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
                 flatten(name, value, line);
             }

@@ -3,7 +3,9 @@
 //! This crate depends on `core` only. Each system describes its rows by implementing
 //! [`inlane_result::Row`].
 
+pub mod compare;
 mod csv;
+pub mod figures;
 mod panels;
 mod plot;
 mod style;
@@ -15,5 +17,5 @@ pub use csv::csv;
 pub use panels::{BarGroup, Panel, panels};
 pub use plot::{Line, Plot, Point, Scale, figure};
 pub use table::{Lines, grid};
-pub use text::text;
+pub use text::{markdown, text};
 pub use write::{Error, OutputTarget, remove_fresh, stdout};

@@ -36,12 +36,30 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
     out
 }
 
+/// Renders the rows as a Markdown table, which has all parameters as columns, also those that are the same in all rows.
+pub fn markdown<T: Row>(document: &Document<T>) -> String {
+    let (header, lines) = columns(&document.results, None);
+    let escaped =
+        |text: &str| text.replace('\\', "\\\\").replace('|', "\\|").replace('<', "&lt;").replace('\n', " ");
+    let header: Vec<String> = header.iter().map(|name| escaped(name)).collect();
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let lines: Vec<Vec<String>> =
+        lines.iter().map(|line| line.iter().map(|text| escaped(text)).collect()).collect();
+    grid(&header, &lines)
+}
+
 /// Renders the rows as a table. A parameter with the same value in all rows goes to `context` instead of a
 /// column.
 fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     if rows.is_empty() {
         return String::new();
     }
+    let (header, lines) = columns(rows, Some(context));
+    grid(&header.iter().map(String::as_str).collect::<Vec<_>>(), &lines)
+}
+
+/// Returns the header and the lines of a table. With a `context`, parameters on which all rows agree go there.
+fn columns<T: Row>(rows: &[T], mut context: Option<&mut Lines>) -> (Vec<String>, Vec<Vec<String>>) {
     let parameters: Vec<Vec<Cell>> = rows.iter().map(Row::parameters).collect();
     let mut names: Vec<String> = Vec::new();
     for cell in parameters.iter().flatten() {
@@ -63,31 +81,27 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
             .map(|index| value(index, name))
             .collect();
         values.dedup();
-        let shared = values.len() == 1 && rows.len() > 1;
-        if shared {
-            context.line(name, values.remove(0));
+        match &mut context {
+            Some(context) if values.len() == 1 && rows.len() > 1 => {
+                context.line(name, values.remove(0));
+                false
+            }
+            _ => true,
         }
-        !shared
     });
     let mut figures: Vec<Vec<Cell>> = rows.iter().map(Row::figures).collect();
     for (row, cells) in rows.iter().zip(&mut figures) {
         cells.push(Cell::new("error", row.error().map(ToString::to_string)));
     }
-    let used: Vec<usize> = (0..figures[0].len())
+    let used: Vec<usize> = (0..figures.first().map_or(0, Vec::len))
         .filter(|&column| figures.iter().any(|cells| !cells[column].value.is_empty()))
         .collect();
-    let header: Vec<&str> = names
-        .iter()
-        .map(String::as_str)
-        .chain(used.iter().map(|&column| figures[0][column].name.as_str()))
-        .collect();
-    let lines: Vec<Vec<String>> = (0..rows.len())
-        .map(|index| {
-            let own = names.iter().map(|name| value(index, name).to_string());
-            own.chain(used.iter().map(|&column| figures[index][column].value.to_string())).collect()
-        })
-        .collect();
-    grid(&header, &lines)
+    let header = names.iter().cloned().chain(used.iter().map(|&column| figures[0][column].name.clone()));
+    let lines = (0..rows.len()).map(|index| {
+        let own = names.iter().map(|name| value(index, name).to_string());
+        own.chain(used.iter().map(|&column| figures[index][column].value.to_string())).collect()
+    });
+    (header.collect(), lines.collect())
 }
 
 #[cfg(test)]

@@ -5,9 +5,11 @@
 //! [`schema`] returns the JSON schema, which is published in `docs/schema`. Some changes affect programs that
 //! read the JSON. Each of these raises [`SCHEMA_VERSION`].
 
+mod build;
 mod ceiling;
 mod explanation;
 mod row;
+pub mod stored;
 mod value;
 mod verification;
 
@@ -17,6 +19,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
+pub use build::Build;
 pub use ceiling::Ceiling;
 pub use explanation::{Baseline, NotTaken, PathExplanation, Reason};
 pub use row::{Cell, Row};
@@ -96,8 +99,10 @@ pub struct Start {
 }
 
 impl Start {
-    /// Returns the current time.
+    /// Returns the current time. Call it before the process drops privileges, because it also reads what a document says
+    /// of the program's build.
     pub fn now() -> Self {
+        Build::this();
         Self { wall: SystemTime::now(), instant: Instant::now() }
     }
 }
@@ -116,6 +121,8 @@ pub struct Command {
     pub arguments: Vec<String>,
     /// The version of inlane.
     pub version: String,
+    /// The build of inlane.
+    pub build: Build,
 }
 
 impl Command {
@@ -125,6 +132,7 @@ impl Command {
             name: name.into(),
             arguments: std::env::args_os().skip(1).map(shown).collect(),
             version: env!("CARGO_PKG_VERSION").into(),
+            build: Build::this(),
         }
     }
 }

@@ -53,6 +53,24 @@ impl Quantity {
         }
     }
 
+    /// Returns another number of the same unit.
+    #[must_use]
+    pub fn with_number(self, number: f64) -> Self {
+        match self {
+            Self::Bytes(_) => Self::Bytes(number as u64),
+            Self::Rate(Rate::Bits(_)) => Self::bits_per_second(number),
+            Self::Rate(Rate::Line(_)) => Self::Rate(Rate::Line(number)),
+            Self::Rate(Rate::Packets(_)) => Self::packets_per_second(number),
+            Self::Number(_) => Self::Number(number),
+            Self::Time(_) => Self::Time(number),
+            Self::ByteRate(_) => Self::ByteRate(number),
+            Self::PerSecond(_) => Self::PerSecond(number),
+            Self::SecondsPerGigabyte(_) => Self::SecondsPerGigabyte(number),
+            Self::Share(_) => Self::Share(number),
+            Self::Percent(_) => Self::Percent(number),
+        }
+    }
+
     /// Returns the number in the unit of figures (SVG): microseconds, bytes, GB/s, Gb/s, Mpps or per cent.
     pub fn drawn(self) -> f64 {
         match self {
@@ -95,6 +113,27 @@ impl Quantity {
             Self::Share(_) => "_share",
             Self::Percent(_) => "_percent",
         }
+    }
+
+    /// Splits a key of JSON into a name and its number with the unit: `size_bytes` and 64 are `size` and 64 B. The inverse of
+    /// [`Quantity::key_suffix`].
+    pub fn of_key(key: &str, number: f64) -> (&str, Self) {
+        let units: [fn(f64) -> Self; 9] = [
+            Self::bits_per_second,
+            |rate| Self::Rate(Rate::Line(rate)),
+            Self::packets_per_second,
+            Self::ByteRate,
+            Self::PerSecond,
+            Self::SecondsPerGigabyte,
+            Self::Share,
+            Self::Percent,
+            Self::Time,
+        ];
+        let bytes = (number >= 0.0 && number.fract() == 0.0).then_some(Self::Bytes(number as u64));
+        let known = units.iter().map(|unit| unit(number)).chain(bytes);
+        let fits = known.filter_map(|quantity| Some((key.strip_suffix(quantity.key_suffix())?, quantity)));
+        // `_line_bits_per_second` also ends in `_bits_per_second`: the longest suffix leaves the shortest name.
+        fits.min_by_key(|(name, _)| name.len()).unwrap_or((key, Self::Number(number)))
     }
 
     /// Returns a value that shows the quantity in a fixed unit: divided by `divisor`, and with this number of decimals.
@@ -269,6 +308,22 @@ mod tests {
         assert_eq!(Quantity::Rate(Rate::Line(1e9)).to_string(), "1.00 Gb/s on the line");
         assert_eq!(Value::from(None::<u64>).to_string(), "");
         assert_eq!((time.drawn(), time.drawn_unit(), time.key_suffix()), (49.96, "us", "_ns"));
+    }
+
+    #[test]
+    fn keys_name_their_unit() {
+        for (key, name, quantity) in [
+            ("size_bytes", "size", Quantity::Bytes(64)),
+            ("rate_line_bits_per_second", "rate", Quantity::Rate(Rate::Line(64.0))),
+            ("rate_packets_per_second", "rate", Quantity::packets_per_second(64.0)),
+            ("operations_per_second", "operations", Quantity::PerSecond(64.0)),
+            ("flush_ns", "flush", Quantity::Time(64.0)),
+            ("burst", "burst", Quantity::Number(64.0)),
+        ] {
+            assert_eq!(Quantity::of_key(key, 64.0), (name, quantity));
+            assert_eq!(format!("{name}{}", quantity.key_suffix()), key);
+        }
+        assert_eq!(Quantity::of_key("size_bytes", -1.0), ("size_bytes", Quantity::Number(-1.0)));
     }
 
     #[test]

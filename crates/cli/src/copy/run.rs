@@ -114,7 +114,7 @@ fn progress(text: &str) {
 fn plot(report: &TransferReport) -> Plot {
     let mut lines: Vec<Line> = Vec::new();
     for result in &report.results {
-        let Some(rate) = result.bytes_per_second else { continue };
+        let Some(rate) = &result.bytes_per_second else { continue };
         let direction = if result.both_directions { ", both at once" } else { "" };
         let stores = result.store_end.map(|end| format!(", {end}")).unwrap_or_default();
         let panel = format!("{} to {}, {}{direction}{stores}", result.from, result.to, result.completion);

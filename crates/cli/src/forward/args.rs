@@ -2,7 +2,7 @@
 
 use super::options::{MethodChoice, goal, high_priority, interval, percent, slots};
 use super::sweep::SweepAxis;
-use crate::values::{choice, count, size, time_above_zero};
+use crate::values::{choice, count, size, time_above_zero, time_to_an_hour};
 use clap::{ArgAction, Args};
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::setting::Choice;
@@ -281,6 +281,9 @@ pub(super) struct ExperimentArgs {
     /// Run each point this many times, in turns, and report median, minimum and maximum
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = count::<u32>(1, 1000))]
     pub(super) repeats: u32,
+    /// Before the measured runs, run each point once for this time without measuring it, at most one hour
+    #[arg(long, alias = "warmup", default_value = "0s", value_name = "TIME", value_parser = time_to_an_hour)]
+    pub(super) warm_up: Duration,
     /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report which share
     /// of its speed the job keeps. --compete alone means --compete=compute
     #[arg(long, value_parser = choice::<Compete>(), default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]

@@ -29,13 +29,13 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Opti
     };
     let rate = |result: &PacketResult| {
         let scale = scale(result)?;
-        let spread = result.repeats.map(|repeats| repeats.packets_per_second);
+        let spread = result.repeats.as_ref().map(|repeats| &repeats.packets_per_second);
         let spread = spread.map(|rate| (rate.min * scale, rate.max * scale));
         Some((result.rate() * scale, spread))
     };
     let ceiling = |result: &PacketResult| Some(result.ceiling.as_ref()?.packets_per_second? * scale(result)?);
     let p50 = |result: &PacketResult| {
-        let spread = result.repeats.and_then(|repeats| repeats.p50_ns);
+        let spread = result.repeats.as_ref().and_then(|repeats| repeats.p50_ns.as_ref());
         Some((result.p50_ns()? / 1e3, spread.map(|p50| (p50.min / 1e3, p50.max / 1e3))))
     };
     let p99 = |result: &PacketResult| Some(result.p99_ns()? / 1e3);

@@ -20,6 +20,7 @@ use inlane_forward::result::{Note, PacketResult, Repeats, RunFailure};
 use inlane_forward::{MeasureOptions, Session};
 use inlane_result::Document;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use axis::SweepAxis;
 
@@ -44,6 +45,7 @@ pub struct Sweep {
     /// The points of the sweep. Empty if nothing is swept or repeated.
     points: Vec<Point>,
     repeats: u32,
+    warm_up: Duration,
     by_load: bool,
 }
 
@@ -56,8 +58,13 @@ impl Sweep {
     pub fn new(forward: &Forward, given: &[String]) -> anyhow::Result<Self> {
         let keys: Vec<String> = forward.experiment.sweep.iter().map(|axis| axis.key.clone()).collect();
         let by_load = forward.experiment.load.is_some();
-        let mut series = Self { keys, points: Vec::new(), repeats: forward.experiment.repeats, by_load };
+        let (repeats, warm_up) = (forward.experiment.repeats, forward.experiment.warm_up);
+        let mut series = Self { keys, points: Vec::new(), repeats, warm_up, by_load };
         if series.keys.is_empty() && series.repeats == 1 {
+            if !warm_up.is_zero() {
+                let why = "it warms up before several runs; add --repeats or --sweep, or leave this flag out";
+                return Err(Error::invalid(flag("warm-up"), why).into());
+            }
             return Ok(series);
         }
         for (index, key) in series.keys.iter().enumerate() {
@@ -126,6 +133,7 @@ impl Sweep {
         let mut kept_gpus = Vec::new();
         let total = self.points.len() * self.repeats as usize;
         let mut done = 0;
+        self.warm_up(&mut session, control);
         'all: for _ in 0..self.repeats {
             for (index, point) in self.points.iter().enumerate() {
                 if let Device::Gpu(gpu) = point.config.executor.device()
@@ -180,6 +188,17 @@ impl Sweep {
             ));
         }
         Ok((document, failure))
+    }
+
+    /// Runs each point once, and discards the results. The measured runs report the errors of points that fail.
+    fn warm_up(&self, session: &mut Session, control: &Arc<Control>) {
+        for point in self.points.iter().filter(|_| !self.warm_up.is_zero()) {
+            let mut config = point.config.clone();
+            config.duration = Some(self.warm_up);
+            session.control = Arc::new(Control::child_of(control));
+            let options = MeasureOptions { baseline: false, loads: None, ..point.options.clone() };
+            let _ = session.measure(&config, &options);
+        }
     }
 
     fn document(

@@ -38,7 +38,7 @@ impl Contradiction {
         let (path, size_bytes) = (selector.path_for(size as u64), size as u64);
         let calibrated_ns = selector.costs()?.time(path, size_bytes)?;
         let measured_ns = match measured {
-            [one] => one.latency_ns?.median,
+            [one] => one.latency_ns.as_ref()?.median,
             all => {
                 let rates = all.iter().map(|way| way.bytes_per_second.median);
                 size as f64 * 1e9 / rates.fold(f64::INFINITY, f64::min)

@@ -164,7 +164,7 @@ pub struct Competitor {
 }
 
 /// Median and range over the repeats of a run.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Repeats {
     /// The transmit rate.
     pub packets_per_second: Summary,
@@ -177,20 +177,22 @@ pub struct Repeats {
 impl PacketResult {
     /// Returns the transmit rate in packets per second. With repeats, it is the median of the repeats' rates.
     pub fn rate(&self) -> f64 {
-        self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
+        self.repeats.as_ref().map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
     /// Returns the median latency in nanoseconds. With repeats, returns the median of the repeats' medians.
     /// Otherwise returns the median of [`PacketResult::total_latency`].
     pub fn p50_ns(&self) -> Option<f64> {
-        let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
+        let median =
+            self.repeats.as_ref().and_then(|repeats| repeats.p50_ns.as_ref()).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))
     }
 
     /// Returns the 99th percentile of the latency in nanoseconds. With repeats, returns the median of the
     /// repeats' percentiles. Otherwise returns the percentile of [`PacketResult::total_latency`].
     pub fn p99_ns(&self) -> Option<f64> {
-        let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
+        let median =
+            self.repeats.as_ref().and_then(|repeats| repeats.p99_ns.as_ref()).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p99_ns))
     }
 

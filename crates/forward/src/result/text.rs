@@ -14,7 +14,7 @@ impl Row for PacketResult {
         let us = |ns: Option<f64>| ns.map(|ns| Quantity::Time(ns).fixed(1e3, 1));
         let megapackets = |rate, decimals| Quantity::packets_per_second(rate).fixed(1e6, decimals);
         let gigabytes = |rate| Quantity::ByteRate(rate).fixed(1e9, 2);
-        let repeats = self.repeats.map(|repeats| repeats.packets_per_second);
+        let repeats = self.repeats.as_ref().map(|repeats| &repeats.packets_per_second);
         let bits = self.rate() * self.tx.bits_per_packet().unwrap_or(0.0);
         let dropped = self.dropped_overload + self.dropped_invalid + self.dropped_unsent;
         let ceiling = self.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
@@ -161,7 +161,7 @@ fn competitor_text(competitor: &Competitor) -> Value {
 }
 
 fn repeats(repeats: &Repeats) -> Value {
-    let rate = repeats.packets_per_second;
+    let rate = &repeats.packets_per_second;
     let [median, min, max] = [rate.median, rate.min, rate.max].map(Quantity::packets_per_second);
     phrase![rate.repeats, ", median ", median, " (", min, " to ", max, ")"]
 }

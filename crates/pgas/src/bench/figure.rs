@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(rows[0].ceiling.as_ref().unwrap().bytes_per_second, Some(10.0));
         assert_eq!((rows[0].path.name.as_str(), rows[0].path.reason.as_str()), ("test", "a test"));
         assert!(rows[0].latency_percentiles.is_none(), "issued stores have no latency");
-        assert_eq!(rows[3].latency_percentiles.unwrap().count, 100);
+        assert_eq!(rows[3].latency_percentiles.as_ref().unwrap().count, 100);
         assert_eq!(rows[3].verification.transferred_bytes, 64);
     }
 }

@@ -83,21 +83,21 @@ impl Row for WindowResult {
 
     fn figures(&self) -> Vec<Cell> {
         let us = |time: f64| Quantity::Time(time).fixed(1e3, 2);
-        let median = |summary: Option<Summary>, unit: fn(f64) -> Quantity, divisor, decimals| {
-            summary.map(|summary| unit(summary.median).fixed(divisor, decimals))
+        let median = |summary: &Option<Summary>, unit: fn(f64) -> Quantity, divisor, decimals| {
+            summary.as_ref().map(|summary| unit(summary.median).fixed(divisor, decimals))
         };
         let percentile =
             |value: fn(&Percentiles) -> f64| self.latency_percentiles.as_ref().map(|all| us(value(all)));
-        let spread = self.bytes_per_second.map(|rate| Value::percent(rate.spread(), 0));
+        let spread = self.bytes_per_second.as_ref().map(|rate| Value::percent(rate.spread(), 0));
         let share = self.share_of_ceiling.map(|share| Value::percent(share, 1));
         let cpu = self.cpu_seconds_per_gigabyte;
         vec![
-            Cell::new("latency us", self.latency_ns.map(|latency| us(latency.median))),
+            Cell::new("latency us", self.latency_ns.as_ref().map(|latency| us(latency.median))),
             Cell::new("p99 us", percentile(|all| all.p99_ns)),
-            Cell::new("GB/s", median(self.bytes_per_second, Quantity::ByteRate, 1e9, 3)),
+            Cell::new("GB/s", median(&self.bytes_per_second, Quantity::ByteRate, 1e9, 3)),
             Cell::new("spread", spread),
             Cell::new("of ceiling", share),
-            Cell::new("ops/s", median(self.operations_per_second, Quantity::PerSecond, 1.0, 0)),
+            Cell::new("ops/s", median(&self.operations_per_second, Quantity::PerSecond, 1.0, 0)),
             Cell::new("CPU s/GB", cpu.map(|seconds| Quantity::SecondsPerGigabyte(seconds).fixed(1.0, 3))),
             Cell::new("verified", Quantity::Bytes(self.verification.verified_bytes)),
         ]
