@@ -13,6 +13,7 @@ fn main() -> Result<()> {
     let devices = open(&ends, &Default::default())?;
     let (from, to) = (&devices[0], &devices[1]);
 
+    // ANCHOR: stream
     // Allocate memory before opening the path, because allocation waits for resident kernels of an open
     // path.
     let (source, destination) = (from.allocate(8 * SIZE)?, to.allocate(8 * SIZE)?);
@@ -30,6 +31,7 @@ fn main() -> Result<()> {
     }
     selector.drain()?;
     selector.quiesce()?;
+    // ANCHOR_END: stream
     println!("{} wrong bytes", to.count_wrong(&destination, 42)?);
     Ok(())
 }

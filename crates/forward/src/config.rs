@@ -10,6 +10,7 @@ use inlane_core::cores;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::setting::{Choice, Field};
 use inlane_core::units::{self, Rate};
+use inlane_function::FunctionSpec;
 use inlane_ports::pcap::Playback;
 use inlane_ports::spec::{Kind, PortSpec};
 use std::fmt;
@@ -116,8 +117,8 @@ impl Choice for Compete {
 pub struct Config {
     /// The ports that packets come from and go to.
     pub route: Route,
-    /// The packet function, written as on the command line.
-    pub function: String,
+    /// The packet function.
+    pub function: FunctionSpec,
     /// The executor of the packet function.
     pub executor: Executor,
     /// Pipelines of each direction, 1 to 64. Each has a receive queue and threads of its own.
@@ -244,6 +245,13 @@ impl Config {
             let instead = field::COMPETE.with(Compete::Compute);
             let why = format!("it applies to GPUs only; use {instead} on the CPU");
             return Err(Error::config(field::COMPETE.with(Compete::Large), why));
+        }
+        if let (FunctionSpec::Own(own), Device::Gpu(_)) = (&self.function, self.executor.device()) {
+            let why = format!(
+                "{} is a function in Rust, which runs on the CPU only; write it in C++ for a GPU",
+                own.name
+            );
+            return Err(Error::config(field::ON.with(self.executor.device()), why));
         }
         if !(1..=MAX_BURST).contains(&burst) {
             return range(field::BURST, burst, format!("give 1 to {MAX_BURST}"));

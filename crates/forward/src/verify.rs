@@ -29,6 +29,6 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     // Compare regular files only, because a pipe cannot be read twice.
     let file = |port: &'_ PortSpec| port.file().filter(|path| path.is_file()).map(ToOwned::to_owned);
     let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };
-    let Ok(reference) = reference::find(&config.function) else { return Ok(None) };
+    let Some(Ok(reference)) = config.function.named().map(reference::find) else { return Ok(None) };
     Ok(Some(captures::compare(&read, &written, &*reference)?))
 }

@@ -3,15 +3,24 @@
 use crate::abi::{CallContext, FunctionEntry};
 use crate::packet_function::PacketFunction;
 use crate::report::FunctionReport;
+use crate::rust_function::{FunctionPacket, RustFunction};
 use crate::{Error, Result};
 use inlane_core::packet::Packet;
 use inlane_core::region::Region;
-use inlane_core::ring::layout::{Descriptor, MAX_BURST, PacketVerdict};
+use inlane_core::ring::layout::{Descriptor, MAX_BURST, PacketVerdict, VERDICTS};
 use std::mem::size_of;
+
+/// The code that processes packets.
+pub(crate) enum Processor {
+    /// Code that was compiled from C++.
+    Compiled(*const FunctionEntry),
+    /// A function in Rust.
+    Rust(Box<dyn RustFunction>),
+}
 
 /// A packet function with a state and an output region. One thread at a time uses it.
 pub struct Instance {
-    entry: *const FunctionEntry,
+    processor: Processor,
     function: PacketFunction,
     state: Region,
     output: Option<Region>,
@@ -23,9 +32,8 @@ pub struct Instance {
 unsafe impl Send for Instance {}
 
 impl Instance {
-    pub(crate) fn new(function: PacketFunction, entry: *const FunctionEntry) -> Result<Self> {
-        // SAFETY: `function` keeps the code loaded.
-        let info = unsafe { (*entry).info };
+    pub(crate) fn new(function: PacketFunction, processor: Processor) -> Result<Self> {
+        let info = function.info()?;
         let size = |bytes: u64| {
             usize::try_from(bytes).map_err(|_| Error::Environment {
                 what: format!("packet function {}", function.name()),
@@ -48,7 +56,7 @@ impl Instance {
             room: 0,
             reserved: 0,
         };
-        Ok(Self { entry, function, state, output, context })
+        Ok(Self { processor, function, state, output, context })
     }
 
     /// Returns the function that the instance runs.
@@ -94,9 +102,31 @@ impl Instance {
         );
         assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
         self.context.now_ns = now_ns;
-        // SAFETY: the code is loaded, and state and output have the declared sizes. The caller promises the
-        // rest.
-        unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &self.context) }
+        match &mut self.processor {
+            // SAFETY: the code is loaded, and state and output have the declared sizes. The caller promises the
+            // rest.
+            Processor::Compiled(entry) => unsafe {
+                ((**entry).run)(packets, stride as u32, count as u32, verdicts, &self.context)
+            },
+            Processor::Rust(function) => {
+                for index in 0..count {
+                    // SAFETY: the caller promises `count` descriptors, `stride` bytes apart, and as many verdicts. Both kinds
+                    // of packet begin with a descriptor's address and length.
+                    let (address, length) = unsafe {
+                        let descriptor = packets.add(index * stride).cast::<Descriptor>();
+                        ((*descriptor).address, (*descriptor).length)
+                    };
+                    let room = self.context.room.max(length) as usize;
+                    // SAFETY: the caller owns the packet, whose buffer has this room, and nothing else accesses it.
+                    let room = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, room) };
+                    let mut packet = FunctionPacket::new(room, length as usize);
+                    let verdict = function.process(&mut packet);
+                    // SAFETY: as above, the verdict's place is valid.
+                    unsafe { verdicts.add(index).write(packet.verdict(verdict)) };
+                }
+                VERDICTS
+            }
+        }
     }
 
     /// Runs the function on packets from a port.
@@ -141,22 +171,30 @@ impl Instance {
 
     /// Returns true if [`Instance::tick`] must be called while no packets arrive.
     pub fn ticks(&self) -> bool {
-        // SAFETY: `function` keeps the code loaded.
-        unsafe { (*self.entry).info.ticks() }
+        match self.processor {
+            // SAFETY: `function` keeps the code loaded.
+            Processor::Compiled(entry) => unsafe { (*entry).info.ticks() },
+            Processor::Rust(_) => false,
+        }
     }
 
     /// Returns true if the function reads the time passed to [`Instance::run`]. For others, pass 0.
     pub fn needs_time(&self) -> bool {
-        // SAFETY: as in `ticks`.
-        unsafe { (*self.entry).info.needs_time() }
+        match self.processor {
+            // SAFETY: as in `ticks`.
+            Processor::Compiled(entry) => unsafe { (*entry).info.needs_time() },
+            Processor::Rust(_) => false,
+        }
     }
 
     /// Calls the function's `tick` with the time in nanoseconds. Call it at least every millisecond while no
     /// packets arrive.
     pub fn tick(&mut self, now_ns: u64) {
         self.context.now_ns = now_ns;
-        // SAFETY: as in `run`.
-        unsafe { ((*self.entry).tick)(&self.context) }
+        if let Processor::Compiled(entry) = self.processor {
+            // SAFETY: as in `run`.
+            unsafe { ((*entry).tick)(&self.context) }
+        }
     }
 
     /// Ends the run. Calls `tick` with the greatest time, so that the function delivers everything that it
@@ -175,7 +213,10 @@ impl Instance {
 
     /// Makes the function's report from its state.
     pub fn report(&self) -> FunctionReport {
-        self.function.report(self.state())
+        match &self.processor {
+            Processor::Compiled(_) => self.function.report(self.state()),
+            Processor::Rust(function) => function.report(),
+        }
     }
 
     /// Returns the output region. Empty if the function has none.

@@ -8,6 +8,7 @@
 //! * [`builtins`] lists the built-in functions. [`PacketFunction::parse`] finds one by name and reads its
 //!   settings.
 //! * [`Instance`] is one CPU thread's use of a function, with the function's state and output region.
+//! * Library users can also write a function in Rust: [`OwnFunction`]. It runs on the CPU only.
 //! * A GPU executor compiles [`HEADERS`] and [`PacketFunction::gpu_source`].
 
 pub mod abi;
@@ -18,6 +19,7 @@ mod headers;
 mod instance;
 mod packet_function;
 pub mod report;
+mod rust_function;
 mod user;
 
 pub use abi::{CallKind, FunctionInfo};
@@ -27,3 +29,4 @@ pub use headers::HEADERS;
 pub use instance::Instance;
 pub use packet_function::PacketFunction;
 pub use report::FunctionReport;
+pub use rust_function::{FunctionPacket, FunctionSpec, OwnFunction, RustFunction, Verdict};

@@ -1,10 +1,11 @@
 //! A packet function: its name, its source and its settings. [`PacketFunction::instance`] creates an
 //! [`Instance`] that runs it on the CPU.
 
-use crate::abi::{FunctionEntry, FunctionInfo};
+use crate::abi::{ABI, FunctionInfo, WHOLE_PACKET};
 use crate::builtins::{self, Builtin};
-use crate::instance::Instance;
+use crate::instance::{Instance, Processor};
 use crate::report::FunctionReport;
+use crate::rust_function::{FunctionSpec, OwnFunction};
 use crate::user::{self, UserFunction};
 use crate::{Error, Result};
 use std::path::Path;
@@ -30,9 +31,25 @@ struct Settings {
 enum Code {
     Builtin(&'static Builtin),
     User(Arc<UserFunction>),
+    Rust(OwnFunction),
 }
 
 impl PacketFunction {
+    /// Returns the function that `spec` describes.
+    ///
+    /// # Errors
+    /// As for [`PacketFunction::parse`], if the function is named.
+    pub fn new(spec: &FunctionSpec) -> Result<Self> {
+        match spec {
+            FunctionSpec::Named(text) => Self::parse(text),
+            FunctionSpec::Own(own) => Ok(Self {
+                name: own.name.clone(),
+                settings: Settings { text: String::new(), image: Vec::new() },
+                code: Code::Rust(own.clone()),
+            }),
+        }
+    }
+
     /// Returns a built-in function, named `NAME[:SETTINGS]`, or a user's function, named
     /// `FILE.cu[:NAME[:N,N...]]`. Compiles and runs nothing.
     ///
@@ -68,7 +85,8 @@ impl PacketFunction {
         })
     }
 
-    /// Returns true for a function that the user wrote, false for a built-in one.
+    /// Returns true for a function of the user's that is compiled and loaded during the run. A function in Rust is part of
+    /// the program already.
     pub fn is_user_code(&self) -> bool {
         matches!(self.code, Code::User(_))
     }
@@ -98,7 +116,7 @@ impl PacketFunction {
     pub(crate) fn layout_assertions(&self) -> String {
         let state = match &self.code {
             Code::Builtin(builtin) => (builtin.layout)(),
-            Code::User(_) => String::new(),
+            Code::User(_) | Code::Rust(_) => String::new(),
         };
         crate::abi::layout_assertions() + &state
     }
@@ -112,15 +130,17 @@ impl PacketFunction {
     pub fn about(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.about,
-            Code::User(_) => "a function of the user's",
+            Code::User(_) | Code::Rust(_) => "a function of the user's",
         }
     }
 
-    /// Returns the name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`.
+    /// Returns the name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`. A function in
+    /// Rust has no struct, source or file: these are empty.
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,
             Code::User(user) => &user.symbol,
+            Code::Rust(_) => "",
         }
     }
 
@@ -129,6 +149,7 @@ impl PacketFunction {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().source,
             Code::User(user) => &user.source,
+            Code::Rust(_) => "",
         }
     }
 
@@ -137,6 +158,7 @@ impl PacketFunction {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().file,
             Code::User(user) => &user.file,
+            Code::Rust(_) => "",
         }
     }
 
@@ -147,16 +169,20 @@ impl PacketFunction {
     /// For users' functions only: [`Error::Compile`] with the compiler's messages. [`Error::Environment`] if
     /// the compiler is missing, or its output cannot be stored or loaded.
     pub fn info(&self) -> Result<FunctionInfo> {
+        let entry = match &self.code {
+            Code::Builtin(builtin) => builtin.entry(),
+            Code::User(user) => user.load()?,
+            Code::Rust(_) => {
+                return Ok(FunctionInfo {
+                    abi: ABI,
+                    reads: WHOLE_PACKET,
+                    writes: WHOLE_PACKET,
+                    ..Default::default()
+                });
+            }
+        };
         // SAFETY: the entry is a constant of loaded code, which stays loaded while `self` lives.
-        Ok(unsafe { (*self.entry()?).info })
-    }
-
-    /// Returns the function's CPU code. Compiles and loads a user's function if that has not happened yet.
-    fn entry(&self) -> Result<*const FunctionEntry> {
-        match &self.code {
-            Code::Builtin(builtin) => Ok(builtin.entry()),
-            Code::User(user) => user.load(),
-        }
+        Ok(unsafe { (*entry).info })
     }
 
     /// Returns the first bytes of a pipeline's initial state, which hold the settings. All further bytes are
@@ -186,7 +212,7 @@ impl PacketFunction {
     pub fn report(&self, state: &[u8]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
-            Code::User(_) => FunctionReport::default(),
+            Code::User(_) | Code::Rust(_) => FunctionReport::default(),
         }
     }
 
@@ -197,7 +223,12 @@ impl PacketFunction {
     /// [`Error::Core`] if there is no memory for the state. For users' functions, also the errors of
     /// [`PacketFunction::info`].
     pub fn instance(&self) -> Result<Instance> {
-        Instance::new(self.clone(), self.entry()?)
+        let processor = match &self.code {
+            Code::Builtin(builtin) => Processor::Compiled(builtin.entry()),
+            Code::User(user) => Processor::Compiled(user.load()?),
+            Code::Rust(own) => Processor::Rust(own.create()),
+        };
+        Instance::new(self.clone(), processor)
     }
 }
 

@@ -8,6 +8,8 @@
 //! | `pcap:FILE` | [`pcap::CaptureSource`] and [`pcap::CaptureSink`] read and write captures |
 //! | `null[:SIZE]` | [`null::Null`] creates and discards packets without touching their bytes |
 //!
+//! [`own`] makes ports of a program's own sources and sinks of frames.
+//!
 //! [`spec::PortSpec`] describes a port, also of DPDK if the cargo feature `dpdk` is enabled, and [`open::ports`] opens the
 //! ports of a run. [`wrap`] captures
 //! packets, injects faults and limits rates at any port.
@@ -19,6 +21,7 @@ pub mod generate;
 pub mod null;
 pub mod open;
 pub mod oran;
+pub mod own;
 pub mod pcap;
 pub mod spec;
 pub mod wrap;

@@ -22,8 +22,9 @@ pub struct OpenRequest<'a> {
     pub rx: Option<&'a PortSpec>,
     /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow both ways.
     pub tx: &'a [PortSpec],
-    /// The packet function with its settings. Checkers expect its verdicts and changes.
-    pub function: &'a str,
+    /// The packet function with its settings, as on the command line. Checkers expect its verdicts and changes. `None` for a
+    /// function in Rust.
+    pub function: Option<&'a str>,
     /// The rate at which inlane's own ports create packets. `None` means as fast as possible.
     pub rate: Option<Rate>,
     /// How a capture is played: at which pace, and whether it is repeated.
@@ -143,7 +144,7 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
                     _ => None,
                 };
                 let number = numbers.find(|(tx, _)| *tx == spec).map_or(0, |(_, number)| number);
-                let reference = reference::find(request.function)?;
+                let reference = reference::find(request.function.unwrap_or("of your own"))?;
                 Box::new(Checker::new(check.clone(), clock, generator, reference, number)?)
             }
             PortSpec::Null(spec) => {
@@ -235,7 +236,7 @@ mod tests {
             ports: &all,
             rx: Some(&rx),
             tx: &tx,
-            function: "io",
+            function: Some("io"),
             rate: None,
             playback: Playback::default(),
             queues: 1,
@@ -277,7 +278,7 @@ mod tests {
             ports: std::slice::from_ref(&own),
             rx: Some(&own),
             tx: &[],
-            function: "io",
+            function: Some("io"),
             rate: None,
             playback: Playback::default(),
             queues: 1,

@@ -103,6 +103,20 @@ pub struct Properties {
     pub pool: PoolKind,
 }
 
+impl Properties {
+    /// A port that neither makes packets nor connects to anything. Other rows state how they differ.
+    pub const PLAIN: Properties = Properties {
+        name: "",
+        role: Role::Either,
+        source: Source::None,
+        paces_itself: false,
+        is_sized: false,
+        is_network: false,
+        needs_privileges: false,
+        pool: PoolKind::Any,
+    };
+}
+
 impl Kind {
     /// All kinds that a specification can name, in the order in which messages list them.
     pub const NAMED: [Kind; 12] = [
@@ -122,17 +136,7 @@ impl Kind {
 
     /// Returns the kind's row of the table.
     pub const fn properties(self) -> &'static Properties {
-        /// A port that neither makes packets nor connects to anything. Other rows state how they differ.
-        const PLAIN: Properties = Properties {
-            name: "",
-            role: Role::Either,
-            source: Source::None,
-            paces_itself: false,
-            is_sized: false,
-            is_network: false,
-            needs_privileges: false,
-            pool: PoolKind::Any,
-        };
+        const PLAIN: Properties = Properties::PLAIN;
         /// A port of DPDK that connects to a network.
         const NETWORK: Properties = Properties {
             role: Role::Both,

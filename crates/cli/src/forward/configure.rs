@@ -49,7 +49,7 @@ impl Forward {
             }
         };
         let mut config = Config::new(route);
-        config.function = self.function.function.clone();
+        config.function = self.function.function.as_str().into();
         if matches!(self.function.method, MethodChoice::Method(_))
             && (self.function.goal.is_some() || self.function.max_latency.is_some())
         {

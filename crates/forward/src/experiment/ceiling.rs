@@ -57,7 +57,7 @@ impl Ceilings {
         let size = result.rx.bytes.checked_div(result.rx.packets);
         let (executor, settings) = (&config.executor, &config.per_pipeline);
         let cores = (executor.device(), config.pipelines, executor.workers(), settings.work);
-        let bytes = (&config.function, executor.gpu_memory(), settings.burst, size);
+        let bytes = (config.function.name(), executor.gpu_memory(), settings.burst, size);
         let ports: Vec<&str> = config.route.ports().into_iter().map(PortSpec::text).collect();
         let key = format!("{cores:?} {bytes:?} {ports:?} {link_bits_per_second:?}");
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
@@ -86,7 +86,7 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
     // Do not time function `io`. It does nothing, so a measurement would show only the time of the call.
-    let idle = config.function == "io";
+    let idle = config.function.named() == Some("io");
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();
     let packet_ns = config.per_pipeline.work.as_nanos() as f64 + function_ns;
@@ -104,7 +104,7 @@ fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &Pack
 fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResult) -> Result<Ceiling> {
     let size = mean_size(result).max(1) as u32;
     let gpu = gpu::open(index)?;
-    let program = gpu::LoadedFunction::new(&gpu, &PacketFunction::parse(&config.function)?, memory)?;
+    let program = gpu::LoadedFunction::new(&gpu, &PacketFunction::new(&config.function)?, memory)?;
     let read = size.min(program.info().reads).max(1);
     let (bytes, moved) = match memory {
         Memory::Gpu => (size, Moved::Whole),
@@ -153,7 +153,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         .map(|packet| unsafe { packet.bytes() }.to_vec())
         .collect();
     let mut outcomes = vec![PacketVerdict::default(); packets.len()];
-    let mut instance = PacketFunction::parse(&config.function)?.instance()?;
+    let mut instance = PacketFunction::new(&config.function)?.instance()?;
     instance.set_room(pool.room() as u32);
     let begun = Instant::now();
     let (mut spent, mut done) = (Duration::ZERO, 0u64);

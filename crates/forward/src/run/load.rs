@@ -80,7 +80,7 @@ impl ForwardLoad {
     /// When settings contradict each other, or a port, the GPU or memory is not available.
     pub fn open(config: &Config, pace: Option<Arc<Pace>>) -> Result<Self> {
         config.check()?;
-        let function = PacketFunction::parse(&config.function)?;
+        let function = PacketFunction::new(&config.function)?;
         let (specs, directions) = wiring::directions(&config.route)?;
         let clock = Clock::new();
         let open::OpenPorts { mut ports, room } = open::ports(&specs, config, &clock)?;

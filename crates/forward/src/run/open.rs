@@ -26,7 +26,7 @@ pub(crate) fn ports(specs: &[PortSpec], config: &Config, clock: &Clock) -> Resul
         ports: specs,
         rx,
         tx,
-        function: &config.function,
+        function: config.function.named(),
         rate: config.rate,
         playback: config.playback,
         queues: config.pipelines,

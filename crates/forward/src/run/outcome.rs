@@ -219,7 +219,7 @@ fn parameters(config: &Config) -> Parameters {
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);
     let number = |number: usize| Quantity::Number(number as f64);
     let mut parameters = Parameters::default();
-    parameters.set("function", config.function.clone());
+    parameters.set("function", config.function.name());
     parameters.set("on", executor.device().to_string());
     parameters.set("method", executor.method().to_string());
     parameters.set("burst", number(settings.burst));

@@ -264,8 +264,10 @@ mod tests {
         for builtin in builtins() {
             let function = crate::PacketFunction::parse(builtin.example).expect(builtin.example);
             let built = builtin.built();
-            let mut instances = [built.any, built.avx2]
-                .map(|entry| crate::Instance::new(function.clone(), entry).expect("memory"));
+            let mut instances = [built.any, built.avx2].map(|entry| {
+                crate::Instance::new(function.clone(), crate::instance::Processor::Compiled(entry))
+                    .expect("memory")
+            });
             for _ in 0..200 {
                 let frames: Vec<Vec<u8>> = (0..random() % 40).map(|_| frame(&mut random)).collect();
                 let runs = instances.each_mut().map(|instance| {

@@ -39,7 +39,7 @@ impl Link {
             ports,
             rx: None,
             tx: &[],
-            function: "io",
+            function: Some("io"),
             rate: None,
             playback: Playback::default(),
             queues,

@@ -76,8 +76,9 @@ fn a_pace_that_changes_is_followed_and_0_parks() {
                     found.push(packets_per_second(&measure(sampler, time)));
                 }
                 assert!(found.last().is_some_and(is_near), "{rx} {split}: {found:?}/s at a pace of {wanted}");
-                // After a pause, at most 10 ms are made up.
-                assert!(found.iter().all(|rate| *rate < wanted * 1.08), "{rx}: {found:?} exceed {wanted}");
+                // After a pause, at most 10 ms are made up. A sampler that other programs delay between its clock and the
+                // counters sees more in one window, so allow for half a window.
+                assert!(found.iter().all(|rate| *rate < wanted * 1.58), "{rx}: {found:?} exceed {wanted}");
             }
             pace.set(0.0);
             std::thread::sleep(Duration::from_millis(50));
