@@ -5,6 +5,8 @@ mod load;
 mod open;
 mod outcome;
 #[cfg(test)]
+mod own_tests;
+#[cfg(test)]
 mod tests;
 mod uses;
 mod wiring;
