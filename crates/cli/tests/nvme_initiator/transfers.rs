@@ -190,9 +190,22 @@ fn a_block_device_is_served() {
     assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
     // `nvme write` has flushed the namespace, so the data is in the file although the target is killed.
     drop(target);
+    // The kernel keeps the claim of a killed target for a moment. The next target waits for its end.
+    let claim = || loop {
+        match std::fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&device.0) {
+            Ok(claim) => return claim,
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}"),
+        }
+    };
+    let killed = claim();
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(killed);
+    });
+    drop(self::target(&format!("block:{}", device.0)));
+    release.join().unwrap();
     // A claimed device, such as a mounted one, can be served read-only, with a warning.
-    let _claim =
-        std::fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&device.0).expect("not in use");
+    let _claim = claim();
     let namespace = format!("block:{},ro", device.0);
     let arguments = ["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &namespace];
     let (_reader, warning) = start(&arguments, "mounted or in use");

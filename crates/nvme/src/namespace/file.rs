@@ -13,8 +13,8 @@ const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 /// The ioctl that returns the size of a block device's logical block (linux/fs.h).
 const BLKSSZGET: libc::c_ulong = 0x1268;
 
-/// How long to wait for a lock that an ended target still holds.
-const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How long to wait for a lock or a device that an ended target still holds.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
 
 /// An open file or block device. It is locked, so no second target can write to it.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl FileStorage {
         let open = |flags: i32| {
             let mut options = OpenOptions::new();
             options.read(true).write(writable).custom_flags(flags | exclusive | libc::O_CLOEXEC);
-            options.open(path)
+            once_released(libc::EBUSY, || options.open(path))
         };
         let (file, direct) = match (direct, open(libc::O_DIRECT)) {
             (Some(false), _) => (open(0), false),
@@ -226,30 +226,39 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
     Error::with_remedy(format!("cannot open {}", path.display()), source, remedy)
 }
 
-/// Locks a namespace's file: exclusively if `writable` is set, else shared. Tries for a second, because the kernel keeps
-/// the lock of a killed target until its last request to the disk has ended.
+/// Repeats `attempt` for a second while it fails with the error `held`, because the kernel keeps the lock and the claim of
+/// an ended target until its last request to the disk has ended.
+fn once_released<T>(held: i32, attempt: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(held) && start.elapsed() < RELEASE_WAIT => {
+                std::thread::sleep(RELEASE_WAIT / 50);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Locks a namespace's file: exclusively if `writable` is set, else shared.
 ///
 /// # Errors
 /// If a conflicting lock is held, by another process or for another namespace of this target.
 fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
     let kind = if writable { libc::LOCK_EX } else { libc::LOCK_SH };
-    let start = Instant::now();
-    loop {
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
-            return Ok(());
-        }
-        let source = std::io::Error::last_os_error();
-        if source.raw_os_error() != Some(libc::EWOULDBLOCK) {
-            return Err(os(path, "cannot lock", source));
-        }
-        if start.elapsed() > LOCK_WAIT {
+    // SAFETY: the descriptor is open.
+    let attempt = || match unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    once_released(libc::EWOULDBLOCK, attempt).map_err(|source| match source.raw_os_error() {
+        Some(libc::EWOULDBLOCK) => {
             let why = "it is locked, by another process such as a target, or because it is served twice here; stop that \
                        process, or serve it with ,ro in both";
-            return Err(Error::Environment { what: path.display().to_string(), why: why.into() });
+            Error::Environment { what: path.display().to_string(), why: why.into() }
         }
-        std::thread::sleep(LOCK_WAIT / 50);
-    }
+        _ => os(path, "cannot lock", source),
+    })
 }
 
 /// Returns the bytes that identify a file: its absolute path, its inode and its time of creation. So a file that takes the
