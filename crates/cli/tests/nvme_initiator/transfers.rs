@@ -204,6 +204,7 @@ fn a_block_device_is_served() {
     });
     drop(self::target(&format!("block:{}", device.0)));
     release.join().unwrap();
+    drop(self::target(&format!("block:{},direct=off", device.0)));
     // A claimed device, such as a mounted one, can be served read-only, with a warning.
     let _claim = claim();
     let namespace = format!("block:{},ro", device.0);

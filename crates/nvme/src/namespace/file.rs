@@ -52,16 +52,14 @@ impl FileStorage {
             options.read(true).write(writable).custom_flags(flags | exclusive | libc::O_CLOEXEC);
             once_released(libc::EBUSY, || options.open(path))
         };
-        let (file, direct) = match (direct, open(libc::O_DIRECT)) {
-            (Some(false), _) => (open(0), false),
-            (_, Ok(file)) => (Ok(file), true),
+        let (file, direct) = match open(if direct == Some(false) { 0 } else { libc::O_DIRECT }) {
             // A file system without O_DIRECT refuses the flag with EINVAL. Open the file without the flag.
-            (None, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
-            (Some(true), Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && direct.is_none() => (open(0), false),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && direct == Some(true) => {
                 let why = "the file system does not support direct=on; leave it out";
                 return Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
             }
-            (_, Err(error)) => (Err(error), false),
+            file => (file, direct != Some(false)),
         };
         let file = file.map_err(|source| cannot_open(path, writable, block_device, source))?;
         let metadata = file.metadata().map_err(|source| os(path, "cannot read the size of", source))?;
