@@ -31,6 +31,9 @@ const MOST: usize = 32768;
 /// is above 1 because short connections must not cause a request.
 const ENOUGH: u32 = 16;
 
+/// The number of bytes for which a send counts once more toward [`ENOUGH`].
+const LARGE: usize = 32 << 10;
+
 /// While a connection has no slot of shared memory, its sends and receives go through the kernel. After each
 /// this many of them, the library asks for a slot again.
 const AGAIN: u32 = 1024;
@@ -50,6 +53,8 @@ struct Entry {
     /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
     receives: AtomicU32,
     patience: Patience,
+    /// Decides whether a large send waits for the lease.
+    send_patience: Patience,
 }
 
 impl Entry {
@@ -67,6 +72,7 @@ static ENTRIES: [Entry; MOST] = [const {
         sends: AtomicU32::new(0),
         receives: AtomicU32::new(0),
         patience: Patience::new(),
+        send_patience: Patience::new(),
     }
 }; MOST];
 
@@ -96,12 +102,12 @@ pub fn slot(fd: RawFd) -> Option<Slot> {
     unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
 }
 
-/// Counts a send through the kernel. If the descriptor is an offloaded connection that sends often, asks the
+/// Counts a send of `len` bytes through the kernel, and a large one several times. If the descriptor is an offloaded connection that sends often, asks the
 /// engine for a slot of shared memory. Call this after each send through the kernel.
 #[inline]
-pub fn note_sent(fd: RawFd) {
+pub fn note_sent(fd: RawFd, len: usize) {
     let Some(entry) = entry(fd) else { return };
-    if count(&entry.sends) {
+    if count(&entry.sends, 1 + (len / LARGE) as u32) {
         adopt(fd, entry);
     }
 }
@@ -118,17 +124,18 @@ pub fn note_received(fd: RawFd, len: usize) {
     if len < LEAST_COUNTED {
         return;
     }
-    if count(&entry.receives) && wait::is_offloaded(fd) && socket::blocks(fd) {
+    if count(&entry.receives, 1) && wait::is_offloaded(fd) && socket::blocks(fd) {
         adopt(fd, entry);
     }
 }
 
-/// Adds 1 to a counter of calls. Returns true if the library should ask for a slot now.
+/// Adds `weight` to a counter of calls. Returns true if the library should ask for a slot now.
 #[inline]
-fn count(calls: &AtomicU32) -> bool {
-    let count = calls.load(Ordering::Relaxed);
-    calls.store(count.wrapping_add(1), Ordering::Relaxed);
-    count == ENOUGH || (count > 0 && count.is_multiple_of(AGAIN))
+fn count(calls: &AtomicU32, weight: u32) -> bool {
+    let before = calls.load(Ordering::Relaxed);
+    let count = before.wrapping_add(weight);
+    calls.store(count, Ordering::Relaxed);
+    before <= ENOUGH && count > ENOUGH || before / AGAIN != count / AGAIN
 }
 
 #[cold]

@@ -12,7 +12,7 @@ use libc::{c_int, ssize_t};
 #[inline]
 pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
     if result > 0 {
-        direct::note_sent(fd);
+        direct::note_sent(fd, result as usize);
     }
     if result != -1 || errno() != libc::EPIPE {
         return result;
@@ -47,7 +47,7 @@ pub fn refuse(flags: c_int) -> ssize_t {
 #[inline]
 pub fn after_write(fd: c_int, result: ssize_t) -> ssize_t {
     if result > 0 {
-        direct::note_sent(fd);
+        direct::note_sent(fd, result as usize);
     }
     if result == -1 && errno() == libc::EPIPE { broken(fd) } else { result }
 }

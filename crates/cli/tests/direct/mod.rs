@@ -25,8 +25,12 @@ fn start_with(test: &str, programs: &[(&str, &str)]) -> Option<Lab> {
 }
 
 fn serve(lab: &Lab, port: &str) -> Running {
+    serve_as(lab, "serve", port)
+}
+
+fn serve_as(lab: &Lab, role: &str, port: &str) -> Running {
     let mut command = lab.offloaded(PYTHON);
-    command.args(["-c", PEER, "serve", port]).stdout(Stdio::piped());
+    command.args(["-c", PEER, role, port]).stdout(Stdio::piped());
     let mut server = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -68,6 +72,30 @@ fn bytes_keep_their_order_whatever_function_sends_them() {
     let Some(lab) = start("direct-order") else { return };
     check(&lab, &["mixed", "threads", "unread"]);
     exchange_directly(&lab);
+}
+
+/// A program that sends faster than the network finds the ring full at nearly every call.
+#[test]
+fn bulk_data_of_a_blocking_sender_stays_in_the_ring() {
+    let Some(lab) = start("direct-bulk") else { return };
+    let _server = serve_as(&lab, "drain", "5000");
+    let start = Instant::now();
+    loop {
+        let mut command = lab.offloaded(PYTHON);
+        command.args(["-c", PEER, "bulk", "5000"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut client = Running(command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(client.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "sent\n");
+        let status = lab.status();
+        let number = |socket: &serde_json::Value, name: &str| socket[name].as_u64().unwrap_or(0);
+        let sockets = status["sockets"].as_array().unwrap();
+        let sender = sockets.iter().max_by_key(|socket| number(socket, "sent_bytes")).unwrap();
+        if number(sender, "direct_bytes") > 16 << 20 {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "most bytes went through the pair: {status}");
+    }
 }
 
 #[test]

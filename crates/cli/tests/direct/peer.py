@@ -1,6 +1,8 @@
 """An echo server, and clients that send by every way a program has. Each client checks that the echo is what it sent, in order.
 
     peer.py serve PORT             prints "ready", then echoes each connection until its end
+    peer.py drain PORT             prints "ready", then receives the bytes of one connection after the other
+    peer.py bulk PORT              sends 32 MiB to the latter
     peer.py NAME PORT              runs the client NAME, and prints "all right"
 """
 
@@ -31,6 +33,25 @@ def serve(port):
     print("ready", flush=True)
     while True:
         threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+
+
+def drain(port):
+    server = socket.create_server((ADDRESS, port))
+    print("ready", flush=True)
+    while True:
+        connection = server.accept()[0]
+        while connection.recv(1 << 20):
+            pass
+
+
+def bulk(port):
+    """Sends more than any buffer holds in large blocking calls. Ends when its input ends."""
+    connection = socket.create_connection((ADDRESS, port))
+    for _ in range(128):
+        connection.sendall(bytes(256 << 10))
+    print("sent", flush=True)
+    sys.stdin.read()
+    os._exit(0)
 
 
 def echo(connection):

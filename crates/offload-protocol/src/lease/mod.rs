@@ -5,7 +5,8 @@
 //! connection with a slot lie in the slot: a sent byte is copied from the program's buffer into the ring and from there into
 //! the packet, a received byte from the packet into the ring and from there into the program's buffer. Bytes that go through
 //! the pair are read into the send ring, or written from the receive ring, by the engine. A
-//! program sends through a slot only if the engine was running recently. It receives through a slot only
+//! program sends through a slot only while the engine runs. If the ring is full, a blocking send sleeps on
+//! [`Header::sleeper`] until half of the ring is free. A program receives through a slot only
 //! while it polls the slot. In all other cases, and if a step fails, the bytes go through the pair.
 //!
 //! ```text

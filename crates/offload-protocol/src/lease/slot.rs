@@ -10,7 +10,7 @@
 
 use super::{Offer, PostedReceive, SLOTS, SendLease};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A 64-bit word on a cache line of its own.
 #[repr(C, align(64))]
@@ -57,7 +57,10 @@ pub struct Header {
     pub shut: AtomicU64,
     /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the socket pair,
     /// because the kernel applies this option there. Only the program writes this word.
-    pub low_water: AtomicU64,
+    pub low_water: AtomicU32,
+    /// A futex, on which threads sleep until the program may write to the send ring and half of the ring is free. 1 if a
+    /// thread may sleep. The program sets it before it sleeps, and the engine clears it when it wakes the sleepers.
+    pub sleeper: AtomicU32,
 }
 
 /// The length of a slot's header, and the offset of the send ring from the start of a slot, in bytes.

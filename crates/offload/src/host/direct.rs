@@ -123,6 +123,8 @@ pub struct Direct {
     abandoned: bool,
     /// True if the engine must not put bytes of the pair into the slot's send ring, because the thread may still write there.
     leaves_ring: bool,
+    /// True if at least half of the send ring was free at the last [`Direct::publish`].
+    has_room: bool,
     /// The index of this connection in the engine's list of leases. `None` if the connection is not in the
     /// list.
     pub listed: Option<usize>,
@@ -147,6 +149,7 @@ impl Direct {
         header.ring.store(area.ring() as u64, Ordering::Relaxed);
         header.shut.store(0, Ordering::Relaxed);
         header.low_water.store(0, Ordering::Relaxed);
+        header.sleeper.store(0, Ordering::Relaxed);
         header.device.store(device, Ordering::Relaxed);
         header.inode.store(inode, Ordering::Release);
         Some(Self {
@@ -167,6 +170,7 @@ impl Direct {
             alive_at: 0,
             abandoned: false,
             leaves_ring: false,
+            has_room: true,
             listed: None,
             sent: 0,
             received: 0,
@@ -212,8 +216,9 @@ impl Direct {
     /// Tells the program which bytes of the send ring it may overwrite. `written` is the index at which the connection's
     /// data ends, and `acknowledged` the index before which the peer has acknowledged it. At most `limit` bytes may be
     /// unacknowledged. Call this after each of them has changed. Between two leases, the next bytes of the program then follow `written`.
-    pub fn publish(&self, written: u64, acknowledged: u64, limit: u64) {
+    pub fn publish(&mut self, written: u64, acknowledged: u64, limit: u64) {
         let header = self.slot.header();
+        self.has_room = limit.saturating_sub(written.wrapping_sub(acknowledged)) >= limit / 2;
         header.base.store(written.wrapping_sub(self.collected), Ordering::Release);
         header.room.limit.store(limit, Ordering::Relaxed);
         header.room.acknowledged.store(acknowledged, Ordering::Release);
@@ -297,6 +302,19 @@ impl Direct {
         self.used_at = now;
         self.refresh(now);
         self.slot.send().grant();
+        if self.has_room {
+            self.wake_sleepers();
+        }
+    }
+
+    /// Wakes the program's threads that sleep until they may write to the send ring.
+    fn wake_sleepers(&self) {
+        let sleeper = &self.slot.header().sleeper;
+        if sleeper.load(Ordering::Relaxed) != 0 {
+            sleeper.store(0, Ordering::Relaxed);
+            // SAFETY: the kernel takes the word's address only as the name of the futex.
+            unsafe { libc::syscall(libc::SYS_futex, sleeper.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        }
     }
 
     /// Writes the current time into the slot of shared memory, if the time in the slot is at least 1 ms old.
@@ -467,6 +485,7 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
+        self.wake_sleepers();
         // A thread of the program posts a receive, executes a fence and then reads the inode. Because of both
         // fences, one of two things happens. Either the thread reads inode 0, or `close` sees the posted
         // receive and keeps its sequence number.

@@ -131,7 +131,7 @@ impl Engine {
         };
         let mut unused = None;
         if pair.direct.is_none() {
-            let direct = Direct::new(now, &area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
+            let mut direct = Direct::new(now, &area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
             let written = [stream.written, stream.connection.received()];
             unused = Some((stream.replace_rings(direct.rings()), written));
             let limit = options.send_limit(stream.send.capacity()) as u64;

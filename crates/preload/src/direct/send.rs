@@ -1,15 +1,34 @@
 //! Sends through shared memory.
+//!
+//! ```text
+//! lease granted, room in the ring  ---> copy into the ring, commit
+//! the ring is full                 ---> a blocking send sleeps until half of it is free
+//! no lease, bytes in the pair      ---> a large blocking send sleeps until the engine has read them and grants the lease
+//! otherwise                        ---> the kernel sends the rest through the pair
+//! ```
 
-use super::{are_possible, identity, is_alive, is_same, now_ns, slot};
-use crate::{errno, real, set_errno, socket};
+use super::withdraw::is_hung_up;
+use super::{Entry, are_possible, entry, identity, is_alive, is_same, now_ns, slot};
+use crate::{errno, fail, real, set_errno, signals, socket};
 use inlane_offload_protocol::lease::Slot;
-use libc::{c_int, iovec, ssize_t};
+use libc::{c_int, c_long, iovec, ssize_t};
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 /// The most bytes that a send writes before it commits them. The engine sends the first part of a large send while the
 /// program copies the rest.
 const CHUNK: usize = 32 << 10;
+
+/// How long a send spins before it sleeps until the ring has room, in nanoseconds.
+const SPIN_NS: u64 = 2_000;
+/// The longest sleep until the thread looks at the ring again, in nanoseconds. It is short, because the engine may miss a
+/// sleeper that has only just begun to sleep.
+const SLEEP_NS: i64 = 5_000_000;
+/// How long a send waits for room in the ring, in nanoseconds. After this time it sends the rest through the kernel, where the
+/// thread sleeps at no cost and notices the end of the engine.
+const ROOM_NS: u64 = 100_000_000;
+/// How long a send waits for the lease, in nanoseconds. The engine needs about a millisecond to read what fits into the pair.
+const GRANT_NS: u64 = 20_000_000;
 
 /// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
 /// some bytes are unread, or if the kernel gives no answer.
@@ -20,115 +39,261 @@ fn pair_is_empty(fd: RawFd) -> bool {
 }
 
 /// Sends the bytes of `parts` through shared memory. `flags` are flags of send(2). Only MSG_DONTWAIT and
-/// MSG_NOSIGNAL are supported. Returns the number of sent bytes, or `None` if the caller must send the bytes
-/// through the kernel. Leaves errno unchanged.
+/// MSG_NOSIGNAL are supported. Returns the result of the program's call, or `None` if the caller must send the bytes
+/// through the kernel. Leaves errno unchanged unless it returns -1.
 ///
 /// # Safety
 /// Each element of `parts` points to as many readable bytes as its length says.
 #[inline]
 pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: the caller promises that the buffers in `parts` are readable.
-    unsafe { send_to(fd, slot, parts, flags) }
-}
-
-unsafe fn send_to(fd: RawFd, slot: Slot, parts: &[iovec], flags: c_int) -> Option<ssize_t> {
     let len = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))?;
-    if !are_possible(parts) {
+    if len == 0 || !are_possible(parts) {
         return None;
     }
-    if let ([part], true) = (parts, len > CHUNK) {
-        // SAFETY: the caller promises that the buffer is readable.
-        return unsafe { send_large(fd, slot, part.iov_base.cast(), len, flags) };
-    }
-    if len == 0 {
-        return None;
-    }
-    let claim = slot.send().claim()?;
-    if slot.room(claim.position) < len || !may_send(fd, slot) {
-        let _ = slot.send().commit(claim, 0);
-        return None;
-    }
-    let mut at = claim.position;
-    for part in parts {
-        // SAFETY: the caller promises that the parts are readable. This thread has claimed the send ring, and
-        // the bytes fit into it.
-        unsafe { slot.write_send(at, part.iov_base.cast(), part.iov_len) };
-        at += part.iov_len as u64;
-    }
-    slot.send().commit(claim, len as u64).then_some(len as ssize_t)
-}
-
-/// Returns true if a thread that has claimed the send ring may write into it. Sending must not be shut down,
-/// the engine must be alive, and the socket pair must be empty. `fd` must still belong to the slot of shared
-/// memory. Leaves errno unchanged.
-fn may_send(fd: RawFd, slot: Slot) -> bool {
     let before = errno();
-    let may = slot.header().shut.load(Ordering::Relaxed) == 0
-        && is_alive(slot)
-        && is_same(fd, slot)
-        && pair_is_empty(fd);
-    set_errno(before);
-    may
+    let mut send = Send {
+        fd,
+        slot,
+        entry: entry(fd)?,
+        inode: slot.header().inode.load(Ordering::Acquire),
+        flags,
+        rest: Rest { parts, skipped: 0, len },
+        total: len,
+        checked: false,
+        may_sleep: None,
+    };
+    // SAFETY: the caller promises that the buffers in `parts` are readable.
+    let sent = unsafe { send.run() };
+    if sent != Some(-1) {
+        set_errno(before);
+    }
+    sent
 }
 
-/// How long a large send waits for free bytes in the send ring, in nanoseconds. After this time, it sends the
-/// remaining bytes through the kernel.
-const ROOM_NS: u64 = 20_000;
+/// The bytes of a send that are not sent yet.
+struct Rest<'a> {
+    parts: &'a [iovec],
+    /// The number of bytes of the first part that are sent.
+    skipped: usize,
+    len: usize,
+}
 
-/// Sends `len` bytes in parts of at most [`CHUNK`] bytes. If the call may block, it waits briefly for room in the ring. Bytes without room are sent through
-/// the kernel. The engine reads these after the bytes in the ring.
-///
-/// # Safety
-/// `from` has `len` readable bytes.
-unsafe fn send_large(fd: RawFd, slot: Slot, from: *const u8, len: usize, flags: c_int) -> Option<ssize_t> {
-    let header = slot.header();
-    let inode = header.inode.load(Ordering::Acquire);
-    let device = header.device.load(Ordering::Relaxed);
-    let mut sent = 0;
-    let mut since = 0;
-    while sent < len {
-        let Some(claim) = slot.send().claim() else { break };
-        // During this call, another thread may close the connection. The slot of shared memory may then
-        // belong to another connection.
-        let same = header.inode.load(Ordering::Acquire) == inode;
-        let part = slot.room(claim.position).min(len - sent).min(CHUNK);
-        let may = same && (part == 0 || sent > 0 || may_send(fd, slot));
-        if part == 0 || !may {
-            let _ = slot.send().commit(claim, 0);
-            let now = now_ns();
-            if !may || (since > 0 && now >= since + ROOM_NS) {
+impl Rest<'_> {
+    /// Returns the unsent bytes of the first part.
+    fn first(&self) -> Option<iovec> {
+        let part = self.parts.first()?;
+        Some(iovec {
+            iov_base: part.iov_base.wrapping_byte_add(self.skipped),
+            iov_len: part.iov_len - self.skipped,
+        })
+    }
+
+    /// Counts `len` bytes of the first part as sent.
+    fn advance(&mut self, len: usize) {
+        self.skipped += len;
+        self.len -= len;
+        while let [part, parts @ ..] = self.parts
+            && self.skipped == part.iov_len
+        {
+            (self.parts, self.skipped) = (parts, 0);
+        }
+    }
+}
+
+/// How a wait for the ring has ended.
+enum Waited {
+    /// The next attempt will probably find the lease and room.
+    Ready,
+    /// The send may not wait, or has waited for too long.
+    InVain,
+    /// A signal handler has run.
+    Interrupted,
+}
+
+/// A send through shared memory.
+struct Send<'a> {
+    fd: RawFd,
+    slot: Slot,
+    entry: &'static Entry,
+    /// The inode of the slot's socket. During this call, another thread may close the connection. The slot may then belong
+    /// to another connection.
+    inode: u64,
+    flags: c_int,
+    rest: Rest<'a>,
+    total: usize,
+    /// True if the descriptor belongs to the slot, and the pair holds no bytes that this call or an earlier one has sent.
+    checked: bool,
+    /// Whether the call may sleep. `None` until it is known.
+    may_sleep: Option<bool>,
+}
+
+impl Send<'_> {
+    /// # Safety
+    /// The buffers are readable.
+    unsafe fn run(&mut self) -> Option<ssize_t> {
+        while self.rest.len > 0 {
+            // SAFETY: the caller's promise.
+            let (written, stays) = unsafe { self.write() };
+            if written > 0 {
+                continue;
+            }
+            match if stays { self.wait() } else { Waited::InVain } {
+                Waited::Ready => {}
+                Waited::Interrupted if self.sent() > 0 => break,
+                Waited::Interrupted if signals::restarts() => {}
+                Waited::Interrupted => return Some(fail(libc::EINTR)),
+                // SAFETY: the caller's promise.
+                Waited::InVain => return unsafe { self.send_rest() },
+            }
+        }
+        Some(self.sent() as ssize_t)
+    }
+
+    fn sent(&self) -> usize {
+        self.total - self.rest.len
+    }
+
+    /// Claims the ring, and copies as many bytes into it as fit, at most [`CHUNK`]. Returns their number, and whether a
+    /// later attempt may succeed if there are none.
+    ///
+    /// # Safety
+    /// The buffers are readable.
+    unsafe fn write(&mut self) -> (usize, bool) {
+        let Some(claim) = self.slot.send().claim() else {
+            let busy = self.slot.send().granted().is_some();
+            return (0, busy || self.sent() > 0 || self.total > CHUNK);
+        };
+        let same = self.slot.header().inode.load(Ordering::Acquire) == self.inode;
+        let most = self.slot.room(claim.position).min(self.rest.len).min(CHUNK);
+        if !same || most == 0 || !(self.checked || self.may_send()) {
+            let _ = self.slot.send().commit(claim, 0);
+            return (0, same && (most == 0 || self.sent() > 0));
+        }
+        self.checked = true;
+        let rest = Rest { ..self.rest };
+        let (start, mut at) = (claim.position, claim.position);
+        while let Some(part) = self.rest.first()
+            && at - start < most as u64
+        {
+            let len = part.iov_len.min(most - (at - start) as usize);
+            // SAFETY: the caller promises that the parts are readable. This thread has claimed the ring, and the bytes fit.
+            unsafe { self.slot.write_send(at, part.iov_base.cast(), len) };
+            self.rest.advance(len);
+            at += len as u64;
+        }
+        if self.slot.send().commit(claim, most as u64) {
+            return (most, true);
+        }
+        // The engine has ended the claim, so it has none of these bytes.
+        self.rest = rest;
+        (0, false)
+    }
+
+    /// Returns true if a thread that has claimed the send ring may write into it. Sending must not be shut down,
+    /// the engine must run, and the socket pair must be empty. The descriptor must still belong to the slot.
+    fn may_send(&self) -> bool {
+        self.slot.header().shut.load(Ordering::Relaxed) == 0
+            && (is_alive(self.slot) || !is_hung_up(self.fd))
+            && is_same(self.fd, self.slot)
+            && pair_is_empty(self.fd)
+    }
+
+    /// Waits until the lease is granted and half of the ring is free, if the program's call may sleep. Does not wait for the
+    /// lease if the pair is empty: the engine may then sleep, and bytes in the pair wake it.
+    fn wait(&mut self) -> Waited {
+        let granted = self.slot.send().granted().is_some();
+        let limit = if granted { ROOM_NS } else { GRANT_NS };
+        if !self.may_sleep()
+            || !granted
+                && (self.entry.send_patience.skips()
+                    || !is_same(self.fd, self.slot)
+                    || pair_is_empty(self.fd))
+        {
+            return Waited::InVain;
+        }
+        let start = now_ns();
+        let mut now = start;
+        while now < start + limit {
+            if self.slot.header().inode.load(Ordering::Acquire) != self.inode {
+                return Waited::InVain;
+            }
+            if self.is_ready() {
+                self.entry.send_patience.note(true);
+                return Waited::Ready;
+            }
+            if now < start + SPIN_NS {
+                std::hint::spin_loop();
+            } else if self.sleep() {
+                return Waited::Interrupted;
+            }
+            now = now_ns();
+        }
+        self.entry.send_patience.note(false);
+        Waited::InVain
+    }
+
+    /// Returns true if the program's call may sleep without a time limit.
+    fn may_sleep(&mut self) -> bool {
+        let (fd, flags) = (self.fd, self.flags);
+        *self.may_sleep.get_or_insert_with(|| {
+            flags & libc::MSG_DONTWAIT == 0 && socket::blocks(fd) && socket::send_limit(fd).is_none()
+        })
+    }
+
+    /// Returns true if the lease is granted, enough of the ring is free, and the engine has read the pair.
+    fn is_ready(&self) -> bool {
+        self.slot.send().granted().is_some_and(|position| {
+            let enough = self.rest.len.min(self.slot.limit() as usize / 2).max(1);
+            self.slot.room(position) >= enough && (self.checked || pair_is_empty(self.fd))
+        })
+    }
+
+    /// Sleeps until the engine reports room, at most [`SLEEP_NS`]. Returns true if a signal handler has run.
+    fn sleep(&self) -> bool {
+        let sleeper = &self.slot.header().sleeper;
+        sleeper.store(1, Ordering::Relaxed);
+        // Either the engine sees the sleeper, or this thread sees the room that the engine has published before. If the
+        // engine publishes room at the same moment, the sleep ends by its time limit.
+        fence(Ordering::SeqCst);
+        if self.is_ready() {
+            return false;
+        }
+        let limit = libc::timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
+        // SAFETY: the word lies in shared memory that stays mapped, and the time limit lives through the call.
+        let code = unsafe {
+            let (word, limit) = (sleeper.as_ptr() as c_long, &raw const limit as c_long);
+            real::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT.into(), 1, limit, 0, 0)
+        };
+        code == -1 && errno() == libc::EINTR
+    }
+
+    /// Sends the rest through the kernel. Returns the result of the program's call, or `None` if nothing is sent yet.
+    ///
+    /// The kernel is asked even if the descriptor is non-blocking. With edge-triggered epoll, a program gets the next
+    /// EPOLLOUT only after a send that the kernel could not accept as a whole.
+    ///
+    /// # Safety
+    /// The buffers are readable.
+    unsafe fn send_rest(&mut self) -> Option<ssize_t> {
+        let device = self.slot.header().device.load(Ordering::Relaxed);
+        if self.sent() == 0 {
+            return None;
+        }
+        while identity(self.fd) == Some((self.inode, device))
+            && let Some(part) = self.rest.first()
+        {
+            // SAFETY: the kernel checks the program's buffer.
+            let sent =
+                unsafe { real::send(self.fd, part.iov_base, part.iov_len, self.flags | libc::MSG_NOSIGNAL) };
+            let Ok(sent) = usize::try_from(sent) else { break };
+            self.rest.advance(sent);
+            if sent < part.iov_len {
                 break;
             }
-            if since == 0 {
-                if flags & libc::MSG_DONTWAIT != 0 || !socket::blocks(fd) {
-                    break;
-                }
-                since = now;
-            }
-            std::hint::spin_loop();
-            continue;
         }
-        // SAFETY: the caller promises readable bytes. This thread has claimed the ring, and the bytes fit.
-        unsafe { slot.write_send(claim.position, from.add(sent), part) };
-        if !slot.send().commit(claim, part as u64) {
-            break;
-        }
-        (sent, since) = (sent + part, 0);
+        Some(self.sent() as ssize_t)
     }
-    if sent == 0 {
-        return None;
-    }
-    let before = errno();
-    if sent < len && identity(fd) == Some((inode, device)) {
-        // Offer the rest to the kernel even if the descriptor is non-blocking. With edge-triggered epoll, a
-        // program gets the next EPOLLOUT only after a send that the kernel could not accept as a whole.
-        // SAFETY: the caller guarantees readable bytes.
-        let rest = unsafe { real::send(fd, from.add(sent).cast(), len - sent, flags | libc::MSG_NOSIGNAL) };
-        sent += usize::try_from(rest).unwrap_or(0);
-    }
-    set_errno(before);
-    Some(sent as ssize_t)
 }
 
 /// Makes later sends on `fd` bypass shared memory and go to the kernel, which refuses them. Call this before

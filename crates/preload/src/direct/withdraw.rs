@@ -84,7 +84,7 @@ pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
 }
 
 /// Returns true if the engine's end of the socket pair is closed.
-fn is_hung_up(fd: RawFd) -> bool {
+pub(super) fn is_hung_up(fd: RawFd) -> bool {
     let mut pair = libc::pollfd { fd, events: 0, revents: 0 };
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // Use a raw system call. The C library's function is a cancellation point: pthread_cancel could end the

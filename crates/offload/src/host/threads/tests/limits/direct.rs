@@ -152,7 +152,7 @@ fn bytes_move_with_the_rings_into_a_slot() {
         unreachable!()
     };
     let area = Arc::new(SharedArea::new(1, 0, stream.send.capacity()).unwrap().0);
-    let direct = Direct::new(0, &area, 7, 8).unwrap();
+    let mut direct = Direct::new(0, &area, 7, 8).unwrap();
     stream.replace_rings(direct.rings());
     direct.publish(stream.written, stream.connection.acknowledged(), stream.send.capacity() as u64);
     assert_eq!(direct.slot().room(0), stream.send.capacity() - 11);
