@@ -15,6 +15,7 @@ use inlane_core::error::with_causes;
 use inlane_mix::kinds::{KINDS, OF_ALL};
 use inlane_mix::observation::{Cut, Observation};
 use inlane_mix::result::MixResult;
+use inlane_mix::scenario::LoadSpec;
 use inlane_mix::{Draft, Plan, Scenario, Session};
 use inlane_result::Document;
 use live::Live;
@@ -60,6 +61,11 @@ pub struct Mix {
     /// The cores of the loads that name none, which take turns on them
     #[arg(long, value_name = "LIST", value_parser = |text: &str| core_list(text).map(Cores))]
     cores: Option<Cores>,
+
+    /// Keep root's privileges. By default, a session that needed root for its ports continues as the user who
+    /// called sudo, or nobody
+    #[arg(long)]
+    keep_privileges: bool,
 
     /// How long each phase is measured
     #[arg(long, default_value = "250ms", value_name = "TIME", value_parser = time_within_an_hour, help_heading = "Measurement")]
@@ -158,6 +164,7 @@ impl Mix {
     pub fn run(&self) -> anyhow::Result<()> {
         let draft = self.draft()?;
         let sessions = self.sessions(&draft)?;
+        self.check_privileges(&sessions)?;
         let plan = self.plan();
         let earlier = match &self.resume {
             Some(file) => resume::observations(file, &sessions[0].1, &plan)?,
@@ -205,7 +212,7 @@ impl Mix {
         earlier: Vec<Observation>,
         interrupted: &AtomicBool,
     ) -> anyhow::Result<MixResult> {
-        let session = Session::open(scenario)?;
+        let session = Session::open(scenario, self.keep_privileges)?;
         let mut live = Live::new(plan.limit);
         let measured = session.measure(plan, earlier, interrupted, &mut |progress| live.show(&progress));
         live.end();
@@ -222,6 +229,22 @@ impl Mix {
         self.load.iter().try_for_each(|load| draft.add_load(load))?;
         self.set.iter().try_for_each(|(key, value)| draft.set(key, value))?;
         Ok(draft)
+    }
+
+    /// Refuses a sweep whose first session drops what the next one needs.
+    fn check_privileges(&self, sessions: &[SweptSession]) -> Result<(), Error> {
+        let needs = |of: &&LoadSpec| of.work.needs_privileges();
+        let loads = || sessions.iter().flat_map(|(_, scenario)| &scenario.loads);
+        match loads().find(needs) {
+            Some(load) if sessions.len() > 1 && !self.keep_privileges => {
+                let why = format!(
+                    "each session opens the ports of load {} with privileges, and the first one would drop them; add --keep-privileges, or run one session at a time",
+                    load.name
+                );
+                Err(Error::invalid(flag("sweep"), why))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn plan(&self) -> Plan {

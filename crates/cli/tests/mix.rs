@@ -116,6 +116,18 @@ fn wrong_scenarios_are_refused() {
 }
 
 #[test]
+fn a_sweep_over_ports_with_privileges_tells_how_to_keep_them() {
+    let sweep = ["--load", "tx name=tx to=af_packet:lo size=64", "--sweep", "tx.size=64,128"];
+    let output = inlane(&[&sweep[..], &SHORT].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        errors(&output).contains("load tx") && errors(&output).contains("--keep-privileges"),
+        "{}",
+        errors(&output)
+    );
+}
+
+#[test]
 fn an_interrupted_session_is_kept_and_can_be_continued() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("mix.json");

@@ -141,6 +141,11 @@ impl Work {
         }
     }
 
+    /// Returns true if the load needs privileges to open.
+    pub fn needs_privileges(&self) -> bool {
+        matches!(self, Work::Packets(packets) if packets.needs_privileges())
+    }
+
     /// Returns true if the operations come from outside this process.
     pub fn is_fed(&self) -> bool {
         matches!(self, Work::Packets(packets) if packets.is_fed())

@@ -1,7 +1,7 @@
 //! A session: loads that are opened once and measured in many phases.
 //!
 //! ```text
-//!   open       all loads and antagonists; then the process drops its privileges
+//!   open       all loads and antagonists; then the process drops privileges that only opening needed
 //!   start      all threads at one instant, parked
 //!   reference  each load alone, then all together: the rates that slowed loads and antagonists relate to
 //!   block 0    every phase once, in random order; disturbed observations once more
@@ -81,14 +81,16 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens the loads of a scenario and their antagonists. Then drops the privileges of the process, and prepares the
-    /// loads.
+    /// Opens the loads of a scenario and their antagonists, and prepares them. Before the latter, drops the privileges of
+    /// the process if a load asks for it: its ports needed them, or it runs code of the user. `keep_privileges` prevents that.
     ///
     /// # Errors
     /// The first load that cannot be opened or prepared. If the privileges cannot be dropped.
-    pub fn open(scenario: &Scenario) -> Result<Self, Error> {
+    pub fn open(scenario: &Scenario, keep_privileges: bool) -> Result<Self, Error> {
         let mut opened = open::all(scenario)?;
-        privileges::drop_privileges()?;
+        if !keep_privileges && opened.iter().any(|one| one.load.drops_privileges()) {
+            privileges::drop_privileges()?;
+        }
         for Opened { load, loaded, .. } in &mut opened {
             load.prepare().map_err(|error| failed(&loaded.name, error.to_string()))?;
         }

@@ -74,6 +74,8 @@ impl Packets {
         let to = settings.required("to", "give the port that packets go to")?;
         let tx = settings.parsed("to", |_| PortSpec::parse(to))?.expect("the key was given");
         let mut config = Config::new(Route::OneWay { rx, tx: vec![tx] });
+        // Ports that need privileges start while the load is opened, because the session drops these afterwards.
+        config.drop_privileges = true;
         let gpu =
             gpu::Settings { memory: settings.of("memory")?.unwrap_or_default(), ..gpu::Settings::default() };
         let on = settings.of("on")?.unwrap_or(Device::Cpu);
@@ -102,6 +104,11 @@ impl Packets {
             let class = error.class();
             Error::other(error, class)
         })?))
+    }
+
+    /// Returns true if a port needs privileges to open.
+    pub(super) fn needs_privileges(&self) -> bool {
+        self.config.drops_needed_privileges()
     }
 
     /// Returns true if the packets come from outside this process.
