@@ -46,9 +46,13 @@ fn a_session_has_a_document_and_a_text() {
     assert!(drawn.starts_with("<svg") && drawn.contains("Rates over time") && !drawn.contains("NaN"));
     assert!(errors(&output).contains("warning: cpu and copies share core 0"), "{}", errors(&output));
     let text = String::from_utf8(output.stdout).unwrap();
-    for expected in
-        ["| cpu ", "Gained when another load was slowed", "| copies to 85 %", "the time limit was reached"]
-    {
+    for expected in [
+        "| cpu ",
+        "Gained when another load was slowed",
+        "| copies to 85 %",
+        "| measured  | ###",
+        "the time limit was reached",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     let document = document(&std::fs::read(&json).unwrap());

@@ -1,5 +1,6 @@
 //! Draws pictures of loads that run together, as SVG: bars of rates, a matrix of exchanges, and rates over time.
 
+use crate::plot::{Scale, short};
 use crate::style::{colours, hexadecimal, with_dark_mode};
 use std::fmt::Write;
 
@@ -177,10 +178,10 @@ impl Frame {
     fn draw(&self, out: &mut String, title: &str, y: &str) {
         text(out, (16.0, self.top + 22.0), "start", 17.0, title);
         text(out, (16.0, self.top + 42.0), "start", 12.0, y);
-        for share in [0.0, 0.5, 1.0] {
-            let at = self.place(self.most * share);
+        for value in Scale::Linear.ticks(&(0.0..self.most), &[]) {
+            let at = self.place(value);
             line(out, (LEFT, at), (WIDTH - 16.0, at), "#808080");
-            text(out, (LEFT - 8.0, at + 4.0), "end", 12.0, &short(self.most * share));
+            text(out, (LEFT - 8.0, at + 4.0), "end", 12.0, &short(value));
         }
     }
 }
@@ -247,16 +248,6 @@ fn line(out: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
     );
 }
 
-/// Prints a value of the y axis.
-fn short(value: f64) -> String {
-    match value {
-        0.0 => "0".into(),
-        value if value >= 100.0 => format!("{value:.0}"),
-        value if value >= 1.0 => format!("{value:.1}"),
-        value => format!("{value:.3}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,6 +268,14 @@ mod tests {
         assert!(drawn.contains("height=\"95.0\"") && drawn.contains("height=\"190.0\""), "{drawn}");
         let missing = panels(&[of_bars(vec![None, Some((20.0, None))])], "").unwrap();
         assert!(missing.contains("height=\"190.0\"") && !missing.contains("height=\"95.0\""));
+    }
+
+    #[test]
+    fn ticks_are_round_numbers() {
+        let drawn = panels(&[of_bars(vec![Some((51.3, None)), Some((103.0, None))])], "").unwrap();
+        let ticks = ["0", "20", "40", "60", "80", "100"];
+        assert!(ticks.iter().all(|tick| drawn.contains(&format!(">\n{tick}\n"))), "{drawn}");
+        assert!(!drawn.contains("51.3") && !drawn.contains(">\n103\n"), "{drawn}");
     }
 
     #[test]

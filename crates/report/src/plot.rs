@@ -4,7 +4,8 @@
 mod axis;
 
 use crate::style::{self, COLOURS};
-use axis::{Axis, range, short};
+pub(crate) use axis::short;
+use axis::{Axis, range};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::Range;

@@ -89,6 +89,8 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
         writeln!(out, "\nPredicted from each load alone and beside these:")?;
         let header = ["mix", "load", "predicted", "measured", "residual", "no interference", "equal split"];
         write!(out, "{}", grid(&header, &row.predictions.iter().map(prediction_cells).collect::<Vec<_>>()))?;
+        let header = ["mix", "load", "", "rate in relation to the load alone"];
+        write!(out, "\n{}", grid(&header, &row.predictions.iter().flat_map(bars).collect::<Vec<_>>()))?;
     }
     // Facts that speak neither for a bottleneck nor against it are in the JSON document only.
     let speaks = |line: &&String| !line.ends_with("(neither)");
@@ -165,6 +167,25 @@ fn prediction_cells(row: &PredictionResult) -> Vec<String> {
         signed(row.residual),
         signed(row.no_interference_residual),
         signed(row.equal_split_residual),
+    ]
+}
+
+/// The width of a bar that shows the rate of a load alone, in characters.
+const BAR: f64 = 40.0;
+/// The width of the longest bar. A load rarely runs faster beside others.
+const LONGEST: f64 = 1.25 * BAR;
+
+/// Returns the rows with the bars of a predicted and a measured rate.
+fn bars(row: &PredictionResult) -> [Vec<String>; 2] {
+    let bar = |rate: f64| {
+        let share = rate / row.no_interference_per_second;
+        let length = (share * BAR).round().clamp(0.0, LONGEST) as usize;
+        format!("{} {}", "#".repeat(length), percent(Some(share)))
+    };
+    let measured = row.measured_per_second.as_ref().map_or("-".into(), |it| bar(it.median));
+    [
+        vec![row.mix.join(" + "), row.load.clone(), "predicted".into(), bar(row.predicted_per_second)],
+        vec![String::new(), String::new(), "measured".into(), measured],
     ]
 }
 

@@ -64,7 +64,7 @@ impl Scale {
 
     /// Returns the coordinates of the ticks. If the values are few and far enough apart, each value gets a
     /// tick. Otherwise the ticks are at round numbers.
-    pub(super) fn ticks(self, range: &Range<f64>, values: &[f64]) -> Vec<f64> {
+    pub(crate) fn ticks(self, range: &Range<f64>, values: &[f64]) -> Vec<f64> {
         let mut own = values.to_vec();
         own.sort_by(f64::total_cmp);
         own.dedup();
@@ -110,7 +110,7 @@ impl Scale {
 }
 
 /// Formats a number in few characters: `1024`, `64Ki` (a power of two), `15k`, `1.5M`, `0.25`.
-pub(super) fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     let whole = value.round();
     if (value - whole).abs() < 1e-6 * value.abs().max(1.0) && whole.abs() < 1e15 {
         let whole = whole as i64;
