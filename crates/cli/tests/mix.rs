@@ -50,7 +50,7 @@ fn a_session_has_a_document_and_a_text() {
         "| cpu ",
         "Gained when another load was slowed",
         "| copies to 85 %",
-        "| measured  | ###",
+        "| predicted | ##",
         "the time limit was reached",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
