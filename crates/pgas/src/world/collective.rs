@@ -120,12 +120,13 @@ impl<T: Transport> World<T> {
     }
 
     /// Blocks until every PE of the set has called this function. Also waits until the earlier puts of all
-    /// these PEs are delivered.
+    /// these PEs are delivered. This includes the puts of other contexts, although OpenSHMEM does not demand that, because
+    /// programs rely on it.
     ///
     /// # Errors
     /// As for [`World::sync`].
     pub fn barrier<'a>(&'a self, group: impl Into<Group<'a>>) -> Result<()> {
-        self.transport.quiet()?;
+        self.transport.quiet_all()?;
         self.sync(group)
     }
 

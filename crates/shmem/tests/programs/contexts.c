@@ -63,6 +63,22 @@ static void unquiet(long *heap) {
     free(source);
 }
 
+/* A barrier completes the operations of all contexts. */
+static void barriers(void) {
+    int me = shmem_my_pe(), n = shmem_n_pes(), before = (me + n - 1) % n;
+    shmem_ctx_t contexts[20];
+    for (int i = 0; i < 20; i++) {
+        CHECK(shmem_ctx_create(0, &contexts[i]) == 0);
+        shmem_ctx_long_p(contexts[i], &word, 100L * i + me, (me + 1) % n);
+        shmem_barrier_all();
+        CHECK(word == 100L * i + before);
+        shmem_barrier_all();
+    }
+    for (int i = 0; i < 20; i++) shmem_ctx_destroy(contexts[i]);
+    word = 0;
+    shmem_barrier_all();
+}
+
 static void *work(void *argument) {
     int thread = (int)(long)argument, me = shmem_my_pe(), n = shmem_n_pes();
     shmem_ctx_t context;
@@ -87,6 +103,7 @@ int main(void) {
     long *heap = shmem_malloc(LONGS * sizeof(long));
     if (shmem_n_pes() > 2) stopped(heap);
     unquiet(heap);
+    barriers();
     for (int round = 1; round < 3; round++) {
         pthread_t threads[THREADS];
         for (long thread = 0; thread < THREADS; thread++) pthread_create(&threads[thread], NULL, work, (void *)thread);

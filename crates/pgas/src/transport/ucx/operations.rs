@@ -650,8 +650,9 @@ impl Transport for Ucx {
     }
 
     fn quiet_all(&self) -> Result<()> {
-        let contexts = self.worker.contexts().clone();
-        contexts.iter().filter(|worker| worker.is_in_flight()).try_for_each(|worker| worker.flush())?;
+        let in_flight = |worker: &&Arc<Worker>| worker.is_in_flight();
+        let contexts: Vec<_> = self.worker.contexts().iter().filter(in_flight).cloned().collect();
+        contexts.iter().try_for_each(|worker| worker.flush())?;
         self.quiet()
     }
 
