@@ -53,7 +53,7 @@ pub fn print(what: &str) {
 
 #[cold]
 fn not_started() -> ! {
-    let function = called_function().unwrap_or("a function".into());
+    let function = called_function().unwrap_or("an OpenSHMEM function".into());
     print(&format!("{function} was called before shmem_init; call shmem_init first"));
     std::process::exit(2)
 }
@@ -96,7 +96,8 @@ pub fn fail(error: &Error) -> ! {
                 // If the other PE has ended the job, this process is asked to end, too. Nothing has failed then.
                 std::thread::sleep(END_LIMIT);
             }
-            print(&format!("PE {}: {error}", job.me()));
+            let function = called_function().map_or(String::new(), |name| format!(" in {name}"));
+            print(&format!("PE {}{function}: {error}", job.me()));
             match error {
                 // The lost PE ended first, so report its number to the launcher. The launcher's message then
                 // names that PE as the cause.

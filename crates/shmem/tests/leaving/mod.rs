@@ -14,7 +14,13 @@ pub const LEFT: [Case; 13] = [
     ("put", 2, None),
     ("late", 3, None),
     ("thread", 3, None),
-    ("wait", 3, Some("all other PEs have called shmem_finalize")),
+    (
+        "wait",
+        3,
+        Some(
+            "PE 0 in shmem_long_wait_until: this PE waits for a word, but all other PEs have called shmem_finalize",
+        ),
+    ),
     ("any", 2, Some("all other PEs have called shmem_finalize")),
     ("signal", 2, Some("all other PEs have called shmem_finalize")),
     ("barrier", 2, Some("PE 1 has called shmem_finalize")),

@@ -26,6 +26,7 @@
 //! by which other PEs also reach this PE's memory. Each other context has a worker of its own, which is made at the first
 //! operation that needs it. So threads with a context each do not wait for each other.
 
+mod atomics;
 mod buffered;
 pub mod card;
 mod connect;
@@ -37,6 +38,7 @@ mod room;
 mod service;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
 use super::bootstrap::Exchange;
 use super::poll_limit::PollLimit;

@@ -3,7 +3,7 @@
 //! progresses UCX.
 
 use super::library::{BUSY, IN_PROGRESS, OK, RequestPointer, Status};
-use super::operations::PROGRESS_EVERY;
+use super::transfers::PROGRESS_EVERY;
 use super::{Handles, Ucx, Worker};
 use crate::error::{Error, Lost, Result};
 use crate::transport::poll_limit::YIELDS;
