@@ -16,6 +16,7 @@ mod ntb;
 mod nvme;
 mod offload;
 mod output;
+mod report;
 mod schema;
 mod settings;
 mod signal;
@@ -73,8 +74,7 @@ enum Command {
     Topo(topo::Args),
     Compare(compare::CompareArgs),
     Schema(schema::SchemaArgs),
-    #[command(hide = true)]
-    Report(schema::ReportArgs),
+    Report(report::ReportArgs),
     Completion(manual::CompletionArgs),
     Man(manual::ManArgs),
 }
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
         Command::Model(model) => model.run(),
         Command::Compare(compare) => compare.run(),
         Command::Schema(schema) => schema.run(),
-        Command::Report(report) => schema::SchemaArgs::from(report).run(),
+        Command::Report(report) => report.run(),
     };
     exit::with(match outcome {
         Ok(()) => 0,

@@ -32,22 +32,8 @@ pub struct SchemaArgs {
     schema: Schema,
 }
 
-/// Prints the JSON schema of a result document. The earlier name of `inlane schema`
-#[derive(Args)]
-pub struct ReportArgs {
-    /// Print the schema of this document
-    #[arg(long, value_enum, value_name = "DOCUMENT")]
-    schema: Schema,
-}
-
-impl From<ReportArgs> for SchemaArgs {
-    fn from(ReportArgs { schema }: ReportArgs) -> Self {
-        Self { schema }
-    }
-}
-
 #[derive(Clone, Copy, ValueEnum)]
-enum Schema {
+pub enum Schema {
     /// Written by `inlane forward`
     Packets,
     /// Written by `inlane copy`
@@ -102,6 +88,12 @@ impl Schema {
             Schema::Topo => schema::<Topology>(),
             Schema::Comparison => schema::<Comparison>(),
         }
+    }
+}
+
+impl From<Schema> for SchemaArgs {
+    fn from(schema: Schema) -> Self {
+        Self { schema }
     }
 }
 

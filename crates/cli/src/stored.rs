@@ -9,10 +9,19 @@ use std::path::{Path, PathBuf};
 /// Reads a result, or all results of a folder in the order of their names.
 ///
 /// # Errors
-/// If a file cannot be read or is no result. If a folder has no file whose name ends in `.json`.
+/// As for [`named`].
 pub fn documents(path: &Path) -> anyhow::Result<Vec<Document<Value>>> {
+    Ok(named(path)?.into_iter().map(|(_, document)| document).collect())
+}
+
+/// Reads a result, or all results of a folder, and returns each with the name of its file.
+///
+/// # Errors
+/// If a file cannot be read or is no result. If a folder has no file whose name ends in `.json`.
+pub fn named(path: &Path) -> anyhow::Result<Vec<(String, Document<Value>)>> {
+    let one = |file: &Path| Ok((file.display().to_string(), document(file)?));
     if !path.is_dir() {
-        return Ok(vec![document(path)?]);
+        return Ok(vec![one(path)?]);
     }
     let missing = |error: std::io::Error| {
         Error::device_environment(format!("folder {}", path.display()), format!("cannot be read: {error}"))
@@ -28,7 +37,7 @@ pub fn documents(path: &Path) -> anyhow::Result<Vec<Document<Value>>> {
             "it has no file whose name ends in .json; name files that --json wrote, or a folder of them";
         return Err(Error::invalid(format!("folder {}", path.display()), why).into());
     }
-    files.iter().map(|file| document(file)).collect()
+    files.iter().map(|file| one(file)).collect()
 }
 
 fn document(file: &Path) -> anyhow::Result<Document<Value>> {

@@ -152,7 +152,7 @@ fn mistakes_are_answered_with_a_remedy() {
             "--allow-bar-read: it needs a BAR as endpoint, such as",
         ),
         ("schema", 2, "arguments were not provided:\n  <DOCUMENT>"),
-        ("report", 2, "arguments were not provided:\n  --schema <DOCUMENT>"),
+        ("report", 2, "arguments were not provided:\n  --output <FILE>"),
         ("ntb run -n 4", 2, "arguments were not provided:\n  <PROGRAM>..."),
         ("forward --between null", 2, "2 values required for '--between <PORT> <PORT>' but 1 was provided"),
         ("forward --rx null --tx null --stages=yes", 2, "unexpected value 'yes' for '--stages' found"),

@@ -159,3 +159,34 @@ fn what_is_no_result_is_refused_with_its_place() {
         "{shown}"
     );
 }
+
+#[test]
+fn a_report_is_one_file_in_the_format_of_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    results(folder, &[("one", 1.0), ("two", 2.0)]);
+    for (file, begins, contains) in [
+        ("r.html", "<!DOCTYPE html>", "base64,"),
+        ("r.md", "## one.json", "| 10.00 Mpps |"),
+        ("r.csv", "parameters.", "two.json"),
+    ] {
+        let output = inlane(folder, &["report", "one.json", "two.json", "-o", file]);
+        assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stderr));
+        let page = text(&std::fs::read(folder.join(file)).unwrap());
+        assert!(page.starts_with(begins) && page.contains(contains), "{page}");
+    }
+    for (arguments, status, why) in [
+        (&["report", "one.json", "-o", "r.pdf"][..], 2, "let it end in .html, .md or .csv"),
+        (&["report", "none.json", "-o", "r.html"], 3, "result none.json: cannot be read"),
+        (&["report", "one.json"], 2, "--output"),
+        (&["report", "one.json", "-o", "/nowhere/r.html"], 3, "cannot write /nowhere/r.html"),
+    ] {
+        let output = inlane(folder, arguments);
+        assert_eq!(output.status.code(), Some(status), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(why), "{}", text(&output.stderr));
+    }
+    assert!(
+        inlane(folder, &["report", "--schema", "packets"]).status.success(),
+        "the earlier form still works"
+    );
+}

@@ -3,6 +3,7 @@
 use crate::write::Error;
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Renders rows as CSV (RFC 4180) with a header. Each value in a row's JSON becomes a column. The column's
 /// name joins the value's keys with dots (`tx.packets_per_second`). The columns of the row's parameters come
@@ -11,32 +12,41 @@ use serde_json::Value;
 /// # Errors
 /// If a row cannot be expressed as JSON.
 pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
+    let rows = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    let (columns, lines) = columns(&rows);
+    let mut out = record(columns.iter().map(String::as_str));
+    for line in &lines {
+        out.push_str(&record(line.iter().map(String::as_str)));
+    }
+    Ok(out)
+}
+
+/// Returns the columns of a table of rows, and the text of each row in each column.
+pub(crate) fn columns(rows: &[Value]) -> (Vec<String>, Vec<Vec<String>>) {
     let mut columns: Vec<String> = Vec::new();
-    let mut lines: Vec<Vec<(String, String)>> = Vec::new();
+    let mut known = HashSet::new();
+    let mut lines: Vec<HashMap<String, String>> = Vec::new();
     for row in rows {
         let mut line = Vec::new();
-        flatten(String::new(), &serde_json::to_value(row)?, &mut line);
-        for (column, _) in &line {
-            if !columns.contains(column) {
-                columns.push(column.clone());
-            }
-        }
-        lines.push(line);
+        flatten(String::new(), row, &mut line);
+        columns.extend(
+            line.iter().map(|(column, _)| column).filter(|column| known.insert((*column).clone())).cloned(),
+        );
+        lines.push(line.into_iter().collect());
     }
     // A value may be an object in some rows and null in others. Remove the column of such a value, because
     // the fields of the object have their own columns.
+    let names: BTreeSet<&str> = known.iter().map(String::as_str).collect();
     columns.retain(|column| {
         let prefix = format!("{column}.");
-        !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))
+        !names.range(prefix.as_str()..).next().is_some_and(|name| name.starts_with(&prefix))
     });
     columns.sort_by_key(|column| !column.starts_with("parameters."));
-    let mut out = record(columns.iter().map(String::as_str));
-    for line in &lines {
-        out.push_str(&record(columns.iter().map(|column| {
-            line.iter().find(|(name, _)| name == column).map_or("", |(_, text)| text.as_str())
-        })));
-    }
-    Ok(out)
+    let texts = |line: &HashMap<String, String>| {
+        columns.iter().map(|column| line.get(column).cloned().unwrap_or_default()).collect()
+    };
+    let lines = lines.iter().map(texts).collect();
+    (columns, lines)
 }
 
 fn flatten(name: String, value: &Value, line: &mut Vec<(String, String)>) {

@@ -6,6 +6,7 @@
 pub mod compare;
 mod csv;
 pub mod figures;
+pub mod page;
 mod panels;
 mod plot;
 mod style;

@@ -11,6 +11,7 @@ use plotters::prelude::*;
 use std::ops::Range;
 
 pub use axis::Scale;
+pub(crate) use axis::round_ticks;
 
 /// A point of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -260,7 +260,6 @@ impl Sweep {
 /// and the spread over all repeats. Its field `verification` is the sum over all repeats.
 fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let rate = |run: &PacketResult| run.tx.packets_per_second;
-    runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
     let rates: Vec<f64> = runs.iter().map(rate).collect();
     let latency = |pick: fn(&Percentiles) -> f64| {
         let values: Option<Vec<f64>> = runs.iter().map(|run| run.total_latency().map(pick)).collect();
@@ -274,6 +273,7 @@ fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
         sum.add(&one);
         sum
     });
+    runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
     let mut median = runs.swap_remove(runs.len() / 2);
     median.verification = verification;
     median.repeats = repeats;
@@ -311,6 +311,7 @@ mod tests {
         assert_eq!(merged.duration_ns, 4);
         let rates = merged.repeats.unwrap().packets_per_second;
         assert_eq!((rates.median, rates.min, rates.max), (4.0, 1.0, 9.0));
+        assert_eq!(rates.values, [9.0, 1.0, 4.0], "repeats keep their order");
         assert!(merge(vec![run(1.0)]).repeats.is_none());
     }
 }

@@ -75,14 +75,7 @@ impl Scale {
         let (low, high) = (self.value(range.start), self.value(range.end));
         let whole = !values.is_empty() && own.iter().all(|&place| (self.value(place).fract()).abs() < 1e-6);
         match self {
-            Scale::Linear => {
-                let raw = (high - low) / 8.0;
-                let power = 10f64.powf(raw.log10().floor());
-                let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|&step| step >= raw);
-                let step = step.unwrap_or(raw);
-                let first = (low / step).ceil();
-                (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
-            }
+            Scale::Linear => round_ticks(low, high, 8.0),
             // If all data values are whole numbers, set ticks at powers of two. Set at most about 12 ticks.
             Scale::Log if whole => {
                 let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
@@ -107,6 +100,16 @@ impl Scale {
             }
         }
     }
+}
+
+/// Returns round numbers from `low` to `high`, with equal distances. There are about `parts` of them, or a few less.
+pub(crate) fn round_ticks(low: f64, high: f64, parts: f64) -> Vec<f64> {
+    let raw = (high - low) / parts;
+    let power = 10f64.powf(raw.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|&step| step >= raw);
+    let step = step.unwrap_or(raw);
+    let first = (low / step).ceil();
+    (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
 }
 
 /// Formats a number in few characters: `1024`, `64Ki` (a power of two), `15k`, `1.5M`, `0.25`.
