@@ -153,6 +153,11 @@ fn mistakes_are_answered_with_a_remedy() {
         ),
         ("schema", 2, "arguments were not provided:\n  <DOCUMENT>"),
         ("report", 2, "arguments were not provided:\n  --output <FILE>"),
+        (
+            "forward --rx gen:64 --tx check:128",
+            2,
+            "check:128: the generator of this run, gen:64, sends other packets",
+        ),
         ("ntb run -n 4", 2, "arguments were not provided:\n  <PROGRAM>..."),
         ("forward --between null", 2, "2 values required for '--between <PORT> <PORT>' but 1 was provided"),
         ("forward --rx null --tx null --stages=yes", 2, "unexpected value 'yes' for '--stages' found"),

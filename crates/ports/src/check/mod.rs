@@ -100,7 +100,7 @@ impl Checker {
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
     /// # Errors
-    /// If neither `spec` nor `source` tells which packets are sent.
+    /// If neither `spec` nor `source` tells which packets are sent, or if they differ.
     pub fn new(
         spec: CheckSpec,
         clock: &Clock,
@@ -110,6 +110,14 @@ impl Checker {
     ) -> Result<Self> {
         let CheckSpec { text, traffic: own } = spec;
         let (traffic, sent) = match (own, source) {
+            (Some(own), Some(source)) if own != **source.traffic() => {
+                let why = format!(
+                    "the generator of this run, {}, sends other packets, so every packet would count as lost; give check \
+                     without options, or the generator's own",
+                    source.info().name
+                );
+                return Err(Error::port_usage(text, why));
+            }
             (Some(traffic), _) => (Arc::new(traffic), None),
             (None, Some(source)) => (source.traffic().clone(), Some(source.sent().clone())),
             (None, None) => {
