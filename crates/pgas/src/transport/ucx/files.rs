@@ -4,6 +4,9 @@
 //!
 //! A process locks its folder. A folder without a lock belongs to an ended process, because the system releases the
 //! lock however the process ends. Locks also work between containers, unlike process IDs.
+//!
+//! UCX also makes segments of System V's shared memory, and marks them for removal once it has attached them. The name of
+//! a folder has the process ID, by which the segments of a process that was killed before that are found.
 
 use crate::error::{Error, Result};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, open, unlinkat};
@@ -126,12 +129,72 @@ fn sweep_in(parent: &Path) {
             let _ = unlinkat(&folder, file.file_name(), AtFlags::empty());
         }
         let _ = std::fs::remove_dir(entry.path());
+        if let Some(process) = process_of(&entry.file_name().to_string_lossy()) {
+            remove_segments(process);
+        }
+    }
+}
+
+/// Returns the ID of the process that made the folder `name`.
+fn process_of(name: &str) -> Option<u32> {
+    name.strip_prefix(NAME)?.split_once('-')?.0.parse().ok()
+}
+
+/// Removes the segments of System V's shared memory that the ended process `process` made, and to which nobody is attached.
+/// Only segments without a key are removed, because another program could find the
+/// others by their keys.
+fn remove_segments(process: u32) {
+    if Path::new("/proc").join(process.to_string()).exists() {
+        return;
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let segments = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    for line in segments.lines() {
+        let fields = line.split_whitespace().map(|field| field.parse::<i64>().ok());
+        let Some(fields) = fields.collect::<Option<Vec<_>>>() else { continue };
+        let [0, id, _, _, creator, _, 0, owner, ..] = fields[..] else { continue };
+        if creator == i64::from(process) && owner == i64::from(user) {
+            // SAFETY: the call passes no pointer. Nobody is attached to the segment.
+            unsafe { libc::shmctl(id as i32, libc::IPC_RMID, std::ptr::null_mut()) };
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_of_an_ended_process_are_removed() {
+        let make = || {
+            // SAFETY: the child only makes system calls.
+            unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
+                    libc::_exit(0);
+                }
+                assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
+                child as u32
+            }
+        };
+        let exists = |process: u32| {
+            let segments = std::fs::read_to_string("/proc/sysvipc/shm").unwrap();
+            let process = process.to_string();
+            segments.lines().any(|line| line.split_whitespace().nth(4) == Some(&process))
+        };
+        let (first, second) = (make(), make());
+        if !exists(first) {
+            return eprintln!(
+                "SKIPPED segments_of_an_ended_process_are_removed: no System V shared memory here"
+            );
+        }
+        assert_eq!(process_of(&format!("{NAME}{first}-00ff")), Some(first));
+        remove_segments(first);
+        assert!(!exists(first) && exists(second));
+        remove_segments(second);
+        assert!(!exists(second));
+    }
 
     #[test]
     fn only_folders_of_ended_processes_are_removed() {
