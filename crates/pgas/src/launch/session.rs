@@ -24,7 +24,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A process's place in a job that has no transport yet.
+/// A process that has joined a job, but has no transport yet.
 pub struct Session {
     membership: Arc<Membership>,
     /// Size of the symmetric heap in bytes.
@@ -234,7 +234,8 @@ impl Session {
             Some(choice) => Some((choice.start_twin()?, mover_from)),
             None => None,
         };
-        let Place { socket, heap_bytes, hub, member, share_processors } = Place::find(heap_bytes, manager)?;
+        let HubConnection { socket, heap_bytes, hub, member, share_processors } =
+            HubConnection::find(heap_bytes, manager)?;
         let needed = |pes| {
             Layout::overhead(pes)
                 + World::<AnyTransport>::symmetric_bytes(pes, additional, heap_bytes as usize)
@@ -297,7 +298,7 @@ fn completion() -> Result<CompletionMode> {
 
 /// This process's socket to the job's hub (the owner of the twin bridge), and the job's heap size. `hub` and
 /// `member` are kept here because they must live as long as the job.
-struct Place {
+struct HubConnection {
     socket: OwnedFd,
     heap_bytes: u64,
     hub: Option<Hub>,
@@ -307,7 +308,7 @@ struct Place {
     share_processors: bool,
 }
 
-impl Place {
+impl HubConnection {
     /// Connects to the hub (the owner of the twin bridge) of the job. Either inlane's launcher or `manager`
     /// started the job. If this process was started alone, creates a hub for a job of one PE. `heap_bytes` is
     /// the size of the symmetric heap that this process asks for.

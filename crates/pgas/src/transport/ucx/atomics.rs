@@ -2,7 +2,7 @@
 
 use super::library::{self, OperationParameters, RequestPointer, Status};
 use super::transfers::release;
-use super::{Flow, Place, Worker, buffered};
+use super::{Flow, Segment, Worker, buffered};
 use crate::error::{Error, Result};
 #[cfg(doc)]
 use crate::transport::Transport;
@@ -138,7 +138,7 @@ impl Worker {
         callback: Option<(library::SendCallback, *mut c_void)>,
     ) -> Result<Option<RequestPointer>> {
         let Atomic { operation, offset, width, .. } = *atomic;
-        let place = self.place(offset, width)?;
+        let segment = self.segment_of(offset, width)?;
         if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
             return Err(Error::Refused { peer: pe, what: ATOMIC });
         }
@@ -181,7 +181,7 @@ impl Worker {
         if callback.is_some() {
             self.wait_for_room(pe, ATOMIC)?;
         }
-        let (_handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        let (_handles, endpoint, address, key) = self.reach(pe, segment, offset)?;
         // Count the atomic before it starts, because UCX may call back before its function returns.
         if callback.is_some() {
             flow.count(buffered::WEIGHT);
@@ -221,10 +221,10 @@ impl Worker {
     /// it.
     #[inline]
     fn atomic_directly(&self, pe: u32, atomic: &Atomic) -> Result<Option<u64>> {
-        let (peer, place) = (self.peer(pe)?, self.place(atomic.offset, atomic.width)?);
+        let (peer, segment) = (self.peer(pe)?, self.segment_of(atomic.offset, atomic.width)?);
         let base = self.mapped_base(pe, peer)?;
         let direct = peer.direct_atomics.load(Ordering::Relaxed) && !self.broken.load(Ordering::Relaxed);
-        if base.is_null() || !direct || matches!(place, Place::Statics) {
+        if base.is_null() || !direct || matches!(segment, Segment::Statics) {
             return Ok(None);
         }
         // SAFETY: the word lies in mapped symmetric memory. The program accesses it only by atomics.

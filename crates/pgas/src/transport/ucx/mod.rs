@@ -224,7 +224,7 @@ struct Flow {
 
 /// What a span of symmetric memory lies in: the memory that UCX allocated, or the program's static objects.
 #[derive(Clone, Copy)]
-enum Place {
+enum Segment {
     Memory,
     Statics,
 }
@@ -312,7 +312,7 @@ impl Shared {
 
     /// Returns whether the `length` bytes at symmetric `offset` lie in the allocated memory or in the static
     /// objects. Fails if the range crosses the border between the two, or ends beyond symmetric memory.
-    fn place(&self, offset: usize, length: usize) -> Result<Place> {
+    fn segment_of(&self, offset: usize, length: usize) -> Result<Segment> {
         let end = offset.checked_add(length).filter(|end| *end <= self.symmetric_bytes);
         let Some(end) = end else {
             return Err(Error::invalid(
@@ -323,30 +323,30 @@ impl Shared {
         match &self.statics {
             Some(statics) if offset < statics.offset + statics.bytes && end > statics.offset => {
                 match offset >= statics.offset && end <= statics.offset + statics.bytes {
-                    true => Ok(Place::Statics),
+                    true => Ok(Segment::Statics),
                     false => Err(Error::invalid(
                         format!("{length} bytes at symmetric offset {offset}"),
                         "they cross the end of the static objects",
                     )),
                 }
             }
-            _ => Ok(Place::Memory),
+            _ => Ok(Segment::Memory),
         }
     }
 
-    /// Returns this process's address for the symmetric offset `offset`, which lies in `place`.
-    fn own_address(&self, place: Place, offset: usize) -> *mut u8 {
-        match (place, &self.statics) {
-            (Place::Statics, Some(statics)) => (statics.address + (offset - statics.offset)) as *mut u8,
+    /// Returns this process's address for the symmetric offset `offset`, which lies in `segment`.
+    fn own_address(&self, segment: Segment, offset: usize) -> *mut u8 {
+        match (segment, &self.statics) {
+            (Segment::Statics, Some(statics)) => (statics.address + (offset - statics.offset)) as *mut u8,
             _ => self.memory.wrapping_add(self.private_bytes + offset),
         }
     }
 
     /// Returns the address and the key that UCX needs to reach the memory of `peer` at symmetric offset
     /// `offset`.
-    fn remote(&self, peer: &Peer, endpoint: &Endpoint, place: Place, offset: usize) -> (u64, KeyHandle) {
-        match (place, &self.statics, endpoint.statics) {
-            (Place::Statics, Some(statics), Some(key)) => {
+    fn remote(&self, peer: &Peer, endpoint: &Endpoint, segment: Segment, offset: usize) -> (u64, KeyHandle) {
+        match (segment, &self.statics, endpoint.statics) {
+            (Segment::Statics, Some(statics), Some(key)) => {
                 (peer.statics.wrapping_add((offset - statics.offset) as u64), key)
             }
             _ => (peer.memory.wrapping_add((self.private_bytes + offset) as u64), endpoint.memory),

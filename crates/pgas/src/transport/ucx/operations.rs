@@ -1,7 +1,7 @@
 //! The operations of the UCX transport. The modules `transfers` and `atomics` have the largest ones.
 
 use super::library::OperationParameters;
-use super::{ALIGNMENT, MOST_CONTEXTS, NOTIFICATION, Peer, Place, Ucx, Worker};
+use super::{ALIGNMENT, MOST_CONTEXTS, NOTIFICATION, Peer, Segment, Ucx, Worker};
 use crate::error::Result;
 use crate::transport::{Atomic, Awaited, Capabilities, Check, Transport};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -82,8 +82,8 @@ impl Transport for Ucx {
 
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
         let worker = &*self.worker;
-        let place = worker.place(offset, 1).ok()?;
-        worker.mapped_address(pe, worker.peer(pe).ok()?, place, offset).ok()?
+        let segment = worker.segment_of(offset, 1).ok()?;
+        worker.mapped_address(pe, worker.peer(pe).ok()?, segment, offset).ok()?
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -186,14 +186,14 @@ impl Transport for Ucx {
             worker.notification(pe).store(count, Ordering::Release);
             return Ok(());
         }
-        if let Some(base) = worker.mapped_address(pe, peer, Place::Memory, 0)? {
+        if let Some(base) = worker.mapped_address(pe, peer, Segment::Memory, 0)? {
             // SAFETY: the word lies before the peer's symmetric memory, in the same mapping.
             let word = unsafe { AtomicU64::from_ptr(base.sub(worker.private_bytes).add(at).cast()) };
             word.store(count, Ordering::Release);
             return Ok(());
         }
         worker.wait_for_room(pe, "a notification")?;
-        let (handles, endpoint, _, key) = worker.reach(pe, Place::Memory, 0)?;
+        let (handles, endpoint, _, key) = worker.reach(pe, Segment::Memory, 0)?;
         let reached = (handles, endpoint, peer.memory.wrapping_add(at as u64), key);
         let source = (&raw const count).cast();
         // SAFETY: `count` lives until `put_reached` returns. If `put_reached` fails, UCX does not read the 8

@@ -24,7 +24,7 @@ struct Limit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Announcement {
     /// The machine, and the file system of UCX's files.
-    place: String,
+    file_system: String,
     /// The number of bytes. 0 if pages are allocated when they are accessed.
     written: u64,
     /// How many bytes are free there.
@@ -44,14 +44,14 @@ pub(super) fn check(exchange: &dyn Exchange, bytes: usize, domains: &[String], f
     let (device, in_files) = files_of(files);
     let free = std::iter::once(in_files).chain(system.free()).min_by_key(|limit| limit.bytes);
     let own = Announcement {
-        place: format!("{}/{device}", machine()),
+        file_system: format!("{}/{device}", machine()),
         written: if is_written { bytes as u64 } else { 0 },
         free: free.unwrap_or(Limit { bytes: u64::MAX, owner: String::new() }),
     };
     let all = exchange.gather(own.encode().as_bytes())?;
     let all = all.iter().filter_map(|text| Announcement::decode(std::str::from_utf8(text).ok()?));
     // Compare with what was free before any PE has allocated memory.
-    let here: Vec<_> = all.filter(|one| one.place == own.place).collect();
+    let here: Vec<_> = all.filter(|one| one.file_system == own.file_system).collect();
     let written = here.iter().fold(0u64, |sum, one| sum.saturating_add(one.written));
     match here.iter().map(|one| &one.free).min_by_key(|limit| limit.bytes) {
         Some(least) if is_written => {
@@ -108,13 +108,13 @@ fn files_of(files: &Path) -> (u64, Limit) {
 
 impl Announcement {
     fn encode(&self) -> String {
-        format!("{}\n{}\n{}\n{}", self.place, self.written, self.free.bytes, self.free.owner)
+        format!("{}\n{}\n{}\n{}", self.file_system, self.written, self.free.bytes, self.free.owner)
     }
 
     fn decode(text: &str) -> Option<Self> {
         let mut lines = text.splitn(4, '\n');
         Some(Self {
-            place: lines.next()?.into(),
+            file_system: lines.next()?.into(),
             written: lines.next()?.parse().ok()?,
             free: Limit { bytes: lines.next()?.parse().ok()?, owner: lines.next()?.into() },
         })
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn announcements_are_read_as_written() {
         let free = Limit { bytes: 7, owner: "free are".into() };
-        let one = Announcement { place: "a/1".into(), written: 5, free };
+        let one = Announcement { file_system: "a/1".into(), written: 5, free };
         assert_eq!(Announcement::decode(&one.encode()), Some(one));
         assert_eq!(Announcement::decode("a\nb"), None);
     }

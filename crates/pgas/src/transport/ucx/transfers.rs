@@ -1,7 +1,7 @@
 //! Puts and gets of the UCX transport: copies to and from mapped memory, else operations of UCX.
 
 use super::library::{self, IN_PROGRESS, OperationParameters, RequestPointer, Status};
-use super::{Endpoint, Flow, Handles, Peer, Place, Worker, buffered};
+use super::{Endpoint, Flow, Handles, Peer, Segment, Worker, buffered};
 use crate::error::Result;
 #[cfg(doc)]
 use crate::transport::Transport;
@@ -59,7 +59,7 @@ pub(super) type Reached<'a> = (std::sync::MutexGuard<'a, Handles>, Endpoint, u64
 impl Worker {
     /// Locks UCX's handles. Returns them with the endpoint to `pe`, and with the address and the key of that
     /// PE's memory at `offset`.
-    pub(super) fn reach(&self, pe: u32, place: Place, offset: usize) -> Result<Reached<'_>> {
+    pub(super) fn reach(&self, pe: u32, segment: Segment, offset: usize) -> Result<Reached<'_>> {
         let peer = self.peer(pe)?;
         if self.broken.load(Ordering::Acquire) {
             self.check()?;
@@ -76,7 +76,7 @@ impl Worker {
             self.record_progress();
             self.progress_with(&mut handles);
         }
-        let (address, key) = self.remote(peer, &endpoint, place, offset);
+        let (address, key) = self.remote(peer, &endpoint, segment, offset);
         if !peer.direct.load(Ordering::Relaxed).is_null() {
             self.flows[pe as usize].overtakable.store(started, Ordering::Relaxed);
         }
@@ -105,13 +105,13 @@ impl Worker {
         &self,
         pe: u32,
         peer: &Peer,
-        place: Place,
+        segment: Segment,
         offset: usize,
     ) -> Result<Option<*mut u8>> {
         if pe == self.me {
-            return Ok(Some(self.own_address(place, offset)));
+            return Ok(Some(self.own_address(segment, offset)));
         }
-        if matches!(place, Place::Statics) {
+        if matches!(segment, Segment::Statics) {
             return Ok(None);
         }
         let base = self.mapped_base(pe, peer)?;
@@ -175,12 +175,12 @@ impl Worker {
         length: usize,
         wait: bool,
     ) -> Result<()> {
-        let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
+        let (peer, segment) = (self.peer(pe)?, self.segment_of(offset, length)?);
         // Count without an atomic addition, because a race is harmless. Some bytes are then not counted, so
         // the count is never too high.
         let issued = &self.flows[pe as usize].issued;
         issued.store(issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
-        if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
+        if let Some(address) = self.mapped_address(pe, peer, segment, offset)? {
             // SAFETY: the caller promises the source. The destination lies in mapped symmetric memory.
             unsafe { copy(address, source, length) };
             return Ok(());
@@ -189,7 +189,7 @@ impl Worker {
             return Ok(());
         }
         self.wait_for_room(pe, "a put")?;
-        let reached = self.reach(pe, place, offset)?;
+        let reached = self.reach(pe, segment, offset)?;
         // SAFETY: the caller keeps the source until the operation is complete.
         unsafe { self.put_reached(pe, reached, source, length, wait, "a put") }
     }
@@ -246,8 +246,8 @@ impl Worker {
         length: usize,
         wait: bool,
     ) -> Result<()> {
-        let (peer, place) = (self.peer(pe)?, self.place(offset, length)?);
-        if let Some(address) = self.mapped_address(pe, peer, place, offset)? {
+        let (peer, segment) = (self.peer(pe)?, self.segment_of(offset, length)?);
+        if let Some(address) = self.mapped_address(pe, peer, segment, offset)? {
             // SAFETY: the caller promises the destination. The source lies in mapped symmetric memory.
             unsafe { copy(destination, address, length) };
             return Ok(());
@@ -258,7 +258,7 @@ impl Worker {
         if !wait {
             self.wait_for_room(pe, "a get")?;
         }
-        let (handles, endpoint, address, key) = self.reach(pe, place, offset)?;
+        let (handles, endpoint, address, key) = self.reach(pe, segment, offset)?;
         let flow = &self.flows[pe as usize];
         let parameters = if wait { OperationParameters::NONE } else { Self::unawaited(flow) };
         // SAFETY: the caller keeps the destination until the operation is complete. The lock of the handles
