@@ -6,8 +6,8 @@
 //! back and sent in the order of submission.
 
 use super::burst_buffer::BurstBuffer;
+use super::publication::Publication;
 use super::rx_stage::{ReceiveState, RxStage};
-use super::single::PUBLISH_EVERY;
 use super::tx_stage::TxStage;
 use super::{Overload, PipelineContext, PipelineSettings, Tally};
 use crate::control::Idle;
@@ -170,7 +170,7 @@ impl Circulation {
         let Self { rx_stage, tx_stage, dispatcher, room, limits, tally } = self;
         let (&PipelineContext { control, clock, .. }, meter) = (context, context.meter());
         let mut idle = Idle::default();
-        let mut freed = 0u64;
+        let mut publication = Publication::new();
         let mut receiving = true;
         while receiving || dispatcher.in_flight() > 0 {
             let mut busy = false;
@@ -198,8 +198,8 @@ impl Circulation {
                     tally.stages.record(clock, times, count as u64);
                 }
                 items.spare.push(item.packets);
-                freed += 1;
-                if freed.is_multiple_of(PUBLISH_EVERY as u64) {
+                if publication.is_due() {
+                    publication.done(clock);
                     rx_stage.publish(meter);
                     tx_stage.publish(meter, tally.dropped());
                 }

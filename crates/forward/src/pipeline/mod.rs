@@ -7,6 +7,7 @@
 
 mod burst_buffer;
 pub(crate) mod circulate;
+mod publication;
 mod rx_stage;
 mod single;
 mod split;

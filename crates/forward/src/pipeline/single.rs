@@ -1,6 +1,7 @@
 //! Method `single`: one thread receives, runs the packet function, and sends, burst by burst, without a ring.
 
 use super::burst_buffer::BurstBuffer;
+use super::publication::Publication;
 use super::rx_stage::{ReceiveState, RxStage};
 use super::tx_stage::TxStage;
 use super::{Pipeline, PipelineContext, PipelineSettings, Tally, panicked, spin_per_packet, thread_failed};
@@ -10,8 +11,8 @@ use inlane_core::clock::ThreadTime;
 use inlane_core::ring::layout::{PacketVerdict, UNCHANGED};
 use std::time::Instant;
 
-/// The number of bursts between two publications of the counters.
-pub(super) const PUBLISH_EVERY: u32 = 64;
+/// One of this many bursts is timed.
+const TIMED_EVERY: u32 = 64;
 
 /// Runs `pipeline` on a new thread until it ends. Returns its counts. A panic stops the run and gives a
 /// failed tally.
@@ -42,11 +43,11 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
     context.wait_for_start();
     let mut idle = Idle::default();
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
-    let mut bursts = 0u32;
+    let (mut bursts, mut publication) = (0u32, Publication::new());
     let begun = Instant::now();
     loop {
         // Time one burst in 64, because reading the clock for each burst would slow short functions.
-        let sampled = bursts.is_multiple_of(PUBLISH_EVERY);
+        let sampled = bursts.is_multiple_of(TIMED_EVERY);
         let timed = settings.stages || sampled;
         let before = if sampled { clock.raw() } else { 0 };
         match rx_stage.receive(control, clock, false) {
@@ -82,7 +83,8 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                     tally.work.record([before, queued, processed, clock.raw()]);
                 }
                 bursts = bursts.wrapping_add(1);
-                if bursts.is_multiple_of(PUBLISH_EVERY) {
+                if publication.is_due() {
+                    publication.done(clock);
                     rx_stage.publish(meter);
                     tx_stage.publish(meter, tally.dropped());
                 }

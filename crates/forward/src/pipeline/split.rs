@@ -2,7 +2,6 @@
 //! function. Of n workers, worker w takes items w, w + n, w + 2n, ...
 
 use super::circulate::{Circulation, InFlightLimits, Items};
-use super::single::PUBLISH_EVERY;
 use super::{
     AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, spin_per_packet,
     thread_failed,
@@ -13,6 +12,9 @@ use inlane_core::clock::ThreadTime;
 use inlane_core::load::Meter;
 use inlane_core::ring::{Consumer, NextItem, Ring};
 use inlane_function::Instance;
+
+/// The number of items between two publications of a worker's times.
+const PUBLISH_EVERY: u32 = 64;
 
 /// Runs `pipeline` until it ends. One thread receives and sends. Each instance of the packet function has its own
 /// worker thread.
