@@ -339,14 +339,19 @@ fn rate(loaded: &Loaded, first: &Sample, last: &Sample, load: usize) -> LoadRate
     let share = |ns: u64| (ns as f64 / thread_ns).min(1.0);
     let measures_time = last.loads[load].busy_ns > 0;
     let is_known = last.loads[load].on_cpu_ns > 0;
+    let on_processor = is_known.then(|| share(counts.on_cpu_ns));
+    let queued = is_known.then(|| share(counts.queued_ns));
+    // A thread that neither runs nor waits for a processor, but has work, waits in a system call.
+    let asleep =
+        on_processor.zip(queued).map_or(0.0, |(on, queued)| (share(counts.busy_ns) - on - queued).max(0.0));
     LoadRate {
         operations_per_second: last.operations_per_second(first, load).unwrap_or(0.0),
         bytes_per_second: last.bytes_per_second(first, load).unwrap_or(0.0),
         errors: counts.errors,
-        busy: measures_time.then(|| share(counts.busy_ns)),
-        blocked: measures_time.then(|| share(counts.blocked_ns + counts.device_ns)),
-        on_processor: is_known.then(|| share(counts.on_cpu_ns)),
-        queued: is_known.then(|| share(counts.queued_ns)),
+        busy: measures_time.then(|| share(counts.busy_ns) - asleep),
+        blocked: measures_time.then(|| (share(counts.blocked_ns + counts.device_ns) + asleep).min(1.0)),
+        on_processor,
+        queued,
     }
 }
 

@@ -169,3 +169,25 @@ fn an_interruption_keeps_what_was_measured() {
     assert_eq!(measured.observations[2].block, 0);
     assert_eq!(measured.observations[3].block, 1, "a continued session goes on with another block");
 }
+
+/// A thread whose port blocks in system calls counts the time as work, but does not run meanwhile.
+#[test]
+fn work_that_sleeps_in_system_calls_counts_as_blocked() {
+    let loaded = Loaded { threads: 1, ..Loaded::default() };
+    let counts = |busy_ns, on_cpu_ns, queued_ns| inlane_core::load::Counts {
+        busy_ns,
+        on_cpu_ns,
+        queued_ns,
+        ..Default::default()
+    };
+    let of = |counts| {
+        let first = Sample { at_ns: 0, loads: vec![Default::default()] };
+        rate(&loaded, &first, &Sample { at_ns: 1000, loads: vec![counts] }, 0)
+    };
+    let sleeping = of(counts(900, 100, 50));
+    assert!((sleeping.busy.unwrap() - 0.15).abs() < 1e-9 && (sleeping.blocked.unwrap() - 0.75).abs() < 1e-9);
+    let polling = of(counts(300, 1000, 0));
+    assert_eq!((polling.busy, polling.blocked), (Some(0.3), Some(0.0)));
+    // Without the kernel's times, nothing is known of sleep.
+    assert_eq!(of(counts(900, 0, 0)).busy, Some(0.9));
+}
