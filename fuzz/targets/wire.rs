@@ -47,6 +47,14 @@ fn read(bytes: &[u8]) {
             inside(bytes, samples);
         }
     }
+    if let Ok(view) = roce::Bth::new(bytes) {
+        inside(bytes, view.payload());
+        assert!(view.padding() < 4 && view.psn() <= roce::MASK && view.queue_pair() <= roce::MASK);
+        if let Ok(extended) = roce::Reth::new(view.payload()) {
+            let _ = (extended.address(), extended.key(), extended.length());
+        }
+    }
+    let _ = roce::icrc_ok(bytes);
     if let Ok(view) = arp::Packet::new(bytes) {
         let _ = (view.operation(), view.sender(), view.target_mac());
     }
@@ -61,6 +69,9 @@ fn read(bytes: &[u8]) {
 }
 
 fn write(bytes: &mut [u8]) {
+    if roce::fill_icrc(bytes).is_ok() {
+        assert!(roce::icrc_ok(bytes), "a written ICRC is right");
+    }
     if let Ok(mut packet) = ipv4::Packet::new(&mut *bytes) {
         packet.fill_checksum();
         assert!(packet.checksum_ok());

@@ -26,6 +26,7 @@
 //! | [`udp`], [`tcp`], [`icmp`] | fixed part, TCP options as bytes | RFC 768, 9293, 792, 4443 |
 //! | [`ndp`] | neighbour solicitations and advertisements | RFC 4861 |
 //! | [`ecpri`], [`oran`] | eCPRI common header, O-RAN user plane sections | eCPRI 2.0, O-RAN WG4 CUS |
+//! | [`roce`] | RoCEv2: BTH, RETH, AETH, ImmDt, ICRC | InfiniBand specification 1.4, annex A17 |
 //! | [`checksum`] | internet checksum, complete and incremental | RFC 1071, RFC 1624 |
 //! | [`flow`] | offsets of a frame's layers; its 5-tuple | |
 //!
@@ -47,6 +48,7 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod ndp;
 pub mod oran;
+pub mod roce;
 pub mod tcp;
 pub mod udp;
 
