@@ -1,0 +1,360 @@
+//! The connection: both halves, the packets on the wire, and the application's indices.
+
+use crate::config::{Config, Endpoint};
+use crate::control::{self, CONTROL, Control, Fixed, MAX_HEADERS, PROBE, RESET};
+use crate::receiver::{Memory, Receiver, Refused};
+use crate::sender::{Packet, Sender};
+use crate::{Error, Result};
+use inlane_wire::roce::{self, BTH, Bth, IMMDT, ImmDt, RETH, Reth, opcode};
+use std::ops::Range;
+
+/// Why a connection ended before both streams were complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The peer did not acknowledge for too long.
+    TimedOut,
+    /// The peer ended the connection.
+    Reset,
+    /// The application called [`Connection::abort`].
+    Aborted,
+    /// The peer's packets contradict each other.
+    Violation,
+}
+
+/// Numbers of events, from 0 at the start of the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Data packets sent again.
+    pub retransmitted: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Received data packets that had arrived before.
+    pub duplicates: u64,
+    /// Bytes placed into posted buffers.
+    pub placed_posted: u64,
+    /// Bytes placed into the receive ring.
+    pub placed_ring: u64,
+    /// Bytes that were moved from a posted buffer to the ring, because the buffer was given back.
+    pub moved: u64,
+    /// Packets too short, with lengths that contradict each other, or of an unknown opcode.
+    pub malformed: u64,
+    /// Packets for another queue pair.
+    pub refused_queue_pair: u64,
+    /// Data packets whose PSN is not within the window.
+    pub refused_psn: u64,
+    /// Data packets whose key is not valid, or not any more.
+    pub refused_key: u64,
+    /// Data packets for bytes that their key does not cover.
+    pub refused_range: u64,
+    /// Control messages with a wrong token or impossible contents.
+    pub refused_control: u64,
+}
+
+/// A packet to send: its headers, followed by data from the send ring, zeros, and the ICRC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Bytes of the headers, from the BTH on.
+    pub headers: usize,
+    /// The indices of the data in the send stream. Empty for control messages.
+    pub payload: Range<u64>,
+    /// The number of zeros after the data, from 0 to 3.
+    pub padding: usize,
+}
+
+/// A reliable connection between two queue pairs.
+#[derive(Debug)]
+pub struct Connection {
+    config: Config,
+    local: Endpoint,
+    remote: Endpoint,
+    sender: Sender,
+    receiver: Receiver,
+    counters: Counters,
+    ended: Option<EndReason>,
+    /// Flags of the next control message, which is due if `acknowledge` is set.
+    flags: u8,
+    acknowledge: bool,
+    acknowledge_at: Option<u64>,
+    unacknowledged: u32,
+}
+
+impl Connection {
+    /// Creates a connection. `secret` is random, and keys are derived from it. The first packet to send
+    /// carries memory information.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a setting or an endpoint's number is out of range.
+    pub fn new(config: &Config, local: Endpoint, remote: Endpoint, secret: [u8; 16]) -> Result<Self> {
+        config.check()?;
+        local.check()?;
+        remote.check()?;
+        Ok(Self {
+            sender: Sender::new(config, local.psn),
+            receiver: Receiver::new(config, remote.psn, secret),
+            config: config.clone(),
+            local,
+            remote,
+            counters: Counters::default(),
+            ended: None,
+            flags: 0,
+            acknowledge: true,
+            acknowledge_at: None,
+            unacknowledged: 0,
+        })
+    }
+
+    /// Processes a packet from its BTH to the byte before its ICRC. The caller has checked the ICRC.
+    pub fn on_packet(&mut self, now: u64, packet: &[u8], memory: &mut impl Memory) {
+        let Ok(bth) = Bth::new(packet) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if bth.queue_pair() != self.local.queue_pair || bth.partition() != roce::DEFAULT_PARTITION {
+            self.counters.refused_queue_pair += 1;
+            return;
+        }
+        if self.ended.is_some() {
+            return;
+        }
+        match bth.opcode() {
+            CONTROL => self.on_control(now, bth.payload()),
+            opcode::WRITE_ONLY | opcode::WRITE_ONLY_IMMEDIATE if bth.version() == 0 => {
+                self.on_write(now, &bth, memory);
+            }
+            _ => self.counters.malformed += 1,
+        }
+    }
+
+    fn on_control(&mut self, now: u64, bytes: &[u8]) {
+        let Some(control) = Control::parse(bytes) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if control.fixed.token != self.local.token || !self.sender.on_control(now, &control, &self.config) {
+            self.counters.refused_control += 1;
+            return;
+        }
+        if control.fixed.flags & RESET != 0 {
+            self.end(EndReason::Reset, false);
+        }
+        self.acknowledge |= control.fixed.flags & PROBE != 0;
+    }
+
+    fn on_write(&mut self, now: u64, bth: &Bth<&[u8]>, memory: &mut impl Memory) {
+        let last = bth.opcode() == opcode::WRITE_ONLY_IMMEDIATE;
+        let headers = if last { RETH + IMMDT } else { RETH };
+        let bytes = bth.payload();
+        let Some(data) = bytes.get(headers..).and_then(|rest| rest.len().checked_sub(bth.padding())) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let data = &bytes[headers..headers + data];
+        let reth = Reth::new(bytes).expect("the length was checked");
+        let most = if last { 0 } else { self.config.payload as usize };
+        if reth.length() as usize != data.len() || data.len() > most {
+            self.counters.refused_range += 1;
+            return;
+        }
+        let Some(psn) = self.receiver.accept(bth.psn(), &mut self.counters) else {
+            // A duplicate means that the acknowledgment was lost, so it is sent again.
+            self.acknowledge = true;
+            return;
+        };
+        let counters = &mut self.counters;
+        let placed = if last {
+            self.receiver.end(psn, reth.address(), counters)
+        } else {
+            self.receiver.place(psn, (reth.address(), reth.key()), data, memory, counters)
+        };
+        match placed {
+            Err(Refused::Ignored) => {}
+            Err(Refused::Violation) => self.end(EndReason::Violation, true),
+            Ok(()) => {
+                self.receiver.grant();
+                self.unacknowledged += 1;
+                if self.unacknowledged >= 2 || self.receiver.has_gap() || last {
+                    self.acknowledge = true;
+                } else if self.acknowledge_at.is_none() {
+                    self.acknowledge_at = Some(now + self.config.ack_delay);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, reason: EndReason, tell: bool) {
+        if self.ended.is_none() {
+            self.ended = Some(reason);
+            self.acknowledge = tell;
+            self.flags = RESET;
+        }
+    }
+
+    /// Returns the time at which [`Connection::on_timer`] is due, or `None` if nothing waits.
+    pub fn next_deadline(&self) -> Option<u64> {
+        if self.ended.is_some() {
+            return None;
+        }
+        [self.acknowledge_at, self.sender.deadline()].into_iter().flatten().min()
+    }
+
+    /// Processes the timers that have expired.
+    pub fn on_timer(&mut self, now: u64) {
+        if self.ended.is_some() {
+            return;
+        }
+        if self.acknowledge_at.is_some_and(|at| at <= now) {
+            self.acknowledge_at = None;
+            self.acknowledge = true;
+        }
+        if self.sender.on_timer(now, &self.config) && self.sender.backoff > self.config.retries {
+            self.end(EndReason::TimedOut, true);
+        }
+    }
+
+    /// Returns the next packet to send, and writes its headers to the beginning of `to`. Returns `None` if
+    /// there is nothing to send now.
+    pub fn poll_transmit(&mut self, now: u64, to: &mut [u8; MAX_HEADERS]) -> Option<Transmit> {
+        if std::mem::take(&mut self.sender.ask) {
+            self.flags |= PROBE;
+            self.acknowledge = true;
+        }
+        if std::mem::take(&mut self.acknowledge) {
+            return Some(self.control(to));
+        }
+        if self.ended.is_some() {
+            return None;
+        }
+        let (psn, packet) = self.sender.next_packet(now, &self.config)?;
+        Some(self.write(psn, &packet, to))
+    }
+
+    fn control(&mut self, to: &mut [u8; MAX_HEADERS]) -> Transmit {
+        self.acknowledge_at = None;
+        self.unacknowledged = 0;
+        let fixed = Fixed {
+            flags: std::mem::take(&mut self.flags),
+            token: self.remote.token,
+            expected: self.receiver.expected as u32 & roce::MASK,
+            slots: self.receiver.slots() as u32,
+            duplicates: self.receiver.duplicates,
+        };
+        let receiver = &self.receiver;
+        let headers = control::write(to, self.remote.queue_pair, &fixed, receiver.words(), receiver.grants());
+        Transmit { headers, payload: 0..0, padding: 0 }
+    }
+
+    fn write(&self, psn: u64, packet: &Packet, to: &mut [u8; MAX_HEADERS]) -> Transmit {
+        let last = packet.len == 0;
+        let padding = packet.len.wrapping_neg() as usize % 4;
+        let opcode = if last { opcode::WRITE_ONLY_IMMEDIATE } else { opcode::WRITE_ONLY };
+        let length = "the array has room for all headers";
+        let mut bth = Bth::new(&mut to[..]).expect(length);
+        bth.fill(opcode, self.remote.queue_pair, psn as u32, false, padding);
+        let mut reth = Reth::new(&mut to[BTH..]).expect(length);
+        reth.set_address(packet.start);
+        reth.set_key(packet.key);
+        reth.set_length(packet.len);
+        if last {
+            ImmDt::new(&mut to[BTH + RETH..]).expect(length).set_value(0);
+        }
+        let headers = BTH + RETH + if last { IMMDT } else { 0 };
+        Transmit { headers, payload: packet.start..packet.start + packet.len as u64, padding }
+    }
+
+    /// Announces that the application has written the stream up to this index.
+    ///
+    /// # Errors
+    /// [`Error::Index`] if the index decreases, exceeds the send ring, or follows [`Connection::shutdown_write`].
+    pub fn set_written(&mut self, now: u64, index: u64) -> Result<()> {
+        let least = self.sender.written;
+        let most = if self.sender.shutdown {
+            least
+        } else {
+            self.sender.acknowledged + self.config.send_capacity as u64
+        };
+        if !(least..=most).contains(&index) {
+            return Err(Error::Index { index: "written", value: index, least, most });
+        }
+        self.sender.written = index;
+        self.sender.arm(now, &self.config, false);
+        Ok(())
+    }
+
+    /// Announces that the application has read the stream up to this index.
+    ///
+    /// # Errors
+    /// [`Error::Index`] if the index decreases, exceeds the received data, or if a buffer is posted.
+    pub fn set_consumed(&mut self, index: u64) -> Result<()> {
+        let least = self.receiver.consumed;
+        let most = if self.receiver.filled() > 0 { least } else { self.receiver.published };
+        if !(least..=most).contains(&index) {
+            return Err(Error::Index { index: "consumed", value: index, least, most });
+        }
+        self.receiver.consumed = index;
+        self.acknowledge |= self.receiver.grant();
+        Ok(())
+    }
+
+    /// Directs the next bytes of the stream into a buffer of `len` bytes of the application, so they are not
+    /// copied from the ring. Returns false if the ring has to be used: data waits in it, a packet is missing,
+    /// a buffer is posted already, or the stream has ended.
+    ///
+    /// The buffer is written until [`Connection::take_back`] returns. At most the ring's capacity is used.
+    pub fn post(&mut self, len: u64) -> bool {
+        self.ended.is_none() && self.receiver.post(len)
+    }
+
+    /// Returns the number of bytes at the beginning of the posted buffer that have arrived.
+    pub fn filled(&self) -> u64 {
+        self.receiver.filled()
+    }
+
+    /// Ends the use of the posted buffer, and returns the number of bytes at its beginning that have arrived.
+    /// They count as consumed. Bytes that arrived out of order are moved to the ring. Afterwards, the buffer
+    /// is never written again.
+    pub fn take_back(&mut self, memory: &mut impl Memory) -> u64 {
+        let filled = self.receiver.take_back(memory, &mut self.counters);
+        self.acknowledge |= self.receiver.grant();
+        filled
+    }
+
+    /// Ends the send stream after the written data.
+    pub fn shutdown_write(&mut self) {
+        self.sender.shutdown = true;
+    }
+
+    /// Ends the connection at once, and tells the peer.
+    pub fn abort(&mut self) {
+        self.end(EndReason::Aborted, true);
+    }
+
+    /// Returns the index up to which the peer has received the stream. The send ring's bytes before it are free.
+    pub fn acknowledged(&self) -> u64 {
+        self.sender.acknowledged
+    }
+
+    /// Returns the index up to which the stream has arrived without a gap.
+    pub fn received(&self) -> u64 {
+        self.receiver.published
+    }
+
+    /// Returns true if the peer's stream has arrived completely.
+    pub fn peer_closed(&self) -> bool {
+        self.receiver.finished
+    }
+
+    /// Returns true if the peer has acknowledged the end of the send stream.
+    pub fn end_acknowledged(&self) -> bool {
+        self.sender.end_acknowledged
+    }
+
+    /// Returns the reason why the connection ended, or `None` while it can be used.
+    pub fn ended(&self) -> Option<EndReason> {
+        self.ended
+    }
+
+    /// Returns the counters.
+    pub fn counters(&self) -> Counters {
+        Counters { retransmitted: self.sender.retransmitted, timeouts: self.sender.timeouts, ..self.counters }
+    }
+}

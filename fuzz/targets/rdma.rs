@@ -1,0 +1,163 @@
+//! Drives an RDMA connection with arbitrary packets, timers and application calls. Nothing may panic or loop.
+//! Nothing may be written outside the receive ring, or into a buffer that is not posted.
+
+#![no_main]
+
+use inlane_rdma::*;
+use inlane_wire::roce::{self, Bth, Reth, opcode};
+use libfuzzer_sys::fuzz_target;
+
+const CAPACITY: u32 = 4096;
+
+/// Memory that stores nothing, and checks where data goes.
+struct Checked {
+    consumed: u64,
+    posted: u64,
+}
+
+impl Memory for Checked {
+    fn write_ring(&mut self, index: u64, bytes: &[u8]) {
+        assert!(!bytes.is_empty() && index >= self.consumed);
+        assert!(index + bytes.len() as u64 <= self.consumed + CAPACITY as u64, "a write leaves the ring");
+    }
+
+    fn write_posted(&mut self, offset: u64, bytes: &[u8]) {
+        assert!(offset + bytes.len() as u64 <= self.posted, "a write leaves the posted buffer");
+    }
+
+    fn move_to_ring(&mut self, offset: u64, index: u64, len: u64) {
+        assert!(offset + len <= self.posted);
+        self.write_ring(index, &vec![0; len as usize]);
+    }
+}
+
+/// The unread rest of the fuzzer's input. Once it is empty, all numbers are 0.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn number(&mut self) -> u32 {
+        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
+    }
+}
+
+/// Returns the keys and starts of the grants in a control message.
+fn grants(message: &[u8]) -> Vec<(u32, u64)> {
+    let body = &message[roce::BTH..];
+    let (count, words) = (body[3] as usize, body[4] as usize);
+    let grant = |bytes: &[u8]| {
+        let key = u32::from_be_bytes(bytes[4..8].try_into().unwrap());
+        (key, u64::from_be_bytes(bytes[8..16].try_into().unwrap()))
+    };
+    body[28 + words * 8..].chunks_exact(20).take(count).map(grant).collect()
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut input = Input(bytes);
+    let config =
+        Config { send_capacity: CAPACITY, receive_capacity: CAPACITY, payload: 256, ..Config::default() };
+    let local = Endpoint { queue_pair: 17, psn: 0xff_fff0, token: 1 };
+    let remote = Endpoint { queue_pair: 18, psn: 0xff_fff0, token: 2 };
+    let mut connection = Connection::new(&config, local, remote, [7; 16]).unwrap();
+    // Creates valid control messages for the connection: the roles are exchanged.
+    let mut peer = Connection::new(&config, remote, local, [8; 16]).unwrap();
+    let mut memory = Checked { consumed: 0, posted: 0 };
+    let mut peer_memory = Checked { consumed: 0, posted: 0 };
+    let (mut now, mut written, mut keys) = (0u64, 0u64, vec![(0, 0)]);
+    while !input.0.is_empty() {
+        match input.byte() {
+            0 => {
+                now += input.number() as u64;
+                connection.on_timer(now);
+            }
+            1 => {
+                if let Some(at) = connection.next_deadline() {
+                    now = now.max(at);
+                    connection.on_timer(now);
+                }
+            }
+            2 => {
+                let index = written + input.number() as u64 % 5000;
+                if connection.set_written(now, index).is_ok() {
+                    written = index;
+                }
+            }
+            3 => {
+                let index = memory.consumed + input.number() as u64 % 5000;
+                if connection.set_consumed(index).is_ok() {
+                    memory.consumed = index;
+                }
+            }
+            4 => {
+                let len = input.number() as u64 % 5000;
+                if connection.post(len) {
+                    memory.posted = len;
+                }
+            }
+            5 => {
+                memory.consumed += connection.filled();
+                connection.take_back(&mut memory);
+                memory.posted = 0;
+            }
+            6 => connection.shutdown_write(),
+            7 if input.byte() == 77 => connection.abort(),
+            8 => {
+                let len = (input.byte() as usize * 4).min(input.0.len());
+                let (packet, rest) = input.0.split_at(len);
+                input.0 = rest;
+                connection.on_packet(now, packet, &mut memory);
+            }
+            9 => {
+                // An altered control message of the peer.
+                let mut headers = [0; MAX_HEADERS];
+                if let Some(transmit) = peer.poll_transmit(now, &mut headers) {
+                    let at = roce::BTH + input.byte() as usize % (transmit.headers - roce::BTH);
+                    headers[at] ^= input.byte();
+                    connection.on_packet(now, &headers[..transmit.headers], &mut memory);
+                }
+            }
+            kind => {
+                let (key, start) = keys[input.byte() as usize % keys.len()];
+                let len = input.byte() as usize;
+                let padding = len.wrapping_neg() % 4;
+                let mut packet = vec![0; roce::BTH + roce::RETH + len + padding];
+                let code = if kind == 10 { opcode::WRITE_ONLY_IMMEDIATE } else { opcode::WRITE_ONLY };
+                let psn = remote.psn + input.byte() as u32;
+                let mut bth = Bth::new(&mut packet[..]).unwrap();
+                bth.fill(code, local.queue_pair, psn, false, padding);
+                let mut reth = Reth::new(&mut packet[roce::BTH..]).unwrap();
+                reth.set_address(start.wrapping_add(input.byte() as u64 * 8));
+                reth.set_key(key ^ (kind == 11) as u32);
+                reth.set_length(if code == opcode::WRITE_ONLY { len as u32 } else { 0 });
+                if kind == 10 {
+                    packet.truncate(roce::BTH + roce::RETH);
+                    packet.extend([0; roce::IMMDT]);
+                    packet[1] = 0;
+                }
+                connection.on_packet(now, &packet, &mut memory);
+            }
+        }
+        let (mut headers, mut count) = ([0; MAX_HEADERS], 0);
+        while let Some(transmit) = connection.poll_transmit(now, &mut headers) {
+            assert!(transmit.payload.end <= written);
+            if headers[0] == CONTROL {
+                keys.extend(grants(&headers[..transmit.headers]));
+                peer.on_packet(now, &headers[..transmit.headers], &mut peer_memory);
+            } else if transmit.payload.start % 512 == 0 {
+                let mut packet = headers[..transmit.headers].to_vec();
+                let data = (transmit.payload.end - transmit.payload.start) as usize + transmit.padding;
+                packet.resize(packet.len() + data, 0);
+                peer.on_packet(now, &packet, &mut peer_memory);
+            }
+            count += 1;
+            assert!(count < 10_000, "poll_transmit does not end");
+        }
+        assert!(connection.acknowledged() <= written);
+        assert!(connection.received() <= memory.consumed + CAPACITY as u64);
+    }
+});
