@@ -68,7 +68,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut peer = Connection::new(&config, remote, local, [8; 16]).unwrap();
     let mut memory = Checked { consumed: 0, posted: 0 };
     let mut peer_memory = Checked { consumed: 0, posted: 0 };
-    let (mut now, mut written, mut keys) = (0u64, 0u64, vec![(0, 0)]);
+    let (mut now, mut written, mut keys) = (0u64, 0u64, vec![(0u32, 0u64)]);
     while !input.0.is_empty() {
         match input.byte() {
             0 => {

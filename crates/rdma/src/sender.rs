@@ -194,6 +194,8 @@ impl Sender {
                 continue;
             }
             let packet = &mut self.packets[(psn - self.first) as usize];
+            // An acknowledgment that comes after a timeout says little about the round-trip time.
+            let sampled = packet.progress == Progress::InFlight && !packet.again;
             match packet.progress {
                 Progress::Arrived => continue,
                 Progress::InFlight => self.in_flight -= packet.len as u64,
@@ -207,7 +209,7 @@ impl Sender {
             if !packet.again || age >= self.srtt / 2 {
                 self.latest = self.latest.max(packet.sent_at);
             }
-            if !packet.again {
+            if sampled {
                 sample = Some(sample.map_or(age, |least: u64| least.min(age)));
             }
         }
