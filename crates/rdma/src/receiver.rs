@@ -244,11 +244,13 @@ impl Receiver {
         let filled = self.filled();
         let Some(posted) = self.posted.take() else { return 0 };
         for psn in self.expected..self.highest {
+            // A hostile peer's packet can begin before the published data.
             let slot = self.slot(psn);
+            let start = slot.start.max(self.published);
             let end = (slot.start + slot.len as u64).min(posted.end);
-            if slot.received && slot.start < end {
-                memory.move_to_ring(slot.start - posted.start, slot.start, end - slot.start);
-                counters.moved += end - slot.start;
+            if slot.received && start < end {
+                memory.move_to_ring(start - posted.start, start, end - start);
+                counters.moved += end - start;
             }
         }
         self.consumed += filled;

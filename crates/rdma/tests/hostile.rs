@@ -183,6 +183,17 @@ fn a_buffer_that_was_taken_back_is_never_written_again() {
 }
 
 #[test]
+fn only_unpublished_bytes_move_to_the_ring() {
+    let mut victim = Victim::new();
+    let key = victim.keys[0].0;
+    assert!(victim.connection.post(300));
+    victim.give(&write(2, key, 50, &[9; 100])); // overlaps the next packet
+    victim.give(&write(0, key, 0, &[0; 100]));
+    assert_eq!(victim.connection.take_back(&mut victim.memory), 100);
+    assert_eq!(victim.memory.moved, [(100, 100, 50)]);
+}
+
+#[test]
 fn packets_that_contradict_each_other_end_the_connection() {
     let mut victim = Victim::new();
     let key = victim.keys[0].0;
