@@ -58,12 +58,14 @@
 mod config;
 mod connection;
 mod control;
+mod counters;
 mod receiver;
 mod sender;
 
 pub use config::{Config, Endpoint};
-pub use connection::{Connection, Counters, EndReason, Transmit};
+pub use connection::{Connection, EndReason, Transmit};
 pub use control::{CONTROL, MAX_HEADERS};
+pub use counters::Counters;
 pub use receiver::Memory;
 
 /// One millisecond in nanoseconds.

@@ -1,8 +1,8 @@
 //! The receiving half: grants, placement, the bitmap of received PSNs, and posted buffers.
 
 use crate::config::Config;
-use crate::connection::Counters;
 use crate::control::{Grant, MAX_GRANTS};
+use crate::counters::Counters;
 use crate::extend;
 use siphasher::sip::SipHasher13;
 use std::collections::VecDeque;
