@@ -47,7 +47,7 @@ pub(crate) fn all(scenario: &Scenario) -> Result<Vec<Opened>, Error> {
         opened.push(Opened { load, loaded, beside: Vec::new() });
     }
     let users: Vec<Loaded> = opened.iter().map(|user| user.loaded.clone()).collect();
-    opened.extend(antagonists(&users, buffers(scenario))?);
+    opened.extend(antagonists(scenario, &users)?);
     Ok(opened)
 }
 
@@ -98,15 +98,17 @@ fn check_memory(scenario: &Scenario) -> Result<(), Error> {
 }
 
 /// Opens the antagonists of `users`: one for host memory if a load uses it, and one for the cores of each load.
-fn antagonists(users: &[Loaded], buffers: usize) -> Result<Vec<Opened>, Error> {
+fn antagonists(scenario: &Scenario, users: &[Loaded]) -> Result<Vec<Opened>, Error> {
     let mut opened = Vec::new();
     let on_memory: Vec<usize> =
         having(users, |user| user.uses.iter().any(|it| it.resource == Resource::HostMemory));
     if !on_memory.is_empty() {
-        opened.push(of_memory(users, on_memory, buffers)?);
+        opened.push(of_memory(users, on_memory, buffers(scenario))?);
     }
     for (crossing, beside) in links(users) {
-        match of_link(&crossing, beside) {
+        let alike = users.iter().position(|user| crossings(user).contains(&crossing));
+        let alike = alike.map(|user| &scenario.loads[user].work);
+        match of_link(&crossing, beside, alike) {
             Ok(one) => opened.extend(one),
             Err(error) => tracing::warn!(
                 "{} cannot be loaded, so its phases are left out: {error}",
@@ -174,9 +176,13 @@ fn links(users: &[Loaded]) -> Vec<(Crossing, Vec<usize>)> {
     merged
 }
 
-/// Opens the antagonist that crosses a link. `None` if no copies can.
-fn of_link(crossing: &Crossing, beside: Vec<usize>) -> Result<Option<Opened>, Error> {
-    let Some(config) = dma::filling_link(crossing) else { return Ok(None) };
+/// Opens the antagonist that crosses a link. Its transfers have the size of those of `alike`, a load that crosses the link in
+/// the same way, because the share of a copy engine depends on that. `None` if no copies can cross the link.
+fn of_link(crossing: &Crossing, beside: Vec<usize>, alike: Option<&Work>) -> Result<Option<Opened>, Error> {
+    let Some(mut config) = dma::filling_link(crossing) else { return Ok(None) };
+    if let Some(Work::Dma(alike)) = alike {
+        (config.size, config.in_flight, config.rotate) = (alike.size, alike.in_flight, alike.rotate);
+    }
     let Crossing { device, to_device, by_engine } = crossing;
     let by = if *by_engine { "" } else { "-by-sm" };
     let name = format!("copies-{}-{device}{by}", if *to_device { "to" } else { "from" });

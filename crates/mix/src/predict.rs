@@ -25,7 +25,7 @@ const SELECTIONS: usize = 100;
 /// The seed of the selections. It is fixed so that a prediction can be computed again.
 const SEED: u64 = 0x1f83_d9ab;
 /// The least weight of a load at a resource. The largest one is 1.
-const LEAST_WEIGHT: f64 = 1e-6;
+const LEAST_WEIGHT: f64 = 1e-9;
 /// Turns in which demands and rates adapt to each other.
 const TURNS: usize = 8;
 
@@ -157,10 +157,10 @@ fn shared(runs: &SoloRuns, fitted: &Fitted, loads: &[usize], alone: &[f64]) -> V
         shared.push(Shared { name: Bottleneck::Resource(resource.clone()), capacity, uses, weights, early });
     }
     for device in links.devices(loads) {
-        if let Some(uses) = links.joint(loads, &device) {
+        for uses in links.joint(loads, &device) {
             let bytes = links.weights(loads, &device);
             let weights = bytes.iter().zip(&uses).map(|(bytes, per_byte)| bytes * per_byte).collect();
-            let name = Bottleneck::BothDirections(device);
+            let name = Bottleneck::BothDirections(device.clone());
             shared.push(Shared { name, capacity: 1.0, uses, weights, early: vec![Vec::new(); alone.len()] });
         }
     }

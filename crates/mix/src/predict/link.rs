@@ -6,6 +6,7 @@
 
 use crate::observation::Loaded;
 use crate::solo::{Crossing, Fitted, SLOWED, Step, crossings};
+use inlane_core::load::Resource;
 
 /// The range of the ratio of two loads' shares. Beyond it, one load starves the other.
 const RATIOS: std::ops::RangeInclusive<f64> = 0.02..=50.0;
@@ -91,7 +92,16 @@ impl Links<'_> {
 
     /// Returns what `one` gets for each byte of `other` when both compete for the link.
     fn ratio(&self, one: usize, other: usize, device: &str) -> f64 {
-        let ratio = match (self.seen_by(one, other, device), self.seen_by(other, one, device)) {
+        let is_engine = |load: usize| self.crossings_of(load, device).iter().any(|way| way.by_engine);
+        let mut views = (self.seen_by(one, other, device), self.seen_by(other, one, device));
+        // Copies by a copy engine are all alike, but those by SMs stand for any work of SMs. So only the former count if there
+        // are both.
+        match (is_engine(one), is_engine(other)) {
+            (true, false) if views.1.is_some_and(|view| !view.is_least) => views.0 = None,
+            (false, true) if views.0.is_some_and(|view| !view.is_least) => views.1 = None,
+            _ => {}
+        }
+        let ratio = match views {
             (Some(of), Some(back)) if of.is_least == back.is_least => (of.bytes / back.bytes).sqrt(),
             (Some(of), Some(back)) if back.is_least => of.bytes.min(1.0 / back.bytes),
             (Some(of), Some(back)) => of.bytes.max(1.0 / back.bytes),
@@ -113,84 +123,47 @@ impl Links<'_> {
         loads.iter().map(mean).collect()
     }
 
-    /// Returns the share of what both directions carry together that each byte of each of `loads` takes, so that the sum over
-    /// all rates is at most 1. `None` if the loads cross only one direction, or do not slow each other down.
-    pub fn joint(&self, loads: &[usize], device: &str) -> Option<Vec<f64>> {
-        let directions: Vec<Vec<bool>> = loads
-            .iter()
-            .map(|load| self.crossings_of(*load, device).iter().map(|of| of.to_device).collect())
-            .collect();
-        let mut views: Vec<Vec<f64>> = Vec::new();
-        for (at, &one) in loads.iter().enumerate() {
-            // A load that crosses both directions is slowed down by each of them.
-            let [own] = directions[at][..] else { continue };
-            let opposite = |of: &usize| directions[*of].contains(&!own);
-            let fits: Vec<(usize, Joint)> = (0..loads.len())
-                .filter(opposite)
-                .filter_map(|of| Some((of, self.view(one, loads[of], device)?)))
-                .collect();
-            if fits.is_empty() {
-                continue;
-            }
-            let mean =
-                |of: fn(&Joint) -> f64| fits.iter().map(|(_, fit)| of(fit)).sum::<f64>() / fits.len() as f64;
-            let takes = |of: usize| {
-                let same = if directions[of].contains(&own) { mean(|fit| fit.own) } else { 0.0 };
-                let fitted = fits.iter().find(|(other, _)| *other == of).map(|(_, fit)| fit.opposite);
-                let other =
-                    if opposite(&of) { fitted.unwrap_or_else(|| mean(|fit| fit.opposite)) } else { 0.0 };
-                same + other
-            };
-            views.push((0..loads.len()).map(takes).collect());
-        }
-        let mean = |at: usize| {
-            let mean = views.iter().map(|view| view[at]).sum::<f64>() / views.len() as f64;
-            // The load alone does not exceed the ceiling.
-            mean.min(1.0 / self.alone[loads[at]])
-        };
-        (!views.is_empty()).then(|| (0..loads.len()).map(mean).collect())
+    /// Returns what both directions carry together, as each of `loads` shows it that loads in the opposite direction slow
+    /// down: the share of it that a byte of each load takes. The sum over all rates is at most 1.
+    pub fn joint(&self, loads: &[usize], device: &str) -> Vec<Vec<f64>> {
+        loads.iter().filter_map(|one| self.view(*one, loads, device)).collect()
     }
 
-    /// Fits what `one` and the antagonist that stands for `other`, in the opposite direction, take together.
-    fn view(&self, one: usize, other: usize, device: &str) -> Option<Joint> {
+    fn view(&self, one: usize, loads: &[usize], device: &str) -> Option<Vec<f64>> {
+        // A load that crosses both directions is slowed down by each of them.
+        let [own] = &self.crossings_of(one, device)[..] else { return None };
+        let opposite = Crossing { to_device: !own.to_device, ..own.clone() }.resource();
+        let own = own.resource();
+        let mut is_slowed = false;
+        let mut takes = |load: usize| {
+            let same = self.per_byte(load, &own) / self.per_byte(one, &own) / self.alone[one];
+            let crosses = self.per_byte(load, &opposite);
+            let amount = crosses * self.alone[load];
+            let slows = (amount > 0.0).then(|| self.slow_down(one, load, device, amount)).flatten();
+            is_slowed |= slows.is_some();
+            same + crosses * slows.unwrap_or(0.0)
+        };
+        let takes = loads.iter().map(|load| takes(*load)).collect();
+        is_slowed.then_some(takes)
+    }
+
+    /// Returns the bytes that cross a direction for each byte of a load.
+    fn per_byte(&self, load: usize, direction: &Resource) -> f64 {
+        let crosses = crossings(&self.loaded[load]).iter().any(|of| of.resource() == *direction);
+        let used = self.loaded[load].uses.iter().find(|of| of.resource == *direction);
+        used.filter(|_| crosses).map_or(0.0, |of| of.per_byte.unwrap_or(1.0))
+    }
+
+    /// Returns the share of its rate that `one` loses for each byte that crosses the link in the opposite direction, while
+    /// `amount` bytes a second cross, as far as an
+    /// antagonist that stands for `other` has reached that. `None` if it loses nothing.
+    fn slow_down(&self, one: usize, other: usize, device: &str, amount: f64) -> Option<f64> {
         let antagonist = *self.stand_ins(other, one, device).first()?;
-        let slowed = |step: &&Step| step.rate < SLOWED * self.alone[one] && step.antagonist > 0.0;
-        let points: Vec<(f64, f64)> = self.fitted.steps[one][antagonist]
-            .iter()
-            .filter(slowed)
-            .map(|step| (step.rate, step.antagonist))
-            .collect();
-        Joint::fit(&points, self.alone[one])
-    }
-}
-
-/// What a byte of a load and one of an antagonist in the opposite direction take of both directions together, of which there
-/// is 1 a second.
-#[derive(Clone, Copy, Debug)]
-struct Joint {
-    own: f64,
-    opposite: f64,
-}
-
-impl Joint {
-    /// Fits `own * rate + opposite * antagonist = 1` to the steps at which the load was slowed down.
-    fn fit(points: &[(f64, f64)], alone: f64) -> Option<Self> {
-        let sum = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
-        if points.is_empty() {
-            return None;
-        }
-        let (xx, xy, yy) = (sum(|(x, _)| x * x), sum(|(x, y)| x * y), sum(|(_, y)| y * y));
-        let (x, y) = (sum(|(x, _)| *x), sum(|(_, y)| *y));
-        let determinant = xx * yy - xy * xy;
-        let most = 1.0 / alone;
-        // Steps that lie close to each other do not tell the two figures apart. Both directions then count alike.
-        let mut own = match determinant > 1e-3 * xx * yy {
-            true => (x * yy - y * xy) / determinant,
-            false => points.len() as f64 / (x + y),
-        };
-        own = own.clamp(0.1 * most, most);
-        // The best second figure for this first one.
-        let opposite = (y - own * xy) / yy;
-        (opposite > 0.0).then_some(Self { own, opposite })
+        let steps = self.fitted.steps[one][antagonist].iter().filter(|step| step.antagonist > 0.0);
+        // The step at which the antagonist took what the other load takes, or else the one with the most.
+        let distance = |step: &&Step| (step.antagonist - amount).abs();
+        let step = steps.min_by(|one, other| distance(one).total_cmp(&distance(other)))?;
+        let lost = 1.0 - step.rate / self.alone[one];
+        (lost > 1.0 - SLOWED).then_some(lost / step.antagonist)
     }
 }

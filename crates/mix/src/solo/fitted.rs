@@ -2,7 +2,7 @@
 
 use super::SoloRuns;
 use crate::observation::Phase;
-use crate::statistics;
+use crate::statistics::{self, Estimate};
 use inlane_core::load::{Resource, UseSource};
 use inlane_model::fit::{Ladder, use_below_share};
 
@@ -157,9 +157,10 @@ fn can_tell(runs: &SoloRuns, fitted: &Fitted, load: usize, at: usize) -> bool {
         let others = (0..fitted.resources.len()).filter(move |other| *other != at);
         others.filter(move |other| fitted.per_byte(antagonist, *other) > Some(0.0))
     };
-    let is_opposite = opposite.is_some_and(|opposite| states(&opposite));
-    wrong
-        || !is_opposite && !antagonists(runs, resource).flat_map(also).any(|other| fills(other) == Some(true))
+    if let Some(opposite) = opposite.filter(states) {
+        return !right(&opposite);
+    }
+    wrong || !antagonists(runs, resource).flat_map(also).any(|other| fills(other) == Some(true))
 }
 
 /// Returns what the load itself states about its use of a resource. Time of cores is counted if the load does not state how
@@ -205,14 +206,17 @@ fn capacity(
     // A load that takes a little more than the antagonist does so with larger or fewer transfers. One that takes much more
     // states a wrong use.
     let others = (0..runs.users()).filter_map(taken).filter(|taken| *taken < best * (1.0 + SAME_CAPACITY));
+    // A core has a second of time for each second, however fast the antagonist was.
+    let least = if matches!(resources[at], Resource::Core(_)) { 1.0 } else { 0.0 };
     let best = others.fold(best, f64::max);
-    (best > 0.0).then_some(best)
+    (best > 0.0).then_some(best.max(least))
 }
 
 /// Replaces what a load states about its use of a resource with what its runs beside the antagonist show.
 fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
     let (Some(capacity), Some(alone)) = (fitted.capacities[at], runs.alone(load)) else { return };
     let resource = fitted.resources[at].clone();
+    let is_time = matches!(resource, Resource::Core(_) | Resource::Processors);
     // An antagonist that starves the load, or is starved by it, shows the least.
     let balance = |antagonist: &usize| {
         let unpaced = fitted.steps[load][*antagonist].iter().find(|step| step.is_unpaced());
@@ -255,10 +259,25 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
             use_below_share(capacity, beside, rate).unwrap_or(0.0)
         }
     });
-    let measured = ladder.map(|ladder| ladder.per_byte).or(below);
+    // The capacity of a link is known better than the slope of a ladder with few steps.
+    let is_link = matches!(resource, Resource::LinkToDevice(_) | Resource::LinkFromDevice(_));
+    let full =
+        |(beside, rate): &&(f64, f64)| (STARVED * alone..SLOWED * alone).contains(rate) && *beside < capacity;
+    let of_link: Vec<f64> =
+        steps.iter().filter(full).map(|(beside, rate)| (capacity - beside) / rate).collect();
+    let of_link = Estimate::of(&of_link).filter(|_| is_link && ladder.is_some()).map(|it| it.median);
+    let measured = of_link.or(ladder.map(|ladder| ladder.per_byte)).or(below);
     // Amounts of the load, which its use turns into units below.
     let weight = unpaced.filter(|(_, rate)| *rate < SLOWED * alone).map(|(beside, rate)| rate / beside);
+    // Time that a thread polls is no use: what the antagonist leaves is enough for the rate that it had then.
+    let left = steps.iter().filter(|(beside, rate)| *beside < capacity && *rate > 0.0);
+    let most = left.map(|(beside, rate)| (capacity - beside) / rate).fold(f64::INFINITY, f64::min);
     fitted.uses[load][at] = match (own, measured) {
+        // The time that threads ran was counted, and a ladder is less exact.
+        (Some(own), _) if is_time => {
+            let disputed = most.is_finite() && own.per_byte > AGREE * most;
+            Some(Known { per_byte: own.per_byte.min(most), weight, disputed, ..own })
+        }
         (own, None) => own,
         (Some(own), Some(0.0)) => {
             // A load that takes little is seen only if that is more than the noise.
@@ -282,7 +301,10 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
     if let Some(known) = &mut fitted.uses[load][at] {
         known.weight = known.weight.map(|weight| weight * per_byte);
     }
-    let early = steps.iter().filter(|(beside, rate)| beside + per_byte * rate < NOT_FULL * capacity);
+    // A link slows nothing before it is full, and neither does a core that the load fills alone.
+    let is_sudden = is_link || is_time && per_byte * alone > 0.9 * capacity;
+    let early =
+        steps.iter().filter(|(beside, rate)| !is_sudden && beside + per_byte * rate < NOT_FULL * capacity);
     fitted.early[load][at] = early.map(|(beside, rate)| (*beside, (rate / alone).min(1.0))).collect();
 }
 
