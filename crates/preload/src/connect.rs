@@ -31,7 +31,7 @@ pub fn connect(fd: RawFd, remote: SocketAddr, waits: bool) -> Option<c_int> {
         Conversion::Kernel => None,
         Conversion::Engine => {
             socket::note_connecting(fd);
-            Some(if waits { convert::finish_connect(fd) } else { fail(libc::EINPROGRESS) })
+            Some(if waits { convert::finish_connect(fd) } else { socket::leave_in_progress(fd) })
         }
         Conversion::Failed(error) => Some(fail(error)),
     }

@@ -332,7 +332,7 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
             real::recvmsg(fd, &mut own, flags & !libc::MSG_OOB)
         })
     };
-    let Ok(len @ 1..) = usize::try_from(received) else { return without_datagram(fd, received) };
+    let Ok(len @ 1..) = usize::try_from(received) else { return without_datagram(fd, received, flags) };
     let Some(header) = Header::decode(name.engine, &bytes[..len.min(datagram::LEN)]) else {
         return fail(libc::EIO);
     };
@@ -360,11 +360,14 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
     (len - datagram::LEN) as ssize_t
 }
 
-/// Returns what the program gets from a receive without a datagram. `result` is the kernel's result: 0 at the
+/// Returns what the program gets from a receive with `flags` without a datagram. `result` is the kernel's result: 0 at the
 /// end of the socket pair, or -1 for an error.
 #[cold]
-fn without_datagram(fd: RawFd, result: ssize_t) -> ssize_t {
+fn without_datagram(fd: RawFd, result: ssize_t, flags: c_int) -> ssize_t {
+    let waits = || flags & libc::MSG_DONTWAIT == 0 && socket::blocks(fd);
     match result {
+        // As in Linux.
+        0 if Flags::of(fd) & Flags::READ_SHUT != 0 && !waits() => fail(libc::EAGAIN),
         0 if Flags::of(fd) & Flags::READ_SHUT != 0 => 0,
         // The engine has ended.
         0 => fail(libc::ENETDOWN),

@@ -9,9 +9,9 @@ pub mod relisten;
 
 pub use accept::{accept, listen, note_option};
 pub use connect::{
-    connect, forget_given_up_at_fork, may_connect_again, may_have_given_up, note_closing, note_closing_range,
-    note_connecting, note_replacing, reason_of_fast_refusal, reason_of_refusal, receive_limit, send_limit,
-    wait_connected,
+    connect, forget_given_up_at_fork, leave_in_progress, may_connect_again, may_have_given_up, note_closing,
+    note_closing_range, note_connecting, note_replacing, reason_of_fast_refusal, reason_of_refusal,
+    receive_limit, send_limit, wait_connected,
 };
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{ask_internet, getsockopt, has_level, is_in_range, put_option, reset_on_close, setsockopt};

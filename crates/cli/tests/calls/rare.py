@@ -265,6 +265,95 @@ def ranges():
         show("congestion", lambda: client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 20).rstrip(b"\0"))
 
 
+def connects_again():
+    """Connects of a socket that is already connected, or whose connection was refused."""
+    listener, client, server = pair()
+    where, refuses = address(listener.getsockname()[1]), socket.socket()
+    refuses.bind(("127.0.0.1", 0))
+    refused = address(refuses.getsockname()[1])
+    show("connect again", call("connect", client.fileno(), where, 16))
+    for waits in (False, True):
+        sock = socket.socket()
+        sock.setblocking(False)
+        show("connect", call("connect", sock.fileno(), where, 16))
+        show("connect ends", events(sock, select.POLLOUT, 30000))
+        sock.setblocking(waits)
+        show("connect once more", [call("connect", sock.fileno(), where, 16) for _ in range(2)])
+        sock.close()
+        accepted = listener.accept()[0]
+        show("connect of an accepted connection", call("connect", accepted.fileno(), where, 16))
+        sock = socket.socket()
+        sock.setblocking(False)
+        show("connect refused", call("connect", sock.fileno(), refused, 16))
+        show("connect refused", events(sock, select.POLLOUT, 30000))
+        sock.setblocking(waits)
+        show("connect refused", call("connect", sock.fileno(), refused, 16))
+        sock.setblocking(False)
+        show("connect after it", call("connect", sock.fileno(), where, 16))
+        show("connect after it", events(sock, select.POLLOUT, 30000))
+        show("connect after it", [call("connect", sock.fileno(), where, 16) for _ in range(2)])
+
+
+def families():
+    """Addresses of another family than the one to which the socket is bound."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        sock = socket.socket(socket.AF_INET6, kind)
+        sock.bind(("::1", 0))
+        show("::1 connects to a mapped address", lambda: sock.connect(("::ffff:127.0.0.1", 9)))
+        if kind == socket.SOCK_DGRAM:
+            show("::1 sends to a mapped address", lambda: sock.sendto(b"x", ("::ffff:127.0.0.1", 9)))
+    sock = socket.socket(socket.AF_INET6)
+    sock.bind(("::ffff:127.0.0.1", 0))
+    show("mapped address connects to ::1", lambda: sock.connect(("::1", 9)))
+
+
+def datagram_ends():
+    """UDP sockets that are connected to port 0, and those that are shut down."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    show("UDP connect to port 0", call("connect", sock.fileno(), address(0), 16))
+    show("UDP peer of port 0", lambda: sock.getpeername())
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.connect(sock.getsockname())
+    show("UDP shutdown", lambda: sock.shutdown(socket.SHUT_RD))
+    show("UDP shutdown receives", lambda: sock.recv(10, NOWAIT))
+    show("UDP shutdown waits", lambda: sock.recv(10))
+    sock.setblocking(False)
+    show("UDP shutdown receives", lambda: sock.recv(10))
+
+
+def ports_in_use():
+    """Binds without SO_REUSEADDR to the port of a connection, also of one in TIME-WAIT."""
+    for open_still in (True, False):
+        listener, client, server = pair()
+        where, other = listener.getsockname(), client.getsockname()
+        listener.close()
+        if not open_still:
+            server.close()
+            show("port in use ends", client.recv(1))
+            client.close()
+        show("port in use", [call_of(lambda: socket.socket().bind(port)) for port in (where, other)])
+        show("port in use at all addresses", call_of(lambda: socket.socket().bind(("0.0.0.0", where[1]))))
+
+
+def call_of(function):
+    try:
+        return function()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+def after_the_end():
+    """Options after the peer has reset a connection that it had closed."""
+    listener, client, server = pair()
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server.close()
+    show("end", events(client, select.POLLIN, 30000))
+    show("end", client.send(b"x"))
+    show("end", events(client, 0, 30000) != [])
+    show("option after the end", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+
 unaccepted()
 rebinds()
 ranges()
@@ -273,4 +362,9 @@ fast_opens()
 ends()
 inherited()
 sources()
+connects_again()
+families()
+datagram_ends()
+ports_in_use()
+after_the_end()
 roots()

@@ -29,6 +29,14 @@ impl Engine {
         if wanted.port() != 0 {
             self.remove_closed(wanted.port(), datagrams);
         }
+        let shares = options.reuse_address || options.reuse_port || options.predecessor.is_some();
+        if wanted.port() != 0
+            && !datagrams
+            && !shares
+            && self.stack.has_connection_at(wanted, options.v6_only)
+        {
+            return Err(Refusal::Errno(libc::EADDRINUSE));
+        }
         self.stack.choose_port(wanted, datagrams, options).ok_or(Refusal::Errno(libc::EADDRINUSE))
     }
 

@@ -102,7 +102,10 @@ impl Engine {
             if !pair.hung_up
                 && let (Some(end), Some(fd)) = (&end, fd)
             {
-                pair::set_end(end, End::Finished, self.number, *id, Some(*local), &[]);
+                // The program may read this option after the connection has ended.
+                let kept = [(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)];
+                let kept = if options.no_delay { &kept[..] } else { &[] };
+                pair::set_end(end, End::Finished, self.number, *id, Some(*local), kept);
                 // SAFETY: has no preconditions.
                 unsafe { libc::shutdown(fd, libc::SHUT_WR) };
             }

@@ -180,8 +180,10 @@ impl Engine {
         if local.ip().is_unspecified() {
             local.set_ip(source);
         }
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(Refusal::Errno(libc::ENETUNREACH));
+        match (local.is_ipv4(), remote.is_ipv4()) {
+            (true, false) => return Err(Refusal::Errno(libc::EAFNOSUPPORT)),
+            (false, true) => return Err(Refusal::Errno(libc::ENETUNREACH)),
+            _ => {}
         }
         let flow = Flow { local, remote };
         if self.stack.is_connected(&flow) {

@@ -109,9 +109,11 @@ impl<A> Stack<A> {
             Some(source) => source,
             None => self.network.source(destination).ok_or(Unsendable::Route)?,
         };
-        // Refuse a source of another family than the destination. Also refuse a loopback source on the link,
-        // because loopback addresses must not appear there.
-        if source.is_ipv4() != destination.is_ipv4() || source.is_loopback() && route != Route::Own {
+        if source.is_ipv4() != destination.is_ipv4() {
+            return Err(Unsendable::Route);
+        }
+        // Refuse a loopback source on the link, because loopback addresses must not appear there.
+        if source.is_loopback() && route != Route::Own {
             return Err(Unsendable::Source);
         }
         Ok((route, source))

@@ -27,6 +27,11 @@ impl Flows {
         Some(key)
     }
 
+    /// Returns the flows that have a connection.
+    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.keys.keys()
+    }
+
     /// Returns true if `flow` has a connection.
     pub fn contains(&self, flow: &Flow) -> bool {
         self.keys.contains_key(flow)

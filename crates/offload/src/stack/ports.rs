@@ -73,6 +73,13 @@ impl<A> Stack<A> {
         })
     }
 
+    /// Returns true if a connection of this thread, also one in TIME-WAIT, has a local address that overlaps `wanted`.
+    pub fn has_connection_at(&self, wanted: SocketAddr, v6_only: bool) -> bool {
+        self.flows.iter().chain(self.time_waits.iter().map(|(flow, _)| flow)).any(|flow| {
+            flow.local.port() == wanted.port() && overlap(wanted.ip(), v6_only, flow.local.ip(), false)
+        })
+    }
+
     /// Returns true if a socket may listen. It may not if another socket listens on the same port and their addresses
     /// overlap, unless both have SO_REUSEPORT.
     pub fn may_listen(&self, key: Key) -> bool {

@@ -67,7 +67,6 @@ impl TimeWaits {
     }
 
     /// Returns the flows and their entries.
-    #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = (&Flow, &TimeWait)> {
         self.entries.iter()
     }

@@ -1,7 +1,7 @@
 //! Listens, accepts connections from the engine, and shuts down a listener.
 
-use super::addresses;
 use super::{Flags, name_of, relisten};
+use super::{addresses, note_connecting};
 use crate::convert::Conversion;
 use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -102,6 +102,7 @@ pub fn accept(
         }
     };
     direct::forget(connection);
+    note_connecting(connection);
     wait::note_offloaded(connection);
     if TIMEOUTS_USED.load(Ordering::Relaxed) {
         convert::copy_timeouts(fd, connection);

@@ -29,11 +29,18 @@ pub fn wait_connected(fd: RawFd) -> c_int {
         note_given_up(fd);
     }
     match outcome {
-        Err(libc::ETIMEDOUT) => fail(libc::EINPROGRESS),
+        Err(libc::ETIMEDOUT) => leave_in_progress(fd),
+        Err(libc::EINTR) => {
+            IN_PROGRESS.set(fd, true);
+            fail(libc::EINTR)
+        }
         Err(error) => fail(error),
         Ok(_) => match take_error(fd) {
             0 if Flags::of(fd).has(Flags::CONNECTING) => fail(libc::ECONNRESET),
-            0 => 0,
+            0 => {
+                IN_PROGRESS.set(fd, false);
+                0
+            }
             error => fail(error),
         },
     }
@@ -150,9 +157,22 @@ fn note_given_up(fd: RawFd) {
     GIVEN_UP.set(fd, true);
 }
 
-/// Records that a new connection begins on `fd`.
+/// The descriptors on which a connect has failed with EINPROGRESS. In Linux, one further connect returns 0 once the
+/// connection is established, and later ones fail with EISCONN.
+static IN_PROGRESS: Hint = Hint::new();
+
+/// Fails a connect with EINPROGRESS.
+pub fn leave_in_progress(fd: RawFd) -> c_int {
+    IN_PROGRESS.set(fd, true);
+    fail(libc::EINPROGRESS)
+}
+
+/// Records that `fd` has a new connection, on which no connect was left in progress.
 #[inline]
 pub fn note_connecting(fd: RawFd) {
+    if IN_PROGRESS.has(fd) {
+        IN_PROGRESS.set(fd, false);
+    }
     if GIVEN_UP.has(fd) {
         GIVEN_UP.set(fd, false);
     }
@@ -246,6 +266,10 @@ pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr, waits: bool) ->
                 0 => fail(libc::ECONNABORTED),
                 error => fail(error),
             },
+            _ if IN_PROGRESS.has(fd) => {
+                IN_PROGRESS.set(fd, false);
+                0
+            }
             _ => fail(libc::EISCONN),
         };
     }
@@ -255,7 +279,7 @@ pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr, waits: bool) ->
     match control::request(&mut message, fd) {
         Some((reply, _)) if reply.status == 0 => match waits {
             true => wait_connected(fd),
-            false => fail(libc::EINPROGRESS),
+            false => leave_in_progress(fd),
         },
         Some((reply, _)) if reply.status > 0 => fail(reply.status),
         _ => fail(libc::ENETUNREACH),

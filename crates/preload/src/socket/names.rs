@@ -67,7 +67,7 @@ pub unsafe fn getpeername(
     len: *mut socklen_t,
 ) -> c_int {
     let remote = match name.kind.is_bound() || name.kind.is_datagram() {
-        true => addresses(fd).and_then(|reply| reply.remote),
+        true => addresses(fd).and_then(|reply| reply.remote).filter(|remote| remote.port() != 0),
         false => name.remote,
     };
     match remote {
