@@ -3,8 +3,8 @@
 //!
 //! A connection gets a slot of this memory if it sends often, or if it often receives much with a blocking
 //! descriptor. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
-//! of the table outdated. So before each use, the library compares the descriptor's inode with the slot's
-//! inode. Even an outdated entry points to valid memory, because slots are never unmapped.
+//! of the table outdated. So the library compares the descriptor's inode with the slot's inode: before the first use, and before
+//! the next use after each call that may close or replace the descriptor. Even an outdated entry points to valid memory, because slots are never unmapped.
 
 mod receive;
 mod send;
@@ -22,7 +22,7 @@ use inlane_offload_protocol::lease::Slot;
 use libc::iovec;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the socket pair.
 const MOST: usize = 32768;
@@ -48,6 +48,11 @@ const LEAST_COUNTED: usize = 4096;
 
 struct Entry {
     slot: AtomicPtr<u8>,
+    /// The inode of the socket to which the descriptor was found to refer, and the value of [`CLOSED_RANGES`] at that time
+    /// in the upper half. 0 once a call may have closed or replaced the descriptor.
+    known: AtomicU64,
+    /// The number of calls that may have closed or replaced the descriptor.
+    changes: AtomicU32,
     /// The approximate number of sends through the kernel. Concurrent threads may miss some.
     sends: AtomicU32,
     /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
@@ -58,6 +63,12 @@ struct Entry {
 }
 
 impl Entry {
+    /// Makes the next use of the slot ask the kernel for the descriptor's socket. See [`ask_same`] for the order.
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.known.store(0, Ordering::SeqCst);
+    }
+
     /// Removes the outdated slot `slot` from the table, because each later call would check it again. Does nothing if
     /// another thread has stored another slot meanwhile.
     fn remove(&self, slot: Slot) {
@@ -69,6 +80,8 @@ impl Entry {
 static ENTRIES: [Entry; MOST] = [const {
     Entry {
         slot: AtomicPtr::new(std::ptr::null_mut()),
+        known: AtomicU64::new(0),
+        changes: AtomicU32::new(0),
         sends: AtomicU32::new(0),
         receives: AtomicU32::new(0),
         patience: Patience::new(),
@@ -85,8 +98,37 @@ fn entry(fd: RawFd) -> Option<&'static Entry> {
     usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
 }
 
+/// The number of calls that may have closed a range of descriptors.
+static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
+
+/// Records that a call closes `fd`, or replaces it by another file. Drop the result after the call. The next use of the slot
+/// then asks the kernel whether the descriptor still refers to the same socket. Before the call, because another thread may
+/// get the number at once. After the call, because another thread may have used the descriptor meanwhile.
+#[inline]
+#[must_use]
+pub fn closing(fd: RawFd) -> Option<Closing> {
+    let entry = entry(fd).filter(|entry| !entry.slot.load(Ordering::Relaxed).is_null())?;
+    entry.note_change();
+    Some(Closing(entry))
+}
+
+/// A call that closes or replaces a descriptor.
+pub struct Closing(&'static Entry);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.note_change();
+    }
+}
+
+/// Does the same as [`closing`] for all descriptors. Call it before and after the call that closes them.
+pub fn note_closing_all() {
+    CLOSED_RANGES.fetch_add(1, Ordering::SeqCst);
+}
+
 /// Removes a descriptor's slot from the table. Call this when the descriptor gets a new socket.
 pub fn forget(fd: RawFd) {
+    drop(closing(fd));
     if let Some(entry) = entry(fd) {
         entry.slot.store(std::ptr::null_mut(), Ordering::Relaxed);
         entry.sends.store(0, Ordering::Relaxed);
@@ -183,11 +225,34 @@ pub fn is_open(fd: RawFd) -> bool {
 
 /// Returns true if the slot of shared memory belongs to the socket that `fd` currently refers to. May change
 /// errno.
+///
+/// Asks the kernel only if a call of this process may have closed or replaced the descriptor since the last answer. The
+/// library does not see a close by io_uring or by a system call instruction of the program. The slot's inode then changes
+/// when the engine notices the close.
+#[inline]
 pub fn is_same(fd: RawFd, slot: Slot) -> bool {
+    let Some(entry) = entry(fd) else { return false };
+    let inode = slot.header().inode.load(Ordering::Acquire);
+    let known = u64::from(CLOSED_RANGES.load(Ordering::SeqCst)) << 32 | inode;
+    inode != 0 && entry.known.load(Ordering::SeqCst) == known || ask_same(fd, entry, slot, known)
+}
+
+#[cold]
+fn ask_same(fd: RawFd, entry: &Entry, slot: Slot, known: u64) -> bool {
     let header = slot.header();
-    identity(fd).is_some_and(|(inode, device)| {
-        inode == header.inode.load(Ordering::Acquire) && device == header.device.load(Ordering::Relaxed)
-    })
+    let changes = entry.changes.load(Ordering::SeqCst);
+    let Some((inode, device)) = identity(fd) else { return false };
+    if inode != header.inode.load(Ordering::Acquire) || device != header.device.load(Ordering::Relaxed) {
+        return false;
+    }
+    if inode == known & u64::from(u32::MAX) {
+        entry.known.store(known, Ordering::SeqCst);
+        // Another thread may have closed the descriptor after the kernel's answer.
+        if entry.changes.load(Ordering::SeqCst) != changes {
+            entry.known.store(0, Ordering::SeqCst);
+        }
+    }
+    true
 }
 
 /// Like [`is_same`], but leaves errno unchanged.

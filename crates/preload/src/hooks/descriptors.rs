@@ -39,6 +39,7 @@ hooks! {
     fn close(fd: c_int) -> c_int {
         epoll::note_closing(fd);
         socket::note_closing(fd);
+        let _closing = direct::closing(fd);
         real::close(fd)
     }
 
@@ -51,7 +52,10 @@ hooks! {
             socket::note_closing_range(first.min(c_int::MAX as c_uint) as c_int, last);
         }
         deferred::share_all();
-        real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int
+        direct::note_closing_all();
+        let result = real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int;
+        direct::note_closing_all();
+        result
     }
 
     fn closefrom(first: c_int) -> c_int {
@@ -86,6 +90,7 @@ hooks! {
         deferred::share(fd);
         epoll::note_closing(to);
         socket::note_replacing(fd, to);
+        let _closing = direct::closing(to);
         duplicates::note(fd, real::dup2(fd, to))
     }
 
@@ -95,6 +100,7 @@ hooks! {
         if flags & !libc::O_CLOEXEC == 0 {
             socket::note_replacing(fd, to);
         }
+        let _closing = direct::closing(to);
         duplicates::note(fd, real::dup3(fd, to, flags))
     }
 
@@ -118,6 +124,7 @@ hooks! {
 
 /// Calls [`socket::note_closing`] for the descriptor of the stream `file`, which the program is about to close.
 unsafe fn note_closing_file(file: *mut c_void) {
+    direct::note_closing_all();
     if socket::may_have_given_up() && !file.is_null() {
         let before = errno();
         // SAFETY: the program's stream.
