@@ -113,6 +113,14 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
+    /// Returns this memif specification with shared buffers for frames of up to `room` bytes, unless the user has given
+    /// an MTU.
+    pub fn with_buffers(mut self, room: usize) -> Self {
+        let mtu = room.saturating_sub(crate::device::LINK_HEADERS as usize);
+        self.mtu = self.mtu.or(Some(u16::try_from(mtu).unwrap_or(u16::MAX)));
+        self
+    }
+
     /// Returns this AF_XDP specification for another queue: the one at distance `further` behind the first
     /// queue. Use it to open one device for each queue.
     pub(crate) fn of_queue(&self, further: u16) -> Self {

@@ -388,7 +388,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
         mode: 0o600,
         group: None,
         rules: String::new(),
-        mtu: number("mtu", 1500) as u16,
+        mtu: Some(number("mtu", 1500) as u16),
         mac: Some(MAC),
         buffer: number("buffer", 1 << 20),
         sockets_per_program: 1024,

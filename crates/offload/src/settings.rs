@@ -35,8 +35,9 @@ pub struct Settings {
     /// Rules that keep sockets of all programs with the kernel, in the form that [`crate::rules::read`] returns. Empty if there
     /// are none.
     pub rules: String,
-    /// The largest IP packet on the port, in bytes.
-    pub mtu: u16,
+    /// The largest IP packet on the port, in bytes. `None` chooses it by the port; see [`Settings::mtu`] and
+    /// [`Settings::segment_mtu`].
+    pub mtu: Option<u16>,
     /// The engine's MAC address; `None` takes that of the port's interface.
     pub mac: Option<Mac>,
     /// The size in bytes of each ring of a connection. A connection has one ring for each direction. A power
@@ -57,6 +58,26 @@ impl Settings {
     pub const MAX_SOCKETS: usize = 1 << 20;
     /// The most threads.
     pub const MAX_THREADS: u16 = 64;
+    /// The largest IP packet if the settings name none: that of an Ethernet link.
+    const DEFAULT_MTU: u16 = 1500;
+    /// The largest IP packet with a TCP segment on a memif port, if the settings name none. Larger segments are hardly faster,
+    /// and their buffers take more memory.
+    const MEMIF_SEGMENT_MTU: u16 = 9000;
+
+    /// Returns the largest IP packet on the port, in bytes, apart from TCP segments.
+    pub fn mtu(&self) -> u16 {
+        self.mtu.unwrap_or(Self::DEFAULT_MTU)
+    }
+
+    /// Returns the largest IP packet with a TCP segment, in bytes. It can be larger than [`Settings::mtu`] because both ends of
+    /// a connection announce the segments that they accept: a peer with another MTU gets segments that it accepts. Datagrams
+    /// have no such negotiation.
+    pub fn segment_mtu(&self) -> u16 {
+        match self.mtu {
+            None if self.port.has_free_buffers() => Self::MEMIF_SEGMENT_MTU,
+            _ => self.mtu(),
+        }
+    }
 
     /// Checks the settings.
     ///
@@ -132,9 +153,9 @@ impl Settings {
                 );
             }
         }
-        if self.mtu < Self::MIN_MTU {
+        if let Some(mtu) = self.mtu.filter(|&mtu| mtu < Self::MIN_MTU) {
             return wrong(
-                field::MTU.with(self.mtu).into(),
+                field::MTU.with(mtu).into(),
                 format!("give {} to {}", Self::MIN_MTU, u16::MAX),
             );
         }
@@ -209,7 +230,7 @@ mod tests {
             mode: 0o600,
             group: None,
             rules: String::new(),
-            mtu: 1500,
+            mtu: None,
             mac: None,
             buffer: 65536,
             sockets_per_program: 1,

@@ -344,6 +344,28 @@ impl PortSpec {
         }
     }
 
+    /// Returns true if the port's shared buffers have any size that [`PortSpec::with_buffers`] asks for: those of a memif port
+    /// whose specification names no MTU.
+    pub fn has_free_buffers(&self) -> bool {
+        match self {
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(spec) => matches!(spec.kind, PortKind::Memif { .. }) && spec.mtu.is_none(),
+            _ => false,
+        }
+    }
+
+    /// Returns the specification with shared buffers for frames of up to `room` bytes. Changes nothing if the port has no such
+    /// buffers, or the specification names their size.
+    pub fn with_buffers(self, room: usize) -> Self {
+        match self {
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(spec) if matches!(spec.kind, PortKind::Memif { .. }) => {
+                Self::Dpdk(spec.with_buffers(room))
+            }
+            other => other,
+        }
+    }
+
     /// Returns true if one open port can both receive and send in a run.
     pub fn is_shared(&self) -> bool {
         self.properties().role == Role::Both

@@ -44,7 +44,7 @@ impl World {
             mode: 0o600,
             group: None,
             rules: String::new(),
-            mtu: if choices & 1 == 0 { 1500 } else { 9000 },
+            mtu: Some(if choices & 1 == 0 { 1500 } else { 9000 }),
             mac: Some(MAC),
             buffer: if choices & 2 == 0 { 4096 } else { 65536 },
             sockets_per_program: SOCKETS,

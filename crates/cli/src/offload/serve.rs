@@ -68,9 +68,9 @@ pub struct Serve {
     /// What a rule names as the program is what the program says of itself
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Largest IP packet on the port, 1280 to 65535
-    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = count::<u16>(1280, 65535))]
-    mtu: u16,
+    /// Largest IP packet on the port, 1280 to 65535 [default: 1500; on memif, 9000 for TCP segments]
+    #[arg(long, value_name = "BYTES", value_parser = count::<u16>(1280, 65535))]
+    mtu: Option<u16>,
     /// MAC address of the engine [default: that of the interface]
     #[arg(long, value_name = "MAC")]
     mac: Option<Mac>,

@@ -15,6 +15,11 @@ use inlane_ports::spec::{Kind, PortSpec};
 use inlane_wire::ethernet::{self, Mac};
 use std::os::fd::RawFd;
 
+/// The memory in bytes for the packet buffers of each queue. Large buffers are therefore fewer.
+const POOL_BYTES: usize = 64 << 20;
+/// The least number of packet buffers of each queue. The queues of a port, and the packets that wait for it, hold fewer.
+const LEAST_BUFFERS: usize = 4096;
+
 /// The share of one thread in the engine's port: a receive queue, and the descriptors that announce packets.
 pub struct Link {
     /// The port. Only the first thread's link has it.
@@ -33,7 +38,10 @@ impl Link {
     /// # Errors
     /// Errors of the port and its pools, and an error if the port has fewer queues than there are threads.
     pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Vec<(Self, Network)>> {
-        let ports = std::slice::from_ref(&settings.port);
+        let room = room(settings.segment_mtu().into());
+        let spec = settings.port.clone().with_buffers(room);
+        let ports = std::slice::from_ref(&spec);
+        let buffers = buffers.min((POOL_BYTES / room).max(LEAST_BUFFERS));
         let queues = settings.threads;
         let request = OpenRequest {
             ports,
@@ -43,7 +51,7 @@ impl Link {
             rate: None,
             playback: Playback::default(),
             queues,
-            room: room(settings.mtu.into()),
+            room,
         };
         let mut opened = inlane_ports::open::ports(&request, clock)?;
         let mut port = opened.ports.remove(0);
@@ -73,7 +81,8 @@ impl Link {
             settings.mac.or_else(|| mac_of(interface?)).unwrap_or(Mac([2, 0x69, 0x6e, 0x6c, 0x61, 0x6e]));
         let config = NetworkConfig {
             mac,
-            mtu: settings.mtu,
+            mtu: settings.mtu(),
+            segment_mtu: settings.segment_mtu(),
             addresses: settings.addresses.clone(),
             gateways: settings.gateways.clone(),
             loopback: settings.loopback,
@@ -197,20 +206,20 @@ pub fn check_interface(settings: &Settings) -> Result<()> {
         ));
     }
     match number("mtu") {
-        Some(mtu) if settings.port.kind() == Kind::AfPacket && room(mtu) > room(settings.mtu.into()) => {
+        Some(mtu) if settings.port.kind() == Kind::AfPacket && room(mtu) > room(settings.mtu().into()) => {
             wrong(format!(
                 "the MTU of {name} is {mtu}, and the engine's is {}; add {}, or lower the interface's: ip link set {name} mtu {}",
-                settings.mtu,
+                settings.mtu(),
                 field::MTU.with(mtu),
-                settings.mtu
+                settings.mtu()
             ))
         }
-        Some(mtu) if mtu < settings.mtu.into() => {
-            let what = field::MTU.with(settings.mtu).into();
+        Some(mtu) if mtu < settings.mtu().into() => {
+            let what = field::MTU.with(settings.mtu()).into();
             let why = format!(
                 "{name} carries packets of at most {mtu} bytes; give {}, or raise its limit: ip link set {name} mtu {}",
                 field::MTU.with(mtu),
-                settings.mtu
+                settings.mtu()
             );
             Err(Error::Setting { what, why })
         }

@@ -105,7 +105,7 @@ pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
         mode: 0o600,
         group: None,
         rules: String::new(),
-        mtu: 1500,
+        mtu: None,
         mac: Some(MAC),
         buffer: 65536,
         sockets_per_program: sockets,

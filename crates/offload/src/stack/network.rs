@@ -88,8 +88,10 @@ impl std::ops::AddAssign for LinkCounters {
 pub struct NetworkConfig {
     /// The engine's MAC address.
     pub mac: Mac,
-    /// The largest IP packet on the port, in bytes.
+    /// The largest IP packet on the port, in bytes, apart from TCP segments.
     pub mtu: u16,
+    /// The largest IP packet with a TCP segment, in bytes. At least `mtu`.
+    pub segment_mtu: u16,
     /// The engine's addresses, each with the length of its network's prefix.
     pub addresses: Vec<Prefix>,
     /// The routers for other destinations.
@@ -110,6 +112,7 @@ pub struct Network {
     waiting: Vec<Packet>,
     mac: Mac,
     mtu: u16,
+    segment_mtu: u16,
     addresses: Vec<Prefix>,
     gateways: Vec<IpAddr>,
     loopback: bool,
@@ -148,6 +151,7 @@ impl Network {
             waiting: Vec::new(),
             mac,
             mtu: config.mtu,
+            segment_mtu: config.segment_mtu,
             addresses,
             gateways: config.gateways.clone(),
             loopback: config.loopback,
@@ -245,7 +249,7 @@ impl Network {
     /// Returns the largest payload, in bytes, of a TCP segment without options on a route. `v6` is true for
     /// IPv6 and false for IPv4.
     pub fn mss(&self, route: Route, v6: bool) -> u16 {
-        let mtu = if route == Route::Own { OWN_MTU } else { self.mtu };
+        let mtu = if route == Route::Own { OWN_MTU } else { self.segment_mtu };
         mtu - if v6 { 60 } else { 40 }
     }
 

@@ -21,18 +21,21 @@ use std::sync::{Arc, Mutex};
 
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
-/// A transmit queue that appends the frames to a list.
+/// A transmit queue that appends the frames to a list, which holds at most `capacity` of them.
 struct Wire {
     pool: Arc<dyn Pool>,
     frames: Frames,
+    capacity: usize,
 }
 
-// SAFETY: `send` frees every packet to its pool exactly once, and reports all packets as sent.
+// SAFETY: `send` frees the packets that it reports as sent to their pool, and no other ones.
 unsafe impl Tx for Wire {
     unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
+        let mut frames = self.frames.lock().unwrap();
+        let packets = &packets[..packets.len().min(self.capacity - frames.len())];
         for packet in packets {
             // SAFETY: the caller of `send` owns the packet, and no other thread writes to it.
-            self.frames.lock().unwrap().push_back(unsafe { packet.bytes() }.to_vec());
+            frames.push_back(unsafe { packet.bytes() }.to_vec());
         }
         // SAFETY: the packets are of this pool. The caller guarantees not to use them any more.
         unsafe { self.pool.free(packets) };
@@ -55,18 +58,19 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(number: u8) -> Self {
+    fn new(number: u8, segment_mtu: u16, capacity: usize) -> Self {
         let sent = Frames::default();
-        let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(1024, 2048).unwrap());
+        let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4096, usize::from(segment_mtu) + 64).unwrap());
         let config = NetworkConfig {
             mac: Mac([2, 0, 0, 0, 0, number]),
             mtu: 1500,
+            segment_mtu,
             addresses: vec![Prefix::parse(&format!("10.0.0.{number}/24")).unwrap()],
             gateways: Vec::new(),
             loopback: true,
             partial_checksums: false,
         };
-        let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone() });
+        let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone(), capacity });
         let network = Network::new(&config, tx, pool);
         let config = StackConfig {
             thread: 0,
@@ -153,7 +157,7 @@ impl Machine {
             if self.stack.begin_service(key) {
                 let Stack { sockets, network, .. } = &mut self.stack;
                 let Some(Socket { role: Role::Stream(stream), .. }) = sockets.get_mut(key) else { continue };
-                stream.transmit(now, network);
+                let again = stream.transmit(now, network);
                 let (deadline, state) = (stream.connection.next_deadline(), stream.connection.state());
                 match state {
                     State::Closed | State::TimeWait if stream.undelivered() == 0 => {
@@ -161,6 +165,9 @@ impl Machine {
                         self.stack.remove(key);
                     }
                     _ => deadline.into_iter().for_each(|deadline| self.stack.arm(key, deadline)),
+                }
+                if again {
+                    self.stack.touch(key);
                 }
             }
         }
@@ -205,17 +212,26 @@ impl Machine {
 struct World {
     machines: [Machine; 2],
     now: u64,
+    /// The length in bytes of the longest frame so far.
+    longest: usize,
 }
 
 impl World {
     fn new() -> Self {
-        let mut machines = [Machine::new(1), Machine::new(2)];
+        Self::with([1500, 1500], usize::MAX)
+    }
+
+    /// Creates two machines that accept packets with TCP segments of these sizes. Each step moves at most `capacity` frames
+    /// in each direction.
+    fn with(segment_mtus: [u16; 2], capacity: usize) -> Self {
+        let mut machines =
+            [Machine::new(1, segment_mtus[0], capacity), Machine::new(2, segment_mtus[1], capacity)];
         // A lossy link can lose all requests for a neighbour's address, and the connection then ends.
         for (machine, other) in [(0, 1), (1, 0)] {
             let (address, mac) = (machines[other].address(), machines[other].stack.network.mac());
             machines[machine].stack.network.learn(1, address, mac, true);
         }
-        Self { machines, now: 1 }
+        Self { machines, now: 1, longest: 0 }
     }
 
     /// Advances the clock by 1 ms, and moves all frames. `fate` returns how often each frame arrives. If no frame was sent,
@@ -230,6 +246,7 @@ impl World {
             let frames = std::mem::take(&mut *self.machines[from].sent.lock().unwrap());
             idle &= frames.is_empty();
             for frame in frames {
+                self.longest = self.longest.max(frame.len());
                 for _ in 0..fate() {
                     self.machines[1 - from].receive(self.now, &frame);
                 }
@@ -292,6 +309,44 @@ fn a_connection_carries_data_and_leaves_nothing() {
     let mut world = World::new();
     assert!(world.transfer(&data, || 1) == data);
     world.assert_empty();
+}
+
+#[test]
+fn segments_are_as_large_as_both_ends_accept() {
+    for (segment_mtus, longest) in [([9000, 9000], 9014), ([9000, 1500], 1514), ([1500, 9000], 1514)] {
+        let mut world = World::with(segment_mtus, usize::MAX);
+        let data = vec![7; 200_000];
+        assert!(world.transfer(&data, || 1) == data);
+        assert_eq!(world.longest, longest, "{segment_mtus:?}");
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn sixty_four_streams_share_a_full_transmit_queue_and_lose_nothing() {
+    const STREAMS: usize = 64;
+    const BYTES: usize = 1 << 20;
+    let mut world = World::with([1500, 1500], 128);
+    world.machines[1].listen(80);
+    let remote = SocketAddr::new(world.machines[1].address(), 80);
+    let clients: Vec<Key> = (0..STREAMS).map(|_| world.machines[0].connect(world.now, remote)).collect();
+    let mut received: Vec<usize> = Vec::new();
+    while received.iter().max().is_none_or(|&most| most < BYTES) {
+        for &client in &clients {
+            world.machines[0].write(client, &[7; 65536]);
+        }
+        world.step(&mut || 1);
+        let server = &mut world.machines[1];
+        received.resize(server.accepted.len(), 0);
+        for (received, key) in received.iter_mut().zip(server.accepted.clone()) {
+            *received += server.read(key).len();
+        }
+    }
+    assert!(received.len() == STREAMS && received.iter().all(|&bytes| bytes > BYTES / 2), "{received:?}");
+    let stack = &world.machines[0].stack;
+    assert_eq!(stack.network.counters.dropped, 0);
+    let streams = clients.iter().filter_map(|&client| stack.sockets.get(client)?.stream());
+    assert_eq!(streams.map(|stream| stream.connection.counters().retransmitted_bytes).sum::<u64>(), 0);
 }
 
 #[test]
