@@ -154,10 +154,7 @@ impl Settings {
             }
         }
         if let Some(mtu) = self.mtu.filter(|&mtu| mtu < Self::MIN_MTU) {
-            return wrong(
-                field::MTU.with(mtu).into(),
-                format!("give {} to {}", Self::MIN_MTU, u16::MAX),
-            );
+            return wrong(field::MTU.with(mtu).into(), format!("give {} to {}", Self::MIN_MTU, u16::MAX));
         }
         if !self.buffer.is_power_of_two() || !(4096..=1 << 30).contains(&self.buffer) {
             return wrong(field::BUFFER.with(self.buffer).into(), "give a power of two from 4K to 1G".into());

@@ -205,12 +205,7 @@ impl<C> Listener<C> {
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
         }
         if let Some(previous) = previous {
-            // Old segments of the previous connection may still arrive. The initial sequence number must
-            // exceed that connection's numbers by more than a window of 65,535 bytes (RFC 6191).
-            let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
-            if before(handshake.sequence, least) {
-                handshake.sequence = least;
-            }
+            handshake.sequence = previous.sequence_after(handshake.sequence);
         }
         let deadline = now + TIMEOUT;
         self.half_open.insert(*flow, HalfOpen { handshake, sent: now, deadline });

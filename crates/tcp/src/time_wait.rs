@@ -39,10 +39,12 @@ impl TimeWait {
         self.until
     }
 
-    /// Returns SND.NXT of the connection. The sequence numbers of a new connection of the same flow begin
-    /// above this number.
-    pub fn sequence(&self) -> u32 {
-        self.sequence
+    /// Returns the initial sequence number of a new connection of the same flow, for which `sequence` was chosen. Old segments
+    /// of the previous connection may still arrive. So the result exceeds that connection's numbers by more than a window of
+    /// 65,535 bytes (RFC 6191).
+    pub fn sequence_after(&self, sequence: u32) -> u32 {
+        let least = self.sequence.wrapping_add(u16::MAX as u32 + 2);
+        if before(sequence, least) { least } else { sequence }
     }
 
     /// Processes a segment. `time_wait` is the length of TIME-WAIT in nanoseconds; a retransmitted FIN restarts it.

@@ -12,6 +12,9 @@ use std::sync::Arc;
 
 /// The ports that the engine chooses from, as Linux does by default.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
+/// How many ports a connect examines before it reuses one whose flow is in TIME-WAIT. Examining all of them would take
+/// milliseconds when most are in TIME-WAIT.
+const MOST_EXAMINED: usize = 64;
 
 /// Returns true if a socket bound to `a` receives connections to `b`, or the reverse. A socket bound to `::`
 /// also receives IPv4 connections, unless its `v6_only` is set.
@@ -121,7 +124,10 @@ impl<A> Stack<A> {
     /// Returns the local address, with an unused port, for a connection to `remote`.
     pub fn ephemeral(&mut self, source: IpAddr, remote: SocketAddr) -> Option<SocketAddr> {
         let mut waiting = None;
-        for port in self.ephemeral_ports() {
+        for (examined, port) in self.ephemeral_ports().enumerate() {
+            if waiting.is_some() && examined >= MOST_EXAMINED {
+                break;
+            }
             let local = SocketAddr::new(source, port);
             let flow = Flow { local, remote };
             if self.ports.contains_key(&port) || self.is_connected(&flow) {
@@ -130,10 +136,11 @@ impl<A> Stack<A> {
             if !self.is_waiting(&flow) {
                 return Some(local);
             }
-            waiting = waiting.or(Some(local));
+            // Only this thread's entry tells above which number the new connection must begin.
+            if self.time_waits.contains(&flow) {
+                waiting = waiting.or(Some(local));
+            }
         }
-        // Reuse a port whose flow is in TIME-WAIT if no port is free. This is safe because the new
-        // connection's initial sequence number (RFC 6528) is above the old connection's numbers.
         waiting
     }
 

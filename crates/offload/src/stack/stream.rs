@@ -174,7 +174,11 @@ impl<A> Stack<A> {
     ) -> Result<Stream, Unopened> {
         let mss = self.network.mss(route, flow.remote.is_ipv6());
         let config = options.config(self.buffer, mss);
-        let connection = Connection::connect(now, &config, self.secrets.start(now, &flow))?;
+        let mut start = self.secrets.start(now, &flow);
+        if let Some(previous) = self.time_waits.get_mut(&flow) {
+            start.sequence = previous.sequence_after(start.sequence);
+        }
+        let connection = Connection::connect(now, &config, start)?;
         self.stream_of(now, flow, route, connection, options).ok_or(Unopened::Memory)
     }
 

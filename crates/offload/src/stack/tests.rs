@@ -350,6 +350,43 @@ fn sixty_four_streams_share_a_full_transmit_queue_and_lose_nothing() {
 }
 
 #[test]
+fn a_connection_that_reuses_a_flow_in_time_wait_begins_above_the_earlier_one() {
+    let mut world = World::new();
+    // So many bytes in few milliseconds exceed the clock of the initial sequence numbers.
+    world.transfer(&vec![7; 500_000], || 1);
+    let machine = &mut world.machines[0];
+    let stack = &mut machine.stack;
+    let (&flow, &entry) = stack.time_waits.iter().next().unwrap();
+    let route = stack.network.route(flow.remote.ip()).unwrap();
+    let options = SocketOptions::default();
+    let stream = stack.open_stream(world.now, flow, route, &options).unwrap();
+    let socket = Socket::new(flow.local, false, options, Role::Stream(Box::new(stream)), ());
+    let key = stack.insert(socket);
+    stack.touch(key);
+    machine.serve(world.now);
+    let frame = machine.sent.lock().unwrap().pop_back().unwrap();
+    let syn = inlane_wire::tcp::Segment::new(&frame[34..]).unwrap().sequence();
+    assert_eq!(entry.sequence_after(syn), syn);
+}
+
+#[test]
+fn a_connect_examines_few_ports_that_are_in_time_wait() {
+    let mut world = World::new();
+    world.transfer(b"data", || 1);
+    let stack = &mut world.machines[0].stack;
+    let (&flow, &entry) = stack.time_waits.iter().next().unwrap();
+    let free = 32768;
+    for port in free + 1..=60999 {
+        let local = SocketAddr::new(flow.local.ip(), port);
+        stack.time_waits.insert(Flow { local, ..flow }, entry);
+    }
+    stack.time_waits.remove(&Flow { local: SocketAddr::new(flow.local.ip(), free), ..flow });
+    // An examination of all ports would find the free one each time.
+    let found = (0..10).filter(|_| stack.ephemeral(flow.local.ip(), flow.remote).unwrap().port() == free);
+    assert!(found.count() < 10);
+}
+
+#[test]
 fn a_connection_to_the_own_address_needs_no_frame() {
     let mut world = World::new();
     let remote = SocketAddr::new(world.machines[0].address(), 80);
