@@ -15,10 +15,8 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use crate::spec::LINK_HEADERS;
 pub(crate) use memif::buffer as memif_buffer;
-
-/// Bytes of an Ethernet header with a VLAN tag.
-pub(crate) const LINK_HEADERS: u32 = 18;
 
 /// The number of devices that DPDK has attached so far. Device names contain it, so that each name is unique.
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);

@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 use inlane_core::port::spec::SpecText;
 use inlane_core::secret::without_secret;
 
+/// Bytes of an Ethernet header with a VLAN tag.
+pub(crate) const LINK_HEADERS: u32 = 18;
+
 /// The parsed specification of a port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EthSpec {
@@ -116,7 +119,7 @@ impl EthSpec {
     /// Returns this memif specification with shared buffers for frames of up to `room` bytes, unless the user has given
     /// an MTU.
     pub fn with_buffers(mut self, room: usize) -> Self {
-        let mtu = room.saturating_sub(crate::device::LINK_HEADERS as usize);
+        let mtu = room.saturating_sub(LINK_HEADERS as usize);
         self.mtu = self.mtu.or(Some(u16::try_from(mtu).unwrap_or(u16::MAX)));
         self
     }
