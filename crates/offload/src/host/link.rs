@@ -68,7 +68,7 @@ impl Link {
         let ends = (0..queues).zip(&pools).map(|(queue, pool)| {
             let rx = port.take_rx(queue)?;
             let tx = port.take_tx(queue, pool.clone())?;
-            Ok(match settings.faults == inlane_ports::wrap::fault::Faults::default() {
+            Ok(match settings.faults.are_none() {
                 true => (rx, tx),
                 false => (Box::new(settings.faults.rx(rx, pool, clock)?) as Box<dyn Rx>, tx),
             })

@@ -44,6 +44,13 @@ pub struct Faults {
 }
 
 impl Faults {
+    /// Returns true if no fault is ever injected, whatever the other settings are. Leave the wrapper out then.
+    pub fn are_none(&self) -> bool {
+        [self.drop, self.duplicate, self.reorder, self.corrupt, self.delay]
+            .iter()
+            .all(|&probability| probability == 0.0)
+    }
+
     /// Parses `drop=1%:8,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`. Percentages are
     /// probabilities. The value after a colon is:
     /// - for `drop`, the number of packets dropped in a row

@@ -123,6 +123,8 @@ fn packets_are_dropped_in_runs() {
 
 #[test]
 fn fault_specifications_are_parsed() {
+    assert!(Faults::parse("").unwrap().are_none() && Faults::parse("seed=5,delay=0%:1s").unwrap().are_none());
+    assert!(!Faults::parse("corrupt=0.1%").unwrap().are_none());
     let faults = Faults::parse("drop=1%,delay=0.5:2ms,seed=9").unwrap();
     assert_eq!((faults.drop, faults.delay, faults.delay_ns, faults.seed), (0.01, 0.5, 2_000_000, 9));
     assert_eq!(Faults::parse("").unwrap().drop, 0.0);
