@@ -18,6 +18,10 @@ pub(super) fn of(signals: &Signals, [first, middle, last]: [&Sample; 3]) -> Opti
     if let Some(stolen) = signals.stolen.filter(|stolen| *stolen > MOST_STOLEN) {
         return Some(Void::Stolen(stolen));
     }
+    // A quota stops and releases the process every 100 ms, so rates within a phase always differ.
+    if signals.throttled.is_some_and(|throttled| throttled > 0.0) {
+        return None;
+    }
     let drift = (0..first.loads.len()).filter_map(|load| {
         let before = middle.operations_per_second(first, load)?;
         let after = last.operations_per_second(middle, load)?;
@@ -60,6 +64,13 @@ mod tests {
         let samples = [sample(0, 0), sample(100, operations[0]), sample(200, operations[0] + operations[1])];
         let [first, middle, last] = &samples;
         of(&signals, [first, middle, last])
+    }
+
+    #[test]
+    fn rates_under_a_quota_may_differ_within_a_phase() {
+        let quota = |throttled| Signals { throttled: Some(throttled), ..Signals::default() };
+        assert_eq!(of_samples(quota(0.6), [10_000, 5_000]), None);
+        assert!(matches!(of_samples(quota(0.0), [10_000, 5_000]), Some(Void::Drift(_))));
     }
 
     #[test]
