@@ -3,7 +3,9 @@
 use crate::output::Output;
 use inlane_core::units;
 use inlane_model::published::{Published, Status};
-use inlane_model::result::{ChainResult, FlowLimit, FlowResult, ModelResult, ResourceResult, ResourceUnit};
+use inlane_model::result::{
+    ChainResult, FlowLimit, FlowResult, ModelResult, Note, ResourceResult, ResourceUnit,
+};
 use inlane_model::test_beds::TEST_BEDS;
 use inlane_model::{Case, Model};
 use inlane_ports::pcap::same_file;
@@ -86,10 +88,9 @@ impl ModelArgs {
         }
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document: Document<ModelResult> = Document::new("model");
-        let mut titles = Vec::new();
+        let (mut titles, mut notes) = (Vec::new(), Vec::new());
         if self.published && !self.set.is_empty() {
-            let note = "--set has replaced values, so the values of the model are not those of the test bed";
-            document.notes.push(note.into());
+            notes.push(Note::ValuesReplaced);
         }
         for file in &files {
             let text = read_model(file)?;
@@ -98,10 +99,9 @@ impl ModelArgs {
             let published = model.published()?;
             let cases = model.cases(&self.set)?;
             let chosen = self.chosen(&cases, file)?;
-            document
-                .results
-                .extend(chosen.into_iter().map(|case| row(file, case, &published, &mut document.notes)));
+            document.results.extend(chosen.into_iter().map(|case| row(file, case, &published, &mut notes)));
         }
+        document.notes = notes.iter().map(ToString::to_string).collect();
         output.write(
             &mut document,
             |out, document| match self.published {
@@ -164,16 +164,13 @@ fn explained(error: inlane_model::Error, file: &str, text: &str) -> anyhow::Erro
     }
 }
 
-fn row(file: &str, case: &Case, published: &[(String, Published)], notes: &mut Vec<String>) -> ModelResult {
+fn row(file: &str, case: &Case, published: &[(String, Published)], notes: &mut Vec<Note>) -> ModelResult {
     let few = case.flows.len() <= MOST_MARGINS;
     if !few {
-        notes.push(format!(
-            "margins are computed for up to {MOST_MARGINS} flows; this file has {}",
-            case.flows.len()
-        ));
+        notes.push(Note::NoMargins { flows: case.flows.len(), most: MOST_MARGINS });
     }
     if !case.solution.settled {
-        notes.push("the delays of queues still changed when the computation ended; closed loops may have another share".into());
+        notes.push(Note::Unsettled);
     }
     let margins = few.then(|| case.margins());
     let published = published.iter().find(|(name, _)| Some(name) == case.published.as_ref());

@@ -27,6 +27,7 @@ use inlane_core::error::Class;
 use inlane_core::setting::Choice;
 use inlane_core::{CompletionMode, Error, Result, units};
 use inlane_pci::Permission;
+use inlane_result::RowError;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -196,7 +197,7 @@ impl Measurement {
     }
 
     /// Adds a failed measurement.
-    fn failed(&mut self, error: Error) {
+    fn failed(&mut self, error: Arc<Error>) {
         match &mut self.failure {
             Some(Failure::Failed { count, .. }) => *count += 1,
             failure => *failure = Some(Failure::Failed { count: 1, measured: 0, first: error }),
@@ -214,7 +215,7 @@ pub enum Failure {
         /// The number of measurements that did not fail.
         measured: usize,
         /// The first error.
-        first: Error,
+        first: Arc<Error>,
     },
     /// The caller ended the run.
     Interrupted {
@@ -443,7 +444,7 @@ fn publish(plan: &Plan, found: &mut Measurement) {
     if let Err(error) = ended
         && !plan.stop.load(Ordering::Relaxed)
     {
-        found.failed(error);
+        found.failed(error.into());
     }
 }
 
@@ -455,7 +456,14 @@ fn finish(config: &Config, mut found: Measurement) -> Result<Measurement> {
     let succeeded = found.results.iter().filter(|row| row.error.is_none()).count();
     let stopped = config.plan.stop.load(Ordering::Relaxed);
     found.failure = match found.failure {
-        Some(Failure::Failed { first, .. }) if succeeded == 0 => return Err(first),
+        Some(Failure::Failed { first, .. }) if succeeded == 0 => {
+            // Drop the rows first, because they share the error.
+            drop(found.results);
+            return Err(Arc::try_unwrap(first).unwrap_or_else(|first| {
+                let class = first.class();
+                Error::other(RowError::from(first), class)
+            }));
+        }
         Some(Failure::Failed { count, first, .. }) => {
             Some(Failure::Failed { count, measured: succeeded, first })
         }

@@ -7,7 +7,7 @@ use crate::path::Path;
 use crate::timing::Timing;
 use inlane_core::CompletionMode;
 use inlane_core::stats::{Percentiles, Summary};
-use inlane_result::{ByteVerification, Cell, Quantity, Reason, Row, Value};
+use inlane_result::{ByteVerification, Cell, Quantity, Reason, Row, RowError, Value};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Display;
@@ -81,7 +81,7 @@ pub struct TransferResult {
     /// What was checked of the transferred bytes.
     pub verification: ByteVerification,
     /// Why the measurement failed. A failed row has no figures.
-    pub error: Option<String>,
+    pub error: Option<RowError>,
 }
 
 /// The rates of one transfer in the published experiment ([`crate::published`]).

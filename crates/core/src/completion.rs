@@ -49,7 +49,7 @@ impl FromStr for CompletionMode {
             "interrupt" => Ok(CompletionMode::Interrupt),
             "adaptive" => Ok(CompletionMode::Adaptive),
             _ => Err(Error::Invalid {
-                what: format!("completion '{text}'"),
+                what: format!("completion '{text}'").into(),
                 why: "choose one of poll, interrupt, adaptive".into(),
             }),
         }

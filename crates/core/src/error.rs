@@ -1,6 +1,7 @@
 //! The errors of `core`, and the classes of errors. The class of an error decides the exit status.
 
 use crate::secret::without_secret;
+use crate::setting::Subject;
 use crate::units::ParseError;
 
 /// A class of errors. The command line maps each class to an exit status.
@@ -24,8 +25,8 @@ pub enum Error {
     /// A setting or object that cannot be used.
     #[error("{what}: {why}")]
     Invalid {
-        /// The setting or object.
-        what: String,
+        /// The setting, with the refused value, or another object.
+        what: Subject,
         /// What is wrong and what to give instead.
         why: String,
     },
@@ -142,7 +143,7 @@ impl Error {
     }
 
     /// Creates an [`Error::Invalid`].
-    pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 

@@ -129,7 +129,7 @@ impl Region {
                 Ok(Self { address: self.address + offset as u64, length, ..self.clone() })
             }
             _ => Err(Error::Invalid {
-                what: format!("{length} bytes at offset {offset}"),
+                what: format!("{length} bytes at offset {offset}").into(),
                 why: format!("{self:?} ends before that; ask for less"),
             }),
         }
@@ -169,7 +169,7 @@ impl HostMemory {
             .ok()
             .filter(|layout| layout.size() > 0)
             .ok_or_else(|| Error::Invalid {
-                what: format!("a region of {length} bytes"),
+                what: format!("a region of {length} bytes").into(),
                 why: "give between 1 byte and half the address space".into(),
             })?;
         // SAFETY: the layout has a size above zero.

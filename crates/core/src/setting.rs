@@ -173,6 +173,12 @@ impl From<String> for Subject {
     }
 }
 
+impl From<&String> for Subject {
+    fn from(text: &String) -> Self {
+        Subject::Other(text.clone())
+    }
+}
+
 impl From<&str> for Subject {
     fn from(text: &str) -> Self {
         Subject::Other(text.into())

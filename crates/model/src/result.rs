@@ -1,10 +1,12 @@
 //! The rows of the result document: one for each case.
 
+use crate::field::SET;
 use crate::file::{Case, Quantity, Unit};
 use crate::published::{Published, PublishedUnit, Status};
 use crate::solve::{Limit, Margin};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::fmt;
 
 /// A case of a model file with its rates.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -25,6 +27,40 @@ pub struct ModelResult {
     pub published: Option<PublishedResult>,
     /// False if the delays of queues still changed when the computation ended.
     pub settled: bool,
+}
+
+/// What a reader must know before comparing the values of a model with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Note {
+    /// A setting has replaced values of a published test bed.
+    ValuesReplaced,
+    /// The file has too many flows for margins.
+    NoMargins {
+        /// The number of flows.
+        flows: usize,
+        /// The most flows for which margins are computed.
+        most: usize,
+    },
+    /// The delays of queues still changed when the computation ended.
+    Unsettled,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Note::ValuesReplaced => write!(
+                f,
+                "{SET} has replaced values, so the values of the model are not those of the test bed"
+            ),
+            Note::NoMargins { flows, most } => {
+                write!(f, "margins are computed for up to {most} flows; this file has {flows}")
+            }
+            Note::Unsettled => f.write_str(
+                "the delays of queues still changed when the computation ended; closed loops may have another share",
+            ),
+        }
+    }
 }
 
 /// A resource and its use.

@@ -1,6 +1,7 @@
 //! The errors of the NTB devices.
 
 use inlane_core::error::Class;
+use inlane_core::setting::Subject;
 
 /// An error of a port, a window or a handshake.
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +21,8 @@ pub enum Error {
     /// An invalid setting or argument.
     #[error("{what}: {why}")]
     Invalid {
-        /// The setting or argument.
-        what: String,
+        /// The setting, with the refused value, or another object.
+        what: Subject,
         /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
@@ -73,7 +74,7 @@ impl Error {
         Error::Os { what: what.into(), source: source.into() }
     }
 
-    pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 }

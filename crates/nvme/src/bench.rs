@@ -13,13 +13,14 @@ mod result;
 mod tests;
 mod workload;
 
+pub use block::{Wrong, WrongBlock};
 pub use result::{IoResult, LatencyPercentile};
 pub use workload::{Pattern, Workload};
 
 use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
 use inlane_core::load::{self, Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
-use inlane_result::PathExplanation;
+use inlane_result::{PathExplanation, RowError};
 use job::{Control, Job, JobResult};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -177,7 +178,10 @@ impl Load for Bench {
                     control.fail();
                     let error = inlane_core::error::NotStarted::of(error);
                     JobResult {
-                        error: Some(format!("cannot start a thread: {error}")),
+                        error: Some(RowError::new(Error::Os {
+                            what: "cannot start a thread".into(),
+                            source: error,
+                        })),
                         ..JobResult::default()
                     }
                 }
@@ -227,8 +231,9 @@ pub fn measure(
         }
     });
     let mut rows = bench.rows();
-    if let Some(Err(error)) = outcomes.first() {
-        rows.iter_mut().for_each(|row| row.error = Some(error.to_string()));
+    if let Some(Err(error)) = outcomes.into_iter().next() {
+        let error = RowError::from(error);
+        rows.iter_mut().for_each(|row| row.error = Some(error.clone()));
     }
     rows
 }

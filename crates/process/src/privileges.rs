@@ -15,7 +15,7 @@ mod capability;
 
 pub use capability::Capability;
 use inlane_core::error::{Error, Result};
-use inlane_core::setting::Field;
+use inlane_core::setting::{Field, Subject};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ impl Successor {
 ///
 /// # Errors
 /// [`Error::Invalid`] if there is no such group. `what` names the setting.
-pub fn group_named(what: impl Into<String>, name: &str) -> Result<u32> {
+pub fn group_named(what: impl Into<Subject>, name: &str) -> Result<u32> {
     let mut buffer = vec![0; 16384];
     let mut found = std::ptr::null_mut();
     let text = std::ffi::CString::new(name).unwrap_or_default();

@@ -64,7 +64,7 @@ impl<R: JsonSchema> JsonSchema for Ceiling<R> {
 
 /// Returns rates and what has them. If there is a packet rate, shows the byte rate in bits per second, as is usual for
 /// networks. Otherwise shows it in bytes per second.
-pub(crate) fn rates(packets: Option<f64>, bytes: Option<f64>, what: String) -> Value {
+pub fn rates(packets: Option<f64>, bytes: Option<f64>, what: String) -> Value {
     let packet_rate = packets.map(|rate| Quantity::packets_per_second(rate).into());
     let byte_rate = bytes.map(|bytes| match packets {
         Some(_) => Quantity::bits_per_second(bytes * 8.0).into(),

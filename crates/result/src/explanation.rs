@@ -1,7 +1,6 @@
-//! The explanation of a result: the path and the baseline.
+//! The explanation of a result: the path that was taken, and why.
 
 use crate::Cell;
-use crate::ceiling::rates;
 use inlane_core::setting::Field;
 use inlane_core::units;
 use schemars::JsonSchema;
@@ -126,25 +125,6 @@ impl Display for Reason {
             }
             Reason::Unavailable { because } => f.write_str(because),
         }
-    }
-}
-
-/// The rate of a short run with the same source and method, but without the packet function's work. The
-/// difference to the measured run's rate is the cost of that work.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Baseline {
-    /// The ports, the method and the function of the short run.
-    pub what: String,
-    /// The rate in bytes per second.
-    pub bytes_per_second: Option<f64>,
-    /// The rate in packets per second.
-    pub packets_per_second: Option<f64>,
-}
-
-impl Baseline {
-    /// Returns the baseline as a cell: its rates and what was run.
-    pub fn cell(&self) -> Cell {
-        Cell::new("baseline", rates(self.packets_per_second, self.bytes_per_second, self.what.clone()))
     }
 }
 

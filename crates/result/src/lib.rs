@@ -9,6 +9,7 @@ mod build;
 mod ceiling;
 mod explanation;
 mod row;
+mod row_error;
 pub mod stored;
 mod value;
 mod verification;
@@ -20,9 +21,10 @@ use serde::Serialize;
 use std::time::{Instant, SystemTime};
 
 pub use build::Build;
-pub use ceiling::Ceiling;
-pub use explanation::{Baseline, NotTaken, PathExplanation, Reason};
+pub use ceiling::{Ceiling, rates};
+pub use explanation::{NotTaken, PathExplanation, Reason};
 pub use row::{Cell, Row};
+pub use row_error::RowError;
 pub use value::{Quantity, Value};
 pub use verification::ByteVerification;
 

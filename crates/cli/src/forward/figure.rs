@@ -188,7 +188,7 @@ mod tests {
         let mut results =
             vec![result("16", "single", 1.0), result("16", "split", 2.0), result("32", "single", 3.0)];
         results.push(PacketResult {
-            error: Some(inlane_forward::Error::Leaked { buffers: 1 }.into()),
+            error: Some(inlane_result::RowError::new(inlane_forward::Error::Leaked { buffers: 1 })),
             ..result("32", "split", 0.0)
         });
         let found = drawn(&results, &["method"]);

@@ -16,9 +16,9 @@ use inlane_core::{Error, units};
 use inlane_forward::config::{Compete, Config, Device};
 use inlane_forward::control::Control;
 use inlane_forward::experiment::{Measurement, OFFERED};
-use inlane_forward::result::{Note, PacketResult, Repeats, RunFailure};
+use inlane_forward::result::{Note, PacketResult, Repeats};
 use inlane_forward::{MeasureOptions, Session};
-use inlane_result::Document;
+use inlane_result::{Document, RowError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,8 +126,8 @@ impl Sweep {
         control: &Arc<Control>,
     ) -> anyhow::Result<(Document<PacketResult>, Option<anyhow::Error>)> {
         let mut runs: Vec<Vec<Measurement>> = self.points.iter().map(|_| Vec::new()).collect();
-        let mut failed: Vec<Option<RunFailure>> = self.points.iter().map(|_| None).collect();
-        let mut first: Option<RunFailure> = None;
+        let mut failed: Vec<Option<RowError>> = self.points.iter().map(|_| None).collect();
+        let mut first: Option<RowError> = None;
         let mut session = Session::default();
         // Keep the GPU's context alive between points, because creating one takes long.
         let mut kept_gpus = Vec::new();
@@ -155,7 +155,7 @@ impl Sweep {
                     }
                     Err(error) => (None, Some(error)),
                 };
-                let failure = failure.map(RunFailure::from);
+                let failure = failure.map(RowError::new);
                 let last = found.as_ref().and_then(|found| found.results.last());
                 let summary = match &failure {
                     Some(failure) => failure.to_string(),
@@ -201,11 +201,7 @@ impl Sweep {
         }
     }
 
-    fn document(
-        &self,
-        runs: Vec<Vec<Measurement>>,
-        failed: Vec<Option<RunFailure>>,
-    ) -> Document<PacketResult> {
+    fn document(&self, runs: Vec<Vec<Measurement>>, failed: Vec<Option<RowError>>) -> Document<PacketResult> {
         let mut document = Document::new("forward");
         for one in runs.iter().flatten() {
             document.twin |= one.twin;

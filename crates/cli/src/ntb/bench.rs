@@ -16,8 +16,8 @@ use inlane_ntb::discover::bridges;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::{Address, Sysfs};
 use inlane_pgas::bench::{
-    LEAST_MOVED, MeasuredOperation, Measurements, Part, Plan, Point, StartedMover, UcxPerftest, WindowResult,
-    figure, findings, results,
+    LEAST_MOVED, MeasuredOperation, Measurements, Note, Part, Plan, Point, StartedMover, UcxPerftest,
+    WindowResult, figure, findings, results,
 };
 use inlane_pgas::launch::{Job, MoverChoice, is_in_job, variables};
 use inlane_pgas::transport::select::TransportKind;
@@ -300,26 +300,15 @@ impl Bench {
         let mut document = Document::new("ntb bench");
         let windows = measured.ucx.is_none();
         document.twin = windows && bridge.is_none_or(|bridge| bridge.is_twin);
-        document.notes = findings(points);
+        let mut notes = findings(points);
         if windows && bridge.is_none_or(|bridge| bridge.is_memory_modelled) {
-            document.notes.push(
-                "these figures are a model's: host memory lies behind the windows, so no byte crosses a PCIe link".into(),
-            );
+            notes.push(Note::Modelled);
         }
-        document.notes.push(
-            "source and destination are the same memory each time, so small sizes stay in caches".into(),
-        );
+        notes.push(Note::SameMemory);
         if points.iter().any(|point| point.operation == MeasuredOperation::PeerPut) {
-            let peer = match windows {
-                true => {
-                    "the peer is ucx_perftest -t ucp_put_bw with UCX_TLS=shm,self,tcp on the same two processors"
-                }
-                false => {
-                    "the peer is ucx_perftest -t ucp_put_bw with the same UCX_ variables on the same two processors"
-                }
-            };
-            document.notes.push(peer.into());
+            notes.push(Note::Peer { shared_memory: windows });
         }
+        document.notes = notes.iter().map(ToString::to_string).collect();
         let path = match &measured.ucx {
             Some(reason) => ucx_path(points.first().map_or("ucx", |point| &point.path), reason),
             None => path(self.ivshmem, &bridges(&Sysfs::system())),

@@ -126,7 +126,7 @@ impl Bench {
             |_| None,
         )?;
         match error {
-            Some(error) => bail!(error),
+            Some(error) => bail!("{error}"),
             None => Ok(()),
         }
     }

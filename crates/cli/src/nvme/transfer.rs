@@ -113,7 +113,7 @@ impl Json {
             json.json(&document)?;
         }
         match wrong {
-            Some(wrong) => anyhow::bail!(wrong),
+            Some(wrong) => Err(wrong.into()),
             None => Ok(()),
         }
     }

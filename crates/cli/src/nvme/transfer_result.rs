@@ -3,7 +3,7 @@
 use inlane_copy::Endpoint;
 use inlane_core::units;
 use inlane_nvme::initiator::{Session, SessionOptions};
-use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row};
+use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row, RowError};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Display;
@@ -37,7 +37,15 @@ pub struct NvmeTransfer {
     /// How the bytes on the device were checked. Null for a file.
     pub verification: Option<ByteVerification>,
     /// Why the transfer failed. Null if it succeeded.
-    pub error: Option<String>,
+    pub error: Option<RowError>,
+}
+
+/// Bytes on a device differ from those of the namespace.
+#[derive(Debug, thiserror::Error)]
+#[error("verification failed: {} on {device} are not the bytes of the namespace", units::bytes(*bytes))]
+struct Altered {
+    bytes: u64,
+    device: Endpoint,
 }
 
 impl NvmeTransfer {
@@ -82,9 +90,8 @@ impl NvmeTransfer {
         checked: ByteVerification,
     ) -> Self {
         if checked.altered_bytes > 0 {
-            let wrong = units::bytes(checked.altered_bytes);
-            self.error =
-                Some(format!("verification failed: {wrong} on {device} are not the bytes of the namespace"));
+            let altered = Altered { bytes: checked.altered_bytes, device: device.clone() };
+            self.error = Some(RowError::new(altered));
         }
         Self { device: Some(device.to_string()), path, twin, verification: Some(checked), ..self }
     }

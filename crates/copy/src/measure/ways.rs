@@ -148,7 +148,8 @@ impl Measurer<'_, '_> {
         if let Error::Altered { wrong, .. } = &error {
             row.verification.altered_bytes += wrong;
         }
-        row.error = Some(error.to_string());
+        let error = Arc::new(error);
+        row.error = Some(error.clone().into());
         self.found.results.push(row);
         self.found.failed(error);
         if crate::gpu::any_abandoned() {

@@ -223,7 +223,7 @@ impl FromStr for Access {
     fn from_str(text: &str) -> Result<Self> {
         let access = Access::ALL.into_iter().find(|access| access.to_string() == text).ok_or_else(|| {
             Error::Invalid {
-                what: format!("access width '{text}'"),
+                what: format!("access width '{text}'").into(),
                 why: "choose one of 4, 8, 16, 32, 64, nt, movdir64b".into(),
             }
         })?;

@@ -62,7 +62,7 @@ impl HeapPool {
     /// system has too little memory.
     pub fn new(count: usize, room: usize) -> Result<Self> {
         let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
-            what: format!("a pool of {count} buffers of {room} bytes"),
+            what: format!("a pool of {count} buffers of {room} bytes").into(),
             why: "give 1 to 16M buffers of 1 B to 128 KiB".into(),
         })?;
         Self::over(Region::host(bytes)?, room)
@@ -90,7 +90,7 @@ impl HeapPool {
         let count = (region.len() / stride).min(1 << 24);
         if count == 0 || room == 0 {
             return Err(Error::Invalid {
-                what: format!("a pool of buffers of {room} bytes in {region:?}"),
+                what: format!("a pool of buffers of {room} bytes in {region:?}").into(),
                 why: format!(
                     "no buffer fits; give a room of at least 1 byte and at least {stride} bytes of memory"
                 ),

@@ -191,13 +191,13 @@ impl Ring {
     fn check(slots: usize, burst: usize) -> Result<()> {
         if !slots.is_power_of_two() || !(2..=layout::MAX_SLOTS).contains(&slots) {
             return Err(Error::Invalid {
-                what: format!("a burst ring of {slots} items"),
+                what: format!("a burst ring of {slots} items").into(),
                 why: "give a power of two from 2 to 65536".into(),
             });
         }
         if !(1..=layout::MAX_BURST).contains(&burst) {
             return Err(Error::Invalid {
-                what: format!("a burst of {burst} packets"),
+                what: format!("a burst of {burst} packets").into(),
                 why: "give 1 to 1024".into(),
             });
         }

@@ -2,11 +2,11 @@
 
 use crate::config::{Compete, Config, Device, Executor, Route};
 use crate::control::Control;
+use crate::result::{Baseline, BaselinePorts};
 use crate::run::run;
 use inlane_ports::null::NullSpec;
 use inlane_ports::pcap::{Pace, Playback};
 use inlane_ports::spec::PortSpec;
-use inlane_result::Baseline;
 use std::time::Duration;
 
 /// How long a baseline runs.
@@ -55,14 +55,15 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let outcome = run(&plain, &Control::default(), &mut |_, _| ()).ok();
     let flow = outcome.filter(|outcome| outcome.errors.is_empty())?.result.tx;
     let ports = match same_sink {
-        true => "the same ports".to_string(),
-        false if matches!(rx, PortSpec::Capture(_)) => format!("{rx} in a loop to null"),
-        false => format!("{rx} to null"),
+        true => BaselinePorts::Same,
+        false => {
+            BaselinePorts::Discarding { source: rx.to_string(), repeats: matches!(rx, PortSpec::Capture(_)) }
+        }
     };
     Some(Baseline {
-        what: format!("{ports}, the same method, function io, no forced work"),
-        bytes_per_second: Some(flow.bits_per_second / 8.0),
-        packets_per_second: Some(flow.packets_per_second),
+        ports,
+        bytes_per_second: flow.bits_per_second / 8.0,
+        packets_per_second: flow.packets_per_second,
     })
 }
 

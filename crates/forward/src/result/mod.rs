@@ -1,8 +1,8 @@
 //! The rows of `inlane forward`'s result document: the rates, latencies and losses of one run.
 
+mod baseline;
 mod ceiling;
 mod explanation;
-mod failure;
 mod limit;
 mod note;
 mod parameters;
@@ -13,14 +13,14 @@ use inlane_core::port::Counters;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units::Rate;
 use inlane_core::verification::Verification;
-use inlane_result::{Baseline, Ceiling, PathExplanation};
+use inlane_result::{Ceiling, PathExplanation, RowError};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use crate::trial::{FailedRate, TrialFailure};
+pub use baseline::{Baseline, BaselinePorts};
 pub use ceiling::{CeilingOf, CoreTime, Moved};
 pub use explanation::{LaunchShape, MethodChoice, MethodReason, MethodTrial};
-pub use failure::RunFailure;
 pub use limit::{Evidence, Limit, LimitKind, Resource, Task};
 pub use note::{InjectedFaults, Note};
 pub use parameters::Parameters;
@@ -73,8 +73,7 @@ pub struct PacketResult {
     /// The settings of this run that differ between the rows: burst, method, size and others.
     pub parameters: Parameters,
     /// Why the run failed. The figures are then zero, or those up to the failure.
-    #[schemars(with = "Option<String>")]
-    pub error: Option<RunFailure>,
+    pub error: Option<RowError>,
     /// The ports as the user named them: the receive port, then the transmit ports.
     pub ports: Vec<String>,
     /// The path that packets took, one hop description per direction.

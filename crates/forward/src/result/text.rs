@@ -1,8 +1,9 @@
 //! The cells of a packet result: the columns of a table, or lines if it is the only result.
 
+use super::Baseline;
 use super::{Competitor, PacketResult, PacketTotals, Pcie, Repeats};
 use inlane_core::stats::{Percentiles, Summary};
-use inlane_result::{Baseline, Ceiling, Cell, Quantity, Row, Value, phrase};
+use inlane_result::{Ceiling, Cell, Quantity, Row, Value, phrase};
 use std::fmt::Display;
 
 impl Row for PacketResult {

@@ -15,7 +15,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"inlane\x00\x01");
 
 /// The ways in which the contents of a block can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub enum Wrong {
     /// The block was not written by a bench with verification.
     Foreign,
     /// The block was written for another offset, which is the value.
@@ -24,7 +24,22 @@ pub(super) enum Wrong {
     Altered,
     /// The block holds the sequence number `found`. The block's last acknowledged write had the number
     /// `expected`.
-    Stale { expected: u64, found: u64 },
+    Stale {
+        /// The number of the last acknowledged write.
+        expected: u64,
+        /// The number that the block holds.
+        found: u64,
+    },
+}
+
+/// A block with wrong contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("verification failed: the block at offset {offset} is wrong: {wrong}")]
+pub struct WrongBlock {
+    /// The block's offset in the namespace.
+    pub offset: u64,
+    /// What is wrong with it.
+    pub wrong: Wrong,
 }
 
 impl fmt::Display for Wrong {

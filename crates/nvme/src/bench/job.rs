@@ -1,15 +1,16 @@
 //! A job of a bench: a thread that keeps a set number of commands in flight. It measures the commands and
 //! verifies their data.
 
+use super::Meters;
+use super::block::{self, WrongBlock};
 use super::workload::Workload;
-use super::{Meters, block};
 use crate::initiator::{Buffer, Done, Session, Submission};
 use crate::wire::command::{Command, Sgl, io};
 use crate::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::load::{Member, Pace, Pacer, Running};
 use inlane_core::stats::LatencyHistogram;
-use inlane_result::ByteVerification;
+use inlane_result::{ByteVerification, RowError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -81,7 +82,7 @@ pub(super) struct JobResult {
     pub(super) path: String,
     pub(super) io_queues: u32,
     pub(super) failovers: u64,
-    pub(super) error: Option<String>,
+    pub(super) error: Option<RowError>,
 }
 
 /// An operation in flight.
@@ -113,8 +114,8 @@ pub(super) struct Job {
     submitted: u64,
     reads: Tally,
     writes: Tally,
-    /// Describes the first block with wrong contents. `None` if no block was wrong.
-    wrong: Option<String>,
+    /// The first block with wrong contents. `None` if no block was wrong.
+    wrong: Option<WrongBlock>,
     /// How long the job has waited because of its pace.
     paced: Duration,
 }
@@ -188,7 +189,7 @@ impl Job {
             path: self.session.path().to_string(),
             io_queues,
             failovers: self.session.failovers(),
-            error: error.map(|error| error.to_string()).or(self.wrong),
+            error: error.map(RowError::new).or(self.wrong.map(RowError::new)),
         };
         match result.error {
             None if self.session.in_flight() == 0 && control.must_end() => self.session.close_within(GRACE),
@@ -368,8 +369,7 @@ impl Job {
         verification.verified_bytes += self.workload.block_bytes;
         if let Err(wrong) = block::check(buffer.bytes(), at, sequence) {
             verification.altered_bytes += self.workload.block_bytes;
-            let message = || format!("verification failed: the block at offset {at} is wrong: {wrong}");
-            self.wrong.get_or_insert_with(message);
+            self.wrong.get_or_insert(WrongBlock { offset: at, wrong });
         }
     }
 

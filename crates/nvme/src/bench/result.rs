@@ -4,7 +4,7 @@ use super::job::{JobResult, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
 use inlane_core::stats::Percentiles;
-use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row, Value, phrase};
+use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row, RowError, Value, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Display;
@@ -57,7 +57,7 @@ pub struct IoResult {
     /// The bytes that were checked. Null unless --verify was given.
     pub verification: Option<ByteVerification>,
     /// Why the run failed. Null if it succeeded.
-    pub error: Option<String>,
+    pub error: Option<RowError>,
 }
 
 /// A latency at a percentile.

@@ -2,7 +2,7 @@
 //! completion mode).
 
 use super::series::FEWEST_SAMPLES;
-use super::{CeilingOf, Delivery, MeasuredOperation, Point, WindowResult};
+use super::{CeilingOf, Delivery, MeasuredOperation, Note, Point, WindowResult};
 use inlane_core::completion::CompletionMode;
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_result::{ByteVerification, Ceiling, PathExplanation};
@@ -147,49 +147,29 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
     of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
 }
 
-/// Returns conclusions from the points, one sentence each. For example, one sentence compares puts with a
-/// plain copy and gives the lowest ratio of their bandwidths.
-pub fn findings(points: &[Point]) -> Vec<String> {
+/// Returns conclusions from the points. For example, one compares puts with a plain copy and gives the lowest
+/// ratio of their bandwidths.
+pub fn findings(points: &[Point]) -> Vec<Note> {
     let mut findings = Vec::new();
     let plain = |point: &Point| find(points, MeasuredOperation::PlainCopy, "poll", point.size_bytes);
-    if let Some((share, size)) = least(&ratios(points, MeasuredOperation::Put, "poll", 1 << 20, plain)) {
-        findings.push(format!(
-            "from 1 MiB, put reaches at least {:.1} % of the bandwidth of a plain copy (at {})",
-            share * 100.0,
-            inlane_core::units::bytes(size)
-        ));
-    }
-    if let (Some(put), Some(floor)) =
-        (latency(points, MeasuredOperation::OneWay), latency(points, MeasuredOperation::CacheToCache))
-    {
-        findings.push(format!(
-            "a put of 8 bytes takes {put:.0} ns one way, {:.2} times as long as a cache line between processors ({floor:.0} ns)",
-            put / floor
-        ));
-    }
+    let of_plain = least(&ratios(points, MeasuredOperation::Put, "poll", 1 << 20, plain));
+    findings.extend(of_plain.map(|(least, size_bytes)| Note::ShareOfPlainCopy { least, size_bytes }));
+    let one_way = latency(points, MeasuredOperation::OneWay);
+    let cache_line = latency(points, MeasuredOperation::CacheToCache);
+    findings.extend(
+        one_way.zip(cache_line).map(|(put_ns, cache_line_ns)| Note::OneWay { put_ns, cache_line_ns }),
+    );
     let peer = |point: &Point| find(points, MeasuredOperation::PeerPut, "poll", point.size_bytes);
     let against = ratios(points, MeasuredOperation::Put, "poll", 8, peer);
-    if let Some((worst, size)) = least(&against) {
+    if let Some((least, size_bytes)) = least(&against) {
         let mean = (against.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / against.len() as f64).exp();
-        findings.push(format!(
-            "put's bandwidth divided by that of the peer's put, from 8 B: geometric mean {mean:.2}, least {worst:.2} at {}",
-            inlane_core::units::bytes(size)
-        ));
+        findings.push(Note::AgainstPeer { mean, least, size_bytes });
     }
-    for (completion, busy) in points
-        .iter()
-        .filter(|point| point.operation == MeasuredOperation::Idle)
-        .filter_map(|p| Some((&p.completion, p.busy?)))
-    {
-        findings
-            .push(format!("an idle wait in mode {completion} takes {:.2} % of a processor", busy * 100.0));
-    }
-    if let Some(share) = waiting_share(points) {
-        findings.push(format!(
-            "put by mover, from 4 MiB: an adaptive wait takes at most {:.0} % of the processor time of polling",
-            share * 100.0
-        ));
-    }
+    let idle = points.iter().filter(|point| point.operation == MeasuredOperation::Idle);
+    findings.extend(
+        idle.filter_map(|p| Some(Note::IdleWait { completion: p.completion.clone(), share: p.busy? })),
+    );
+    findings.extend(waiting_share(points).map(|most| Note::AdaptiveWait { most }));
     for operation in [
         MeasuredOperation::PutByMover,
         MeasuredOperation::PutDelivered,
@@ -197,19 +177,14 @@ pub fn findings(points: &[Point]) -> Vec<String> {
         MeasuredOperation::GetPushed,
     ] {
         let poll = |point: &Point| find(points, operation, "poll", point.size_bytes);
-        for (completion, from) in [("adaptive", 64 << 10), ("interrupt", 1u64)] {
-            let shares = ratios(points, operation, completion, from, poll);
+        for (completion, from_bytes) in
+            [(CompletionMode::Adaptive, 64 << 10), (CompletionMode::Interrupt, 1u64)]
+        {
+            let shares = ratios(points, operation, &completion.to_string(), from_bytes, poll);
             let most = shares.iter().map(|(share, _)| *share).reduce(f64::max);
-            if let (Some((least, size)), Some(most)) = (least(&shares), most) {
-                findings.push(format!(
-                    "{}, from {}: mode {completion} reaches {:.0} % (at {}) to {:.0} % of the bandwidth of polling",
-                    operation.name(),
-                    inlane_core::units::bytes(from),
-                    least * 100.0,
-                    inlane_core::units::bytes(size),
-                    most * 100.0
-                ));
-            }
+            findings.extend(least(&shares).zip(most).map(|((least, least_at_bytes), most)| {
+                Note::AgainstPolling { operation, completion, from_bytes, least, least_at_bytes, most }
+            }));
         }
     }
     findings
@@ -249,7 +224,7 @@ mod tests {
             point(MeasuredOperation::PutByMover, "poll", &[10.0, 5.0, 10.0], 0.9),
             point(MeasuredOperation::PutByMover, "adaptive", &[9.8, 4.9, 1.0], 0.3),
         ];
-        let findings = findings(&points).join("\n");
+        let findings = findings(&points).iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
         for text in [
             "at least 96.0 % of the bandwidth of a plain copy (at 4 MiB)",
             "geometric mean 2.00, least 2.00 at 4 MiB",

@@ -7,12 +7,14 @@
 mod cases;
 mod figure;
 mod measured;
+mod note;
 pub mod peer;
 mod row;
 mod series;
 mod waits;
 
 pub use figure::{figure, findings, results};
+pub use note::Note;
 pub use row::{CeilingOf, Delivery, WindowResult};
 
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 use super::MeasuredOperation;
 use inlane_core::completion::CompletionMode;
 use inlane_core::stats::{Percentiles, Summary};
-use inlane_result::{ByteVerification, Ceiling, Cell, PathExplanation, Quantity, Row, Value};
+use inlane_result::{ByteVerification, Ceiling, Cell, PathExplanation, Quantity, Row, RowError, Value};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -68,7 +68,7 @@ pub struct WindowResult {
     /// How many bytes were moved, and how many of them were compared.
     pub verification: ByteVerification,
     /// Why the case failed. A failed row has no figures.
-    pub error: Option<String>,
+    pub error: Option<RowError>,
 }
 
 impl Row for WindowResult {

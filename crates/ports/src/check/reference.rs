@@ -59,7 +59,7 @@ pub fn find(function: &str) -> Result<Box<dyn ReferenceFunction>> {
         "drop-rule" => Box::new(DropRule::parse(settings)?),
         _ => {
             return Err(Error::Invalid {
-                what: format!("check of function {function}"),
+                what: format!("check of function {function}").into(),
                 why: "the checker has no reference for it; use io, macswap, l3-decrement, flow-count, checksum or \
                       drop-rule, or send to another port"
                     .into(),
@@ -207,7 +207,7 @@ impl DropRule {
     fn parse(text: &str) -> Result<Self> {
         let rules = text.split(',').map(|rule| {
             Self::rule(rule).ok_or_else(|| Error::Invalid {
-                what: format!("drop-rule:{text}"),
+                what: format!("drop-rule:{text}").into(),
                 why: format!("'{rule}' is not a rule; give for example udp:53 or src:10.0.0.0/8"),
             })
         });
