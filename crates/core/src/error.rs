@@ -15,6 +15,9 @@ pub enum Class {
     Environment,
 }
 
+/// The error that caused another one. Programs may downcast it.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 /// The errors of `core`. Each names the object that failed and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -39,6 +42,8 @@ pub enum Error {
         why: String,
         /// The class of the error.
         class: Class,
+        /// The error that caused this one, if there was one. `why` has its text.
+        source: Option<Cause>,
     },
     /// A device could not be opened, or failed while open: a GPU, DMA engine, BAR or twin.
     #[error("{device}: {why}")]
@@ -49,6 +54,8 @@ pub enum Error {
         why: String,
         /// The class of the error.
         class: Class,
+        /// The error that caused this one, if there was one. `why` has its text.
+        source: Option<Cause>,
     },
     /// A verification found bytes that differ from the bytes that were sent.
     #[error(
@@ -77,7 +84,7 @@ pub enum Error {
     #[error("{error}")]
     Other {
         /// The other crate's error. Programs may downcast it.
-        error: Box<dyn std::error::Error + Send + Sync>,
+        error: Cause,
         /// The class of the error.
         class: Class,
     },
@@ -142,6 +149,15 @@ impl Error {
         }
     }
 
+    /// Adds the error that caused this one, if it is about a port or a device. The message must contain its text.
+    #[must_use]
+    pub fn caused_by(mut self, cause: impl Into<Cause>) -> Self {
+        if let Error::Port { source, .. } | Error::Device { source, .. } = &mut self {
+            *source = Some(cause.into());
+        }
+        self
+    }
+
     /// Creates an [`Error::Invalid`].
     pub fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
@@ -154,17 +170,17 @@ impl Error {
 
     /// Creates an [`Error::Device`] of class [`Class::Environment`]: the machine is not ready.
     pub fn device_environment(device: impl Into<String>, why: impl Into<String>) -> Self {
-        Error::Device { device: device.into(), why: why.into(), class: Class::Environment }
+        Error::Device { device: device.into(), why: why.into(), class: Class::Environment, source: None }
     }
 
     /// Creates an [`Error::Device`] of class [`Class::Failed`]: the device failed while in use.
     pub fn device_failed(device: impl Into<String>, why: impl Into<String>) -> Self {
-        Error::Device { device: device.into(), why: why.into(), class: Class::Failed }
+        Error::Device { device: device.into(), why: why.into(), class: Class::Failed, source: None }
     }
 
     /// Creates an [`Error::Device`] of class [`Class::Usage`]: the device cannot do what was requested.
     pub fn device_usage(device: impl Into<String>, why: impl Into<String>) -> Self {
-        Error::Device { device: device.into(), why: why.into(), class: Class::Usage }
+        Error::Device { device: device.into(), why: why.into(), class: Class::Usage, source: None }
     }
 
     /// Creates an [`Error::Port`] of class [`Class::Environment`]: for example, a driver, a permission or
@@ -184,6 +200,6 @@ impl Error {
     }
 
     fn of_port(port: impl Into<String>, why: impl Into<String>, class: Class) -> Self {
-        Error::Port { port: without_secret(&port.into()).into(), why: why.into(), class }
+        Error::Port { port: without_secret(&port.into()).into(), why: why.into(), class, source: None }
     }
 }

@@ -1,19 +1,18 @@
 //! Errors of the DPDK layer.
 
 use inlane_core::error::Class;
+use std::fmt;
 
 /// An error of the DPDK layer. Each error names the object that failed and says what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// DPDK's environment did not start. This process then cannot use any part of DPDK.
-    #[error("DPDK did not start: {why}")]
     Environment {
         /// The reason, DPDK's last messages, and what to do.
         why: String,
     },
     /// A port specification is invalid.
-    #[error("port {spec}: {why}")]
     Spec {
         /// The specification, as the user wrote it.
         spec: String,
@@ -21,7 +20,6 @@ pub enum Error {
         why: String,
     },
     /// The interface, device or directory that the port names does not exist.
-    #[error("port {port}: {what} does not exist; {remedy}")]
     Missing {
         /// The port's name, as the user wrote it.
         port: String,
@@ -31,7 +29,6 @@ pub enum Error {
         remedy: String,
     },
     /// A queue, interface or device that the port needs is in use by another port or program.
-    #[error("port {port}: {what} is in use; {remedy}")]
     Busy {
         /// The port's name, as the user wrote it.
         port: String,
@@ -41,7 +38,6 @@ pub enum Error {
         remedy: String,
     },
     /// The interface or device exists, but its present state prevents its use.
-    #[error("port {port}: {why}; {remedy}")]
     Unavailable {
         /// The port's name, as the user wrote it.
         port: String,
@@ -51,9 +47,6 @@ pub enum Error {
         remedy: String,
     },
     /// This process lacks the privilege to open the port.
-    #[error(
-        "port {port}: no permission to {doing}; run as root, or give the program the capabilities that ports need: {command}"
-    )]
     Permission {
         /// The port's name, as the user wrote it.
         port: String,
@@ -63,7 +56,6 @@ pub enum Error {
         command: String,
     },
     /// A pool of packet buffers could not be created.
-    #[error("a pool of {count} mbufs of {room} bytes: {why}")]
     Pool {
         /// Requested number of buffers.
         count: usize,
@@ -71,9 +63,10 @@ pub enum Error {
         room: usize,
         /// The reason, and what to do.
         why: String,
+        /// The system's error, if there was one. `why` has its text.
+        source: Option<std::io::Error>,
     },
     /// A call on a port came at the wrong time or with values outside the port's limits.
-    #[error("port {port}: {why}")]
     Usage {
         /// The port's name, as the user wrote it.
         port: String,
@@ -81,7 +74,6 @@ pub enum Error {
         why: String,
     },
     /// DPDK or its driver refused a step of opening, configuring or starting the port.
-    #[error("port {port}: {doing} failed: {why}")]
     Device {
         /// The port's name, as the user wrote it.
         port: String,
@@ -91,7 +83,6 @@ pub enum Error {
         why: String,
     },
     /// No process connected to a memif port.
-    #[error("port {port}: no peer connected to the socket within {seconds} s; {remedy}")]
     NoPeer {
         /// The port's name, as the user wrote it.
         port: String,
@@ -101,7 +92,6 @@ pub enum Error {
         remedy: String,
     },
     /// The interface, device or peer of an open port disappeared.
-    #[error("port {port}: {what} disappeared while in use; when it is back, start the command again")]
     Gone {
         /// The port's name, as the user wrote it.
         port: String,
@@ -140,23 +130,68 @@ impl Error {
     }
 }
 
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(port) = self.port() {
+            write!(f, "port {port}: ")?;
+        }
+        WithoutPort(self).fmt(f)
+    }
+}
+
+/// Shows an error without the name of its port.
+struct WithoutPort<'a>(&'a Error);
+
+impl fmt::Display for WithoutPort<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Error::Environment { why } => write!(f, "DPDK did not start: {why}"),
+            Error::Spec { why, .. } | Error::Usage { why, .. } => f.write_str(why),
+            Error::Missing { what, remedy, .. } => write!(f, "{what} does not exist; {remedy}"),
+            Error::Busy { what, remedy, .. } => write!(f, "{what} is in use; {remedy}"),
+            Error::Unavailable { why, remedy, .. } => write!(f, "{why}; {remedy}"),
+            Error::Permission { doing, command, .. } => write!(
+                f,
+                "no permission to {doing}; run as root, or give the program the capabilities that ports need: {command}"
+            ),
+            Error::Pool { count, room, why, .. } => {
+                write!(f, "a pool of {count} mbufs of {room} bytes: {why}")
+            }
+            Error::Device { doing, why, .. } => write!(f, "{doing} failed: {why}"),
+            Error::NoPeer { seconds, remedy, .. } => {
+                write!(f, "no peer connected to the socket within {seconds} s; {remedy}")
+            }
+            Error::Gone { what, .. } => {
+                write!(f, "{what} disappeared while in use; when it is back, start the command again")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Pool { source, .. } => source.as_ref().map(|source| source as _),
+            _ => None,
+        }
+    }
+}
+
 impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
         use inlane_core::Error as Core;
         let class = error.class();
         match error {
-            Error::Pool { count, room, why } => Core::Memory {
+            Error::Pool { count, room, why, .. } => Core::Memory {
                 bytes: count.saturating_mul(room),
                 what: format!("a pool of {count} mbufs of {room} bytes"),
                 why,
             },
-            Error::Environment { why } => Core::Port { port: "DPDK".into(), why, class },
+            Error::Environment { why } => Core::Port { port: "DPDK".into(), why, class, source: None },
             other => {
                 let port = other.port().unwrap_or("DPDK").to_owned();
-                let text = other.to_string();
-                // Remove the port's name from the text, because the core error puts the name in front again.
-                let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
-                Core::Port { port, why, class }
+                let why = WithoutPort(&other).to_string();
+                Core::Port { port, why, class, source: Some(other.into()) }
             }
         }
     }

@@ -87,10 +87,15 @@ impl MbufPool {
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
-        let refuse = |why: String| Error::Pool { count, room, why };
+        let refuse = |why: String| Error::Pool { count, room, why, source: None };
         let mark = log::LogPosition::new();
         let memory = memory::Mapping::new(bytes, environment.hugepages)
-            .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
+            .map_err(|error| Error::Pool {
+                count,
+                room,
+                why: format!("{error}; ask for fewer or smaller buffers"),
+                source: Some(error),
+            })?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
         // SAFETY: the pool owns memory of this length. The region keeps the memory until the pool is freed.
@@ -125,7 +130,7 @@ impl MbufPool {
         let stride = stride(room);
         let count = region.len() / stride;
         let (count32, room32) = in_range(count, room)?;
-        let refuse = |why: String| Error::Pool { count, room, why };
+        let refuse = |why: String| Error::Pool { count, room, why, source: None };
         let page = 4096;
         if !region.address().is_multiple_of(page) || !(region.len() as u64).is_multiple_of(page) {
             return Err(refuse(format!("{region:?} does not begin and end at a multiple of {page} bytes")));
@@ -229,6 +234,7 @@ impl MbufPool {
             count: self.capacity,
             room: self.room,
             why: format!("no segment: {why}"),
+            source: None,
         };
         if !self.region.location().is_cpu_memory() {
             return Err(refuse(format!("the CPU cannot write {}", self.region.location())));
@@ -412,7 +418,8 @@ pub const MAX_ROOM: usize = 65535 - HEADROOM - 127;
 fn in_range(count: usize, room: usize) -> Result<(u32, u32)> {
     let most = MAX_ROOM;
     if !(1..=1 << 24).contains(&count) || !(1..=most).contains(&room) {
-        return Err(Error::Pool { count, room, why: format!("give 1 to 16M buffers of 1 to {most} bytes") });
+        let why = format!("give 1 to 16M buffers of 1 to {most} bytes");
+        return Err(Error::Pool { count, room, why, source: None });
     }
     Ok((count as u32, room as u32))
 }

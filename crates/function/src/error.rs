@@ -1,6 +1,6 @@
 //! The errors of packet functions.
 
-use inlane_core::error::Class;
+use inlane_core::error::{Cause, Class};
 use inlane_core::setting::Field;
 use std::path::PathBuf;
 
@@ -55,6 +55,8 @@ pub enum Error {
         what: String,
         /// What is missing, and how to get it.
         why: String,
+        /// The error that caused this one, if there was one. `why` has its text.
+        source: Option<Cause>,
     },
     /// An error from inlane-core: there is no memory for the function's state or output region.
     #[error(transparent)]

@@ -38,6 +38,7 @@ impl Instance {
             usize::try_from(bytes).map_err(|_| Error::Environment {
                 what: format!("packet function {}", function.name()),
                 why: format!("it needs {bytes} bytes of memory, more than this machine can address"),
+                source: None,
             })
         };
         let state = Region::host(size(info.state_bytes)?.max(1))?;

@@ -178,6 +178,7 @@ impl Error {
 
 impl From<Error> for inlane_core::Error {
     fn from(error: Error) -> Self {
-        inlane_core::Error::Device { device: "pci".into(), why: error.to_string(), class: error.class() }
+        let (why, class) = (error.to_string(), error.class());
+        inlane_core::Error::Device { device: "pci".into(), why, class, source: Some(error.into()) }
     }
 }

@@ -49,6 +49,7 @@ impl Compiler {
                 "no C++ compiler runs (tried {}); install one with 'apt-get install g++', or name it in CXX",
                 names.join(", ")
             ),
+            source: None,
         })
     }
 
@@ -78,6 +79,7 @@ impl Compiler {
         let failed = |error: std::io::Error| Error::Environment {
             what: format!("compiling {file} with {}", self.path.display()),
             why: error.to_string(),
+            source: Some(error.into()),
         };
         let headers = to.with_extension("include");
         std::fs::create_dir_all(&headers).map_err(failed)?;

@@ -11,6 +11,7 @@ mod crash;
 
 use crate::abi::{ABI, FunctionEntry};
 use crate::{Error, Result};
+use inlane_core::error::Cause;
 use inlane_process::code_cache::CodeCache;
 use libloading::Library;
 use std::path::Path;
@@ -59,6 +60,7 @@ impl UserFunction {
             _ => Error::Environment {
                 what: format!("packet function {}", path.display()),
                 why: format!("cannot be read: {error}; name a file that you may read"),
+                source: Some(error.into()),
             },
         })?;
         if source.contains('\0') {
@@ -118,14 +120,15 @@ impl UserFunction {
 /// Loads the shared object for `key` from the cache. If it is missing there, `compile` writes it first. Uses
 /// a temporary directory if there is no cache.
 fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Library> {
-    let failed = |path: &Path, error: &dyn std::fmt::Display| Error::Environment {
+    let failed = |path: &Path, error: Cause| Error::Environment {
         what: format!("compiled packet function {}", path.display()),
         why: format!("{error}; set INLANE_CACHE to a directory of your own on a file system without noexec"),
+        source: Some(error),
     };
     let open = |path: &Path| {
         // SAFETY: the object holds the user's own code, so it is trusted. Only the user can write to the
         // object.
-        unsafe { Library::new(path) }.map_err(|error| failed(path, &error))
+        unsafe { Library::new(path) }.map_err(|error| failed(path, error.into()))
     };
     let cache = CodeCache::open("functions").unwrap_or_else(|error| {
         static WARNED: std::sync::Once = std::sync::Once::new();
@@ -138,14 +141,14 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     });
     let cache = match cache {
         Some(cache) => cache,
-        None => CodeCache::temporary().map_err(|error| failed(&std::env::temp_dir(), &error))?,
+        None => CodeCache::temporary().map_err(|error| failed(&std::env::temp_dir(), error.into()))?,
     };
     if let Some(path) = cache.find(key) {
         return open(&path);
     }
     let entry = cache.insert(key);
     compile(entry.path())?;
-    let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
+    let path = entry.commit().map_err(|error| failed(cache.directory(), error.into()))?;
     // Load the object before this function returns. After the return, a temporary cache removes its files,
     // but a loaded object no longer needs its file.
     open(&path)

@@ -162,7 +162,7 @@ impl Ivshmem {
 
 fn pci(error: inlane_pci::Error) -> Error {
     let (why, class) = (error.to_string(), error.class());
-    Error::Core(inlane_core::Error::Device { device: IVSHMEM.into(), why, class })
+    Error::Core(inlane_core::Error::Device { device: IVSHMEM.into(), why, class, source: Some(error.into()) })
 }
 
 fn capabilities(window_bytes: u64) -> Capabilities {

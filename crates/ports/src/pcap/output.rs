@@ -1,6 +1,7 @@
 //! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe.
 
 use inlane_core::error::Class;
+use inlane_core::setting::Subject;
 use inlane_core::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fstat};
@@ -38,11 +39,11 @@ enum Kind {
     Full(File, usize),
 }
 
-/// Makes the error for an output that failed. `name` is the port, or a flag such as `--capture`.
-pub(super) fn refused(name: &str, class: Class, why: String) -> Error {
-    match name.starts_with("--") {
-        true => Error::Device { device: name.into(), why, class },
-        false => Error::Port { port: name.into(), why, class },
+/// Makes the error for an output that failed. `name` is the port, or the setting that names the file.
+pub(super) fn refused(name: &Subject, class: Class, why: String) -> Error {
+    match name.field() {
+        Some(_) => Error::Device { device: name.to_string(), why, class, source: None },
+        None => Error::Port { port: name.to_string(), why, class, source: None },
     }
 }
 
@@ -56,7 +57,7 @@ impl Output {
     ///
     /// # Errors
     /// If the path can be neither opened nor created.
-    pub(super) fn open(name: &str, path: &str) -> Result<Self> {
+    pub(super) fn open(name: &Subject, path: &str) -> Result<Self> {
         if path == "-" {
             let duplicate = std::io::stdout().as_fd().try_clone_to_owned();
             let file: File = duplicate
@@ -79,7 +80,8 @@ impl Output {
                 return refused(name, Class::Usage, "it is a directory; name a file in it".into());
             }
             let remedy = "name a file in a directory that you may write to";
-            refused(name, Class::Environment, format!("cannot create {path}: {error}; {remedy}"))
+            let why = format!("cannot create {path}: {error}; {remedy}");
+            refused(name, Class::Environment, why).caused_by(error)
         };
         if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(path) {
             return Ok(Self { kind: Kind::File(file), created: Some(path.into()) });

@@ -7,7 +7,6 @@
 
 use super::pcapng::Interface;
 use crate::field::PACKETS;
-use inlane_core::error::Class;
 use inlane_core::{Error, Result};
 use pcap_parser::nom;
 use pcap_parser::{
@@ -383,7 +382,7 @@ impl CaptureReader {
             ),
         };
         let why = format!("{why}; {before}");
-        Error::Port { port: self.name.clone(), why, class: Class::Failed }
+        Error::port_failed(&self.name, why)
     }
 }
 

@@ -55,11 +55,9 @@ impl CaptureSource {
     /// pipe repeats.
     pub fn new(spec: &CaptureSpec, playback: Playback) -> Result<Self> {
         let CaptureSpec { text, path } = spec;
-        let refused = |error| {
-            Error::port_environment(
-                text,
-                format!("cannot read {path}: {error}; name a capture that you may read"),
-            )
+        let refused = |error: std::io::Error| {
+            let why = format!("cannot read {path}: {error}; name a capture that you may read");
+            Error::port_environment(text, why).caused_by(error)
         };
         let file: File = if spec.is_standard() {
             std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()

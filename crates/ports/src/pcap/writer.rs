@@ -7,6 +7,7 @@ use super::output::{Output, refused};
 use super::reader::{ETHERNET, Resolution};
 use inlane_core::error::Class;
 use inlane_core::packet::PacketMeta;
+use inlane_core::setting::Subject;
 use inlane_core::{Error, Result, units};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +58,7 @@ struct Buffered {
 /// Opening the writer changes no file. The first packet, [`CaptureWriter::begin`] or [`CaptureWriter::flush`]
 /// replaces the file's content.
 pub struct CaptureWriter {
-    name: String,
+    name: Subject,
     output: Output,
     begun: bool,
     resolution: SharedResolution,
@@ -74,7 +75,8 @@ pub struct CaptureWriter {
     written_before: u64,
     written_packets: u64,
     queues: Vec<Arc<LostPackets>>,
-    broken: Option<String>,
+    /// Why the capture ended after an error, and true if its reader closed the pipe.
+    broken: Option<(String, bool)>,
 }
 
 impl CaptureWriter {
@@ -82,10 +84,11 @@ impl CaptureWriter {
     ///
     /// # Errors
     /// If the path can be neither opened nor created.
-    pub fn open(name: &str, path: &str, resolution: SharedResolution) -> Result<Self> {
+    pub fn open(name: impl Into<Subject>, path: &str, resolution: SharedResolution) -> Result<Self> {
+        let name = name.into();
         Ok(Self {
-            name: name.into(),
-            output: Output::open(name, path)?,
+            output: Output::open(&name, path)?,
+            name,
             begun: false,
             resolution,
             header: None,
@@ -104,7 +107,7 @@ impl CaptureWriter {
     ///
     /// # Errors
     /// As for [`CaptureWriter::open`].
-    pub fn create(name: &str, path: &str, resolution: Resolution) -> Result<Self> {
+    pub fn create(name: impl Into<Subject>, path: &str, resolution: Resolution) -> Result<Self> {
         Self::open(name, path, Arc::new(OnceLock::from(resolution)))
     }
 
@@ -126,7 +129,7 @@ impl CaptureWriter {
         }
         self.begun = true;
         if let Err(error) = self.output.begin() {
-            return Err(self.give_up(&cause(&error)));
+            return Err(self.give_up(error.into()));
         }
         if self.resolution.get().is_some() {
             self.flush()?;
@@ -180,13 +183,12 @@ impl CaptureWriter {
         length: usize,
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> Result<()> {
-        let seconds = u32::try_from(meta.time_ns / 1_000_000_000).map_err(|_| Error::Port {
-            port: self.name.clone(),
-            why: format!(
+        let seconds = u32::try_from(meta.time_ns / 1_000_000_000).map_err(|_| {
+            let why = format!(
                 "a packet has time {} ns after 1970, and the format ends in 2106; shift the timestamps: editcap -t",
                 meta.time_ns
-            ),
-            class: Class::Failed,
+            );
+            refused(&self.name, Class::Failed, why)
         })?;
         let nanoseconds = (meta.time_ns % 1_000_000_000) as u32;
         let fraction = match self.header() {
@@ -278,8 +280,8 @@ impl CaptureWriter {
     fn abandon(&mut self) -> Result<()> {
         let packets = self.records.len();
         let error = self.give_up(match self.output.awaits_reader() {
-            true => "no process opened it for reading",
-            false => "its reader stopped reading",
+            true => Stopped::NoReader,
+            false => Stopped::StalledReader,
         });
         if packets == 0 { Ok(()) } else { Err(error) }
     }
@@ -288,11 +290,11 @@ impl CaptureWriter {
     fn write_buffer(&mut self) -> Result<bool> {
         while self.written < self.buffer.len() {
             match self.output.write(&self.buffer[self.written..]) {
-                Ok(0) => return Err(self.give_up(&cause(&ErrorKind::StorageFull.into()))),
+                Ok(0) => return Err(self.give_up(ErrorKind::StorageFull.into())),
                 Ok(count) => self.written += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(self.give_up(&cause(&error))),
+                Err(error) => return Err(self.give_up(error.into())),
             }
         }
         self.written_packets += self.records.len() as u64;
@@ -310,7 +312,7 @@ impl CaptureWriter {
 
     /// Ends the capture after an error. Counts buffered records that were not written whole as lost, and
     /// refuses all further packets.
-    fn give_up(&mut self, why: &str) -> Error {
+    fn give_up(&mut self, stopped: Stopped) -> Error {
         let whole = self.records.partition_point(|record| record.end as usize <= self.written);
         self.written_packets += whole as u64;
         let mut start = match whole.checked_sub(1) {
@@ -328,39 +330,57 @@ impl CaptureWriter {
         self.output.cut(self.written_before + kept as u64);
         self.clear();
         let why = match self.written_packets {
-            0 => format!("cannot be written: {why}"),
+            0 => format!("cannot be written: {stopped}"),
             packets => {
                 let packets = units::counted(packets, "packet");
-                format!("writing failed after {packets}: {why}; the packets written can be read")
+                format!("writing failed after {packets}: {stopped}; the packets written can be read")
             }
         };
-        self.broken = Some(why.clone());
-        refused(&self.name, Class::Failed, why)
+        let error = refused(&self.name, Class::Failed, why.clone());
+        self.broken = Some((why, matches!(stopped, Stopped::Closed)));
+        error.caused_by(stopped)
     }
 
     fn check(&self) -> Result<()> {
         match &self.broken {
             None => Ok(()),
-            Some(why) => Err(refused(&self.name, Class::Failed, why.clone())),
+            Some((why, is_closed)) => {
+                let error = refused(&self.name, Class::Failed, why.clone());
+                Err(if *is_closed { error.caused_by(Stopped::Closed) } else { error })
+            }
         }
     }
 }
 
-/// The error text if a capture's reader closed the pipe. `is_closed_by_reader` recognises the error by it.
-const CLOSED: &str = "its reader closed the pipe";
+/// Why an output accepts no more bytes, with the remedy.
+#[derive(Debug, thiserror::Error)]
+enum Stopped {
+    #[error("no process opened it for reading")]
+    NoReader,
+    #[error("its reader stopped reading")]
+    StalledReader,
+    #[error("its reader closed the pipe")]
+    Closed,
+    #[error("{0}; free some space or write elsewhere")]
+    Full(#[source] std::io::Error),
+    #[error("{0}; name another file")]
+    Refused(#[source] std::io::Error),
+}
+
+impl From<std::io::Error> for Stopped {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::BrokenPipe => Stopped::Closed,
+            ErrorKind::StorageFull => Stopped::Full(error),
+            _ => Stopped::Refused(error),
+        }
+    }
+}
 
 /// Returns true for the error of a capture whose reader closed the pipe.
 pub fn is_closed_by_reader(error: &Error) -> bool {
-    matches!(error, Error::Port { why, .. } | Error::Device { why, .. } if why.contains(CLOSED))
-}
-
-/// Returns the reason why the output refused bytes, with the remedy, for the error message.
-fn cause(error: &std::io::Error) -> String {
-    match error.kind() {
-        ErrorKind::BrokenPipe => CLOSED.into(),
-        ErrorKind::StorageFull => format!("{error}; free some space or write elsewhere"),
-        _ => format!("{error}; name another file"),
-    }
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(Stopped::Closed))
 }
 
 impl Drop for CaptureWriter {

@@ -28,13 +28,15 @@ impl Capture {
     /// # Errors
     /// If the file cannot be created, or if one of `ports` reads or writes it.
     pub fn open(path: &Path, timestamps: TimestampSource, ports: &[PortSpec]) -> Result<Self> {
-        let name = CAPTURE.with(path.display()).to_string();
+        let name = CAPTURE.with(path.display());
         let uses = |port: &&PortSpec| port.file().is_some_and(|file| same_file(file, path));
         if let Some(port) = ports.iter().find(uses) {
-            return Err(Error::invalid(&name, format!("port {port} uses the same file; name another one")));
+            return Err(Error::invalid(name, format!("port {port} uses the same file; name another one")));
         }
-        let text = path.to_str().ok_or_else(|| Error::invalid(&name, "its name is not UTF-8; rename it"))?;
-        let writer = CaptureWriter::create(&name, text, Resolution::Nano)?;
+        let text = path
+            .to_str()
+            .ok_or_else(|| Error::invalid(name.clone(), "its name is not UTF-8; rename it"))?;
+        let writer = CaptureWriter::create(name, text, Resolution::Nano)?;
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }
 
