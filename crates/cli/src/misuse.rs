@@ -98,32 +98,6 @@ fn join_negative_numbers(arguments: &[OsString]) -> Vec<OsString> {
     joined
 }
 
-/// Returns up to three names that the user may have meant by `name`, the most similar first. A name is
-/// similar if one letter differs, or at most a third of the letters. It is also similar if one name begins
-/// with the other.
-pub fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let is_near = |other: &&str| {
-        let most = name.chars().count().max(other.chars().count()) / 3;
-        strsim::osa_distance(name, other) <= most.max(1)
-            || (name.len() > 1 && (other.starts_with(name) || name.starts_with(other)))
-    };
-    let mut near: Vec<&str> = names.into_iter().filter(is_near).collect();
-    near.sort_by_key(|other| strsim::osa_distance(name, other));
-    // Leave out names that are much less similar than the first.
-    let most = near.first().map_or(0, |first| strsim::osa_distance(name, first) + 1);
-    let begins = |other: &str| other.starts_with(name) || name.starts_with(other);
-    near.retain(|other| strsim::osa_distance(name, other) <= most || begins(other));
-    near.into_iter().take(3).map(str::to_string).collect()
-}
-
-/// Returns `did you mean a or b? `, or an empty string if there is no name to suggest.
-pub fn did_you_mean(names: &[String]) -> String {
-    match names {
-        [] => String::new(),
-        names => format!("did you mean {}? ", names.join(" or ")),
-    }
-}
-
 fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
@@ -187,16 +161,5 @@ mod tests {
         assert_eq!(joined(&["x", "--rate=1", "-1", "--"]), ["x", "--rate=1", "-1", "--"]);
         assert_eq!(joined(&["--", "-5"]), ["--", "-5"]);
         assert_eq!(joined(&["x", "-n", "-1", "-2"]), ["x", "-n=-1", "-2"]);
-    }
-
-    #[test]
-    fn similar_names_are_suggested_in_order() {
-        assert_eq!(similar("brust", ["burst", "slots", "rate"]), ["burst"]);
-        assert!(similar("xyz", ["burst", "slots"]).is_empty());
-        assert!(similar("all", ["none", "header", "data", "both"]).is_empty());
-        assert_eq!(similar("packet", ["packets", "paths"]), ["packets"]);
-        let variables = ["INLANE_FORWARD_PAUSE", "INLANE_FORWARD_BURST"];
-        assert_eq!(similar("INLANE_FORWARD_BRUST", variables), ["INLANE_FORWARD_BURST"]);
-        assert_eq!(did_you_mean(&["a".into(), "b".into()]), "did you mean a or b? ");
     }
 }

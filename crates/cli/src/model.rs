@@ -1,6 +1,7 @@
 //! `inlane model`: computes what flows that share resources reach, and what limits each of them.
 
 use crate::output::Output;
+use inlane_core::names::{did_you_mean, similar};
 use inlane_core::units;
 use inlane_model::published::{Published, Status};
 use inlane_model::result::{
@@ -118,7 +119,7 @@ impl ModelArgs {
         for name in &self.case {
             if !cases.iter().any(|case| case.name == *name) {
                 let names = || cases.iter().map(|case| case.name.as_str()).filter(|name| !name.is_empty());
-                let near = crate::misuse::did_you_mean(&crate::misuse::similar(name, names()));
+                let near = did_you_mean(&similar(name, names()));
                 let have = match names().collect::<Vec<_>>() {
                     names if names.is_empty() => "the file has no cases".into(),
                     names => format!("the cases are: {}", names.join("; ")),
@@ -147,7 +148,7 @@ fn read_model(file: &str) -> anyhow::Result<String> {
     let names = || TEST_BEDS.iter().map(|(name, _)| *name);
     let found = TEST_BEDS.iter().find(|(bed, _)| *bed == name);
     found.map(|(_, text)| text.to_string()).ok_or_else(|| {
-        let near = crate::misuse::did_you_mean(&crate::misuse::similar(name, names()));
+        let near = did_you_mean(&similar(name, names()));
         let names: Vec<_> = names().collect();
         inlane_core::Error::invalid(file, format!("{near}choose one of {}", names.join(", "))).into()
     })

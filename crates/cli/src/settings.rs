@@ -9,11 +9,11 @@
 //! clap checks which flags exclude or require each other, and parses their values, while it reads a list of arguments.
 //! So [`read`] gives it one list of all flags that apply. What the command line itself sets is read from clap's matches.
 
-use crate::misuse::{did_you_mean, similar};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use inlane_core::Error;
+use inlane_core::names::{did_you_mean, similar};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};

@@ -12,7 +12,7 @@
 //! | [`stats`], [`verification`] | statistics; the outcome of checking what a run moved |
 //! | [`cores`] | the cores that a thread may run on |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
-//! | [`setting`], [`secret`] | the names of settings in messages; secrets that messages leave out |
+//! | [`setting`], [`names`], [`secret`] | the names of settings in messages; suggestions for misspelt names; secrets that messages leave out |
 //!
 //! This crate contains no device code. The cargo feature `serde` makes the types that result documents contain
 //! serializable. Programs that only use rings or ports leave it out and build no JSON schemas.
@@ -26,6 +26,7 @@ pub mod error;
 pub mod layout;
 pub mod load;
 pub mod mover;
+pub mod names;
 pub mod packet;
 pub mod port;
 pub mod region;

@@ -89,13 +89,12 @@ impl MbufPool {
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
         let refuse = |why: String| Error::Pool { count, room, why, source: None };
         let mark = log::LogPosition::new();
-        let memory = memory::Mapping::new(bytes, environment.hugepages)
-            .map_err(|error| Error::Pool {
-                count,
-                room,
-                why: format!("{error}; ask for fewer or smaller buffers"),
-                source: Some(error),
-            })?;
+        let memory = memory::Mapping::new(bytes, environment.hugepages).map_err(|error| Error::Pool {
+            count,
+            room,
+            why: format!("{error}; ask for fewer or smaller buffers"),
+            source: Some(error),
+        })?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
         // SAFETY: the pool owns memory of this length. The region keeps the memory until the pool is freed.

@@ -19,7 +19,6 @@
 
 pub mod field;
 pub mod kinds;
-mod names;
 pub mod observation;
 mod open;
 pub mod phases;

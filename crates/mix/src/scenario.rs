@@ -20,8 +20,8 @@ mod file;
 
 use crate::field::LOAD;
 use crate::kinds::{KINDS, MOST_THREADS, Work, kind_names};
-use crate::names::{did_you_mean, similar};
 use crate::settings::{Settings, Wrong};
+use inlane_core::names::{did_you_mean, similar};
 use inlane_core::units::Rate;
 use inlane_core::{Error, cores};
 use std::collections::BTreeMap;

@@ -4,8 +4,8 @@ mod rate;
 
 pub use rate::parse_rate;
 
-use crate::names::{did_you_mean, similar};
 use inlane_core::cores;
+use inlane_core::names::{did_you_mean, similar};
 use inlane_core::setting::Choice;
 use inlane_core::units::{self, Rate};
 use std::collections::BTreeMap;

@@ -3,6 +3,7 @@
 use crate::field::SET;
 use crate::id::{FlowId, ResourceId};
 use inlane_core::error::Class;
+use inlane_core::names::did_you_mean;
 use std::fmt;
 
 /// A number of a network.
@@ -70,7 +71,7 @@ impl fmt::Display for Place {
 #[non_exhaustive]
 pub enum Problem {
     /// A key that the format does not have.
-    #[error("there is no such key; {}the keys are {}", near(nearest), known.join(", "))]
+    #[error("there is no such key; {}the keys are {}", did_you_mean(nearest), known.join(", "))]
     UnknownKey {
         /// The keys with similar names.
         nearest: Vec<String>,
@@ -78,7 +79,7 @@ pub enum Problem {
         known: Vec<String>,
     },
     /// A reference to something that the file does not have.
-    #[error("there is no {kind} '{name}'; {}{}", near(nearest), have(kind, known))]
+    #[error("there is no {kind} '{name}'; {}{}", did_you_mean(nearest), have(kind, known))]
     UnknownName {
         /// What is referred to: "resource", "flow".
         kind: &'static str,
@@ -162,10 +163,6 @@ pub enum Problem {
     /// A number that was computed from the file's numbers, and that a network cannot have.
     #[error("the numbers of this flow or resource lead to an unusable network: {0}")]
     Network(#[source] Box<Error>),
-}
-
-fn near(names: &[String]) -> String {
-    if names.is_empty() { String::new() } else { format!("did you mean {}? ", names.join(" or ")) }
 }
 
 fn have(kind: &str, known: &[String]) -> String {

@@ -10,7 +10,8 @@ use crate::error::{Error, Problem, Result};
 use crate::network::Network;
 use crate::published::{Published, PublishedUnit, Status};
 use crate::solve::{Margin, Solution};
-use crate::tree::{Node, PUBLISHED, Reader, Tree, Value, similar};
+use crate::tree::{Node, PUBLISHED, Reader, Tree, Value};
+use inlane_core::names::similar;
 use resources::Resources;
 use std::collections::HashMap;
 

@@ -1,6 +1,7 @@
 //! The values of a TOML file with the lines they stand on, and settings that replace some of them.
 
 use crate::error::{Error, Place, Problem, Result};
+use inlane_core::names::similar;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -197,16 +198,6 @@ fn plain_value(value: &DeValue<'_>, line: &impl Fn(usize) -> usize) -> Value {
         DeValue::Table(table) => table_value(table, line),
         DeValue::Boolean(_) | DeValue::Datetime(_) => Value::Other,
     }
-}
-
-/// Returns up to three names that are similar to `name`, the most similar first.
-pub(crate) fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let distance = |other: &str| strsim::osa_distance(name, other);
-    let most = |other: &str| (name.chars().count().max(other.chars().count()) / 3).max(1);
-    let mut near: Vec<&str> = names.into_iter().filter(|other| distance(other) <= most(other)).collect();
-    near.sort_by_key(|other| distance(other));
-    near.dedup();
-    near.into_iter().take(3).map(String::from).collect()
 }
 
 /// A reader of a table's keys. `finish` refuses the keys that were not read.

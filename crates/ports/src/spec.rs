@@ -502,10 +502,8 @@ fn meant(text: &str) -> Option<String> {
             Some(format!("{xdp}:{interface}{options} or {packet}:{interface}{options}"))
         }
         [kind, ..] => {
-            let is_near = |known: &&str| strsim::osa_distance(kind, known) <= (known.len() / 3).max(1);
-            let near = Kind::names().into_iter().filter(is_near);
-            near.min_by_key(|known| strsim::osa_distance(kind, known))
-                .map(|known| format!("{known}{}", &text[kind.len()..]))
+            let near = inlane_core::names::similar(kind, Kind::names()).into_iter().next();
+            near.map(|known| format!("{known}{}", &text[kind.len()..]))
         }
         [] => None,
     }

@@ -1,4 +1,4 @@
-//! The limits of the control groups that this process belongs to, in cgroup v2 and v1.
+//! The control groups that this process belongs to, in cgroup v2 and v1, and their quota of processor time.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +17,7 @@ impl CpuQuota {
     /// Returns the tightest quota of this process, from its own group or a group above.
     /// `None` if there is no quota.
     pub fn of_this_process() -> Option<Self> {
-        let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-        let quotas = groups.lines().flat_map(|line| {
-            let (root, own) = hierarchy(line)?;
-            let own = root.join(own.trim_start_matches('/'));
-            let above: Vec<PathBuf> =
-                own.ancestors().take_while(|group| group.starts_with(&root)).map(PathBuf::from).collect();
-            above.iter().filter_map(|group| Self::of_group(group)).min_by(|a, b| a.cores.total_cmp(&b.cores))
-        });
+        let quotas = of_this_process("cpu").into_iter().filter_map(|group| Self::of_group(&group.folder));
         quotas.min_by(|a, b| a.cores.total_cmp(&b.cores))
     }
 
@@ -63,19 +56,62 @@ impl CpuQuota {
     }
 }
 
-/// Returns the control group that a line of /proc/self/cgroup names: the mounted root of its hierarchy, and the path
-/// below it. `None` for a hierarchy that does not control processors.
-fn hierarchy(line: &str) -> Option<(PathBuf, &str)> {
-    let mut fields = line.splitn(3, ':').skip(1);
-    let (controllers, own) = (fields.next()?, fields.next()?);
-    let mounted = Path::new("/sys/fs/cgroup");
-    let root = match controllers {
-        "" if mounted.join("unified").is_dir() => mounted.join("unified"),
-        "" => mounted.into(),
-        list if list.split(',').any(|one| one == "cpu") => mounted.join(list),
-        _ => return None,
-    };
-    Some((root, own))
+/// A control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The folder with the group's files.
+    pub folder: PathBuf,
+    /// The version, which decides the names of the files.
+    pub version: Version,
+}
+
+/// A version of Linux's control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// Each controller has a hierarchy of its own.
+    One,
+    /// One hierarchy has all controllers.
+    Two,
+}
+
+/// Returns the control groups of this process that can limit a resource: its own and those around it. `controller` is
+/// the resource's name, such as `memory`.
+pub fn of_this_process(controller: &str) -> Vec<Group> {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"), controller)
+}
+
+/// Returns the control groups of a process that can limit a resource. `own` is the text of /proc/PID/cgroup, and
+/// `mounts` that of /proc/PID/mountinfo.
+fn groups(own: &str, mounts: &str, controller: &str) -> Vec<Group> {
+    let names = |list: &str| list.split(',').any(|one| one == controller);
+    let mut found = Vec::new();
+    for line in own.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        let (kind, version) = match controllers {
+            "" => ("cgroup2", Version::Two),
+            list if names(list) => ("cgroup", Version::One),
+            _ => continue,
+        };
+        // The line of a mount: four fields, the mounted folder, the mount point, options, `-`, the kind, the
+        // source, and the options of the kind.
+        let mount = mounts.lines().find_map(|line| {
+            let (place, rest) = line.split_once(" - ")?;
+            let (place, rest): (Vec<_>, Vec<_>) = (place.split(' ').collect(), rest.split(' ').collect());
+            let has_controller = version == Version::Two || names(rest.get(2)?);
+            (rest.first() == Some(&kind) && has_controller).then_some((*place.get(3)?, *place.get(4)?))
+        });
+        let Some((root, point)) = mount else { continue };
+        // In a container, the path may begin outside the mounted folder. The mount point is then the group.
+        let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
+        let point = Path::new(point);
+        let folders = below.ancestors().map(|folder| point.join(folder));
+        found.extend(folders.map(|folder| Group { folder, version }));
+    }
+    found
 }
 
 #[cfg(test)]
@@ -94,11 +130,30 @@ mod tests {
         assert_eq!(CpuQuota::parse("", ""), None);
     }
 
+    fn folders(own: &str, mounts: &str) -> Vec<String> {
+        groups(own, mounts, "memory").iter().map(|group| group.folder.display().to_string()).collect()
+    }
+
     #[test]
-    fn groups_of_both_versions_are_found() {
-        let at = |line| hierarchy(line).map(|(root, own)| (root.display().to_string(), own));
-        assert_eq!(at("1:cpu,cpuacct:/a/b"), Some(("/sys/fs/cgroup/cpu,cpuacct".into(), "/a/b")));
-        assert_eq!(at("3:cpuset:/a"), None);
-        assert_eq!(at("0::/user.slice").map(|(_, own)| own), Some("/user.slice"));
+    fn control_groups_of_both_versions_are_found() {
+        let old = "35 30 0:31 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+                   36 30 0:32 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
+        let new = "40 30 0:40 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
+        assert_eq!(
+            folders("5:cpu:/x\n4:memory:/a/b\n0::/\n", old),
+            ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory/"]
+        );
+        assert_eq!(
+            folders("0::/user.slice/s\n", new)[..2],
+            ["/sys/fs/cgroup/user.slice/s", "/sys/fs/cgroup/user.slice"]
+        );
+        let container = "35 30 0:31 /docker/1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
+        assert_eq!(folders("4:memory:/docker/1\n", container), ["/sys/fs/cgroup/memory/"]);
+        assert_eq!(folders("4:memory:/outside\n", container), ["/sys/fs/cgroup/memory/"]);
+        for (own, mounts) in
+            [("", ""), ("4:memory", old), ("nonsense", "nonsense"), ("0::/", "1 2 3 - cgroup2")]
+        {
+            assert!(folders(own, mounts).is_empty(), "{own} {mounts}");
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`cgroup`] | limits of control groups |
+//! | [`cgroup`] | the control groups of this process, and their quota of processor time |
+//! | [`limits`] | limits of this process's resources |
 //! | [`thread_time`] | how long the threads of this process have waited for a processor |
 //! | [`interference`] | other processes that delay a measurement |
 //! | [`privileges`] | the user that this process runs as, and how it gives up its capabilities |
@@ -11,5 +12,6 @@
 pub mod cgroup;
 pub mod code_cache;
 pub mod interference;
+pub mod limits;
 pub mod privileges;
 pub mod thread_time;

@@ -10,6 +10,7 @@ use inlane_offload::Threads;
 use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
+use inlane_process::limits::allow_descriptors;
 use inlane_process::privileges::{Successor, drop_privileges_to, group_named};
 use inlane_wire::Mac;
 use std::net::IpAddr;
@@ -179,7 +180,8 @@ impl Serve {
             }
             _ => crate::signal::end_by(signal),
         })?;
-        raise_descriptor_limit();
+        // Each socket needs a descriptor. The engine can also run with the present limit.
+        allow_descriptors(u64::MAX);
         if let Some((interface, shared)) = inlane_offload::shared_addresses(&settings) {
             for prefix in shared {
                 crate::print_to_stderr(format_args!(
@@ -199,14 +201,4 @@ impl Serve {
         engine.close();
         Ok(outcome?)
     }
-}
-
-/// Raises this process's limit of open descriptors to the highest allowed value, because each socket needs a
-/// descriptor.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // Ignore a failure. The engine can also run with the present limit.
-    let _ = setrlimit(Resource::Nofile, limit);
 }

@@ -1,8 +1,8 @@
 //! Reads scenarios from TOML. All values become texts, so that both ways to write a load have one parser.
 
 use super::{Draft, Place, Setting, Written};
-use crate::names::{did_you_mean, similar};
 use inlane_core::Error;
+use inlane_core::names::{did_you_mean, similar};
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 

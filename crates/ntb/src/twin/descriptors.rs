@@ -11,7 +11,6 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
-use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,12 +31,7 @@ const MOST_LOW: usize = 512;
 /// Raises the soft limit of descriptors so that this process can open `count` more, or to the hard limit if that is
 /// lower. In the second case, opening a descriptor may fail later.
 pub(crate) fn allow(count: usize) {
-    let mut limit = getrlimit(Resource::Nofile);
-    let wanted = (count + HIGH as usize) as u64;
-    if limit.current.is_some_and(|current| current < wanted) {
-        limit.current = Some(limit.maximum.map_or(wanted, |maximum| maximum.min(wanted)));
-        let _ = setrlimit(Resource::Nofile, limit);
-    }
+    inlane_process::limits::allow_descriptors((count + HIGH as usize) as u64);
 }
 
 /// Makes a sealed memfd of `bytes` bytes: shared memory of fixed size. If a peer could shrink the memory,

@@ -15,7 +15,8 @@ use crate::namespace::{MAX_NAMESPACES, Namespace, Specification};
 use crate::{Error, Result};
 use acceptor::{Acceptor, listen};
 use hosts::HostsFile;
-use limits::{bind, raise_descriptor_limit};
+use inlane_process::limits::allow_descriptors;
+use limits::bind;
 use std::net::{SocketAddr, TcpListener};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -95,7 +96,8 @@ impl Target {
         let namespaces =
             namespaces.map(|(it, id)| Namespace::open(it, id, &nqn)).collect::<Result<Vec<_>>>()?;
         let mut limits = config.limits.clone();
-        limits.connections = limits.connections.min(raise_descriptor_limit().saturating_sub(64)).max(1);
+        let descriptors = usize::try_from(allow_descriptors(u64::MAX)).unwrap_or(usize::MAX);
+        limits.connections = limits.connections.min(descriptors.saturating_sub(64)).max(1);
         let hosts = config.hosts.read()?;
         config.hosts.warn_if_none(hosts.as_ref());
         let subsystem =

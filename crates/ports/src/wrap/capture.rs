@@ -33,9 +33,8 @@ impl Capture {
         if let Some(port) = ports.iter().find(uses) {
             return Err(Error::invalid(name, format!("port {port} uses the same file; name another one")));
         }
-        let text = path
-            .to_str()
-            .ok_or_else(|| Error::invalid(name.clone(), "its name is not UTF-8; rename it"))?;
+        let text =
+            path.to_str().ok_or_else(|| Error::invalid(name.clone(), "its name is not UTF-8; rename it"))?;
         let writer = CaptureWriter::create(name, text, Resolution::Nano)?;
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }

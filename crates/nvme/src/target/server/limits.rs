@@ -1,4 +1,4 @@
-//! Binds threads to cores, and raises the limit of open files.
+//! Binds threads to cores.
 
 use crate::field::CORES;
 use crate::{Error, Result};
@@ -11,19 +11,4 @@ pub(super) fn bind(core: Option<usize>) -> Result<()> {
         let why = allowed.unwrap_or_else(|| "this process may not use it; choose another".into());
         Error::Invalid { what: format!("{CORES}: core {core}"), why }
     })
-}
-
-/// Raises the limit of open files as far as allowed. Returns the limit.
-pub(super) fn raise_descriptor_limit() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    // SAFETY: the calls read and write the structure only.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
-            let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
-            if libc::setrlimit(libc::RLIMIT_NOFILE, &raised) == 0 {
-                limit = raised;
-            }
-        }
-    }
-    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }

@@ -11,6 +11,7 @@ use crate::field::HEAP;
 use crate::transport::bootstrap::Exchange;
 use crate::transport::machine::machine;
 use inlane_core::units;
+use inlane_process::cgroup;
 use std::path::{Path, PathBuf};
 
 /// A limit of memory in bytes, and its owner as the subject of a sentence, such as `this machine has`.
@@ -139,9 +140,15 @@ struct Group {
 
 impl System {
     fn of_this_process() -> Self {
-        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        let groups = groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-        Self { memory: read("/proc/meminfo"), groups }
+        let groups = cgroup::of_this_process("memory").into_iter().map(|group| {
+            let files = match group.version {
+                cgroup::Version::One => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+                cgroup::Version::Two => ("memory.max", "memory.current"),
+            };
+            Group { folder: group.folder, files }
+        });
+        let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        Self { memory, groups: groups.collect() }
     }
 
     /// Returns a value of /proc/meminfo in bytes.
@@ -186,70 +193,9 @@ impl System {
     }
 }
 
-/// Returns the control groups of a process that can limit memory: its own and those around it. `own` is the text of
-/// /proc/PID/cgroup, and `mounts` that of /proc/PID/mountinfo.
-fn groups(own: &str, mounts: &str) -> Vec<Group> {
-    const V1: (&str, &str) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
-    const V2: (&str, &str) = ("memory.max", "memory.current");
-    let mut found = Vec::new();
-    for line in own.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
-            continue;
-        };
-        let (kind, files) = match controllers {
-            "" => ("cgroup2", V2),
-            list if list.split(',').any(|one| one == "memory") => ("cgroup", V1),
-            _ => continue,
-        };
-        // The line of a mount: four fields, the mounted folder, the mount point, options, `-`, the kind, the
-        // source, and the options of the kind.
-        let mount = mounts.lines().find_map(|line| {
-            let (place, rest) = line.split_once(" - ")?;
-            let (place, rest): (Vec<_>, Vec<_>) = (place.split(' ').collect(), rest.split(' ').collect());
-            let has_memory = kind == "cgroup2" || rest.get(2)?.split(',').any(|one| one == "memory");
-            (rest.first() == Some(&kind) && has_memory).then_some((*place.get(3)?, *place.get(4)?))
-        });
-        let Some((root, point)) = mount else { continue };
-        // In a container, the path may begin outside the mounted folder. The mount point is then the group.
-        let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
-        let point = Path::new(point);
-        let folders = below.ancestors().map(|folder| point.join(folder));
-        found.extend(folders.map(|folder| Group { folder, files }));
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn folders(own: &str, mounts: &str) -> Vec<String> {
-        groups(own, mounts).iter().map(|group| group.folder.display().to_string()).collect()
-    }
-
-    #[test]
-    fn control_groups_of_both_versions_are_found() {
-        let old = "35 30 0:31 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
-                   36 30 0:32 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
-        let new = "40 30 0:40 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
-        assert_eq!(
-            folders("5:cpu:/x\n4:memory:/a/b\n0::/\n", old),
-            ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory/"]
-        );
-        assert_eq!(
-            folders("0::/user.slice/s\n", new)[..2],
-            ["/sys/fs/cgroup/user.slice/s", "/sys/fs/cgroup/user.slice"]
-        );
-        let container = "35 30 0:31 /docker/1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
-        assert_eq!(folders("4:memory:/docker/1\n", container), ["/sys/fs/cgroup/memory/"]);
-        assert_eq!(folders("4:memory:/outside\n", container), ["/sys/fs/cgroup/memory/"]);
-        for (own, mounts) in
-            [("", ""), ("4:memory", old), ("nonsense", "nonsense"), ("0::/", "1 2 3 - cgroup2")]
-        {
-            assert!(folders(own, mounts).is_empty(), "{own} {mounts}");
-        }
-    }
 
     #[test]
     fn the_smallest_limit_counts() {
