@@ -2,8 +2,10 @@
 //! checks it.
 
 use crate::endpoint::Endpoint;
+use crate::error::Unavailable;
 use crate::field::{ALLOW_BAR_WRITE, SIZES};
 use crate::gpu::{self, Gpu, GpuMemory};
+use crate::path::Path;
 use crate::pattern;
 use crate::suballocator::Suballocator;
 use inlane_core::mover::{Access, CpuMover, Mover};
@@ -308,6 +310,12 @@ fn available_memory() -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kilobytes.map_or(u64::MAX, |kilobytes| kilobytes * 1024)
+}
+
+/// Returns the error of a path that cannot be opened between two devices.
+pub(crate) fn unavailable(path: Path, from: &Device, to: &Device, why: Unavailable) -> Error {
+    let (from, to) = (from.endpoint().clone(), to.endpoint().clone());
+    crate::Error::Path { path, from, to, why }.into()
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ pub mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
 pub mod gpu;
+#[cfg(feature = "cuda")]
+mod gpu_paths;
 mod list;
 pub mod load;
 pub mod measure;

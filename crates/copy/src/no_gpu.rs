@@ -3,9 +3,6 @@
 //! The types here have no values. Because they exist, the rest of the crate can name GPUs without conditional
 //! compilation.
 
-use crate::device::Device;
-use crate::path::Path;
-use crate::path_options::PathOptions;
 use inlane_core::mover::Mover;
 use inlane_core::{Error, Region, Result};
 use std::sync::Arc;
@@ -69,11 +66,6 @@ impl GpuMemory {
     pub(crate) fn count_wrong(&self, _: &Region, _: u64) -> Result<u64> {
         match *self {}
     }
-}
-
-/// Returns `None`: no path uses a GPU in this build.
-pub(crate) fn open_path(_: Path, _: &Device, _: &Device, _: &PathOptions) -> Result<Option<Box<dyn Mover>>> {
-    Ok(None)
 }
 
 pub(crate) fn copy_engine(gpu: &GpuMemory) -> Result<Box<dyn Mover>> {

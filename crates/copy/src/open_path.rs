@@ -1,6 +1,6 @@
 //! Opens one path between two devices as a mover.
 
-use crate::device::{Device, Kind};
+use crate::device::{Device, Kind, unavailable};
 use crate::error::Unavailable;
 use crate::gpu;
 use crate::path::Path;
@@ -36,7 +36,8 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
     to.require_writable()?;
     // End an interrupted run here, because allocating rings and buffers can take long.
     check_stop(&options.stop)?;
-    if let Some(mover) = gpu::open_path(path, from, to, options)? {
+    #[cfg(feature = "cuda")]
+    if let Some(mover) = crate::gpu_paths::open(path, from, to, options)? {
         return Ok(mover);
     }
     Ok(match (path, from.kind(), to.kind()) {
@@ -69,11 +70,6 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
             ));
         }
     })
-}
-
-pub(crate) fn unavailable(path: Path, from: &Device, to: &Device, why: Unavailable) -> Error {
-    let (from, to) = (from.endpoint().clone(), to.endpoint().clone());
-    crate::Error::Path { path, from, to, why }.into()
 }
 
 /// Opens DPDK's software DMA device, for path `dma` from host memory to host memory. inlane drives no

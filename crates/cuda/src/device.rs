@@ -2,7 +2,6 @@
 
 use crate::driver::{self, call};
 use crate::error::{Error, Result};
-use crate::stream::Stream;
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -318,23 +317,6 @@ impl Gpu {
         if let Err(error) = self.make_current().and_then(|()| free()) {
             tracing::warn!("cannot free {what}: {error}");
         }
-    }
-
-    /// Creates a stream.
-    ///
-    /// # Errors
-    /// If the driver call fails.
-    pub fn stream(self: &Arc<Self>) -> Result<Stream> {
-        Stream::new(self, false)
-    }
-
-    /// Creates a stream of the highest priority. When a multiprocessor becomes free, the waiting blocks of
-    /// this stream start before those of other streams.
-    ///
-    /// # Errors
-    /// If the driver call fails.
-    pub fn high_priority_stream(self: &Arc<Self>) -> Result<Stream> {
-        Stream::new(self, true)
     }
 }
 

@@ -95,6 +95,25 @@ impl MemoryOperation {
     }
 }
 
+impl Gpu {
+    /// Creates a stream.
+    ///
+    /// # Errors
+    /// If the driver call fails.
+    pub fn stream(self: &Arc<Self>) -> Result<Stream> {
+        Stream::new(self, false)
+    }
+
+    /// Creates a stream of the highest priority. When a multiprocessor becomes free, the waiting blocks of
+    /// this stream start before those of other streams.
+    ///
+    /// # Errors
+    /// If the driver call fails.
+    pub fn high_priority_stream(self: &Arc<Self>) -> Result<Stream> {
+        Stream::new(self, true)
+    }
+}
+
 impl Stream {
     pub(crate) fn new(gpu: &Arc<Gpu>, high_priority: bool) -> Result<Self> {
         gpu.make_current()?;

@@ -12,21 +12,10 @@
 //! ([`crate::ivshmem`], virtual machines). Hardware bridges are not supported yet.
 
 use crate::error::Result;
+pub use crate::window::Ordering;
 use crate::window::Window;
 use inlane_core::region::Region;
 use std::os::fd::BorrowedFd;
-
-/// When a store through a window becomes visible to the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Ordering {
-    /// The window is memory that is coherent with the peer's. A store is delivered once it has left the store
-    /// buffer.
-    Coherent,
-    /// Stores are posted and write-combining. Between two fences, they may arrive in any order. Only a
-    /// read-back shows that they are delivered.
-    Posted,
-}
 
 /// The alignment and size that a window needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]

@@ -4,13 +4,24 @@
 //! A store is *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has
 //! returned.
 
-use crate::device::Ordering;
 use crate::error::{Error, Result};
 use crate::fault::Wire;
 use inlane_core::access::{copy_coherent, load_device, store_device, store_fence};
 use inlane_core::region::Region;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering as Memory, fence};
+
+/// When a store through a window becomes visible to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Ordering {
+    /// The window is memory that is coherent with the peer's. A store is delivered once it has left the store
+    /// buffer.
+    Coherent,
+    /// Stores are posted and write-combining. Between two fences, they may arrive in any order. Only a
+    /// read-back shows that they are delivered.
+    Posted,
+}
 
 /// A window onto a peer's inbound memory. Any thread may use it.
 pub struct Window {

@@ -8,6 +8,8 @@ pub const MAX_SACK_BLOCKS: usize = 4;
 pub const MAX_LEN: usize = 40;
 /// The greatest shift of the window scale option (RFC 7323, section 2.3).
 pub const MAX_WINDOW_SCALE: u8 = 14;
+/// The MSS to assume for a peer that announces no MSS (RFC 9293, section 3.7.1).
+pub(crate) const DEFAULT_MSS: u16 = 536;
 
 const END: u8 = 0;
 const NOP: u8 = 1;

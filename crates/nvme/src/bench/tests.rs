@@ -186,6 +186,6 @@ fn an_interrupted_verification_is_an_error() {
         stop.store(elapsed > Duration::from_millis(200), Ordering::Relaxed);
     });
     let error = rows[0].error.as_ref().expect("an error");
-    assert!(error.contains("written blocks were read back"), "{error}");
+    assert!(error.to_string().contains("written blocks were read back"), "{error}");
     target.stop().unwrap();
 }

@@ -290,7 +290,7 @@ impl CaptureWriter {
     fn write_buffer(&mut self) -> Result<bool> {
         while self.written < self.buffer.len() {
             match self.output.write(&self.buffer[self.written..]) {
-                Ok(0) => return Err(self.give_up(ErrorKind::StorageFull.into())),
+                Ok(0) => return Err(self.give_up(Stopped::Full(ErrorKind::StorageFull.into()))),
                 Ok(count) => self.written += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),

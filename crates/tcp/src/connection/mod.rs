@@ -15,7 +15,7 @@
 use crate::config::{Config, EcnMode};
 use crate::congestion::Congestion;
 use crate::listener::Handshake;
-use crate::options::SackBlocks;
+use crate::options::{DEFAULT_MSS, SackBlocks};
 use crate::reassembly::Reassembly;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -68,8 +68,6 @@ const _: () = assert!(size_of::<Connection>() <= 1152);
 /// The number of segments at the start of a connection for which acknowledgments are sent soon. The peer is
 /// probably in slow start then.
 const QUICK_ACKS: u8 = 16;
-/// The MSS to assume for a peer that announces no MSS (RFC 9293, section 3.7.1).
-pub(crate) const DEFAULT_MSS: u16 = 536;
 
 impl Connection {
     /// Opens a connection. The first [`Connection::poll_transmit`] returns the SYN. `start` comes from

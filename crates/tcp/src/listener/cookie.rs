@@ -40,7 +40,7 @@ impl<C> Listener<C> {
 
     /// Returns the SYN,ACK whose sequence number is a cookie.
     pub(super) fn cookie_reply(&self, now: u64, flow: &Flow, handshake: &Handshake) -> Header {
-        let announced = handshake.options.mss.unwrap_or(crate::connection::DEFAULT_MSS);
+        let announced = handshake.options.mss.unwrap_or(crate::options::DEFAULT_MSS);
         let mss = MSS.iter().rposition(|&mss| mss <= announced).unwrap_or(0);
         let mut options = handshake.options;
         if options.timestamps.is_none() || !self.config.timestamps {
