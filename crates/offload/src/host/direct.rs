@@ -289,6 +289,7 @@ impl Direct {
             }
         };
         self.claimed_since = None;
+        self.wake_sleepers();
         Ok(if self.ahead(committed)? == 0 { Turn::Pair } else { Turn::Behind })
     }
 

@@ -21,9 +21,9 @@ const CHUNK: usize = 32 << 10;
 
 /// How long a send spins before it sleeps until the ring has room, in nanoseconds.
 const SPIN_NS: u64 = 2_000;
-/// The longest sleep until the thread looks at the ring again, in nanoseconds. It is short, because the engine may miss a
-/// sleeper that has only just begun to sleep.
-const SLEEP_NS: i64 = 5_000_000;
+/// The longest sleep until the thread looks at the ring again, in nanoseconds. It is about the time in which an engine sends half
+/// of a ring, because the engine may miss a sleeper that has only just begun to sleep.
+const SLEEP_NS: i64 = 200_000;
 /// How long a send waits for room in the ring, in nanoseconds. After this time it sends the rest through the kernel, where the
 /// thread sleeps at no cost and notices the end of the engine.
 const ROOM_NS: u64 = 100_000_000;
@@ -221,6 +221,10 @@ impl Send<'_> {
             if self.is_ready() {
                 self.entry.send_patience.note(true);
                 return Waited::Ready;
+            }
+            // The engine ends the lease before it sleeps. Bytes in the pair then wake it.
+            if granted && self.slot.send().granted().is_none() {
+                return Waited::InVain;
             }
             if now < start + SPIN_NS {
                 std::hint::spin_loop();
