@@ -4,9 +4,9 @@
 //!
 //! Uses and capacities come from ladders of antagonists. [`inlane_model`] computes the rates: weighted max-min fairness. The
 //! weights are those with which the loads competed with the antagonist of each resource: in time of a core, not in bytes. The
-//! directions of a link have a ceiling together, and are divided as [`link`] says. Before a resource is full, the model slows
-//! no load. So each load's demand is first reduced by what it lost beside an
-//! antagonist that took as much as the other loads of the mix do.
+//! directions of a link have a ceiling together, and are divided as the module `link` says. Before a resource is full, the model
+//! slows no load. So each load's demand is first reduced by what it lost beside an antagonist that took as much as the other
+//! loads of the mix do.
 
 mod link;
 mod residual;

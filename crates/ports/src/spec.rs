@@ -356,6 +356,10 @@ impl PortSpec {
 
     /// Returns the specification with shared buffers for frames of up to `room` bytes. Changes nothing if the port has no such
     /// buffers, or the specification names their size.
+    #[cfg_attr(
+        not(feature = "dpdk"),
+        expect(unused_variables, reason = "only a port of DPDK has shared buffers")
+    )]
     pub fn with_buffers(self, room: usize) -> Self {
         match self {
             #[cfg(feature = "dpdk")]
