@@ -185,7 +185,7 @@ pub struct Observation {
     pub loads: Vec<LoadRate>,
     /// What the machine did meanwhile.
     pub signals: Signals,
-    /// Why it does not count, if it does not.
+    /// Why the observation is void. `None` if it counts.
     pub void: Option<Void>,
 }
 

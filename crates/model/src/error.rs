@@ -81,7 +81,7 @@ pub enum Problem {
     /// A reference to something that the file does not have.
     #[error("there is no {kind} '{name}'; {}{}", did_you_mean(nearest), have(kind, known))]
     UnknownName {
-        /// What is referred to: "resource", "flow".
+        /// The kind of the object that the key names: "resource" or "flow".
         kind: &'static str,
         /// The unknown name.
         name: String,

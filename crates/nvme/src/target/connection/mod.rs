@@ -126,7 +126,7 @@ struct Queue {
 enum Lent {
     Nothing,
     Input,
-    /// The buffer of the command whose data is being received, and then the input.
+    /// The data of a command goes into the command's buffer, and the bytes behind it into the input buffer.
     BufferAndInput,
 }
 
