@@ -24,3 +24,4 @@ struct sizes {
     }
 };
 INLANE_FUNCTION(sizes)
+INLANE_COUNTER(sizes, packets)

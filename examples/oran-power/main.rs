@@ -127,7 +127,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     if let Some(error) = tally.errors.into_iter().next() {
         return Err(error.into());
     }
-    let counted = reorder.report(&report.ok_or("a run that ended well has a report")?.state);
+    let counted = report.ok_or("a run that ended well has a report")?.function;
     let behind = counted.counter("late_packets").unwrap_or(0);
     println!(
         "{} packets, {slots} slots: {complete} complete, {late} read too late, {short} with packets missing ({behind} packets were late); \

@@ -56,13 +56,37 @@ template <class Bytes> class reader {
     }
 };
 
+namespace detail {
+// Moves `bytes` bytes inside one buffer; the two places may overlap. On a GPU, one thread has up to 64 bytes in flight.
+INLANE void move(uint8_t *to, const uint8_t *from, uint32_t bytes) {
+#if INLANE_GPU
+    constexpr uint32_t most = 64;
+    uint8_t held[most];
+    for (uint32_t done = 0; done < bytes; done += most) {
+        uint32_t some = bytes - done < most ? bytes - done : most;
+        uint32_t at = to > from ? bytes - done - some : done; // begin at the end whose bytes would be overwritten
+#pragma unroll
+        for (uint32_t i = 0; i < most; i++)
+            if (i < some) held[i] = from[at + i];
+#pragma unroll
+        for (uint32_t i = 0; i < most; i++)
+            if (i < some) to[at + i] = held[i];
+    }
+#else
+    __builtin_memmove(to, from, bytes);
+#endif
+}
+} // namespace detail
+
 template <uint32_t N> class front_bytes;
 
 // One packet. On a GPU, the bytes of the packet may be in host memory. Each access may then cross PCIe, so
 // read many bytes at once and write few.
 //
 //   length(), data()             the length in bytes, and the first byte
-//   resize(length)               changes the length; the start stays
+//   resize(length)               changes the length; bytes are added or removed at the end
+//   insert(at, bytes)            makes room for `bytes` bytes at offset `at`: pushes a tag or an outer header
+//   remove(at, bytes)            removes `bytes` bytes at offset `at`: pulls a tag or an outer header
 //   set_u8, set_be16, set_be32   write a number in network order; write nothing if it does not fit
 //   store16(at, bytes)           writes sixteen bytes, except those beyond the end
 //   front<N>()                   a copy of the first N bytes, to read headers from
@@ -82,6 +106,25 @@ class packet : public reader<packet> {
     INLANE bool resize(uint32_t length) {
         if (length == 0 || (length > length_ && length > room_)) return false;
         length_ = length;
+        return true;
+    }
+
+    // Makes room for `bytes` bytes at offset `at`, by moving the bytes from there on towards the end: insert(12, 4) for a
+    // VLAN tag, insert(0, 50) for the headers of a tunnel. Returns false and changes nothing if `at` is outside or the
+    // buffer has too little room. The contents of the new bytes are undefined.
+    INLANE bool insert(uint32_t at, uint32_t bytes) {
+        uint32_t before = length_;
+        if (at > before || bytes > 0xffffffffu - before || !resize(before + bytes)) return false;
+        detail::move(data_ + at + bytes, data_ + at, before - at);
+        return true;
+    }
+
+    // Removes `bytes` bytes at offset `at`, by moving the bytes behind them towards the start. Returns false and changes
+    // nothing if they are not all inside, or if no byte would be left.
+    INLANE bool remove(uint32_t at, uint32_t bytes) {
+        if (!has(at, bytes) || bytes == length_) return false;
+        detail::move(data_ + at, data_ + at + bytes, length_ - at - bytes);
+        length_ -= bytes;
         return true;
     }
 
@@ -179,7 +222,7 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
 //   set(i, verdict, length)  the same, and changes its length, which must fit the buffer's room
 //
 // Packets without a call of `set` are forwarded unchanged. Only one thread may call `set` for a packet.
-// `burst[i]` is a copy, so resizing it has no effect.
+// `burst[i]` is a copy: after `resize`, `insert` or `remove`, pass its new length to `set`.
 class burst {
     const uint8_t *packets_;
     uint32_t stride_;

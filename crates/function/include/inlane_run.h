@@ -29,6 +29,13 @@ struct inlane_info {
     uint32_t parameters;    // how many uint64_t at the beginning of the state the command line sets
 };
 
+// Where the counters of a member lie in a function's state. src/abi.rs has the same struct.
+struct inlane_counter {
+    uint64_t offset; // bytes from the start of the state
+    uint32_t bytes;  // the size of the member
+    uint32_t each;   // the size of one counter, 4 or 8 bytes; the member is one counter or an array of them
+};
+
 #if !INLANE_GPU
 // A function that was compiled for the CPU.
 struct inlane_entry {
@@ -86,6 +93,14 @@ template <class F> INLANE_ANYWHERE constexpr inlane_info info_of() {
             (has_tick<F>(first()) ? 1u : 0u) | (packet_with_context<F>(first()) || burst_with_context<F>(first()) ? 2u : 0u),
             parameters<F>(first())};
 }
+
+// Returns the size of one counter of a member of type T: an unsigned number of 32 or 64 bits, or an array of them.
+template <class T> struct counter_size {
+    static_assert((sizeof(T) == 4 || sizeof(T) == 8) && T(-1) > T(0) && T(1) / T(2) == T(0),
+                  "a counter must be a uint32_t, a uint64_t, or an array of them");
+    static constexpr uint32_t bytes = sizeof(T);
+};
+template <class T, decltype(sizeof(0)) N> struct counter_size<T[N]> : counter_size<T> {};
 
 INLANE inlane_descriptor descriptor_at(const void *packets, uint32_t stride, uint32_t i) {
     return *reinterpret_cast<const inlane_descriptor *>(static_cast<const uint8_t *>(packets) +
@@ -238,6 +253,19 @@ template <class F> INLANE void run_tick(const context &call) {
 #ifndef INLANE_VARIANT // a suffix for programs that contain several builds of a function
 #define INLANE_VARIANT
 #endif
+
+// Reports the member `member` of the packet function `function` after a run, as a counter with the member's name.
+// The run adds up the values of all pipelines. The member is a uint32_t or uint64_t, or an array of them: element 3
+// of `packets` is the counter `packets_3`. Write this macro after the struct, outside any namespace.
+#if INLANE_GPU
+#define INLANE_COUNTER_LINKAGE extern "C" __device__ const
+#else
+#define INLANE_COUNTER_LINKAGE extern "C" __attribute__((visibility("default"))) const
+#endif
+#define INLANE_COUNTER(function, member)                                                                                \
+    INLANE_COUNTER_LINKAGE inlane_counter inlane_counter_##function##_##member = {                                      \
+        INLANE_OFFSETOF(struct ::function, member), sizeof(::function::member),                                         \
+        inlane::detail::counter_size<decltype(::function::member)>::bytes};
 
 // Registers the struct `name` as the packet function `name`. The struct has `packet` or `burst`. Write this
 // macro after the struct, outside any namespace.

@@ -85,6 +85,31 @@ impl FunctionInfo {
     }
 }
 
+/// Where the counters of one member lie in a function's state. A compiled module exports one for each
+/// `INLANE_COUNTER` of the source. C++ calls this struct `inlane_counter`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterPlace {
+    /// The member's offset in the state, in bytes.
+    pub offset: u64,
+    /// The size of the member in bytes.
+    pub bytes: u32,
+    /// The size of one counter in bytes, 4 or 8. The member is a counter or an array of counters.
+    pub each: u32,
+}
+
+impl CounterPlace {
+    /// Reads a `CounterPlace` from the bytes of a compiled module's `inlane_counter`. Returns `None` if the length or the
+    /// size of a counter is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 16] = bytes.try_into().ok()?;
+        let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let offset = u64::from_ne_bytes(bytes[..8].try_into().ok()?);
+        let place = Self { offset, bytes: half(8), each: half(12) };
+        matches!(place.each, 4 | 8).then_some(place)
+    }
+}
+
 /// The arguments that a function gets besides its packets. C++ calls this struct `inlane_context`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +151,8 @@ pub fn layout_assertions() -> String {
     });
     let context = struct_layout!(CallContext as "inlane_context" { state, output, output_bytes, now_ns, room, reserved });
     let entry = struct_layout!(FunctionEntry as "inlane_entry" { info, run, tick });
-    format!("{info}{context}#if !INLANE_GPU\n{entry}#endif\n")
+    let counter = struct_layout!(CounterPlace as "inlane_counter" { offset, bytes, each });
+    format!("{info}{context}{counter}#if !INLANE_GPU\n{entry}#endif\n")
 }
 
 #[cfg(test)]
@@ -151,6 +177,16 @@ mod tests {
         assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None, "too short");
         assert_eq!(FunctionInfo::from_bytes(&[&bytes[..], &[0]].concat()), None, "too long");
         assert_eq!(FunctionInfo::from_bytes(&[0; 40]), None, "another ABI version");
+    }
+
+    #[test]
+    fn places_of_counters_are_converted_from_bytes() {
+        let place = CounterPlace { offset: 40, bytes: 24, each: 8 };
+        // SAFETY: the struct is plain data. Its fields add up to its 16 bytes, so it has no padding.
+        let bytes: [u8; 16] = unsafe { std::mem::transmute(place) };
+        assert_eq!(CounterPlace::from_bytes(&bytes), Some(place));
+        assert_eq!(CounterPlace::from_bytes(&bytes[..15]), None, "too short");
+        assert_eq!(CounterPlace::from_bytes(&[0; 16]), None, "a counter of no bytes");
     }
 
     #[test]

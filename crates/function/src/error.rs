@@ -1,6 +1,7 @@
 //! The errors of packet functions.
 
 use inlane_core::error::{Cause, Class};
+use inlane_core::names::did_you_mean;
 use inlane_core::setting::Field;
 use std::path::PathBuf;
 
@@ -13,14 +14,16 @@ pub const FUNCTION: Field = Field::new("function");
 pub enum Error {
     /// No built-in function has the requested name.
     #[error(
-        "{}: there is no such packet function; choose one of {known}, or name your own as FILE.cu:NAME",
-        FUNCTION.with(name)
+        "{}: there is no such packet function; {}choose one of {}, or name your own as FILE.cu:NAME",
+        FUNCTION.with(name), did_you_mean(nearest), known.join(", ")
     )]
     Unknown {
         /// The name that was requested.
         name: String,
+        /// The most similar names of built-in functions.
+        nearest: Vec<String>,
         /// The names of the built-in functions.
-        known: String,
+        known: Vec<String>,
     },
     /// A function has no such settings, or their text is invalid.
     #[error("packet function {name}: {}{why}", quoted(settings, why))]

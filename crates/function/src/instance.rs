@@ -215,7 +215,7 @@ impl Instance {
     /// Makes the function's report from its state.
     pub fn report(&self) -> FunctionReport {
         match &self.processor {
-            Processor::Compiled(_) => self.function.report(self.state()),
+            Processor::Compiled(_) => self.function.report(self.state(), &self.function.cpu_counters()),
             Processor::Rust(function) => function.report(),
         }
     }

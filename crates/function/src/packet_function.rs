@@ -4,10 +4,11 @@
 use crate::abi::{ABI, FunctionInfo, WHOLE_PACKET};
 use crate::builtins::{self, Builtin};
 use crate::instance::{Instance, Processor};
-use crate::report::FunctionReport;
+use crate::report::{FunctionReport, StateCounter};
 use crate::rust_function::{FunctionSpec, OwnFunction};
 use crate::user::{self, UserFunction};
 use crate::{Error, Result};
+use inlane_core::names::similar;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -69,9 +70,11 @@ impl PacketFunction {
                 path: name.into(),
                 why: "the name of a file with your own packet function must end with .cu".into(),
             },
-            false => {
-                Error::Unknown { name: name.into(), known: builtins::names().collect::<Vec<_>>().join(", ") }
-            }
+            false => Error::Unknown {
+                name: name.into(),
+                nearest: similar(name, builtins::names()),
+                known: builtins::names().map(str::to_owned).collect(),
+            },
         })?;
         let image = (builtin.settings)(settings).map_err(|why| Error::Settings {
             name: name.into(),
@@ -208,11 +211,31 @@ impl PacketFunction {
         Ok(image.clone())
     }
 
-    /// Makes the function's report from a pipeline's state after a run. The state must be in host memory.
-    pub fn report(&self, state: &[u8]) -> FunctionReport {
+    /// Returns the names of the counters that the source declares with `INLANE_COUNTER`. A compiled module exports an
+    /// `inlane_counter_SYMBOL_NAME` for each, unless the preprocessor removed it: see
+    /// [`CounterPlace`](crate::abi::CounterPlace).
+    pub fn declared_counters(&self) -> &[String] {
+        match &self.code {
+            Code::User(user) => &user.counters,
+            Code::Builtin(_) | Code::Rust(_) => &[],
+        }
+    }
+
+    /// Makes the function's report from a pipeline's state after a run. The state must be in host memory. `counters` are
+    /// those of [`PacketFunction::declared_counters`] that the compiled code has.
+    pub fn report(&self, state: &[u8], counters: &[StateCounter]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
-            Code::User(_) | Code::Rust(_) => FunctionReport::default(),
+            Code::User(_) => FunctionReport::from_places(state, counters),
+            Code::Rust(_) => FunctionReport::default(),
+        }
+    }
+
+    /// Returns the counters of the code that was compiled for the CPU.
+    pub(crate) fn cpu_counters(&self) -> Vec<StateCounter> {
+        match &self.code {
+            Code::User(user) => user.loaded_counters(),
+            Code::Builtin(_) | Code::Rust(_) => Vec::new(),
         }
     }
 

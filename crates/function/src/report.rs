@@ -1,5 +1,6 @@
 //! Reports of packet functions: counters and tables that are read from the state after a run.
 
+use crate::abi::CounterPlace;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -19,6 +20,15 @@ pub struct Counter {
     pub name: String,
     /// The count at the end of the run.
     pub value: u64,
+}
+
+/// A counter that a user's function declares with `INLANE_COUNTER`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCounter {
+    /// The name of the member of the function's state.
+    pub name: String,
+    /// Where the member lies in the state.
+    pub place: CounterPlace,
 }
 
 /// A table of text.
@@ -46,6 +56,23 @@ impl FunctionReport {
             .enumerate()
             .map(|(i, name)| Counter { name: (*name).into(), value: u64_at(state, offset + 8 * i) });
         Self { counters: counters.collect(), tables: Vec::new() }
+    }
+
+    /// Makes a report of the counters that a user's function declares, from its state. Elements of an array have the names
+    /// `NAME_0`, `NAME_1` and so on.
+    pub(crate) fn from_places(state: &[u8], counters: &[StateCounter]) -> Self {
+        let values = counters.iter().flat_map(|StateCounter { name, place }| {
+            let (offset, each) = (place.offset as usize, place.each as usize);
+            let count = place.bytes as usize / each;
+            (0..count).map(move |index| Counter {
+                name: if count == 1 { name.clone() } else { format!("{name}_{index}") },
+                value: match each {
+                    4 => u32_at(state, offset + 4 * index).into(),
+                    _ => u64_at(state, offset + 8 * index),
+                },
+            })
+        });
+        Self { counters: values.collect(), tables: Vec::new() }
     }
 
     /// Adds another pipeline's report: sums counters of the same name and appends tables.

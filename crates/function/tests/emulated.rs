@@ -164,7 +164,16 @@ fn a_block_gives_the_same_results_as_the_cpu() {
     let mut texts: Vec<String> =
         inlane_function::builtins().iter().map(|builtin| builtin.example.into()).collect();
     texts.retain(|text| !text.starts_with("oran"));
-    texts.extend(["truncate.cu:truncate:70", "sizes.cu", "vxlan.cu:only_network:5"].map(example));
+    texts.extend(
+        [
+            "truncate.cu:truncate:70",
+            "sizes.cu",
+            "vxlan.cu:only_network:5",
+            "vlan.cu:push_vlan:5",
+            "vlan.cu:pop_vlan",
+        ]
+        .map(example),
+    );
     for text in &texts {
         let emulated = Emulated::new(text);
         let block = emulated.block(0);
@@ -301,7 +310,7 @@ fn a_block_assembles_the_same_slots_as_the_cpu() {
             .collect();
         instance.finish();
         assert!(found == expected);
-        assert_eq!(emulated.function.report(memory.state()), instance.report());
+        assert_eq!(emulated.function.report(memory.state(), &[]), instance.report());
         assert!(memory.output() == instance.output(), "{threads} threads: the outputs differ");
     }
 }
@@ -331,7 +340,7 @@ fn blocks_assemble_together() {
             }
         });
         blocks[0].tick(64, &memory.context(u64::MAX));
-        let report = emulated.function.report(memory.state());
+        let report = emulated.function.report(memory.state(), &[]);
         let count = |name: &str| report.counter(name).expect(name);
         assert_eq!((count("malformed_packets"), count("duplicate_prbs")), (0, 0));
         assert_eq!(count("uplane_packets"), frames.len() as u64);

@@ -35,7 +35,7 @@ fn every_function_compiles_for_gpus() {
     if !compiler_is_here("every_function_compiles_for_gpus") {
         return;
     }
-    let examples = ["truncate.cu", "vxlan.cu", "sizes.cu"]
+    let examples = ["truncate.cu", "vxlan.cu", "sizes.cu", "vlan.cu:push_vlan", "vlan.cu:pop_vlan"]
         .map(|name| format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR")));
     for text in builtins().iter().map(|builtin| builtin.example).chain(examples.iter().map(String::as_str)) {
         let function = PacketFunction::parse(text).expect(text);
@@ -46,6 +46,10 @@ fn every_function_compiles_for_gpus() {
             assert_eq!(compiled.log(), "", "{text} for {arch}: warnings");
             for symbol in ["item", "tick", &format!("inlane_info_{}", function.symbol())] {
                 assert!(contains(compiled.machine_code(), symbol), "{text}: no {symbol} for {arch}");
+            }
+            for counter in function.declared_counters() {
+                let symbol = format!("inlane_counter_{}_{counter}", function.symbol());
+                assert!(contains(compiled.machine_code(), &symbol), "{text}: no {symbol} for {arch}");
             }
         }
     }

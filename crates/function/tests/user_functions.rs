@@ -96,6 +96,110 @@ fn sizes_counts_packets_by_length() {
 }
 
 #[test]
+fn declared_counters_are_reported() {
+    with_cache(|folder| {
+        let text = "#include <inlane.h>\nstruct count { uint8_t pad; uint64_t all; uint32_t by_length[3]; uint32_t odd;\n\
+                    INLANE inlane::verdict packet(inlane::packet &p) { inlane::add(all, 1); inlane::add(by_length[p.length() % 3], 1);\n\
+                    inlane::add(odd, p.length() % 2); return inlane::forward; } };\nINLANE_FUNCTION(count)\n\
+                    INLANE_COUNTER(count, all)\nINLANE_COUNTER(count, by_length)\nINLANE_COUNTER(count, odd)\n\
+                    #if INLANE_GPU\nINLANE_COUNTER(count, pad)\n#endif\n";
+        let function = PacketFunction::from_file(&file(folder, text), "", "").expect("one function");
+        assert_eq!(function.declared_counters(), ["all", "by_length", "odd", "pad"]);
+        let mut instance = function.instance().expect("the source compiles");
+        let frames: Vec<Vec<u8>> = [3, 4, 5, 7, 10].map(|length| vec![0; length]).into();
+        run(&mut instance, &frames);
+        let counters: Vec<_> =
+            instance.report().counters.into_iter().map(|counter| (counter.name, counter.value)).collect();
+        let expected = [("all", 5), ("by_length_0", 1), ("by_length_1", 3), ("by_length_2", 1), ("odd", 3)];
+        assert_eq!(counters, expected.map(|(name, value)| (name.to_owned(), value)));
+        for wrong in ["INLANE_COUNTER(count, none)", "INLANE_COUNTER(count, pad)"] {
+            let text = format!("{text}{wrong}\n");
+            let function = PacketFunction::from_file(&file(folder, &text), "", "").expect("one function");
+            assert!(matches!(function.instance(), Err(Error::Compile { .. })), "{wrong}");
+        }
+    });
+}
+
+/// Runs the function on one packet in a buffer of `room` bytes. Returns the packet after it, or `None` if it was dropped.
+fn run_in_room(instance: &mut inlane_function::Instance, frame: &[u8], room: usize) -> Option<Vec<u8>> {
+    let mut bytes = frame.to_vec();
+    bytes.resize(room, 0xee);
+    let length = frame.len() as u32;
+    let packet = inlane_core::Packet { address: bytes.as_mut_ptr() as u64, length, port: 0, cookie: 0 };
+    let mut verdicts = [inlane_core::ring::layout::PacketVerdict::default()];
+    instance.set_room(room as u32);
+    // SAFETY: the buffer has `room` bytes, and nothing else uses it.
+    let changed = unsafe { instance.run_packets(&[packet], &mut verdicts, 0) };
+    if changed == inlane_core::ring::layout::VERDICTS {
+        if verdicts[0].verdict == inlane_core::ring::layout::DROP {
+            return None;
+        }
+        bytes.truncate(verdicts[0].length as usize);
+    } else {
+        bytes.truncate(frame.len());
+    }
+    Some(bytes)
+}
+
+#[test]
+fn tags_are_pushed_and_popped() {
+    with_cache(|_| {
+        let instance = |spec: &str| {
+            PacketFunction::parse(&example(spec)).expect("exists").instance().expect("the source compiles")
+        };
+        let (mut push, mut pop) = (instance("vlan.cu:push_vlan:0x102a"), instance("vlan.cu:pop-vlan"));
+        for length in [0usize, 11, 12, 13, 60, 61, 1514, 9000] {
+            let frame: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
+            let tagged = run_in_room(&mut push, &frame, length + 4);
+            let expected = (length >= 12).then(|| [&frame[..12], &[0x81, 0, 0, 42], &frame[12..]].concat());
+            assert_eq!(tagged, expected, "{length}");
+            let Some(tagged) = tagged else { continue };
+            assert_eq!(run_in_room(&mut pop, &tagged, length + 4), Some(frame.clone()), "{length}");
+            assert_eq!(run_in_room(&mut pop, &frame, length), Some(frame.clone()), "no tag to remove");
+            assert_eq!(run_in_room(&mut push, &frame, length + 3), None, "a byte is missing");
+        }
+        assert_eq!(push.report().counter("refused_packets"), Some(2 + 6));
+        assert_eq!(pop.report().counter("untagged_packets"), Some(6));
+    });
+}
+
+#[test]
+fn bytes_are_inserted_and_removed_anywhere() {
+    with_cache(|folder| {
+        let text = "#include <inlane.h>\nstruct edit { static constexpr uint32_t parameters = 3; uint64_t insert, at, bytes, refused;\n\
+                    INLANE inlane::verdict packet(inlane::packet &p) { uint32_t a = at, n = bytes;\n\
+                    if (insert ? !p.insert(a, n) : !p.remove(a, n)) refused++;\n\
+                    else if (insert) for (uint32_t i = 0; i < n && i < 999; i++) p.set_u8(a + i, 0xab);\n\
+                    return inlane::forward; } };\nINLANE_FUNCTION(edit)\n";
+        let path = file(folder, text);
+        let frame: Vec<u8> = (0..100).collect();
+        for (insert, at, bytes, expected) in [
+            (1, 0, 50, Some([&[0xab; 50][..], &frame].concat())),
+            (1, 100, 3, Some([&frame[..], &[0xab; 3]].concat())),
+            (1, 100, 0, Some(frame.clone())),
+            (1, 101, 1, None),
+            (1, 0, 101, None),
+            (1, 0, u32::MAX, None),
+            (1, u32::MAX, 1, None),
+            (0, 0, 50, Some(frame[50..].to_vec())),
+            (0, 99, 1, Some(frame[..99].to_vec())),
+            (0, 0, 100, None),
+            (0, 99, 2, None),
+            (0, u32::MAX, 2, None),
+            (0, 1, u32::MAX, None),
+        ] {
+            let parameters = format!("{insert},{at},{bytes}");
+            let function = PacketFunction::from_file(&path, "edit", &parameters).expect("one function");
+            let mut instance = function.instance().expect("the source compiles");
+            let refused = expected.is_none() as u64;
+            let expected = expected.unwrap_or_else(|| frame.clone());
+            assert_eq!(run_in_room(&mut instance, &frame, 200), Some(expected), "{parameters}");
+            assert_eq!(words(instance.state())[3], refused, "{parameters}");
+        }
+    });
+}
+
+#[test]
 fn packets_grow_up_to_their_room() {
     with_cache(|folder| {
         let text = "#include <inlane.h>\nstruct grow { uint64_t refused; INLANE inlane::verdict packet(inlane::packet &p) {\n\
@@ -182,7 +286,7 @@ fn the_compiler_does_not_run_before_the_function_is_loaded() {
             function.about(),
             function.source(),
             function.gpu_source(),
-            function.report(&[]),
+            function.declared_counters(),
         );
         let ran_before = marker.exists();
         let loaded = function.instance();
@@ -207,7 +311,7 @@ fn messages_name_the_mistake() {
             error.to_string()
         };
         assert!(message(refused("a", "", good)).contains("INLANE_FUNCTION(name"));
-        assert!(message(refused("c", "", &both)).contains("no function 'c'; choose one of a, b"));
+        assert!(message(refused("other", "", &both)).contains("no function 'other'; choose one of a, b"));
         assert!(message(refused("", "", &both)).contains("several functions (a, b)"));
         assert!(message(refused("a", "x", &both)).contains("'x' is not a number"));
         assert!(message(refused("a", "1", &both)).contains("static constexpr uint32_t parameters"));

@@ -346,7 +346,7 @@ impl Lane {
             memory,
             shape,
             pcie_bytes: self.pcie_bytes(items, packets, bytes),
-            state: self.loaded.gpu.read(&self.state)?,
+            function: self.loaded.function.report(&self.loaded.gpu.read(&self.state)?, &self.loaded.counters),
         })
     }
 }

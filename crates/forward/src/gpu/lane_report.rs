@@ -1,6 +1,7 @@
 //! The report of a lane at the end of its pipeline.
 
 use crate::result::LaunchShape;
+use inlane_function::FunctionReport;
 
 /// The text in results that says how [`LaneReport::pcie_bytes`] is computed.
 pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per packet: its descriptor of 16 B, what is read of it in sectors of \
@@ -19,6 +20,6 @@ pub struct LaneReport {
     /// The number of bytes that crossed PCIe, for both directions together. It is not measured but computed
     /// by the formula in [`PCIE_MODEL`].
     pub pcie_bytes: u64,
-    /// A copy of the packet function's state at the end of the run.
-    pub state: Vec<u8>,
+    /// The packet function's report, from its state at the end of the run.
+    pub function: FunctionReport,
 }

@@ -4,6 +4,8 @@ use super::lane::LaneParameters;
 use super::settings::{MOST_THREADS, Memory};
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
+use inlane_function::abi::CounterPlace;
+use inlane_function::report::StateCounter;
 use inlane_function::{FunctionInfo, HEADERS, PacketFunction};
 use std::sync::Arc;
 
@@ -19,6 +21,8 @@ pub struct LoadedFunction {
     pub(super) gpu: Arc<Gpu>,
     pub(super) function: PacketFunction,
     pub(super) info: FunctionInfo,
+    /// The counters that the function declares.
+    pub(super) counters: Vec<StateCounter>,
     pub(super) persistent: cuda::Kernel,
     pub(super) items: cuda::Kernel,
     pub(super) slots: cuda::Kernel,
@@ -52,6 +56,7 @@ impl LoadedFunction {
             gpu: gpu.clone(),
             function: function.clone(),
             info,
+            counters: counters(gpu, &module, function)?,
             persistent: module.kernel("inlane_persistent")?,
             items: module.kernel("inlane_items")?,
             slots: module.kernel("inlane_slots")?,
@@ -106,6 +111,19 @@ impl LoadedFunction {
     pub fn is_cached(&self) -> bool {
         self.cached
     }
+}
+
+/// Finds the counters of `function` in its module. The preprocessor may have removed a counter for the GPU.
+fn counters(gpu: &Arc<Gpu>, module: &Arc<Module>, function: &PacketFunction) -> Result<Vec<StateCounter>> {
+    let mut counters = Vec::new();
+    for name in function.declared_counters() {
+        if let Ok(global) = module.global(&format!("inlane_counter_{}_{name}", function.symbol()))
+            && let Some(place) = CounterPlace::from_bytes(&gpu.read(&global)?)
+        {
+            counters.push(StateCounter { name: name.clone(), place });
+        }
+    }
+    Ok(counters)
 }
 
 /// Whether a kernel's limit on shared memory must be raised before its launches

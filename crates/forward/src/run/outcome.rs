@@ -72,7 +72,7 @@ impl RunOutcome {
     /// queue's counters.
     pub(super) fn new(load: &ForwardLoad, joined: Joined, device: Counters) -> Self {
         let Joined { tallies, elapsed, competitor, link, quota } = joined;
-        let ForwardLoad { config, function, ports, directions, pools, gpu, faults, .. } = load;
+        let ForwardLoad { config, ports, directions, pools, gpu, faults, .. } = load;
         let threads = config.executor.threads();
         let meters = load.meters.chunks(threads);
         let received_packets = tallies.iter().map(|(tally, _)| tally.rx.packets).collect();
@@ -82,7 +82,7 @@ impl RunOutcome {
         for (tally, report) in tallies {
             tally.functions.iter().for_each(|instance| reported.merge(instance.report()));
             if let Some(report) = report {
-                reported.merge(function.report(&report.state));
+                reported.merge(report.function.clone());
                 let pcie_bytes = lane.as_ref().map_or(0, |sum| sum.pcie_bytes) + report.pcie_bytes;
                 lane = Some(gpu::LaneReport { pcie_bytes, ..report });
             }

@@ -9,9 +9,11 @@
 mod compiler;
 mod crash;
 
-use crate::abi::{ABI, FunctionEntry};
+use crate::abi::{ABI, CounterPlace, FunctionEntry};
+use crate::report::StateCounter;
 use crate::{Error, Result};
 use inlane_core::error::Cause;
+use inlane_core::names::{did_you_mean, similar};
 use inlane_process::code_cache::CodeCache;
 use libloading::Library;
 use std::path::Path;
@@ -24,12 +26,15 @@ pub(crate) struct UserFunction {
     /// The file's path as the user wrote it, for messages.
     pub file: String,
     pub source: String,
+    /// The names of the members that the source declares as counters.
+    pub counters: Vec<String>,
     code: Mutex<Option<LoadedCode>>,
 }
 
 /// A loaded shared object, and the address of the packet function's entry in it.
 struct LoadedCode {
     entry: *const FunctionEntry,
+    counters: Vec<StateCounter>,
     _library: Library,
 }
 
@@ -82,9 +87,16 @@ impl UserFunction {
                 )));
             }
             (symbol, found) if found.contains(&symbol) => symbol,
-            (symbol, _) => return Err(wrong(format!("has no function '{symbol}'; choose one of {list}"))),
+            (symbol, found) => {
+                let near = similar(&symbol, found.iter().map(String::as_str));
+                return Err(wrong(format!(
+                    "has no function '{symbol}'; {}choose one of {list}",
+                    did_you_mean(&near)
+                )));
+            }
         };
-        Ok(Self { symbol, file: path.display().to_string(), source, code: Mutex::new(None) })
+        let counters = counters_of(&source, &symbol);
+        Ok(Self { symbol, file: path.display().to_string(), source, counters, code: Mutex::new(None) })
     }
 
     /// Returns the function's code for this CPU. The first call compiles the code or loads it from the cache.
@@ -112,8 +124,22 @@ impl UserFunction {
             )));
         }
         crash::explain(&self.file);
-        *code = Some(LoadedCode { entry, _library: library });
+        let counters = self.counters.iter().filter_map(|name| {
+            let symbol = format!("inlane_counter_{}_{name}\0", self.symbol);
+            // SAFETY: INLANE_COUNTER defines this symbol with the type inlane_counter, whose layout the compiler checked. If
+            // the preprocessor removed the macro, there is no such symbol and no such counter.
+            let place =
+                unsafe { library.get::<*const CounterPlace>(symbol.as_bytes()).map(|symbol| **symbol) };
+            place.ok().map(|place| StateCounter { name: name.clone(), place })
+        });
+        *code = Some(LoadedCode { entry, counters: counters.collect(), _library: library });
         Ok(entry)
+    }
+
+    /// Returns the counters of the code that was loaded. Empty before.
+    pub fn loaded_counters(&self) -> Vec<StateCounter> {
+        let code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
+        code.as_ref().map(|loaded| loaded.counters.clone()).unwrap_or_default()
     }
 }
 
@@ -156,12 +182,36 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
 
 /// Returns the names that the source passes to INLANE_FUNCTION, ignoring comments.
 fn registered(source: &str) -> Vec<String> {
+    arguments(source, "INLANE_FUNCTION")
+        .into_iter()
+        .filter_map(|mut names| names.pop().filter(|_| names.is_empty()))
+        .collect()
+}
+
+/// Returns the members of the function `symbol` that the source passes to INLANE_COUNTER, ignoring comments.
+fn counters_of(source: &str, symbol: &str) -> Vec<String> {
+    let calls = arguments(source, "INLANE_COUNTER").into_iter();
+    let mut members: Vec<String> = calls
+        .filter_map(|names| match <[String; 2]>::try_from(names) {
+            Ok([function, member]) if function == symbol => Some(member),
+            _ => None,
+        })
+        .collect();
+    members.dedup();
+    members
+}
+
+/// Returns the arguments of each use of the macro `name`, ignoring comments. Leaves out uses whose arguments are not all
+/// names of C++.
+fn arguments(source: &str, name: &str) -> Vec<Vec<String>> {
     let code = without_comments(source);
-    code.match_indices("INLANE_FUNCTION")
+    let is_name =
+        |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    code.match_indices(name)
         .filter_map(|(at, word)| {
-            let rest = code[at + word.len()..].trim_start().strip_prefix('(')?.trim_start();
-            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
-            (end > 0 && rest[end..].trim_start().starts_with(')')).then(|| rest[..end].to_owned())
+            let (inside, _) = code[at + word.len()..].trim_start().strip_prefix('(')?.split_once(')')?;
+            let names: Vec<&str> = inside.split(',').map(str::trim).collect();
+            names.iter().all(|text| is_name(&text)).then(|| names.into_iter().map(str::to_owned).collect())
         })
         .collect()
 }
@@ -222,6 +272,14 @@ mod tests {
         let source = "// INLANE_FUNCTION(no)\n/* INLANE_FUNCTION(neither) */ INLANE_FUNCTION( a_1 )\nINLANE_FUNCTION(b)";
         assert_eq!(registered(source), ["a_1", "b"]);
         assert!(registered("#define INLANE_FUNCTIONS(x)\n/* INLANE_FUNCTION(open").is_empty());
+        assert!(registered("INLANE_FUNCTION() INLANE_FUNCTION(a, b) INLANE_FUNCTION(a b)").is_empty());
+    }
+
+    #[test]
+    fn counters_belong_to_a_function() {
+        let source = "INLANE_COUNTER(a, x)\nINLANE_COUNTER( b ,\n y )\nINLANE_COUNTER(a, z) // INLANE_COUNTER(a, no)\nINLANE_COUNTER(a)";
+        assert_eq!(counters_of(source, "a"), ["x", "z"]);
+        assert_eq!(counters_of(source, "b"), ["y"]);
     }
 
     #[test]
