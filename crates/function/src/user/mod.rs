@@ -206,12 +206,12 @@ fn counters_of(source: &str, symbol: &str) -> Vec<String> {
 fn arguments(source: &str, name: &str) -> Vec<Vec<String>> {
     let code = without_comments(source);
     let is_name =
-        |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     code.match_indices(name)
         .filter_map(|(at, word)| {
             let (inside, _) = code[at + word.len()..].trim_start().strip_prefix('(')?.split_once(')')?;
             let names: Vec<&str> = inside.split(',').map(str::trim).collect();
-            names.iter().all(|text| is_name(&text)).then(|| names.into_iter().map(str::to_owned).collect())
+            names.iter().all(|text| is_name(text)).then(|| names.into_iter().map(str::to_owned).collect())
         })
         .collect()
 }
