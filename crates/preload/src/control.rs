@@ -395,7 +395,7 @@ pub fn area() -> Option<Area> {
 }
 
 /// Returns true if this process has mapped the memory that [`area`] returns. A forked child finds its parent's memory, and
-/// must not end the posted receives of the parent there.
+/// must not leave the receive rings of the parent.
 pub fn has_mapped_area() -> bool {
     MAPPED.load(Ordering::Relaxed)
 }

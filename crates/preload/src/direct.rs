@@ -6,13 +6,13 @@
 //! of the table outdated. So the library compares the descriptor's inode with the slot's inode: before the first use, and before
 //! the next use after each call that may close or replace the descriptor. Even an outdated entry points to valid memory, because slots are never unmapped.
 
+mod leave;
 mod receive;
 mod send;
-mod withdraw;
 
-pub use receive::{offered, receive, receive_offered};
+pub use leave::{ask, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
+pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
-pub use withdraw::{check_post, is_moving, note_kernel_receives, note_low_water, withdraw, withdraw_from};
 
 use crate::epoll::ready;
 use crate::wait::{self, Patience};

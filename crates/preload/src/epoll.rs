@@ -99,7 +99,7 @@ pub fn note_closing_range(first: c_uint, last: c_uint) {
 }
 
 /// Ends the watches of the epoll instances with these descriptors, because other instances may get their numbers. A
-/// child of vfork leaves them, because its parent uses them. A forked child leaves its parent's posted receives.
+/// child of vfork leaves them, because its parent uses them. A forked child does not touch its parent's receive rings.
 #[cold]
 fn forget_instances(descriptors: RangeInclusive<RawFd>) {
     for (index, _, entry) in watched_entries() {

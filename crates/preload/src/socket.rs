@@ -132,7 +132,7 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     }
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
         Flags::set(fd, Flags::READ_SHUT);
-        direct::withdraw(fd);
+        direct::leave(fd);
     }
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         direct::shut(fd);

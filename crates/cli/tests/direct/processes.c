@@ -106,20 +106,20 @@ static void change_root(void)
     exchange_until_shared();
 }
 
-/* Returns the number of posted receives. */
-static int posted(void)
+/* Returns the number of receive rings that the program has asked for. */
+static int asked(void)
 {
     int count = 0;
     char *area = shared_memory();
     for (int slot = 0; area != NULL && slot < 64; slot++) {
-        /* The receive words of crates/offload-protocol/src/lease. States 1 and 5 are posted and renewed. */
-        uint64_t state = *(volatile uint64_t *)(area + slot * ((shared_length - 4096) / 64) + slot % 16 * 256 + 64) >> 61;
-        count += state == 1 || state == 5;
+        /* The receive words of crates/offload-protocol/src/lease. Modes 1 and 2 are ASKED and RING. */
+        uint64_t state = *(volatile uint64_t *)(area + slot * ((shared_length - 4096) / 64) + slot % 16 * 256 + 64) >> 62;
+        count += state == 1 || state == 2;
     }
     return count;
 }
 
-/* A forked child that closes its epoll descriptor leaves the posted receives of its parent. */
+/* A forked child that closes its epoll descriptor does not touch the receive rings of its parent. */
 static void close_in_child(void)
 {
     connect_both();
@@ -135,8 +135,8 @@ static void close_in_child(void)
             CHECK(write(client, &byte, 1) == 1);
             CHECK(epoll_wait(epoll, &event, 1, 10000) == 1);
             CHECK(recv(server, &byte, 1, MSG_DONTWAIT) == 1);
-        } while (posted() == 0);
-        int before = posted(), status;
+        } while (asked() == 0);
+        int before = asked(), status;
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
@@ -147,7 +147,7 @@ static void close_in_child(void)
             _exit(0);
         }
         CHECK(waitpid(child, &status, 0) == child && status == 0);
-        CHECK(posted() == before);
+        CHECK(asked() == before);
     }
 }
 

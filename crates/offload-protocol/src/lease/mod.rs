@@ -12,8 +12,8 @@
 //! ```text
 //!                     program                                     engine
 //! send lease          claim, copy into the send ring, commit ---> sends segments from the ring
-//! posted receive      post n bytes, wait briefly             ---> offers received bytes in the receive ring
-//!                     copy them out, take                    ---> counts them as delivered
+//! receive ring        ask for the ring, poll it               ---> opens it, and counts up with each received byte
+//!                     copy bytes out, take them               ---> counts them as delivered
 //! ```
 //!
 //! # Send lease
@@ -40,29 +40,30 @@
 //!   the program sends all these bytes through the pair. The engine then sends from a ring of its own, because the thread
 //!   may still write.
 //!
-//! # Posted receive
+//! # Receive ring
+//!
+//! The receive word holds a mode and the position up to which the program has taken bytes. The engine alone writes
+//! [`Header::filled`], the position up to which the ring has bytes for the program.
 //!
 //! ```text
-//!            post (program)           offer (engine)              take the last bytes (program)
-//!       IDLE --------------> POSTED ----------------> OFFERED -------------------> RENEWED
-//!        ^                   | ^                       |   |                         |  |
-//!        +- stop (program) --+ +-----------------------|---|--- settle (engine) -----+  |
-//!        |                                             |   +-- ask (program) -> ASKED   |
-//!        +- the bytes are in the pair -- MOVING <------+-- withdraw (engine) -----+     |
-//!        |                                                                              |
-//!        +- settle (engine) ------------ TAKEN <------------ stop (program) ------------+
+//!            ask (program)           open (engine)
+//!       PAIR -------------> ASKED ------------------> RING --+ take (program)
+//!        ^                    |                        | ^---+
+//!        +-- stop (program) --+------------------------+
+//!        +-- stop, leave (program), end (engine) ------+      close (engine): any mode -> CLOSED
 //! ```
 //!
-//! The engine offers bytes only if the pair is empty, and keeps them in the ring until the program has taken them. The
-//! program may take them in several parts, and the receive then stays posted. When the engine offers bytes, it
-//! sets the slot's bit in [`Area::ready`], so epoll_wait finds them without a system call.
+//! The engine opens the ring only if the pair is empty. From then on it only counts up the filled position, and the
+//! program takes bytes in parts of any size. When the engine has added bytes, it sets the slot's bit in [`Area::ready`], so
+//! epoll_wait finds them without a system call.
 //!
-//! A thread ends its posted receives before it sleeps in the kernel, so the engine then wakes it through the pair.
-//! A program that does not look at its slot leaves an offer unanswered: it was killed, or uses calls that the
-//! preloaded library does not see. The engine withdraws such an offer and moves the bytes to the pair. They come
-//! later, but none is lost. Until they are in the pair, the slot shows that bytes are left to read.
+//! A thread leaves the ring before it sleeps in the kernel, so the engine then wakes it through the pair. In mode PAIR
+//! nobody takes bytes of the ring, so the engine moves those that are left to the pair. Until the pair has them, the filled
+//! position shows that bytes are left to read.
+//! A program that does not look at its slot leaves bytes in the ring: it was killed, or uses calls that the
+//! preloaded library does not see. The engine then ends the mode RING itself. The bytes come later, but none is lost.
 //!
-//! A late take fails, because the receive word contains a sequence number that tells the offer from later ones.
+//! A late take fails, because the position grows with each byte and with each open.
 
 mod slot;
 #[cfg(test)]
@@ -74,8 +75,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of slots in the memory that the engine shares with a process.
 pub const SLOTS: usize = 64;
-/// The most bytes of a posted receive, for the largest ring.
-pub const RECEIVE: usize = Area::MOST_RING / 4;
 
 /// A 64-bit word that the engine and the program share. Both change it by compare-and-exchange. This is a
 /// trait because the model checker of the tests needs its own atomic type.
@@ -118,7 +117,8 @@ const PAIR: u64 = 0;
 const GRANTED: u64 = 1;
 const CLAIMED: u64 = 2;
 const ENDED: u64 = 3;
-const POSITION: u64 = (1 << STATE_SHIFT) - 1;
+/// The bits of a position in the words of a slot.
+pub const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
 /// The engine tries this many times to change a word before it gives up. If the program follows the protocol,
 /// it changes the word only once or twice during these attempts.
@@ -229,237 +229,153 @@ impl<W: Word> SendLease<'_, W> {
     }
 }
 
-/// The lowest bit of a receive word's state. The word:
-///
-/// ```text
-///  63   61 60             32 31           0
-/// | state | sequence number | length, bytes |
-/// ```
-const KIND_SHIFT: u32 = 61;
-const IDLE: u64 = 0;
-const POSTED: u64 = 1;
-const OFFERED: u64 = 2;
-const TAKEN: u64 = 3;
-const CLOSED: u64 = 4;
-const RENEWED: u64 = 5;
-const MOVING: u64 = 6;
-const ASKED: u64 = 7;
-const SEQUENCE_SHIFT: u32 = 32;
-const SEQUENCE: u64 = (1 << (KIND_SHIFT - SEQUENCE_SHIFT)) - 1;
-const LENGTH: u64 = u32::MAX as u64;
+/// The modes of a receive word, which has the same layout as a send word: the mode, and the position up to which the program
+/// has taken bytes. The modes PAIR and CLOSED have the values of the send word's states [`PAIR`] and [`ENDED`].
+const ASKED: u64 = 1;
+const RING: u64 = 2;
+const CLOSED: u64 = 3;
 
-fn receive_word(kind: u64, sequence: u64, len: u64) -> u64 {
-    kind << KIND_SHIFT | (sequence & SEQUENCE) << SEQUENCE_SHIFT | len & LENGTH
+/// The receiving side of a slot. It wraps the receive word and the filled position.
+pub struct ReceiveRing<'a, W> {
+    /// The mode, and the position up to which the program has taken bytes.
+    pub word: &'a W,
+    /// The position up to which the ring has bytes for the program. Only the engine writes it.
+    pub filled: &'a W,
 }
 
-fn sequence(word: u64) -> u64 {
-    word >> SEQUENCE_SHIFT & SEQUENCE
-}
-
-/// The receive word of a slot of shared memory. The program posts a receive in this word. The engine then
-/// puts received bytes into the slot.
-pub struct PostedReceive<'a, W>(pub &'a W);
-
-/// The engine's view of a receive that the program has posted.
+/// Received bytes in the ring that the program has not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Post {
+pub struct Received {
     word: u64,
-}
-
-/// An offer: bytes that the engine has put into a slot of shared memory for a posted receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Offer {
-    word: u64,
-    /// The number of bytes. For the program, those that are left to read.
+    /// The number of bytes.
     pub len: u64,
 }
 
-/// What the program has done with bytes that the engine has offered in a slot of shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// The program has not taken the bytes yet, or has taken only a part of them.
-    Pending,
-    /// The program has taken all the bytes.
-    Taken,
-    /// The program asks to receive the remaining bytes through the pair. Call [`PostedReceive::withdraw`].
-    Asked,
-    /// The program changed the word in a way that the protocol does not allow.
-    Invalid,
+impl Received {
+    /// The position of the first byte.
+    pub fn position(self) -> u64 {
+        self.word & POSITION
+    }
 }
 
-impl<W: Word> PostedReceive<'_, W> {
-    /// Lets the program post receives. The engine calls this only while no connection uses the slot of shared
-    /// memory.
-    pub fn reset(&self) {
-        let word = self.0.load();
-        self.0.store(receive_word(IDLE, sequence(word), 0));
+impl<W: Word> ReceiveRing<'_, W> {
+    /// Lets the program ask for the ring. Returns the position from which positions grow. The engine calls this only while no
+    /// connection uses the slot.
+    pub fn reset(&self) -> u64 {
+        // No thread of an earlier connection has seen a higher position.
+        let position = self.filled.load().wrapping_add(1) & POSITION;
+        self.filled.store(position);
+        self.word.store(send_word(PAIR, position));
+        position
     }
 
-    /// Refuses all further posts.
+    /// Refuses the ring to the program from now on.
     pub fn close(&self) {
-        let word = self.0.load();
-        self.0.store(receive_word(CLOSED, sequence(word), 0));
+        self.word.store(send_word(CLOSED, self.filled.load()));
     }
 
-    /// Posts a receive of at most [`RECEIVE`] bytes in the slot. Returns false if a receive is already
-    /// posted, if the engine has not yet settled its last offer, or if the slot is closed.
-    pub fn post(&self) -> bool {
-        let word = self.0.load();
-        let posted = receive_word(POSTED, sequence(word) + 1, RECEIVE as u64);
-        word >> KIND_SHIFT == IDLE && self.0.exchange(word, posted)
+    /// Asks the engine for the ring. Returns false if the ring is not in mode PAIR, or if the engine is moving bytes to the
+    /// pair.
+    pub fn ask(&self) -> bool {
+        let word = self.word.load();
+        word >> STATE_SHIFT == PAIR
+            && self.filled.load() == word
+            && self.word.exchange(word, send_word(ASKED, word))
     }
 
-    /// Returns true if the program has no posted receive and the engine has no unsettled offer of bytes.
+    /// Returns true if all received bytes go through the pair, and the program has not asked for the ring.
     #[inline]
     pub fn is_idle(&self) -> bool {
-        self.0.load() >> KIND_SHIFT == IDLE
+        self.word.load() >> STATE_SHIFT == PAIR
     }
 
-    /// Returns the received bytes that the engine offers, even if another thread has posted the receive.
-    /// Returns `None` if no offer waits for an answer.
+    /// Returns the received bytes in the ring, or `None` if there are none. `most` is the length of the ring.
     #[inline]
-    pub fn offered(&self) -> Option<Offer> {
-        let word = self.0.load();
-        (word >> KIND_SHIFT == OFFERED && word & LENGTH <= RECEIVE as u64)
-            .then_some(Offer { word, len: word & LENGTH })
+    pub fn received(&self, most: u64) -> Option<Received> {
+        let word = self.word.load();
+        let len = self.filled.load().wrapping_sub(word) & POSITION;
+        (word >> STATE_SHIFT == RING && len > 0 && len <= most).then_some(Received { word, len })
     }
 
-    /// Takes the first `len` bytes of an offer, which the program has already copied. The receive stays
-    /// posted. Returns true if the bytes now belong to the program. Returns false if the engine has withdrawn
-    /// the offer or another thread has taken bytes. The program must then discard its copy.
+    /// Takes the first `len` bytes of the ring, which the program has already copied. Returns true if the bytes now belong
+    /// to the program. Returns false if the engine has ended the mode RING or another thread has taken bytes. The
+    /// program must then discard its copy.
     #[must_use]
-    pub fn take(&self, offer: Offer, len: u64) -> bool {
-        let next = match offer.len.saturating_sub(len) {
-            0 => receive_word(RENEWED, sequence(offer.word), 0),
-            rest => receive_word(OFFERED, sequence(offer.word), rest),
-        };
-        self.0.exchange(offer.word, next)
+    pub fn take(&self, received: Received, len: u64) -> bool {
+        self.word.exchange(received.word, send_word(RING, received.word.wrapping_add(len)))
     }
 
-    /// Returns true while the engine moves received bytes from shared memory to the socket pair.
+    /// Returns true while the engine moves received bytes from the ring to the socket pair.
     #[inline]
     pub fn is_moving(&self) -> bool {
-        matches!(self.0.load() >> KIND_SHIFT, MOVING | ASKED)
+        let word = self.word.load();
+        word >> STATE_SHIFT == PAIR && self.filled.load() != word
     }
 
-    /// Ends a posted receive. Returns false if the engine has already offered bytes to it. These bytes must
-    /// first be received or moved to the socket pair.
+    /// Leaves the ring if it is empty, or takes back the request for it. Returns false if bytes are left in the ring. These
+    /// bytes must first be received or moved to the socket pair.
     pub fn stop(&self) -> bool {
         for _ in 0..ATTEMPTS {
-            let word = self.0.load();
-            let ended = match word >> KIND_SHIFT {
-                POSTED => IDLE,
-                RENEWED => TAKEN,
-                OFFERED | MOVING | ASKED => return false,
-                _ => return true,
-            };
-            if self.0.exchange(word, receive_word(ended, sequence(word), 0)) {
-                return true;
+            let word = self.word.load();
+            match word >> STATE_SHIFT {
+                RING if self.filled.load() != word & POSITION => return false,
+                ASKED | RING if !self.word.exchange(word, send_word(PAIR, word)) => {}
+                // The engine may have added bytes before it sees the new mode.
+                _ => return !self.is_moving(),
             }
         }
         false
     }
 
-    /// Ends a posted receive. If bytes are offered in shared memory, asks the engine to move them to the
-    /// socket pair. Returns true if the engine then has to move bytes, or already does.
-    pub fn ask(&self) -> bool {
+    /// Leaves the ring. Returns true if the engine then has to move bytes to the socket pair, or already does.
+    pub fn leave(&self) -> bool {
+        self.end();
+        self.is_moving()
+    }
+
+    /// Ends the modes ASKED and RING. Returns the position up to which the program has taken bytes. It is final, because the
+    /// program takes bytes only in mode RING.
+    pub fn end(&self) -> u64 {
         for _ in 0..ATTEMPTS {
-            if self.stop() {
-                return false;
-            }
-            match self.offered() {
-                Some(offer) => {
-                    if self.0.exchange(offer.word, receive_word(ASKED, sequence(offer.word), offer.len)) {
-                        return true;
-                    }
-                }
-                None => return self.is_moving(),
-            }
-        }
-        false
-    }
-
-    /// Returns the receive that the program has posted, and the most bytes that this receive accepts. Returns
-    /// `None` if no receive is posted, or if the posted length is invalid.
-    #[inline]
-    pub fn posted(&self) -> Option<(Post, u64)> {
-        let word = self.0.load();
-        (word >> KIND_SHIFT == POSTED && word & LENGTH <= RECEIVE as u64)
-            .then_some((Post { word }, word & LENGTH))
-    }
-
-    /// Offers the program `len` bytes for its posted receive. The engine has already copied them into the
-    /// slot. Returns `None` if the program has cancelled the receive.
-    pub fn offer(&self, post: Post, len: u64) -> Option<Offer> {
-        let word = receive_word(OFFERED, sequence(post.word), len);
-        self.0.exchange(post.word, word).then_some(Offer { word, len })
-    }
-
-    /// Returns the program's answer to an offer of received bytes. If the program has taken all bytes and has
-    /// not ended the receive, posts its receive again.
-    pub fn settle(&self, offer: Offer) -> Answer {
-        for _ in 0..ATTEMPTS {
-            let word = self.0.load();
-            let is_answer = sequence(word) == sequence(offer.word);
-            let next = match word >> KIND_SHIFT {
-                OFFERED if is_answer && word & LENGTH <= offer.len => return Answer::Pending,
-                TAKEN if is_answer => receive_word(IDLE, sequence(word), 0),
-                RENEWED if is_answer => receive_word(POSTED, sequence(word) + 1, RECEIVE as u64),
-                ASKED if is_answer && word & LENGTH <= offer.len => return Answer::Asked,
-                _ => return Answer::Invalid,
-            };
-            // The exchange fails if the program has changed the word meanwhile, for example by ending the
-            // receive. Then look at the word again.
-            if self.0.exchange(word, next) {
-                return Answer::Taken;
-            }
-        }
-        Answer::Invalid
-    }
-
-    /// Returns true if the program has taken all bytes of `offer` and has not ended its posted receive. The
-    /// engine may leave such an offer unsettled until it has more received bytes for the program.
-    #[inline]
-    pub fn is_renewed(&self, offer: Offer) -> bool {
-        self.0.load() == receive_word(RENEWED, sequence(offer.word), 0)
-    }
-
-    /// Returns true if the program has not answered the offer yet, or has taken only a part of its bytes.
-    /// Returns false if the program has answered or has broken the protocol.
-    #[inline]
-    pub fn is_pending(&self, offer: Offer) -> bool {
-        let word = self.0.load();
-        word >> KIND_SHIFT == OFFERED && sequence(word) == sequence(offer.word)
-    }
-
-    /// Withdraws an offer. Returns the number of its bytes that the program has not taken. Write these bytes
-    /// to the socket pair, then call [`PostedReceive::end_move`]. Returns `None` if the program has already
-    /// answered the offer or has broken the protocol. In that case, call [`PostedReceive::settle`] for the
-    /// answer.
-    #[must_use]
-    pub fn withdraw(&self, offer: Offer) -> Option<u64> {
-        for _ in 0..ATTEMPTS {
-            let word = self.0.load();
-            let (kind, rest) = (word >> KIND_SHIFT, word & LENGTH);
-            if sequence(word) != sequence(offer.word) || rest > offer.len || !matches!(kind, OFFERED | ASKED)
+            let word = self.word.load();
+            if !matches!(word >> STATE_SHIFT, ASKED | RING) || self.word.exchange(word, send_word(PAIR, word))
             {
-                return None;
-            }
-            if self.0.exchange(word, receive_word(MOVING, sequence(word), rest)) {
-                return Some(rest);
+                return word & POSITION;
             }
         }
-        None
+        // Only a hostile program changes the word so often.
+        self.word.load() & POSITION
     }
 
-    /// Ends a move: the bytes of a withdrawn offer are now in the socket pair. The program may post receives
-    /// again.
-    pub fn end_move(&self) {
-        let word = self.0.load();
-        if word >> KIND_SHIFT == MOVING {
-            self.0.exchange(word, receive_word(IDLE, sequence(word), 0));
+    /// Returns whether the mode is RING, and the position up to which the program has taken bytes. Check the position,
+    /// because a hostile program can write any value.
+    #[inline]
+    pub fn taken(&self) -> (bool, u64) {
+        let word = self.word.load();
+        (word >> STATE_SHIFT == RING, word & POSITION)
+    }
+
+    /// Returns true if the program has asked for the ring.
+    #[inline]
+    pub fn is_asked(&self) -> bool {
+        self.word.load() >> STATE_SHIFT == ASKED
+    }
+
+    /// Opens the ring, which the program has asked for at position `taken`. Received bytes begin at the position after
+    /// that. Returns false if the program has taken back its request.
+    pub fn open(&self, taken: u64) -> bool {
+        let start = taken.wrapping_add(1) & POSITION;
+        self.filled.store(start);
+        self.word.exchange(send_word(ASKED, taken), send_word(RING, start)) || {
+            self.filled.store(taken);
+            false
         }
+    }
+
+    /// Adds bytes to the ring: they are in it up to position `filled`. Also ends a move, if `filled` is the position up to
+    /// which the program has taken bytes.
+    pub fn fill(&self, filled: u64) {
+        self.filled.store(filled & POSITION);
     }
 }

@@ -8,7 +8,7 @@
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Offer, PostedReceive, SLOTS, SendLease};
+use super::{ReceiveRing, Received, SLOTS, SendLease};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -34,17 +34,17 @@ pub struct SendRoom {
 pub struct Header {
     /// The word of [`SendLease`].
     pub send: Line,
-    /// The word of [`PostedReceive`].
+    /// The word of [`ReceiveRing`].
     pub receive: Line,
     /// Which bytes of the send ring may be overwritten.
     pub room: SendRoom,
-    /// The index at which the bytes end that the engine currently offers to the program. Only the engine writes it.
-    pub offered: AtomicU64,
+    /// The position up to which the receive ring has bytes for the program. Only the engine writes it.
+    pub filled: AtomicU64,
+    /// The index of the byte at position 0 of [`ReceiveRing`]. Only the engine writes it, before it opens the ring.
+    pub received: AtomicU64,
     /// The index of the byte at position 0 of [`SendLease`]. It grows by the bytes that go through the pair. Only the engine
     /// writes it, while no lease is granted.
     pub base: AtomicU64,
-    /// The length of each ring in bytes, a power of two. Only the engine writes it, before the program gets the slot.
-    pub ring: AtomicU64,
     /// The last time at which the engine recorded that it is running, in nanoseconds of CLOCK_MONOTONIC. Only
     /// the engine writes this word.
     pub alive_ns: AtomicU64,
@@ -53,8 +53,10 @@ pub struct Header {
     pub inode: AtomicU64,
     /// The device number (`st_dev`) of the program's end of the socket pair. Only the engine writes it.
     pub device: AtomicU64,
+    /// The length of each ring in bytes, a power of two. Only the engine writes it, before the program gets the slot.
+    pub ring: AtomicU32,
     /// 1 once the program has shut down its sending direction. Only the program writes it.
-    pub shut: AtomicU64,
+    pub shut: AtomicU32,
     /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the socket pair,
     /// because the kernel applies this option there. Only the program writes this word.
     pub low_water: AtomicU32,
@@ -125,11 +127,11 @@ impl Area {
 
     /// Stores the length of the rings in the area, where [`Area::mapped`] finds it. The engine calls this for a new area.
     pub fn initialise(&self) {
-        Slot(self.start).header().ring.store(self.ring as u64, Ordering::Relaxed);
+        Slot(self.start).header().ring.store(self.ring as u32, Ordering::Relaxed);
     }
 
-    /// Returns the area's ready word. The engine sets bit n when it offers bytes to the posted receive of
-    /// slot n. It never reads the word. The program clears the bit when it finds no offer in the slot.
+    /// Returns the area's ready word. The engine sets bit n when it adds bytes to the receive ring of
+    /// slot n. It never reads the word. The program clears the bit when it finds no bytes in the ring.
     pub fn ready(&self) -> &AtomicU64 {
         // SAFETY: the word lies in the mapped area, behind the slots. An atomic is valid for any bytes and may be
         // shared with other processes.
@@ -182,9 +184,16 @@ impl Slot {
         SendLease(&self.header().send.0)
     }
 
-    /// Returns the posted receive.
-    pub fn receive(&self) -> PostedReceive<'_, AtomicU64> {
-        PostedReceive(&self.header().receive.0)
+    /// Returns the receiving side.
+    pub fn receive(&self) -> ReceiveRing<'_, AtomicU64> {
+        let header = self.header();
+        ReceiveRing { word: &header.receive.0, filled: &header.filled }
+    }
+
+    /// Returns the received bytes in the ring, or `None` if there are none.
+    #[inline]
+    pub fn received(self) -> Option<Received> {
+        self.receive().received(self.ring() as u64)
     }
 
     /// Returns the length of each ring in bytes.
@@ -230,13 +239,13 @@ impl Slot {
         }
     }
 
-    /// Copies `len` unread bytes of `offer` to `to`. Skips the first `from` unread bytes.
+    /// Copies `len` bytes of `received` to `to`. Skips the first `from` bytes.
     ///
     /// # Safety
-    /// `to` has room for `len` bytes. The offer has at least `from` and `len` bytes.
-    pub unsafe fn read_offered(self, offer: Offer, from: usize, to: *mut u8, len: usize) {
+    /// `to` has room for `len` bytes. There are at least `from` and `len` bytes.
+    pub unsafe fn read_received(self, received: Received, from: usize, to: *mut u8, len: usize) {
         let ring = self.ring();
-        let index = self.header().offered.load(Ordering::Relaxed).wrapping_sub(offer.len) as usize;
+        let index = received.position().wrapping_add(self.header().received.load(Ordering::Relaxed)) as usize;
         let offset = index.wrapping_add(from) & (ring - 1);
         let first = len.min(ring - offset);
         // SAFETY: both parts lie within the receive ring, and the caller promises room for the bytes.

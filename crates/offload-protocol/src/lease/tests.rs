@@ -197,164 +197,201 @@ fn model_an_abandoned_claim_sends_its_bytes_through_the_pair_once() {
     });
 }
 
-/// A connection that has received the byte 7. The program has not got this byte yet.
+/// A connection that receives bytes through the receive ring or the socket pair.
 struct Receiving {
     word: Modelled,
-    offered: Modelled,
+    filled: Modelled,
+    received: Modelled,
+    ring: Vec<UnsafeCell<u8>>,
     pair: Mutex<Vec<u8>>,
 }
 
-#[test]
-fn model_a_byte_is_received_exactly_once() {
-    model(4, move || {
-        let connection = Arc::new(Receiving {
+impl Receiving {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
             word: Modelled::new(0),
-            offered: Modelled::new(0),
+            filled: Modelled::new(0),
+            received: Modelled::new(0),
+            ring: (0..RING).map(|_| UnsafeCell::new(0)).collect(),
             pair: Mutex::new(Vec::new()),
-        });
-        let program = {
-            let connection = connection.clone();
-            loom::thread::spawn(move || {
-                let receive = PostedReceive(&connection.word);
-                assert!(receive.post());
-                let taken = take(&connection);
-                if taken.is_none() {
-                    receive.ask();
-                }
-                taken
-            })
-        };
-        let receive = PostedReceive(&connection.word);
-        let mut delivered = false;
-        let mut offer = None;
-        for _ in 0..2 {
-            if let (None, Some((post, RECEIVE_BYTES))) = (offer, receive.posted()) {
-                connection.offered.store(7, Ordering::Relaxed);
-                offer = receive.offer(post, 1);
+        })
+    }
+
+    fn receive(&self) -> ReceiveRing<'_, Modelled> {
+        ReceiveRing { word: &self.word, filled: &self.filled }
+    }
+
+    /// Takes a byte of the ring, as the preloaded library does.
+    fn take(&self) -> Option<u8> {
+        let received = self.receive().received(RING as u64)?;
+        let at = received.position().wrapping_add(self.received.load(Ordering::Relaxed)) as usize;
+        // SAFETY: loom fails the test if the engine writes the byte meanwhile.
+        let byte = self.ring[at].with(|byte| unsafe { *byte });
+        self.receive().take(received, 1).then_some(byte)
+    }
+
+    /// Takes a byte of the pair, as the kernel does for a program.
+    fn take_from_pair(&self) -> Option<u8> {
+        let mut pair = self.pair.lock().unwrap();
+        (!pair.is_empty()).then(|| pair.remove(0))
+    }
+}
+
+/// The engine's side of a connection that receives the bytes 1, 2, and so on.
+#[derive(Default)]
+struct Delivering {
+    /// The number of bytes that the program has taken of the ring, or that are in the pair.
+    delivered: u64,
+    /// The number of received bytes.
+    received: u64,
+    /// The index of the byte at position 0 while the ring is open.
+    base: Option<u64>,
+}
+
+impl Delivering {
+    /// Receives `count` bytes and delivers all of them. If `ends` is true, first ends the mode RING.
+    fn serve(&mut self, connection: &Receiving, count: u64, ends: bool) {
+        let receive = connection.receive();
+        for _ in 0..count {
+            self.received += 1;
+            let byte = self.received as u8;
+            // SAFETY: loom fails the test if the program reads the byte meanwhile.
+            connection.ring[self.received as usize - 1].with_mut(|to| unsafe { *to = byte });
+        }
+        if let Some(base) = self.base {
+            let (open, mut taken) = receive.taken();
+            if ends {
+                taken = receive.end();
+            }
+            self.delivered = base.wrapping_add(taken);
+            if ends || !open {
+                self.base = None;
             }
         }
-        if let Some(offer) = offer {
-            delivered = receive.withdraw(offer).is_none() && receive.settle(offer) == Answer::Taken;
+        let empty = connection.pair.lock().unwrap().is_empty();
+        if self.base.is_none() && !ends && receive.is_asked() && empty {
+            let taken = receive.taken().1;
+            let base = self.delivered.wrapping_sub(taken + 1);
+            connection.received.store(base, Ordering::Relaxed);
+            self.base = receive.open(taken).then_some(base);
         }
-        if !delivered {
-            connection.pair.lock().unwrap().push(7);
-            receive.end_move();
+        match self.base {
+            Some(base) => receive.fill(self.received.wrapping_sub(base)),
+            None => {
+                let mut pair = connection.pair.lock().unwrap();
+                pair.extend(self.delivered as u8 + 1..=self.received as u8);
+                drop(pair);
+                self.delivered = self.received;
+                receive.fill(receive.taken().1);
+            }
         }
-        let taken = program.join().unwrap();
-        assert_eq!(taken, delivered.then_some(7));
-        assert_eq!(connection.pair.lock().unwrap().len(), usize::from(!delivered));
-    });
+    }
 }
 
-/// Takes the next offered byte and keeps the receive posted.
-fn take(connection: &Receiving) -> Option<u64> {
-    let receive = PostedReceive(&connection.word);
-    let offer = receive.offered()?;
-    let byte = connection.offered.load(Ordering::Relaxed);
-    receive.take(offer, 1).then_some(byte)
-}
-
-#[test]
-fn model_a_receive_that_stays_posted_gets_each_byte_once_and_in_order() {
-    model(3, || {
-        let connection = Arc::new(Receiving {
-            word: Modelled::new(0),
-            offered: Modelled::new(0),
-            pair: Mutex::new(Vec::new()),
-        });
+/// Runs a program that asks for the ring, takes what it finds there, leaves the ring, and receives the rest through
+/// the pair. The engine ends the mode RING itself if `ends` is true.
+fn receives_in_order(ends: bool) {
+    model(3, move || {
+        let connection = Receiving::new();
         let program = {
             let connection = connection.clone();
             loom::thread::spawn(move || {
-                let receive = PostedReceive(&connection.word);
-                assert!(receive.post());
-                let mut taken: Vec<u64> = take(&connection).into_iter().collect();
-                // Stop the receive, like a thread that is about to sleep. Stopping fails while an offer is in
-                // the slot, so take the offer first.
+                let receive = connection.receive();
+                let mut taken = Vec::new();
+                assert!(receive.ask());
+                taken.extend(connection.take());
                 while !receive.stop() {
-                    taken.extend(take(&connection));
+                    match connection.take() {
+                        Some(byte) => taken.push(byte),
+                        // The engine moves the bytes to the pair.
+                        None => break,
+                    }
                 }
                 taken
             })
         };
-        let receive = PostedReceive(&connection.word);
-        let (mut direct, mut byte, mut offer) = (Vec::new(), 1, None);
-        for _ in 0..3 {
-            if let Some(offered) = offer {
-                match receive.settle(offered) {
-                    Answer::Pending => continue,
-                    Answer::Taken => {
-                        direct.push(byte);
-                        byte += 1;
-                    }
-                    other => panic!("{other:?}"),
-                }
-                offer = None;
-            }
-            if let Some((post, RECEIVE_BYTES)) = receive.posted().filter(|_| byte <= 2) {
-                connection.offered.store(byte, Ordering::Relaxed);
-                offer = receive.offer(post, 1);
-            }
-        }
-        let taken = program.join().unwrap();
-        if let Some(offered) = offer
-            && receive.settle(offered) == Answer::Taken
-        {
-            direct.push(byte);
-        }
-        assert_eq!(taken, direct);
-        assert_eq!(taken, (1..=taken.len() as u64).collect::<Vec<_>>());
-        assert!(receive.offered().is_none() && receive.posted().is_none());
+        let mut engine = Delivering::default();
+        engine.serve(&connection, 1, false);
+        engine.serve(&connection, 1, false);
+        engine.serve(&connection, 0, ends);
+        let mut taken = program.join().unwrap();
+        // The program has left the ring. It asks for it again and sleeps in the kernel.
+        engine.serve(&connection, 0, false);
+        taken.extend(std::iter::from_fn(|| connection.take_from_pair()));
+        assert_eq!(taken, [1, 2]);
+        assert!(!connection.receive().is_moving() && connection.receive().ask());
     });
 }
 
-/// [`RECEIVE`] as `u64`, because [`PostedReceive::posted`] returns the length of the receive as `u64`.
-const RECEIVE_BYTES: u64 = RECEIVE as u64;
+#[test]
+fn model_each_byte_is_received_once_and_in_order_through_ring_and_pair() {
+    receives_in_order(false);
+}
 
 #[test]
-fn an_offer_is_taken_in_parts_and_the_rest_can_be_moved_to_the_pair() {
-    let word = AtomicU64::new(0);
-    let receive = PostedReceive(&word);
-    assert!(receive.post() && !receive.post());
-    let (post, room) = receive.posted().unwrap();
-    assert_eq!(room, RECEIVE_BYTES);
-    let offer = receive.offer(post, 10).unwrap();
-    let seen = receive.offered().unwrap();
-    assert_eq!((seen, seen.len), (offer, 10));
-    assert!(receive.take(seen, 4) && !receive.take(seen, 4) && receive.is_pending(offer));
-    assert_eq!((receive.settle(offer), receive.offered().unwrap().len), (Answer::Pending, 6));
-    assert!(receive.take(receive.offered().unwrap(), 6) && receive.is_renewed(offer));
-    assert_eq!(receive.settle(offer), Answer::Taken);
-    let (post, _) = receive.posted().unwrap();
-    let offer = receive.offer(post, 6).unwrap();
-    assert!(receive.take(offer, 1) && !receive.stop() && receive.ask());
-    assert_eq!((receive.settle(offer), receive.offered()), (Answer::Asked, None));
-    assert_eq!((receive.withdraw(offer), receive.is_moving()), (Some(5), true));
-    assert!(!receive.post());
-    receive.end_move();
-    assert!(receive.post());
-    let offer = receive.posted().and_then(|(post, _)| receive.offer(post, 6)).unwrap();
-    assert!(receive.take(offer, 6) && receive.stop() && !receive.is_renewed(offer));
-    assert_eq!((receive.settle(offer), receive.posted()), (Answer::Taken, None));
+fn model_bytes_of_a_ring_that_the_engine_ends_come_through_the_pair() {
+    receives_in_order(true);
+}
+
+#[test]
+fn model_two_threads_share_the_received_bytes() {
+    model(2, || {
+        let connection = Receiving::new();
+        assert!(connection.receive().ask());
+        let mut engine = Delivering::default();
+        engine.serve(&connection, 2, false);
+        let other = {
+            let connection = connection.clone();
+            loom::thread::spawn(move || connection.take())
+        };
+        let mut taken: Vec<u8> = connection.take().into_iter().collect();
+        engine.serve(&connection, 1, false);
+        taken.extend(other.join().unwrap());
+        taken.extend(std::iter::from_fn(|| connection.take()));
+        taken.sort_unstable();
+        assert_eq!(taken, [1, 2, 3]);
+    });
+}
+
+#[test]
+fn bytes_are_taken_in_parts_and_the_rest_is_moved_to_the_pair() {
+    let (word, filled) = (AtomicU64::new(0), AtomicU64::new(0));
+    let receive = ReceiveRing { word: &word, filled: &filled };
+    assert!(receive.ask() && !receive.ask() && receive.is_asked() && !receive.is_idle());
+    assert!(receive.open(0) && !receive.open(0) && receive.received(100).is_none());
+    receive.fill(11);
+    let received = receive.received(100).unwrap();
+    assert_eq!((received.position(), received.len, receive.received(9)), (1, 10, None));
+    assert!(receive.take(received, 4) && !receive.take(received, 4));
+    assert_eq!((receive.received(100).unwrap().len, receive.taken()), (6, (true, 5)));
+    assert!(!receive.stop() && receive.leave() && receive.is_moving() && !receive.ask());
+    assert_eq!((receive.end(), receive.received(100)), (5, None));
+    receive.fill(5);
+    assert!(!receive.is_moving() && receive.ask() && receive.stop() && receive.is_idle());
+    assert!(!receive.open(5) && !receive.is_moving(), "the request was taken back");
+    assert!(receive.ask() && receive.open(5) && receive.stop());
 }
 
 #[test]
 fn a_late_take_fails() {
-    let word = AtomicU64::new(0);
-    let receive = PostedReceive(&word);
-    assert!(receive.post());
-    let (post, _) = receive.posted().unwrap();
-    let first = receive.offer(post, 4).unwrap();
-    assert_eq!(receive.settle(first), Answer::Pending);
-    assert_eq!(receive.withdraw(first), Some(4));
-    receive.end_move();
-    assert!(receive.post());
-    let (post, _) = receive.posted().unwrap();
-    let second = receive.offer(post, 4).unwrap();
-    assert!(!receive.take(first, 4), "an offer that was withdrawn");
-    assert!(receive.take(second, 4));
-    assert_eq!((receive.withdraw(second), receive.settle(second)), (None, Answer::Taken));
+    let (word, filled) = (AtomicU64::new(0), AtomicU64::new(0));
+    let receive = ReceiveRing { word: &word, filled: &filled };
+    assert!(receive.ask() && receive.open(0));
+    receive.fill(2);
+    let first = receive.received(100).unwrap();
+    receive.end();
+    receive.fill(1);
+    assert!(receive.ask() && receive.open(1));
+    receive.fill(3);
+    assert!(!receive.take(first, 1), "the ring was opened again");
+    let second = receive.received(100).unwrap();
     receive.close();
-    assert!(!receive.post());
+    assert!(!receive.ask() && !receive.take(second, 1) && receive.stop());
+    let start = receive.reset();
+    assert!(receive.ask() && receive.open(start));
+    receive.fill(start + 2);
+    assert!(!receive.take(second, 1), "the slot belongs to another connection");
+    assert!(receive.take(receive.received(100).unwrap(), 1));
 }
 
 proptest! {
@@ -368,15 +405,12 @@ proptest! {
         prop_assert_eq!(lease.revoke().unwrap_or(committed), committed);
         prop_assert_eq!(lease.abandon(), Ok(committed));
         prop_assert!(lease.claim().is_none());
-        let word = AtomicU64::new(receive);
-        let posted = PostedReceive(&word);
-        if let Some((post, len)) = posted.posted() {
-            prop_assert!(len <= RECEIVE as u64);
-            let offer = posted.offer(post, len).unwrap();
-            word.store(next, Ordering::Relaxed);
-            let _ = posted.settle(offer);
-            let _ = posted.withdraw(offer);
-        }
+        let (word, filled) = (AtomicU64::new(receive), AtomicU64::new(next));
+        let ring = ReceiveRing { word: &word, filled: &filled };
+        prop_assert!(ring.received(4096).is_none_or(|received| received.len <= 4096 && received.position() <= POSITION));
+        prop_assert!(ring.end() <= POSITION && !ring.is_asked());
+        let start = ring.reset();
+        prop_assert!(ring.ask() && ring.open(start));
     }
 
     #[test]
@@ -394,7 +428,7 @@ proptest! {
             prop_assert_eq!(area.index_of(slot), Some(SLOTS - 1));
             prop_assert_eq!(area.ready().load(Ordering::Relaxed), 0);
             let header = slot.header();
-            header.ring.store(RING as u64, Ordering::Relaxed);
+            header.ring.store(RING as u32, Ordering::Relaxed);
             header.base.store(base, Ordering::Relaxed);
             header.room.acknowledged.store(position + base, Ordering::Relaxed);
             header.room.limit.store(1000, Ordering::Relaxed);
@@ -408,15 +442,17 @@ proptest! {
                 prop_assert_eq!(slot.rings().add(at % RING).read(), *byte);
                 slot.rings().add(RING + (received as usize + index) % RING).write(*byte);
             }
-            header.offered.store(received + bytes.len() as u64, Ordering::Relaxed);
-            let word = AtomicU64::new(0);
-            let receive = PostedReceive(&word);
-            prop_assert!(receive.post());
-            let offer = receive.posted().and_then(|(post, _)| receive.offer(post, bytes.len() as u64)).unwrap();
+            let receive = slot.receive();
+            prop_assert!(receive.ask() && receive.open(0));
+            header.received.store(received.wrapping_sub(1), Ordering::Relaxed);
+            receive.fill(1 + bytes.len() as u64);
+            prop_assert_eq!(slot.received().map_or(0, |received| received.len), bytes.len() as u64);
             let mut read = vec![0; bytes.len()];
             let half = bytes.len() / 2;
-            slot.read_offered(offer, half, read.as_mut_ptr().add(half), bytes.len() - half);
-            slot.read_offered(offer, 0, read.as_mut_ptr(), half);
+            if let Some(received) = slot.received() {
+                slot.read_received(received, half, read.as_mut_ptr().add(half), bytes.len() - half);
+                slot.read_received(received, 0, read.as_mut_ptr(), half);
+            }
             prop_assert_eq!(&read, &bytes);
             std::alloc::dealloc(start, layout);
         }

@@ -85,7 +85,7 @@ impl SharedArea {
     }
 
     /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that
-    /// bytes are offered in this slot.
+    /// bytes are in this slot's receive ring.
     pub(super) fn announce(&self, index: usize) {
         self.area().ready().fetch_or(1 << index, Ordering::Release);
     }

@@ -6,27 +6,24 @@
 use super::area::SharedArea;
 use crate::stack::ring::ByteRing;
 use inlane_core::region::{Location, Region};
-use inlane_offload_protocol::lease::{Answer, Offer, Slot};
+use inlane_offload_protocol::lease::{POSITION, Slot};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// The nanoseconds for which a program's thread may keep the send ring claimed while it writes. After that,
 /// the engine ends the claim by force. Normally a claim takes less than a microsecond, unless the thread is
 /// stopped or descheduled.
 const CLAIM_LIMIT_NS: u64 = 100_000_000;
-/// The nanoseconds for which a program may leave an offer of received bytes unanswered. Then the engine
-/// withdraws the offer. Normally an answer takes less than a microsecond.
-const OFFER_LIMIT_NS: u64 = 500_000;
-/// The number of bytes that an offer may always have, if the ring has so many.
-const LEAST_OFFER: usize = 65536;
-/// How long the engine holds back received bytes after the program has taken offered bytes, in nanoseconds. A
-/// program that receives in a loop posts its next receive within this time. Without the delay, the engine
-/// would write the bytes to the socket pair.
-const HOLD_NS: u64 = 5_000;
-/// The time without offers to posted receives after the engine has withdrawn an offer, in nanoseconds. After
-/// a withdrawal, the program probably waits for events in a way that the preloaded library does not see. The
-/// time doubles with each withdrawal in a row, at most `MOST_DOUBLINGS` times.
+/// The nanoseconds for which a program may leave bytes in the receive ring and take none. Then the engine moves the
+/// bytes to the pair. Normally a program takes them within a microsecond.
+const UNTAKEN_LIMIT_NS: u64 = 500_000;
+/// The number of taken bytes after which the engine tells TCP at once. Otherwise it does so with its next work, and in the
+/// next check of all leases.
+const TAKEN: u64 = 16 << 10;
+/// The time during which the engine does not open the receive ring after it has moved bytes from there to the pair, in
+/// nanoseconds. The program then probably waits for events in a way that the preloaded library does not see. The
+/// time doubles with each move in a row, at most `MOST_DOUBLINGS` times.
 const SHUN_NS: u64 = 1_000_000;
 /// The most times that `SHUN_NS` is doubled.
 const MOST_DOUBLINGS: u32 = 10;
@@ -93,26 +90,29 @@ pub struct Direct {
     /// defers the end while a thread of the program writes to the send ring (a claim). `None` if no claim
     /// defers it.
     claimed_since: Option<u64>,
-    /// The engine's current offer of received bytes, and the time of the offer in nanoseconds. `None` if no
-    /// offer waits for the program's answer.
-    offer: Option<(Offer, u64)>,
-    /// True if the engine must still write the bytes of a withdrawn offer to the socket pair.
+    /// True while the receive ring is open: received bytes go there. The program may have left it since.
+    open: bool,
+    /// The index of the byte at position 0 of the receive ring.
+    base: u64,
+    /// The position up to which the program has taken bytes of the receive ring, when the engine last looked.
+    taken: u64,
+    /// The position up to which the receive ring has bytes for the program.
+    filled: u64,
+    /// When the receive ring was last empty or the program last took bytes, in nanoseconds.
+    progress_at: u64,
+    /// True if the engine must still write bytes that were left in the receive ring to the socket pair.
     moving: bool,
-    /// True if bytes of a withdrawn offer were discarded. The program has never read them.
+    /// True if bytes that were left in the receive ring were discarded. The program has never read them.
     unread: bool,
-    /// True if more received bytes, or the end of the stream, must wait until the program has answered the
-    /// offer.
-    waits: bool,
-    /// The number of consecutive offers to posted receives that the engine has withdrawn, at most
-    /// `MOST_DOUBLINGS`. Each withdrawn offer doubles the time until the next offer.
-    withdrawn: u32,
-    /// The time in nanoseconds until which the engine makes no offers to a posted receive. It is set after
-    /// the program left an offer unanswered.
+    /// True if the peer has closed its direction. The program learns of it once it has taken all bytes.
+    ends: bool,
+    /// The number of consecutive times that the engine has moved bytes from the receive ring to the pair, at most
+    /// `MOST_DOUBLINGS`.
+    moved_in_row: u32,
+    /// The time in nanoseconds until which the engine does not open the receive ring.
     shunned_until: u64,
-    /// When the program last took an offer, in nanoseconds. `None` if it never did.
-    taken_at: Option<u64>,
     /// True if the engine found the socket pair empty, and has written nothing to the pair since then. If
-    /// false, the engine checks the pair before it makes an offer.
+    /// false, the engine checks the pair before it opens the receive ring.
     pair_empty: bool,
     /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
     used_at: u64,
@@ -145,8 +145,8 @@ impl Direct {
         let (index, slot) = area.reserve()?;
         let header = slot.header();
         slot.send().reset(0);
-        slot.receive().reset();
-        header.ring.store(area.ring() as u64, Ordering::Relaxed);
+        let position = slot.receive().reset();
+        header.ring.store(area.ring() as u32, Ordering::Relaxed);
         header.shut.store(0, Ordering::Relaxed);
         header.low_water.store(0, Ordering::Relaxed);
         header.sleeper.store(0, Ordering::Relaxed);
@@ -158,13 +158,16 @@ impl Direct {
             slot,
             collected: 0,
             claimed_since: None,
-            offer: None,
+            open: false,
+            base: 0,
+            taken: position,
+            filled: position,
+            progress_at: 0,
             moving: false,
             unread: false,
-            waits: false,
-            withdrawn: 0,
+            ends: false,
+            moved_in_row: 0,
             shunned_until: 0,
-            taken_at: None,
             pair_empty: false,
             used_at: now,
             alive_at: 0,
@@ -238,17 +241,18 @@ impl Direct {
         self.ahead(self.slot.send().committed()).unwrap_or(0)
     }
 
-    /// Returns true if the connection has work for the engine: committed bytes,
-    /// an answer to an offer, or an offer that was unanswered for too long. If `all` is false, does not count
-    /// an offer whose bytes were all taken and after which no bytes wait.
+    /// Returns true if the connection has work for the engine: committed bytes, taken bytes that TCP should know of, or
+    /// bytes in the receive ring that must be moved to the pair. If `all` is true, counts any taken bytes.
     #[inline]
     pub fn has_work(&self, now: u64, all: bool) -> bool {
-        let answered = self.offer.is_some_and(|(offer, since)| {
-            let receive = self.slot.receive();
-            now >= since + OFFER_LIMIT_NS
-                || !receive.is_pending(offer) && (all || self.waits || !receive.is_renewed(offer))
-        });
-        answered || self.slot.send().committed() != self.collected
+        self.slot.send().committed() != self.collected || self.open && self.has_receive_work(now, all)
+    }
+
+    fn has_receive_work(&self, now: u64, all: bool) -> bool {
+        let (open, taken) = self.slot.receive().taken();
+        let (all, rest) = (all || self.ends && taken == self.filled, self.filled != taken);
+        rest && (!open || now >= self.progress_at + UNTAKEN_LIMIT_NS)
+            || taken != self.taken && (all || taken.wrapping_sub(self.taken) >= TAKEN)
     }
 
     /// Returns how many bytes the program has committed since the last call. They are in the send ring. `room` is the number
@@ -327,15 +331,15 @@ impl Direct {
         }
     }
 
-    /// Returns true if no offer waits for an answer and the slot was not used for at least 1 ms.
+    /// Returns true if the receive ring is empty and the slot was not used for at least 1 ms.
     pub fn is_idle(&self, now: u64) -> bool {
-        self.offer.is_none() && now >= self.used_at + IDLE_NS
+        !self.has_untaken() && now >= self.used_at + IDLE_NS
     }
 
     /// Returns true if the slot was not used to send or receive for at least `limit` nanoseconds, and the engine may take it
     /// from the connection.
     pub fn is_unused(&self, now: u64, limit: u64) -> bool {
-        self.offer.is_none() && !self.moving && !self.abandoned && now >= self.used_at + limit
+        !self.has_untaken() && !self.moving && !self.abandoned && now >= self.used_at + limit
     }
 
     /// Returns the number of payload bytes that went through the slot.
@@ -343,142 +347,142 @@ impl Direct {
         self.sent + self.received
     }
 
-    /// Returns true if the engine has offered received bytes to the program's posted receive, and the program
-    /// has not answered. Until it answers, the offered bytes stay in the connection's receive ring, and no
-    /// other bytes may be delivered.
-    pub fn has_offer(&self) -> bool {
-        self.offer.is_some()
+    /// Returns true if the receive ring had bytes that the program had not taken, when the engine last looked.
+    pub fn has_untaken(&self) -> bool {
+        self.open && self.filled != self.taken
     }
 
-    /// Offers `len` received bytes to the program, or as many of these bytes as the posted
-    /// receive accepts. They begin at index `start` of the receive ring. Returns false if the bytes must go through the
-    /// socket pair: no receive is posted, the
-    /// pair holds earlier bytes, or the program has left an offer unanswered.
-    pub fn offer(&mut self, now: u64, fd: RawFd, start: u64, len: u64) -> bool {
-        let Some((post, room)) = self.slot.receive().posted() else { return false };
-        if now < self.shunned_until || len == 0 {
-            return false;
+    /// Gives the program `len` received bytes, which begin at index `start` of the receive ring. Returns false if they must go
+    /// through the socket pair: the program has not asked for the ring, the pair holds earlier bytes, or the program has left
+    /// bytes in the ring. Call this after [`Direct::settle`].
+    pub fn fill(&mut self, now: u64, fd: RawFd, start: u64, len: u64) -> bool {
+        let receive = self.slot.receive();
+        if !self.open {
+            if len == 0 || now < self.shunned_until || !receive.is_asked() {
+                return false;
+            }
+            self.pair_empty = self.pair_empty || is_empty(fd);
+            if !self.pair_empty {
+                return false;
+            }
+            let first = next_position(self.taken, 1);
+            self.base = start.wrapping_sub(first);
+            self.slot.header().received.store(self.base, Ordering::Relaxed);
+            if !receive.open(self.taken) {
+                return false;
+            }
+            (self.open, self.taken, self.filled) = (true, first, first);
         }
-        // Leave most of the ring to bytes that arrive before the program has taken all of these.
-        let most = (self.area.ring() / 4).max(self.area.ring().min(LEAST_OFFER));
-        let len = len.min(room).min(most as u64);
-        self.pair_empty = self.pair_empty || is_empty(fd);
-        if !self.pair_empty || len == 0 {
-            return false;
-        }
-        self.slot.header().offered.store(start + len, Ordering::Relaxed);
-        self.offer = self.slot.receive().offer(post, len).map(|offer| (offer, now));
-        self.used_at = now;
-        if self.offer.is_some() {
+        let filled = next_position(start.wrapping_sub(self.base), len);
+        if filled != self.filled {
+            if !self.has_untaken() {
+                self.progress_at = now;
+            }
+            (self.filled, self.used_at) = (filled, now);
+            receive.fill(filled);
             self.area.announce(self.index);
         }
-        self.offer.is_some()
+        true
     }
 
-    /// Records whether more follows the current offer: further bytes for the program, or the end of the
-    /// stream. If so, [`Direct::has_work`] returns true once the program has answered.
-    pub fn set_waits(&mut self, waits: bool) {
-        self.waits = waits;
+    /// Records that the peer has closed its direction. [`Direct::has_work`] then returns true once the program has taken all
+    /// bytes.
+    pub fn set_ends(&mut self, ends: bool) {
+        self.ends = ends;
     }
 
-    /// Returns the number of bytes in the offer that the program has not answered yet. Returns 0 if there is
-    /// none.
-    pub fn offered(&self) -> u64 {
-        self.offer.map_or(0, |(offer, _)| offer.len)
-    }
-
-    /// Returns true if there are received bytes that the program has not taken: bytes of the current offer,
-    /// or bytes that were discarded.
+    /// Returns true if there are received bytes that the program has not taken: bytes in the receive ring, or bytes that
+    /// were discarded.
     pub fn has_unread(&self) -> bool {
-        self.unread || self.offer.is_some_and(|(offer, _)| self.slot.receive().is_pending(offer))
+        self.unread || self.open && self.slot.receive().taken().1 != self.filled
     }
 
-    /// Returns true if the program will probably post another receive soon, because it has just taken the
-    /// bytes offered to its last receive. The engine should then keep received bytes for the next receive
-    /// instead of writing them to the socket pair.
-    pub fn expects_post(&self, now: u64) -> bool {
-        self.pair_empty
-            && !self.moving
-            && self.taken_at.is_some_and(|taken_at| now < taken_at + HOLD_NS)
-            && self.slot.receive().posted().is_none()
-    }
-
-    /// Ends the current offer of received bytes. Returns the number of its bytes that the program has taken,
-    /// or `None` while the program has not answered. If the offer is too old, or the program asks for the
-    /// bytes through the socket pair, withdraws the offer. If the program took fewer bytes than offered,
-    /// write the rest to the pair, then call [`Direct::note_pair_written`].
+    /// Returns how many bytes of the receive ring the program has taken since the last call. If the program has left the ring,
+    /// or has taken nothing for too long, bytes that are left there must go to the pair. Write them there, then call
+    /// [`Direct::note_pair_written`].
     ///
     /// # Errors
     /// If the program broke the protocol.
-    pub fn settle(&mut self, now: u64) -> Result<Option<u64>, Hostile> {
-        let Some((offer, since)) = self.offer else { return Ok(Some(0)) };
-        let receive = self.slot.receive();
-        let mut rest = None;
-        let answer = match receive.settle(offer) {
-            Answer::Pending if now < since + OFFER_LIMIT_NS => return Ok(None),
-            Answer::Pending | Answer::Asked => {
-                rest = receive.withdraw(offer);
-                self.moving = rest.is_some();
-                match rest {
-                    Some(_) => Answer::Pending,
-                    None => receive.settle(offer),
-                }
-            }
-            answer => answer,
-        };
-        self.offer = None;
-        self.used_at = now;
-        let taken = match answer {
-            Answer::Taken => offer.len,
-            Answer::Pending => {
-                self.shunned_until = now + (SHUN_NS << self.withdrawn);
-                self.withdrawn = (self.withdrawn + 1).min(MOST_DOUBLINGS);
-                offer.len - rest.unwrap_or(offer.len)
-            }
-            Answer::Asked | Answer::Invalid => return Err(Hostile),
-        };
-        if answer == Answer::Taken {
-            self.withdrawn = 0;
-            self.taken_at = Some(now);
+    pub fn settle(&mut self, now: u64) -> Result<u64, Hostile> {
+        if !self.open {
+            return Ok(0);
         }
+        let (open, position) = self.slot.receive().taken();
+        let taken = self.advance(position)?;
+        if taken > 0 {
+            (self.used_at, self.progress_at, self.moved_in_row) = (now, now, 0);
+        }
+        if open && !(self.has_untaken() && now >= self.progress_at + UNTAKEN_LIMIT_NS) {
+            return Ok(taken);
+        }
+        if !open && self.slot.receive().is_asked() {
+            // The program has left the empty ring and has asked for it again. It may have bytes from between.
+            self.open = false;
+            self.end_move();
+            return Ok(taken);
+        }
+        let taken = taken + self.leave()?;
+        if self.moving {
+            self.shunned_until = now + (SHUN_NS << self.moved_in_row);
+            self.moved_in_row = (self.moved_in_row + 1).min(MOST_DOUBLINGS);
+        }
+        Ok(taken)
+    }
+
+    /// Takes note of the position up to which the program has taken bytes. Returns the number of new bytes.
+    fn advance(&mut self, position: u64) -> Result<u64, Hostile> {
+        let distance = |from, to: u64| to.wrapping_sub(from) & POSITION;
+        let taken = distance(self.taken, position);
+        if taken > distance(self.taken, self.filled) {
+            return Err(Hostile);
+        }
+        self.taken = position;
         self.received += taken;
-        Ok(Some(taken))
+        Ok(taken)
     }
 
-    /// Ends the current offer of received bytes in shared memory. Returns how many of the offered bytes the
-    /// program has taken. Returns `None` if there is no offer.
-    pub fn end_offer(&mut self) -> Option<u64> {
-        let (offer, _) = self.offer.take()?;
-        let receive = self.slot.receive();
-        match receive.withdraw(offer) {
-            Some(rest) => {
-                self.moving = true;
-                Some(offer.len - rest)
-            }
-            // The program has taken all bytes, or has broken the protocol and loses them.
-            None => {
-                let _ = receive.settle(offer);
-                Some(offer.len)
-            }
+    /// Closes the receive ring. Returns how many further bytes the program has taken. The others must go to the pair.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    fn leave(&mut self) -> Result<u64, Hostile> {
+        if !self.open {
+            return Ok(0);
         }
+        let position = self.slot.receive().end();
+        let taken = self.advance(position);
+        (self.moving, self.open) = (self.filled != self.taken, false);
+        taken
     }
 
-    /// Withdraws the offered bytes that the program has not taken. Also ends a move of offered bytes to the
-    /// socket pair. Call this when the received bytes are discarded.
-    pub fn forget_offer(&mut self) {
-        let _ = self.end_offer();
-        if std::mem::take(&mut self.moving) {
+    /// Closes the receive ring, because the connection has failed. Returns how many further bytes the program has taken.
+    pub fn end(&mut self) -> u64 {
+        // A program that breaks the protocol gets its bytes again.
+        self.leave().unwrap_or(0)
+    }
+
+    /// Closes the receive ring, and ends a move of its bytes to the pair. Call this when the received bytes are discarded.
+    pub fn discard(&mut self) {
+        self.end();
+        if self.moving {
             self.unread = true;
-            self.slot.receive().end_move();
+            self.end_move();
         }
     }
 
-    /// Records that the engine has written to the socket pair. The next offer then checks whether the pair is
-    /// empty.
+    /// Shows the program that no bytes are left in the receive ring.
+    fn end_move(&mut self) {
+        self.moving = false;
+        self.filled = self.taken;
+        self.slot.receive().fill(self.taken);
+    }
+
+    /// Records that the engine has written to the socket pair. The engine then checks whether the pair is empty before it opens
+    /// the receive ring again.
     pub fn note_pair_written(&mut self) {
         self.pair_empty = false;
-        if std::mem::take(&mut self.moving) {
-            self.slot.receive().end_move();
+        if self.moving {
+            self.end_move();
         }
     }
 }
@@ -487,10 +491,6 @@ impl Drop for Direct {
     fn drop(&mut self) {
         self.slot.header().inode.store(0, Ordering::Relaxed);
         self.wake_sleepers();
-        // A thread of the program posts a receive, executes a fence and then reads the inode. Because of both
-        // fences, one of two things happens. Either the thread reads inode 0, or `close` sees the posted
-        // receive and keeps its sequence number.
-        fence(Ordering::SeqCst);
         self.slot.receive().close();
         // If a claim was ended by force, never use the slot of shared memory again. The thread with the claim
         // may still write to the slot.
@@ -500,6 +500,11 @@ impl Drop for Direct {
             Err(_) => drop(self.slot.send().abandon()),
         }
     }
+}
+
+/// Returns the position `len` bytes behind `position` of the receive ring.
+fn next_position(position: u64, len: u64) -> u64 {
+    position.wrapping_add(len) & POSITION
 }
 
 /// Returns the time of CLOCK_MONOTONIC in nanoseconds. All processes share this clock.

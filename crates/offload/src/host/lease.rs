@@ -30,12 +30,11 @@ const MOST_LEASES: usize = 128;
 const UNUSED_NS: u64 = 1_000_000_000;
 
 /// The interval at which the engine checks all leases, in nanoseconds. Between these checks, it looks only at
-/// leases that have an offer or a changed send word.
+/// leases that have bytes in the receive ring or a changed send word.
 const CHECK_NS: u64 = 100_000;
 
-/// With at most this many leases, the engine handles the answer to an offer at once. With more leases, it
-/// saves work and handles the answer later. It then waits until further bytes wait for the program, or until
-/// the next check of all leases.
+/// With at most this many leases, the engine tells TCP at once of each byte that a program has taken. With more leases, it
+/// saves work and does so later.
 const FEW_LEASES: usize = 4;
 
 /// A connection whose program may use shared memory now.
@@ -44,9 +43,9 @@ struct Listed {
     watch: Watch,
     /// The user of the program.
     user: u32,
-    /// True if an offer waited for the program's answer when the engine last checked the connection. The
-    /// program may have answered since.
-    offered: bool,
+    /// True if the receive ring had bytes for the program when the engine last checked the connection. The
+    /// program may have taken them since.
+    untaken: bool,
 }
 
 /// The leases, and the existing areas of shared memory.
@@ -218,17 +217,17 @@ impl Engine {
     }
 
     /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
-    /// shared memory. If the list is full, adds the connection only if the program has not answered an offer.
+    /// shared memory. If the list is full, adds the connection only if its receive ring has bytes for the program.
     pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
         let Some(direct) = direct_of(&mut self.stack, key) else { return };
-        let (listed, offered) = (&mut self.leases.listed, direct.has_offer());
+        let (listed, untaken) = (&mut self.leases.listed, direct.has_untaken());
         match direct.listed {
             Some(index) => {
                 if let Some(listed) = listed.get_mut(index) {
-                    listed.offered = offered;
+                    listed.untaken = untaken;
                 }
             }
-            None if !offered
+            None if !untaken
                 && !has_share(
                     direct.user(),
                     listed.iter().filter(|one| one.user == direct.user()).count(),
@@ -240,7 +239,7 @@ impl Engine {
             }
             None => {
                 direct.listed = Some(listed.len());
-                listed.push(Listed { key, watch: direct.watch(), user: direct.user(), offered });
+                listed.push(Listed { key, watch: direct.watch(), user: direct.user(), untaken });
             }
         }
         if grants {
@@ -261,7 +260,7 @@ impl Engine {
         let mut index = 0;
         while let Some(listed) = self.leases.listed.get_mut(index) {
             let changed = listed.watch.has_changed();
-            if !(changed || listed.offered || all) {
+            if !(changed || listed.untaken || all) {
                 index += 1;
                 continue;
             }
@@ -270,10 +269,10 @@ impl Engine {
                 self.unlist(index);
                 continue;
             };
-            listed.offered = direct.has_offer();
+            listed.untaken = direct.has_untaken();
             direct.refresh(now);
             let mut work = direct.has_work(now, all || few);
-            if !work && !direct.has_offer() && (sleeps || direct.is_idle(now)) {
+            if !work && !direct.has_untaken() && (sleeps || direct.is_idle(now)) {
                 match direct.end_lease(now) {
                     Ok(Turn::Pair) => {
                         direct.listed = None;
@@ -304,7 +303,7 @@ impl Engine {
     }
 
     /// Ends all leases of shared memory before the engine sleeps. Returns false if the engine must not sleep
-    /// yet. This is so if a program has committed bytes, holds a claim, or has not answered an offer.
+    /// yet. This is so if a program has committed bytes, holds a claim, or has not taken received bytes.
     pub(super) fn end_leases(&mut self, now: u64) -> bool {
         !self.poll_leases(now, true) && self.leases.listed.is_empty()
     }

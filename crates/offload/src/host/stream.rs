@@ -95,7 +95,7 @@ impl Engine {
         if let Some(direct) = &mut pair.direct {
             let limit = options.send_limit(stream.send.capacity()) as u64;
             direct.publish(stream.written, stream.connection.acknowledged(), limit);
-            direct.set_waits(peer_closed || undelivered > direct.offered());
+            direct.set_ends(peer_closed);
         }
         if peer_closed && undelivered == 0 && !pair.end_passed {
             pair.end_passed = true;
@@ -197,28 +197,20 @@ impl StreamPair {
     /// If the program broke the protocol of shared memory.
     fn deliver(&mut self, now: u64, stream: &mut Stream, fd: RawFd) -> Result<bool, Hostile> {
         if let Some(direct) = &mut self.direct {
-            match direct.settle(now)? {
-                Some(taken) => stream.delivered += taken,
-                None if self.discards => {}
-                None => return Ok(false),
-            }
+            stream.delivered += direct.settle(now)?;
         }
-        let received = stream.connection.received();
-        let stop = received.min(stream.delivered + TURN);
         if self.discards {
             self.discard(stream);
             return Ok(false);
         }
-        if let Some(direct) = &mut self.direct {
-            if direct.offer(now, fd, stream.delivered, stream.undelivered()) {
-                stream.publish_delivered();
-                return Ok(false);
-            }
-            if stream.delivered < received && direct.expects_post(now) {
-                stream.publish_delivered();
-                return Ok(true);
-            }
+        if let Some(direct) = &mut self.direct
+            && direct.fill(now, fd, stream.delivered, stream.undelivered())
+        {
+            stream.publish_delivered();
+            return Ok(false);
         }
+        let received = stream.connection.received();
+        let stop = received.min(stream.delivered + TURN);
         while self.writable && stream.delivered < stop {
             let wanted = (stop - stream.delivered) as usize;
             // SAFETY: the spans are those of the stream's ring.
@@ -251,7 +243,7 @@ impl StreamPair {
     /// an error: the program then reads the bytes before it gets the error. Bytes that do not fit into the
     /// pair are lost.
     fn move_undelivered(&mut self, stream: &mut Stream, fd: RawFd) {
-        stream.delivered += self.direct.as_mut().and_then(|direct| direct.end_offer()).unwrap_or(0);
+        stream.delivered += self.direct.as_mut().map_or(0, |direct| direct.end());
         if self.discards || stream.undelivered() == 0 {
             return;
         }
@@ -264,7 +256,7 @@ impl StreamPair {
     /// Drops all received data, because the program does not read any more.
     fn discard(&mut self, stream: &mut Stream) {
         if let Some(direct) = &mut self.direct {
-            direct.forget_offer();
+            direct.discard();
         }
         stream.discard();
     }
@@ -274,12 +266,12 @@ impl StreamPair {
     /// | result | meaning |
     /// | --- | --- |
     /// | `Some(true)` | yes: the program may send through shared memory now |
-    /// | `Some(false)` | yes: the program has an offer to answer, but may not send through shared memory |
+    /// | `Some(false)` | yes: the receive ring has bytes for the program, which may not send through shared memory |
     /// | `None` | no |
     fn lease(&self) -> Option<bool> {
         let direct = self.direct.as_ref()?;
         let grants = !self.readable && !self.program_finished;
-        (grants || direct.has_offer()).then_some(grants)
+        (grants || direct.has_untaken()).then_some(grants)
     }
 
     /// Takes note of the program's data that shared memory has in the send ring. Returns true if the socket pair may be read

@@ -1,6 +1,6 @@
-//! Receives bytes that the engine offers in shared memory, and polls for them.
+//! Receives bytes of the receive ring in shared memory, and polls for them.
 
-use super::withdraw::{await_move, check_post, stop, withdraw};
+use super::leave::{ask, await_move, leave, stop};
 use super::{Entry, are_possible, entry, is_same, is_same_quietly, now_ns, slot};
 use crate::signals::BlockedSignals;
 use crate::{errno, fail, real, set_errno, socket, wait};
@@ -13,34 +13,38 @@ use std::sync::atomic::Ordering;
 /// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
 const LOOK_NS: u64 = 1000;
 
-/// Returns the number of received bytes of socket `fd` that are offered in shared memory, or `None` if there
-/// are none.
-pub fn offered(fd: RawFd) -> Option<usize> {
+/// Returns the number of received bytes of socket `fd` in shared memory, or `None` if there are none.
+pub fn available(fd: RawFd) -> Option<usize> {
     let slot = slot(fd)?;
     if slot.receive().is_moving() {
         await_move(fd, slot);
     }
-    let offer = slot.receive().offered()?;
-    is_same_quietly(fd, slot).then_some(offer.len as usize)
+    let received = slot.received()?;
+    is_same_quietly(fd, slot).then_some(received.len as usize)
 }
 
-/// Receives bytes that the engine has already offered in shared memory. If `takes` is false, only reads the
+/// Receives bytes that are already in shared memory. If `takes` is false, only reads the
 /// bytes without consuming them (MSG_PEEK). Returns their number, or `None` if there are none. Leaves errno
 /// unchanged.
 ///
 /// # Safety
 /// `parts` points to `count` buffers. Each buffer is writable for the length that it states.
 #[inline]
-pub unsafe fn receive_offered(fd: RawFd, parts: *const iovec, count: usize, takes: bool) -> Option<ssize_t> {
+pub unsafe fn receive_available(
+    fd: RawFd,
+    parts: *const iovec,
+    count: usize,
+    takes: bool,
+) -> Option<ssize_t> {
     let slot = slot(fd)?;
     // SAFETY: the caller's promises.
-    unsafe { take_offered(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) }
+    unsafe { take_available(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) }
 }
 
-/// Implements [`receive_offered`] for a caller that has already found the socket's slot. `is_same` must
+/// Implements [`receive_available`] for a caller that has already found the socket's slot. `is_same` must
 /// return true if the slot still belongs to the socket `fd`.
 #[inline]
-unsafe fn take_offered(
+unsafe fn take_available(
     fd: RawFd,
     slot: Slot,
     parts: *const iovec,
@@ -48,7 +52,7 @@ unsafe fn take_offered(
     takes: bool,
     is_same: impl FnOnce() -> bool,
 ) -> Option<ssize_t> {
-    let Some(offer) = slot.receive().offered() else {
+    let Some(received) = slot.received() else {
         if slot.receive().is_moving() {
             await_move(fd, slot);
         }
@@ -61,18 +65,18 @@ unsafe fn take_offered(
     let parts = unsafe { std::slice::from_raw_parts(parts, count) };
     if !are_possible(parts) {
         // Let the receive go to the kernel, which refuses the invalid buffers.
-        withdraw(fd);
+        leave(fd);
         return None;
     }
     let mut copied = 0;
     for part in parts {
-        let len = part.iov_len.min(offer.len as usize - copied);
+        let len = part.iov_len.min(received.len as usize - copied);
         // SAFETY: the caller guarantees that each part of the program's buffer has room for `iov_len` bytes.
-        unsafe { slot.read_offered(offer, copied, part.iov_base.cast(), len) };
+        unsafe { slot.read_received(received, copied, part.iov_base.cast(), len) };
         copied += len;
     }
-    if takes && copied > 0 && !slot.receive().take(offer, copied as u64) {
-        // The engine has withdrawn the offer meanwhile. The kernel's receive must find its bytes in the socket pair.
+    if takes && copied > 0 && !slot.receive().take(received, copied as u64) {
+        // The engine has ended the mode RING meanwhile. The kernel's receive must find the bytes in the socket pair.
         if slot.receive().is_moving() {
             await_move(fd, slot);
         }
@@ -102,14 +106,13 @@ unsafe fn receive_from(
 ) -> Option<ssize_t> {
     let part = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
-    let take = || unsafe { receive_offered(fd, &part, 1, true) };
+    let take = || unsafe { receive_available(fd, &part, 1, true) };
     if let Some(bytes) = take() {
         return Some(bytes);
     }
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
-        // End the posted receive. The engine wakes a thread that sleeps in the kernel only through the socket
-        // pair.
+        // Leave the ring. The engine wakes a thread that sleeps in the kernel only through the socket pair.
         return if stop(fd, slot) { None } else { take() };
     }
     if len == 0
@@ -122,8 +125,7 @@ unsafe fn receive_from(
     let before = errno();
     // SAFETY: the program's arguments.
     let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
-    // If a receive is posted, do not read the socket pair first. Received bytes then usually arrive in the
-    // slot of shared memory.
+    // If the ring is open, do not read the socket pair first. Received bytes then usually arrive in the ring.
     let waits = !slot.receive().is_idle() && socket::blocks(fd);
     if !waits {
         match receive() {
@@ -151,7 +153,7 @@ unsafe fn receive_from(
     let is_unchanged =
         || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
     // SAFETY: the program's arguments.
-    let take_known = || unsafe { take_offered(fd, slot, &part, 1, true, is_unchanged) };
+    let take_known = || unsafe { take_available(fd, slot, &part, 1, true, is_unchanged) };
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let mut received = loop {
@@ -171,13 +173,12 @@ unsafe fn receive_from(
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
-        // Keep a receive posted while the slot of shared memory belongs to this connection. It stays posted
-        // after this call, so that the next call finds bytes without a system call.
-        if slot.receive().is_idle() && slot.header().inode.load(Ordering::Relaxed) == inode {
-            let posted = slot.receive().post();
-            if posted && !check_post(slot, inode) {
-                break None;
-            }
+        // The ring stays open after this call, so that the next call finds bytes without a system call.
+        if slot.receive().is_idle()
+            && slot.header().inode.load(Ordering::Relaxed) == inode
+            && !ask(slot, inode)
+        {
+            break None;
         }
         std::hint::spin_loop();
         now = now_ns();

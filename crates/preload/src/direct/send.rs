@@ -7,7 +7,7 @@
 //! otherwise                        ---> the kernel sends the rest through the pair
 //! ```
 
-use super::withdraw::is_hung_up;
+use super::leave::is_hung_up;
 use super::{Entry, are_possible, entry, identity, is_alive, is_same, now_ns, slot};
 use crate::{errno, fail, real, set_errno, signals, socket};
 use inlane_offload_protocol::lease::Slot;

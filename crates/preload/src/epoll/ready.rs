@@ -1,21 +1,21 @@
 //! Reports bytes in shared memory as events of epoll_wait.
 //!
-//! The engine offers received bytes to the posted receive of a slot of shared memory
-//! ([`inlane_offload_protocol::lease`]). The kernel then does not know that the descriptor is readable. This
+//! The engine puts received bytes into the receive ring of a slot of shared memory
+//! ([`inlane_offload_protocol::lease`]) if the program has asked for it. The kernel then does not know that the descriptor is readable. This
 //! module watches the registrations whose events it can find itself: level-triggered registrations of
 //! connections with a slot. The kernel also has all registrations and finds all other events. `deferred`
 //! updates the kernel's registrations before the kernel is asked for events.
 //!
 //! ```text
-//! epoll_wait:  offers in slots, and room in send rings ---> events, without a system call
+//! epoll_wait:  bytes in receive rings, room in send rings -> events, without a system call
 //!              otherwise, and in each 8th call          ---> the kernel's events
-//!              before the thread sleeps                 ---> stop all posted receives
+//!              before the thread sleeps                 ---> leave all receive rings
 //! ```
 //!
 //! One call returns either the module's events or the kernel's, so that no descriptor is in its result twice.
 //! An entry of the table can become outdated by calls that the library does not see. So an event is reported
-//! only if the descriptor's inode equals the inode in the slot. Only one thread can use the posted receives of an epoll
-//! instance. If several threads used them, the engine could offer bytes to one thread while another thread
+//! only if the descriptor's inode equals the inode in the slot. Only one thread can use the receive rings of an epoll
+//! instance. If several threads used them, the engine could give bytes to one thread while another thread
 //! waits for them.
 
 use super::instance::{self, Instance, set};
@@ -79,16 +79,16 @@ fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, ind
     let Some(instance) = instance::of(instance).filter(|_| events & !SUPPORTED == 0) else {
         unwatch(index);
         // The library cannot find the events of this registration, so only the kernel reports them. Let the
-        // engine move the bytes offered in shared memory to the socket pair, because the kernel sees only the
+        // engine move the bytes in shared memory to the socket pair, because the kernel sees only the
         // pair.
-        return direct::withdraw_from(fd, slot);
+        return direct::leave_slot(fd, slot);
     };
     if !is_watched {
         table::watch(index, fd, entry, inode);
     }
     set_events(instance, index, events);
     if !is_watched && events & libc::EPOLLIN as u32 != 0 {
-        post(instance, slot);
+        ask(instance, slot);
     }
 }
 
@@ -115,7 +115,7 @@ pub fn unwatch(index: usize) {
     deferred::flush();
     let Some((fd, instance)) = table::unwatch(index) else { return };
     if let Some(slot) = control::area().and_then(|area| area.slot(index)) {
-        direct::withdraw_from(fd, slot);
+        direct::leave_slot(fd, slot);
     }
     if let Some(instance) = instance::of(instance) {
         instance.stop_watching(1 << index);
@@ -160,22 +160,18 @@ pub fn note_adopted(fd: RawFd, slot: Slot) {
     set_errno(before);
 }
 
-/// Posts a receive in `slot` of the shared memory. Does nothing unless the calling thread is the one that
+/// Asks for the receive ring of `slot`. Does nothing unless the calling thread is the one that
 /// waits for events of the epoll instance.
-fn post(instance: &Instance, slot: Slot) {
+fn ask(instance: &Instance, slot: Slot) {
     let header = slot.header();
     let inode = header.inode.load(Ordering::Acquire);
-    if !instance.waits_alone()
-        || inode == 0
-        || header.low_water.load(Ordering::Relaxed) != 0
-        || !slot.receive().post()
-    {
+    if !instance.waits_alone() || inode == 0 || header.low_water.load(Ordering::Relaxed) != 0 {
         return;
     }
-    direct::check_post(slot, inode);
+    direct::ask(slot, inode);
 }
 
-/// Posts a new receive for a connection that the calling thread watches for input. Call this when the
+/// Asks for the receive ring of a connection that the calling thread watches for input. Call this when the
 /// kernel's receive on `fd` has returned bytes.
 pub fn note_received(fd: RawFd, slot: Slot) {
     if let Some(index) = index_of(slot)
@@ -187,7 +183,7 @@ pub fn note_received(fd: RawFd, slot: Slot) {
         && instance.waits_alone()
         && direct::is_same_quietly(fd, slot)
     {
-        post(instance, slot);
+        ask(instance, slot);
     }
 }
 
@@ -259,7 +255,7 @@ impl Waiting {
                 if !readable {
                     area.ready().fetch_and(!bit, Ordering::AcqRel);
                     // Check again after clearing the slot's ready bit. Between the first check and the
-                    // clearing, the engine may have offered bytes in the slot.
+                    // clearing, the engine may have added bytes.
                     readable = is_readable(fd, slot);
                     if readable {
                         area.ready().fetch_or(bit, Ordering::AcqRel);
@@ -294,9 +290,9 @@ impl Waiting {
         count as c_int
     }
 
-    /// Stops the posted receives of all watched connections. Call it before the thread sleeps in the kernel,
-    /// because offers do not wake a sleeping thread. Stores the events of connections that already have an
-    /// offer, and returns the number of events.
+    /// Leaves the receive rings of all watched connections. Call it before the thread sleeps in the kernel,
+    /// because bytes in a ring do not wake a sleeping thread. Stores the events of connections whose rings have
+    /// bytes, and returns the number of events.
     pub fn stop(self) -> c_int {
         let Some(area) = control::area() else { return 0 };
         let mut rest = self.instance.readers.load(Ordering::Relaxed);
@@ -306,7 +302,7 @@ impl Waiting {
             if let Some(slot) = area.slot(index)
                 && !slot.receive().stop()
             {
-                // The engine has offered bytes in this slot, but may not have set the slot's ready bit yet.
+                // The engine has put bytes into this slot, but may not have set the slot's ready bit yet.
                 // `look` checks only slots with a set ready bit, so set the bit here.
                 area.ready().fetch_or(1 << index, Ordering::AcqRel);
             }
@@ -315,10 +311,10 @@ impl Waiting {
     }
 }
 
-/// Returns true if a slot offers bytes, or if the engine is copying the slot's offered bytes into the socket
+/// Returns true if a slot has received bytes, or if the engine is copying them into the socket
 /// pair. May change errno.
 fn is_readable(fd: RawFd, slot: Slot) -> bool {
-    slot.receive().offered().is_some() || direct::is_moving(fd, slot)
+    slot.received().is_some() || direct::is_moving(fd, slot)
 }
 
 /// Returns true if a thread may write into the send ring of `slot` now, and at least half of the ring is

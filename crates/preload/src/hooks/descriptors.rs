@@ -18,7 +18,7 @@ hooks! {
         if kind == libc::FIONREAD {
             let bytes = match datagram::name_of(fd) {
                 Some(name) => Some(datagram::next_length(fd, &name)),
-                None => direct::offered(fd).map(|bytes| bytes as c_int),
+                None => direct::available(fd).map(|bytes| bytes as c_int),
             };
             if let Some(bytes) = bytes {
                 return if memory::write_bytes(argument.cast(), &bytes.to_ne_bytes()) { 0 } else { fail(libc::EFAULT) };

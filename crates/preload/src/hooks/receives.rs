@@ -35,7 +35,7 @@ hooks! {
         if unconnected::is_unconnected(fd) {
             return fail(libc::ENOTCONN);
         }
-        if let Some(result) = receive_offered(fd, parts, count.max(0) as usize, 0) {
+        if let Some(result) = receive_available(fd, parts, count.max(0) as usize, 0) {
             return result;
         }
         let result = real::readv(fd, parts, count);
@@ -57,7 +57,7 @@ hooks! {
         }
         let direct = match flags {
             0 => direct::receive(fd, buffer, len),
-            _ => receive_offered(fd, &datagram::part(buffer, len), 1, flags),
+            _ => receive_available(fd, &datagram::part(buffer, len), 1, flags),
         };
         receive::finish(fd, len, direct.unwrap_or_else(|| real::recv(fd, buffer, len, flags)))
     }
@@ -90,10 +90,10 @@ hooks! {
             return receive::finish(fd, len, result);
         }
         if !address.is_null() && !is_possible(address_len, size_of::<socklen_t>()) {
-            // `address_len` is invalid. Withdraw offered bytes from shared memory to the socket pair. The
+            // `address_len` is invalid. Let the engine move received bytes from shared memory to the socket pair. The
             // receive below then finds them there, and the kernel reports the invalid pointer.
-            direct::withdraw(fd);
-        } else if let Some(result) = receive_offered(fd, &datagram::part(buffer, len), 1, flags) {
+            direct::leave(fd);
+        } else if let Some(result) = receive_available(fd, &datagram::part(buffer, len), 1, flags) {
             if !address.is_null() {
                 address_len.write_unaligned(0);
             }
@@ -128,7 +128,7 @@ hooks! {
             _ if count > libc::UIO_MAXIOV as usize => None,
             _ => memory::readable_total((*message).msg_iov, count).and_then(|len| discard(fd, len, flags)),
         };
-        if let Some(result) = discarded.or_else(|| receive_offered(fd, (*message).msg_iov, count, flags)) {
+        if let Some(result) = discarded.or_else(|| receive_available(fd, (*message).msg_iov, count, flags)) {
             if result >= 0 {
                 ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
             }
@@ -149,7 +149,7 @@ hooks! {
             None if receive::asks_for_errors(fd, flags) => fail(libc::EAGAIN),
             None if unconnected::is_unconnected(fd) => fail(libc::ENOTCONN),
             None => {
-                direct::withdraw(fd);
+                direct::leave(fd);
                 real::recvmmsg(fd, messages, count, flags, timeout)
             }
         }
@@ -187,16 +187,16 @@ fn discard(fd: c_int, len: usize, flags: c_int) -> Option<ssize_t> {
     }
 }
 
-/// Receives bytes that the engine has already offered in shared memory into `count` buffers. Returns the
-/// number of bytes. Returns `None` if no bytes are offered, or if only the kernel can handle `flags`.
-unsafe fn receive_offered(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
+/// Receives bytes that are already in shared memory into `count` buffers. Returns the
+/// number of bytes. Returns `None` if there are none, or if only the kernel can handle `flags`.
+unsafe fn receive_available(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
     if flags & !simple != 0 || count > MOST_PARTS {
-        direct::withdraw(fd);
+        direct::leave(fd);
         return None;
     }
     // SAFETY: the program's arguments.
-    let received = unsafe { direct::receive_offered(fd, parts, count, flags & libc::MSG_PEEK == 0) };
+    let received = unsafe { direct::receive_available(fd, parts, count, flags & libc::MSG_PEEK == 0) };
     if received.is_none() && flags & libc::MSG_DONTWAIT == 0 {
         direct::note_kernel_receives(fd);
     }

@@ -30,11 +30,11 @@ fn is_array(descriptors: *const pollfd, count: nfds_t) -> bool {
 
 /// Lets the engine move all received bytes of the polled descriptors from shared memory to their socket
 /// pairs. The kernel's poll sees only the bytes in the pairs.
-unsafe fn withdraw_polled(descriptors: *const pollfd, count: nfds_t) {
+unsafe fn leave_polled(descriptors: *const pollfd, count: nfds_t) {
     if time_ns() > 0 && is_array(descriptors, count) {
         // SAFETY: the caller guarantees `count` readable structures.
         let descriptors = unsafe { std::slice::from_raw_parts(descriptors, count as usize) };
-        descriptors.iter().for_each(|descriptor| direct::withdraw(descriptor.fd));
+        descriptors.iter().for_each(|descriptor| direct::leave(descriptor.fd));
     }
 }
 
@@ -46,7 +46,7 @@ pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c
     let _entered = deferred::enter();
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
-        withdraw_polled(descriptors, count);
+        leave_polled(descriptors, count);
         let entry = if timeout == 0 { None } else { polled(descriptors, count) };
         let Some(entry) = entry else { return real::poll(descriptors, count, timeout) };
         let timeout_ns = of_milliseconds(timeout);
@@ -76,7 +76,7 @@ pub unsafe fn ppoll(
     let _entered = deferred::enter();
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
-        withdraw_polled(descriptors, count);
+        leave_polled(descriptors, count);
         let timeout_ns = of_timespec(timeout).filter(|&limit| limit > 0);
         let (Some(limit), Some(entry)) = (timeout_ns, timeout_ns.and_then(|_| polled(descriptors, count)))
         else {

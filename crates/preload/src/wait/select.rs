@@ -17,16 +17,16 @@ fn are_possible(sets: Sets) -> bool {
     sets.iter().all(|&set| set.is_null() || is_possible(set, size_of::<u64>()))
 }
 
-/// Ends the posted receives of all descriptors in the sets of a select. Bytes for a posted receive arrive in
-/// shared memory, and the kernel cannot report them.
-unsafe fn withdraw_selected(count: c_int, sets: Sets) {
+/// Leaves the receive rings of all descriptors in the sets of a select, because the kernel cannot report bytes that are
+/// there.
+unsafe fn leave_selected(count: c_int, sets: Sets) {
     if time_ns() == 0 || !are_possible(sets) {
         return;
     }
     for fd in 0..count.clamp(0, libc::FD_SETSIZE as c_int) {
         // SAFETY: the caller guarantees that each set that is not null has at least `count` bits.
         if sets.iter().any(|&set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }) {
-            direct::withdraw(fd);
+            direct::leave(fd);
         }
     }
 }
@@ -97,7 +97,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
     let _entered = deferred::enter();
     // SAFETY: the program's arguments.
     unsafe {
-        withdraw_selected(count, sets);
+        leave_selected(count, sets);
         let limit = match timeout.is_null() {
             true => Some(u64::MAX),
             false if !is_possible(timeout, size_of::<timeval>()) => None,
@@ -127,7 +127,7 @@ pub unsafe fn pselect(count: c_int, sets: Sets, timeout: *const timespec, mask: 
     let _entered = deferred::enter();
     // SAFETY: the program's arguments.
     unsafe {
-        withdraw_selected(count, sets);
+        leave_selected(count, sets);
         let limit = of_timespec(timeout).filter(|&limit| limit > 0);
         match limit.and_then(|limit| Some((limit, selected(count, sets)?))) {
             Some((limit, entry)) => wait_selected(entry, count, sets, limit, mask),

@@ -81,93 +81,115 @@ fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
     assert!(next.iter().all(|direct| direct.index != 0));
 }
 
-#[test]
-fn a_receive_is_offered_as_much_as_fits() {
-    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
-    let area = Arc::new(SharedArea::new(1, 1000, 2 * LEAST_OFFER).unwrap().0);
-    let mut direct = Direct::new(0, &area, 7, DEVICE).unwrap();
-    let [_, mut ring] = direct.rings();
-    let start = 2 * LEAST_OFFER as u64 - 3000;
-    ring.write(start, &[1; 3000]);
-    ring.write(start + 3000, &[2; LEAST_OFFER]);
-    assert!(direct.slot.receive().post());
-    assert!(direct.offer(1, engine.as_raw_fd(), start, 3000 + LEAST_OFFER as u64));
-    let offer = direct.slot.receive().offered().unwrap();
-    assert_eq!(offer.len, LEAST_OFFER as u64);
-    let mut bytes = vec![0; LEAST_OFFER];
+/// Takes `len` bytes as the preloaded library does.
+fn take(direct: &Direct, len: usize) -> Vec<u8> {
+    let received = direct.slot.received().unwrap();
+    let mut bytes = vec![0; len];
     // SAFETY: the vector has room for the bytes.
-    unsafe { direct.slot.read_offered(offer, 0, bytes.as_mut_ptr(), LEAST_OFFER) };
-    assert_eq!((&bytes[..3000], &bytes[3000..]), (&[1; 3000][..], &[2; LEAST_OFFER - 3000][..]));
+    unsafe { direct.slot.read_received(received, 0, bytes.as_mut_ptr(), len) };
+    assert!(direct.slot.receive().take(received, len as u64));
+    bytes
 }
 
 #[test]
-fn an_offer_is_announced_renewed_and_shunned_when_nobody_answers() {
-    let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
+fn received_bytes_are_in_the_ring_as_long_as_the_program_takes_them() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
     let fd = engine.as_raw_fd();
     let mut direct = connection();
     let ready = |direct: &Direct| direct.area.area().ready().swap(0, Ordering::Acquire);
-    assert!(direct.slot.receive().post());
-    assert!(direct.offer(1, fd, 0, 8) && ready(&direct) == 1 && direct.has_unread());
-    let offer = direct.slot.receive().offered().unwrap();
-    assert!(direct.slot.receive().take(offer, 3) && direct.has_unread());
-    assert!(!direct.has_work(2, true) && direct.settle(2) == Ok(None));
-    let offer = direct.slot.receive().offered().unwrap();
-    assert!(direct.slot.receive().take(offer, 5) && !direct.has_unread());
-    assert!(!direct.has_work(2, false) && direct.has_work(2, true));
-    direct.set_waits(true);
+    let [_, mut ring] = direct.rings();
+    let start = RING as u64 - 3000;
+    ring.write(start, &[1; 3000]);
+    ring.write(start + 3000, &[2; 5000]);
+    assert!(!direct.fill(1, fd, start, 3000), "the program has not asked for the ring");
+    assert!(direct.slot.receive().ask());
+    assert!(direct.fill(1, fd, start, 3000) && ready(&direct) == 1 && direct.has_unread());
+    assert!(direct.fill(2, fd, start, 8000) && ready(&direct) == 1);
+    assert_eq!(take(&direct, 4000), [[1; 3000].as_slice(), &[2; 1000]].concat());
+    assert!(direct.has_work(2, true) && !direct.has_work(2, false));
+    assert_eq!(direct.settle(2), Ok(4000));
+    assert!(!direct.has_work(2, true) && direct.has_untaken() && direct.has_unread());
+    assert_eq!(take(&direct, 4000), [2; 4000]);
+    assert!(direct.has_work(2, true) && !direct.has_work(2, false) && !direct.has_unread());
+    direct.set_ends(true);
     assert!(direct.has_work(2, false));
-    assert_eq!(direct.settle(2), Ok(Some(8)));
-    assert!(direct.offer(3, fd, 8, 5) && ready(&direct) == 1);
-    let offer = direct.slot.receive().offered().unwrap();
-    assert!(direct.slot.receive().take(offer, 4));
-    let end = 3 + OFFER_LIMIT_NS;
-    assert!(direct.has_work(end, false));
-    assert_eq!(direct.settle(end), Ok(Some(4)));
-    assert!(direct.slot.receive().is_moving() && !direct.slot.receive().post());
-    direct.note_pair_written();
-    assert!(direct.slot.receive().post());
-    assert!(!direct.offer(end, fd, 12, 5), "the program did not look at its slot");
-    assert!(direct.offer(end + SHUN_NS, fd, 12, 5));
-    drop(program);
+    assert_eq!(direct.settle(3 + UNTAKEN_LIMIT_NS), Ok(4000));
+    assert!(direct.slot.received().is_none() && direct.fill(4 + UNTAKEN_LIMIT_NS, fd, start + 8000, 0));
+    assert_eq!(ready(&direct), 0);
 }
 
 #[test]
-fn bytes_wait_for_the_next_receive_unless_the_pair_has_earlier_ones() {
-    let (engine, program) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut direct = connection();
-    assert!(direct.slot.receive().post());
-    assert!(direct.offer(1, engine.as_raw_fd(), 0, 8));
-    assert_eq!(direct.settle(2), Ok(None));
-    assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
-    assert!(direct.slot.receive().stop() && direct.has_work(2, false));
-    assert_eq!(direct.settle(2), Ok(Some(8)));
-    assert!(direct.expects_post(1 + HOLD_NS) && !direct.expects_post(2 + HOLD_NS));
-    assert!(direct.slot.receive().post() && !direct.expects_post(3));
-    assert!(direct.slot.receive().stop());
-    std::io::Write::write_all(&mut &engine, b"earlier").unwrap();
-    direct.note_pair_written();
-    assert!(!direct.expects_post(3) && direct.slot.receive().post());
-    assert!(!direct.offer(3, engine.as_raw_fd(), 8, 1), "the pair has earlier bytes");
-    drop(program);
-}
-
-#[test]
-fn discarded_bytes_of_a_withdrawn_offer_end_the_move_and_count_as_unread() {
+fn bytes_that_nobody_takes_go_to_the_pair() {
     let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
-    for withdrawn_by_age in [true, false] {
+    let fd = engine.as_raw_fd();
+    let mut direct = connection();
+    assert!(direct.slot.receive().ask() && direct.fill(3, fd, 8, 5));
+    take(&direct, 4);
+    let end = 3 + UNTAKEN_LIMIT_NS;
+    assert!(direct.has_work(end, false));
+    assert_eq!(direct.settle(end), Ok(4));
+    assert!(direct.has_untaken(), "the program has just taken bytes");
+    let end = end + UNTAKEN_LIMIT_NS;
+    assert!(direct.has_work(end, false));
+    assert_eq!(direct.settle(end), Ok(0));
+    assert!(direct.slot.receive().is_moving() && !direct.slot.receive().ask());
+    assert!(!direct.fill(end, fd, 12, 1));
+    direct.note_pair_written();
+    assert!(direct.slot.receive().ask());
+    assert!(!direct.fill(end, fd, 13, 5), "the program did not look at its slot");
+    assert!(direct.fill(end + SHUN_NS, fd, 13, 5));
+}
+
+#[test]
+fn a_program_that_leaves_the_ring_gets_the_rest_through_the_pair() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd = engine.as_raw_fd();
+    let mut direct = connection();
+    assert!(direct.slot.receive().ask() && direct.fill(1, fd, 0, 8));
+    take(&direct, 8);
+    assert!(direct.slot.receive().stop() && !direct.has_work(2, false));
+    assert_eq!(direct.settle(2), Ok(8));
+    assert!(!direct.fill(2, fd, 8, 1));
+    direct.note_pair_written();
+    std::io::Write::write_all(&mut &engine, b"x").unwrap();
+    assert!(direct.slot.receive().ask());
+    assert!(!direct.fill(3, fd, 9, 1), "the pair has earlier bytes");
+    std::io::Read::read_exact(&mut &_program, &mut [0]).unwrap();
+    assert!(direct.fill(3, fd, 9, 1) && direct.slot.receive().leave());
+    assert!(direct.has_work(3, false));
+    assert_eq!(direct.settle(3), Ok(0));
+    assert!(!direct.fill(3, fd, 9, 1));
+    direct.note_pair_written();
+    // The program leaves the ring and asks for it again while the engine adds bytes.
+    let later = 3 + SHUN_NS;
+    assert!(direct.slot.receive().ask() && direct.fill(later, fd, 10, 1));
+    take(&direct, 1);
+    assert!(direct.slot.receive().stop() && direct.slot.receive().ask());
+    direct.filled += 1;
+    direct.slot.receive().fill(direct.filled);
+    assert_eq!(direct.settle(later), Ok(1));
+    assert!(direct.fill(later, fd, 11, 1));
+    take(&direct, 1);
+    assert_eq!(direct.settle(later), Ok(1));
+}
+
+#[test]
+fn discarded_bytes_count_as_unread() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    for left_by_age in [true, false] {
         let mut direct = connection();
-        assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), 0, 8));
-        if withdrawn_by_age {
-            assert_eq!(direct.settle(1 + OFFER_LIMIT_NS), Ok(Some(0)));
+        assert!(direct.slot.receive().ask() && direct.fill(1, engine.as_raw_fd(), 0, 8));
+        if left_by_age {
+            assert_eq!(direct.settle(1 + UNTAKEN_LIMIT_NS), Ok(0));
             assert!(direct.slot.receive().is_moving());
         }
-        direct.forget_offer();
-        assert!(direct.has_unread() && direct.slot.receive().post());
+        direct.discard();
+        assert!(direct.has_unread() && direct.slot.receive().ask());
     }
     let mut direct = connection();
-    assert!(direct.slot.receive().post() && direct.offer(1, engine.as_raw_fd(), 0, 8));
-    assert!(direct.slot.receive().take(direct.slot.receive().offered().unwrap(), 8));
-    direct.forget_offer();
+    assert!(direct.slot.receive().ask() && direct.fill(1, engine.as_raw_fd(), 0, 8));
+    take(&direct, 8);
+    direct.discard();
     assert!(!direct.has_unread(), "the program has taken all bytes");
 }
 
@@ -175,29 +197,29 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn random_words_harm_nothing(words in proptest::collection::vec((0usize..4, any::<u64>(), any::<bool>()), 1..60)) {
+    fn random_words_harm_nothing(words in proptest::collection::vec((0usize..5, any::<u64>(), any::<bool>()), 1..60)) {
         let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut direct = connection();
-        let (mut written, mut now) = (0, 0);
+        let (mut delivered, mut now) = (0, 0);
         for (index, word, small) in words {
             let header = direct.slot.header();
             // Keep only the state bits and a small position or length. Many random words then look valid.
-            let word = if small { word & (7 << 61 | 0xffff) } else { word };
-            let target = [&header.send.0, &header.receive.0, &header.room.acknowledged, &header.inode][index];
+            let word = if small { word & (3 << 62 | 0xffff) } else { word };
+            let target = [&header.send.0, &header.receive.0, &header.filled, &header.room.acknowledged, &header.inode][index];
             target.store(word, Ordering::Relaxed);
             now += CLAIM_LIMIT_NS / 3;
             let Ok(len) = direct.collect(now, RING as u64) else { break };
             prop_assert!(len <= RING as u64);
-            written += len;
             if direct.end_lease(now).is_err() {
                 break;
             }
             direct.grant(now);
-            if !direct.has_offer() {
-                direct.offer(now, engine.as_raw_fd(), written, 200);
-            }
+            direct.fill(now, engine.as_raw_fd(), delivered, 200);
             match direct.settle(now) {
-                Ok(taken) => prop_assert!(taken.is_none_or(|taken| taken <= 200)),
+                Ok(taken) => {
+                    prop_assert!(taken <= 200);
+                    delivered += taken;
+                }
                 Err(Hostile) => break,
             }
         }

@@ -1,5 +1,4 @@
-//! Tests of connections that end while received bytes are offered in shared memory or wait to be offered. The
-//! test code plays the program.
+//! Tests of connections that end while received bytes are in shared memory. The test code plays the program.
 
 use super::super::*;
 use crate::host::area::SharedArea;
@@ -13,7 +12,7 @@ use std::sync::Arc;
 /// The ports of the peer and of the listener.
 const PORTS: (u16, u16) = (4000, 8080);
 
-/// A connection with a slot of shared memory. The program has posted a receive in the slot.
+/// A connection with a slot of shared memory. The program has asked for the receive ring.
 struct Connection {
     trio: Trio,
     _listener: OwnedFd,
@@ -45,7 +44,7 @@ impl Connection {
         stream.replace_rings(direct.rings());
         let slot = direct.slot();
         pair.direct = Some(Box::new(direct));
-        assert!(slot.receive().post());
+        assert!(slot.receive().ask());
         Self { trio, _listener: listener, end, slot, acknowledgment, sequence: 1001 }
     }
 
@@ -59,12 +58,12 @@ impl Connection {
 }
 
 #[test]
-fn bytes_that_wait_for_a_posted_receive_reach_the_program_before_a_reset() {
+fn bytes_behind_those_of_the_ring_reach_the_program_before_a_reset() {
     let mut connection = Connection::new();
     connection.receive(tcp::ACK, b"first");
     connection.trio.settle();
-    let offer = connection.slot.receive().offered().unwrap();
-    assert!(connection.slot.receive().take(offer, 5) && connection.slot.receive().stop());
+    let bytes = connection.slot.received().unwrap();
+    assert!(connection.slot.receive().take(bytes, 5) && connection.slot.receive().stop());
     connection.receive(tcp::ACK, b"second");
     connection.receive(tcp::RST, &[]);
     connection.trio.settle();
@@ -75,23 +74,22 @@ fn bytes_that_wait_for_a_posted_receive_reach_the_program_before_a_reset() {
 }
 
 #[test]
-fn bytes_of_an_offer_reach_the_program_before_a_reset() {
+fn bytes_of_the_ring_reach_the_program_before_a_reset() {
     let mut connection = Connection::new();
     connection.receive(tcp::ACK, b"first");
     connection.trio.settle();
-    let offer = connection.slot.receive().offered().unwrap();
-    assert!(connection.slot.receive().take(offer, 2));
+    let bytes = connection.slot.received().unwrap();
+    assert!(connection.slot.receive().take(bytes, 2));
     connection.receive(tcp::ACK, b"second");
     connection.receive(tcp::RST, &[]);
     connection.trio.engine.step(connection.trio.now).unwrap();
     assert_eq!(received(&connection.end), b"rstsecond");
 }
 
-/// The program closes its end of the socket pair while bytes offered in shared memory are still unread. In
-/// the round in which the engine detects the close, it withdraws the old offer. It must then reset the
-/// connection.
+/// The program closes its end of the socket pair while bytes in shared memory are still unread. In
+/// the round in which the engine detects the close, it closes the old ring. It must then reset the connection.
 #[test]
-fn a_close_with_an_unread_old_offer_resets_the_connection() {
+fn a_close_with_unread_old_bytes_resets_the_connection() {
     for half_closed in [false, true] {
         let mut connection = Connection::new();
         if half_closed {
@@ -101,7 +99,7 @@ fn a_close_with_an_unread_old_offer_resets_the_connection() {
         }
         connection.receive(tcp::ACK, b"unread");
         connection.trio.settle();
-        assert!(connection.slot.receive().offered().is_some());
+        assert!(connection.slot.received().is_some());
         connection.trio.sent();
         let Connection { mut trio, end, .. } = connection;
         drop(end);

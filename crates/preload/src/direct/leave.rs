@@ -1,45 +1,44 @@
-//! Ends posted receives before the kernel is asked for received bytes. The engine then moves bytes that it has
-//! offered in shared memory to the socket pair.
+//! Asks for the receive ring, and leaves it before the kernel is asked for received bytes. The engine then moves the
+//! bytes of the ring to the socket pair.
 
 use super::{entry, is_alive, is_same, now_ns, slot};
 use crate::{errno, real, set_errno, socket};
 use inlane_offload_protocol::lease::Slot;
 use libc::c_long;
 use std::os::fd::RawFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// Makes later receives on `fd` go to the kernel. Call this when the program sets SO_RCVLOWAT, because
 /// receives through shared memory ignore that option.
 pub fn note_low_water(fd: RawFd) {
     if let Some(slot) = slot(fd).filter(|&slot| is_same(fd, slot)) {
         slot.header().low_water.store(1, Ordering::Relaxed);
-        slot.receive().ask();
+        slot.receive().leave();
     }
 }
 
-/// The longest wait until the engine has moved offered bytes to the pair, in nanoseconds. The engine usually
+/// The longest wait until the engine has moved bytes of the ring to the pair, in nanoseconds. The engine usually
 /// needs a few microseconds, but may wait for a processor.
 const MOVE_NS: u64 = 200_000_000;
 
-/// Ends the posted receive of `fd`. If the engine has offered bytes in shared memory, lets it move these
-/// bytes to the socket pair. Call this before a system call that looks at the descriptor's received bytes.
+/// Leaves the receive ring of `fd`. Lets the engine move the bytes that are there to the socket pair. Call this before a
+/// system call that looks at the descriptor's received bytes.
 #[inline]
-pub fn withdraw(fd: RawFd) {
+pub fn leave(fd: RawFd) {
     if let Some(slot) = slot(fd) {
-        withdraw_from(fd, slot);
+        leave_slot(fd, slot);
     }
 }
 
-/// Ends the posted receive of `fd` in its slot `slot`. Lets the engine move offered bytes from the slot to
-/// the socket pair.
+/// Leaves the receive ring of `fd`, which lies in `slot`, as [`leave`] does.
 #[inline]
-pub fn withdraw_from(fd: RawFd, slot: Slot) {
-    if slot.receive().ask() {
+pub fn leave_slot(fd: RawFd, slot: Slot) {
+    if slot.receive().leave() {
         await_move(fd, slot);
     }
 }
 
-/// Ends the posted receive of `fd` if the descriptor is blocking. Call this before the kernel's receive, if
+/// Leaves the receive ring of `fd` if the descriptor is blocking. Call this before the kernel's receive, if
 /// shared memory has no bytes. The thread may then sleep in the kernel, and the engine can wake it there only
 /// through the socket pair.
 #[inline]
@@ -49,13 +48,13 @@ pub fn note_kernel_receives(fd: RawFd) {
     {
         let before = errno();
         if socket::blocks(fd) {
-            withdraw(fd);
+            leave(fd);
         }
         set_errno(before);
     }
 }
 
-/// Waits briefly while the engine moves offered bytes of `fd` from shared memory to the socket pair. If the
+/// Waits briefly while the engine moves bytes of `fd` from shared memory to the socket pair. If the
 /// slot is outdated or the engine does not finish, removes the slot from the table, because each later call
 /// would wait again. Leaves errno unchanged.
 #[cold]
@@ -77,7 +76,7 @@ pub(super) fn await_move(fd: RawFd, slot: Slot) {
     set_errno(before);
 }
 
-/// Returns true if the engine is copying the offered bytes of `fd` from shared memory into the socket pair.
+/// Returns true if the engine is copying bytes of `fd` from shared memory into the socket pair.
 /// Returns false if the engine has ended. May change errno.
 pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
     slot.receive().is_moving() && (is_alive(slot) || !is_hung_up(fd))
@@ -96,24 +95,26 @@ pub(super) fn is_hung_up(fd: RawFd) -> bool {
     found == 1 && pair.revents & (libc::POLLHUP | libc::POLLNVAL) != 0
 }
 
-/// Checks, after a receive was posted in `slot` of the shared memory, that the slot still belongs to the
-/// connection with this inode. If so, returns true. Otherwise ends the posted receive and returns false.
-pub fn check_post(slot: Slot, inode: u64) -> bool {
-    // Before the engine closes a slot, it clears the slot's inode and then executes a fence. So either this
-    // thread reads the cleared inode, or the engine finds the posted receive.
-    fence(Ordering::SeqCst);
+/// Asks the engine for the receive ring of `slot`, unless that was already done. Returns false if the slot does not
+/// belong to the connection with this inode any more.
+pub fn ask(slot: Slot, inode: u64) -> bool {
+    if !slot.receive().ask() {
+        return true;
+    }
+    // The engine clears the inode before it gives the slot to another connection. So if this thread has asked for the ring
+    // of another connection, it finds another inode.
     let same = slot.header().inode.load(Ordering::Acquire) == inode;
     if !same {
-        slot.receive().ask();
+        slot.receive().leave();
     }
     same
 }
 
-/// Ends the posted receive of `slot`, a slot of shared memory, before the calling thread sleeps in the
-/// kernel. Returns false if the engine has offered bytes in the slot.
+/// Leaves the receive ring of `slot` before the calling thread sleeps in the
+/// kernel. Returns false if bytes are there.
 pub(super) fn stop(fd: RawFd, slot: Slot) -> bool {
     slot.receive().stop() || {
         await_move(fd, slot);
-        slot.receive().offered().is_none()
+        slot.received().is_none()
     }
 }
