@@ -3,19 +3,20 @@
 //! The input is [`SoloRuns`], which contains no observation of a mix. So a prediction can be written before the mixes run.
 //!
 //! Uses and capacities come from ladders of antagonists. [`inlane_model`] computes the rates: weighted max-min fairness. The
-//! weights are those with which the loads competed with the antagonist of each resource: in time of a core, not in bytes. The
-//! directions of a link have a ceiling together, and are divided as the module `link` says. Before a resource is full, the model
-//! slows no load. So each load's demand is first reduced by what it lost beside an antagonist that took as much as the other
-//! loads of the mix do.
+//! weights are those with which the loads competed with the antagonist of each resource: in time of a core, not in bytes. A
+//! thread that polls has its part of the core whatever its load moves. The directions of a link have a ceiling together, and are
+//! divided as the module `link` says. Before a resource is full, the model slows no load. So each load's demand is first reduced
+//! by what it lost beside an antagonist that took as much as the other loads of the mix do.
 
 mod link;
 mod residual;
 
-use link::Links;
+use link::{Joint, Links};
 pub use residual::{Accuracy, Residual, accuracy, residuals};
 
-use crate::observation::Phase;
+use crate::observation::{Observation, Phase};
 use crate::solo::{Fitted, SoloRuns};
+use crate::statistics;
 use crate::verdict::Bottleneck;
 use inlane_core::load::Resource;
 use inlane_model::{Flow, Limit, Network};
@@ -26,6 +27,8 @@ const SELECTIONS: usize = 100;
 const SEED: u64 = 0x1f83_d9ab;
 /// The least weight of a load at a resource. The largest one is 1.
 const LEAST_WEIGHT: f64 = 1e-9;
+/// Threads that are on a processor for this share of the time, beyond the time in which they have work, poll.
+const POLLS: f64 = 0.5;
 /// Turns in which demands and rates adapt to each other.
 const TURNS: usize = 8;
 
@@ -133,6 +136,8 @@ struct Shared {
     weights: Vec<f64>,
     /// How each load slows down before the resource is full: see [`Fitted::early`].
     early: Vec<Vec<(f64, f64)>>,
+    /// True for a load that holds its part of the resource, a core, also without work, because its threads poll.
+    polls: Vec<bool>,
 }
 
 /// Returns what the loads of a mix share.
@@ -154,17 +159,31 @@ fn shared(runs: &SoloRuns, fitted: &Fitted, loads: &[usize], alone: &[f64]) -> V
                 .collect(),
         };
         let early = loads.iter().map(|load| fitted.early[*load][at].clone()).collect();
-        shared.push(Shared { name: Bottleneck::Resource(resource.clone()), capacity, uses, weights, early });
+        let is_core = matches!(resource, Resource::Core(_));
+        let polls = loads.iter().zip(&uses).map(|(load, uses)| is_core && *uses > 0.0 && polls(runs, *load));
+        let (name, polls) = (Bottleneck::Resource(resource.clone()), polls.collect());
+        shared.push(Shared { name, capacity, uses, weights, early, polls });
     }
     for device in links.devices(loads) {
-        for uses in links.joint(loads, &device) {
+        if let Some(Joint { capacity, uses }) = links.joint(loads, &device) {
             let bytes = links.weights(loads, &device);
             let weights = bytes.iter().zip(&uses).map(|(bytes, per_byte)| bytes * per_byte).collect();
-            let name = Bottleneck::BothDirections(device.clone());
-            shared.push(Shared { name, capacity: 1.0, uses, weights, early: vec![Vec::new(); alone.len()] });
+            let name = Bottleneck::BothDirections(device);
+            let (early, polls) = (vec![Vec::new(); alone.len()], vec![false; alone.len()]);
+            shared.push(Shared { name, capacity, uses, weights, early, polls });
         }
     }
     shared
+}
+
+/// Returns true if the threads of a load have a processor for much of the time in which they have no work.
+fn polls(runs: &SoloRuns, load: usize) -> bool {
+    let idle = |observation: &Observation| {
+        let rate = &observation.loads[load];
+        Some(rate.on_processor? - rate.busy?)
+    };
+    let idle = statistics::estimate(runs.observations(), Phase::Alone { load }, idle);
+    idle.is_some_and(|idle| idle.median > POLLS)
 }
 
 /// Returns the rate of each of `loads` together, and what limits it.
@@ -178,12 +197,13 @@ fn rates(
     let mut demands = alone.clone();
     let mut solved: Vec<(f64, Option<Bottleneck>)> = alone.iter().map(|rate| (*rate, None)).collect();
     for _ in 0..TURNS {
-        let solution = network(&shared, &demands)?.solve()?;
+        let (network, held) = network(&shared, &demands)?;
+        let solution = network.solve()?;
         let limit = |limit| match limit {
             Limit::Resource(id) => Some(shared[id.index()].name.clone()),
             Limit::Demand | Limit::Window => None,
         };
-        solved = solution.flows.iter().map(|flow| (flow.rate, limit(flow.limit))).collect();
+        solved = solution.flows[..loads.len()].iter().map(|flow| (flow.rate, limit(flow.limit))).collect();
         // What the others take slows each load down before a resource is full.
         let slowed = |load: usize, of: &Shared| {
             let others = (0..loads.len()).filter(|other| *other != load);
@@ -194,30 +214,53 @@ fn rates(
             // Half a step, because demands of loads that slow each other down would alternate otherwise.
             *demand = (*demand + next) / 2.0;
         }
+        // A load that polls is as fast as the time of its core allows.
+        for (&(load, at), most) in held.iter().zip(&solution.flows[loads.len()..]) {
+            if most.rate < solved[load].0 {
+                solved[load] = (most.rate, Some(shared[at].name.clone()));
+            }
+            demands[load] = demands[load].min(most.rate);
+        }
     }
     Ok(solved)
 }
 
-/// Creates the network of a mix.
-fn network(shared: &[Shared], demands: &[f64]) -> inlane_model::Result<Network> {
+/// Creates the network of a mix: a flow for each load, and then one for each core that a load holds while it polls. Returns these
+/// loads and cores, too.
+fn network(shared: &[Shared], demands: &[f64]) -> inlane_model::Result<(Network, Vec<(usize, usize)>)> {
     let mut network = Network::new();
     let ids: Vec<_> = shared
         .iter()
         .map(|of| network.add_resource(inlane_model::Resource::new(of.capacity)))
         .collect::<Result<_, _>>()?;
+    // The network divides bytes, and a resource such as a core divides units.
+    let bytes = |of: &Shared, load: usize| of.weights[load] / of.uses[load];
+    let weight = |of: &Shared, load: usize| {
+        let users = (0..demands.len()).filter(|load| of.uses[*load] > 0.0);
+        let largest = users.map(|load| bytes(of, load)).fold(0.0, f64::max);
+        (bytes(of, load) / largest).max(LEAST_WEIGHT)
+    };
+    let mut held = Vec::new();
     for (load, &demand) in demands.iter().enumerate() {
         let mut flow = Flow { demand: Some(demand), ..Flow::default() };
-        for (of, id) in shared.iter().zip(&ids).filter(|(of, _)| of.uses[load] > 0.0) {
-            // The network divides bytes, and a resource such as a core divides units.
-            let bytes = |load: usize| of.weights[load] / of.uses[load];
-            let largest =
-                (0..demands.len()).filter(|load| of.uses[*load] > 0.0).map(bytes).fold(0.0, f64::max);
-            flow = flow.using(*id, of.uses[load]);
-            flow.weights.push((*id, (bytes(load) / largest).max(LEAST_WEIGHT)));
+        for (at, of) in shared.iter().enumerate().filter(|(_, of)| of.uses[load] > 0.0) {
+            if of.polls[load] {
+                held.push((load, at));
+                continue;
+            }
+            flow = flow.using(ids[at], of.uses[load]);
+            flow.weights.push((ids[at], weight(of, load)));
         }
         network.add_flow(flow)?;
     }
-    Ok(network)
+    for &(load, at) in &held {
+        let (of, id) = (&shared[at], ids[at]);
+        let demand = of.capacity / of.uses[load];
+        let mut flow = Flow { demand: Some(demand), ..Flow::default() }.using(id, of.uses[load]);
+        flow.weights.push((id, weight(of, load)));
+        network.add_flow(flow)?;
+    }
+    Ok((network, held))
 }
 
 /// Returns the factor of a load's rate while others take `taken`. Interpolates between the steps, which start at (0, 1).

@@ -1,8 +1,11 @@
 //! How loads divide the link of a device, and what both directions take together.
 //!
 //! A direction is not divided into equal parts: the SMs of a GPU get more of it than a copy engine. And loads in opposite
-//! directions slow each other down, because requests and completions share queues in the device. Ladders show both. For a
-//! load i and a load j, the antagonist that crosses the link in the direction of j, moved by the same means, stands for j.
+//! directions slow each other down. Ladders show both. For a load i and a load j, the antagonist that crosses the link in the
+//! direction of j, moved by the same means, stands for j.
+//!
+//! Only the top of a ladder counts here. A paced antagonist alternates between copies at full speed and pauses, so its lower
+//! steps show a mean of both, and not what loads lose beside a steady stream of the same rate.
 
 use crate::observation::Loaded;
 use crate::solo::{Crossing, Fitted, SLOWED, Step, crossings};
@@ -26,6 +29,14 @@ struct Ratio {
     bytes: f64,
     /// True if the load was not slowed down, so it may get more.
     is_least: bool,
+}
+
+/// What both directions of a link carry together.
+pub(super) struct Joint {
+    /// In full directions: at most 2.
+    pub capacity: f64,
+    /// The share of full directions that a byte of each load takes.
+    pub uses: Vec<f64>,
 }
 
 impl Links<'_> {
@@ -90,18 +101,34 @@ impl Links<'_> {
         ways.iter().any(|way| others.iter().any(|other| way.to_device == other.to_device))
     }
 
+    /// Returns what `one` beside the antagonist that stands for `other` shows, and the reverse. Copies by a copy engine are all
+    /// alike, but those by SMs stand for any work of SMs. So only the former count if there are both and they tell something.
+    fn views<T>(
+        &self,
+        one: usize,
+        other: usize,
+        device: &str,
+        tells: impl Fn(&T) -> bool,
+        view: impl Fn(usize, usize) -> Option<T>,
+    ) -> (Option<T>, Option<T>) {
+        let is_engine = |load: usize| self.crossings_of(load, device).iter().any(|way| way.by_engine);
+        let (of, back) = (view(one, other), view(other, one));
+        match (is_engine(one), is_engine(other)) {
+            (true, false) if back.as_ref().is_some_and(&tells) => (None, back),
+            (false, true) if of.as_ref().is_some_and(&tells) => (of, None),
+            _ => (of, back),
+        }
+    }
+
     /// Returns what `one` gets for each byte of `other` when both compete for the link.
     fn ratio(&self, one: usize, other: usize, device: &str) -> f64 {
-        let is_engine = |load: usize| self.crossings_of(load, device).iter().any(|way| way.by_engine);
-        let mut views = (self.seen_by(one, other, device), self.seen_by(other, one, device));
-        // Copies by a copy engine are all alike, but those by SMs stand for any work of SMs. So only the former count if there
-        // are both.
-        match (is_engine(one), is_engine(other)) {
-            (true, false) if views.1.is_some_and(|view| !view.is_least) => views.0 = None,
-            (false, true) if views.0.is_some_and(|view| !view.is_least) => views.1 = None,
-            _ => {}
-        }
-        let ratio = match views {
+        let ratio = match self.views(
+            one,
+            other,
+            device,
+            |view: &Ratio| !view.is_least,
+            |one, other| self.seen_by(one, other, device),
+        ) {
             (Some(of), Some(back)) if of.is_least == back.is_least => (of.bytes / back.bytes).sqrt(),
             (Some(of), Some(back)) if back.is_least => of.bytes.min(1.0 / back.bytes),
             (Some(of), Some(back)) => of.bytes.max(1.0 / back.bytes),
@@ -123,28 +150,50 @@ impl Links<'_> {
         loads.iter().map(mean).collect()
     }
 
-    /// Returns what both directions carry together, as each of `loads` shows it that loads in the opposite direction slow
-    /// down: the share of it that a byte of each load takes. The sum over all rates is at most 1.
-    pub fn joint(&self, loads: &[usize], device: &str) -> Vec<Vec<f64>> {
-        loads.iter().filter_map(|one| self.view(*one, loads, device)).collect()
+    /// Returns what both directions of a link carry together. `None` if no ladder shows that loads in opposite directions slow
+    /// each other down.
+    ///
+    /// A direction that is full counts as 1, and so does the other one. Together they carry less than 2: requests and
+    /// completions share queues, and reads and writes of host memory take turns. How much less depends on what moves the bytes.
+    /// The pair of loads with the lowest ceiling determines that of the mix.
+    pub fn joint(&self, loads: &[usize], device: &str) -> Option<Joint> {
+        let pairs = loads.iter().flat_map(|one| loads.iter().map(move |other| (*one, *other)));
+        let ceilings = pairs.filter(|(one, other)| one < other).filter_map(|(one, other)| {
+            let (of, back) =
+                self.views(one, other, device, |_: &f64| true, |one, other| self.ceiling(one, other, device));
+            match (of, back) {
+                (Some(of), Some(back)) => Some((of + back) / 2.0),
+                _ => of.or(back),
+            }
+        });
+        let capacity = ceilings.reduce(f64::min)?;
+        Some(Joint { capacity, uses: loads.iter().map(|load| self.share(*load, device)).collect() })
     }
 
-    fn view(&self, one: usize, loads: &[usize], device: &str) -> Option<Vec<f64>> {
+    /// Returns what both directions carry together while `one` runs beside the antagonist that stands for `other`.
+    fn ceiling(&self, one: usize, other: usize, device: &str) -> Option<f64> {
         // A load that crosses both directions is slowed down by each of them.
         let [own] = &self.crossings_of(one, device)[..] else { return None };
-        let opposite = Crossing { to_device: !own.to_device, ..own.clone() }.resource();
-        let own = own.resource();
-        let mut is_slowed = false;
-        let mut takes = |load: usize| {
-            let same = self.per_byte(load, &own) / self.per_byte(one, &own) / self.alone[one];
-            let crosses = self.per_byte(load, &opposite);
-            let amount = crosses * self.alone[load];
-            let slows = (amount > 0.0).then(|| self.slow_down(one, load, device, amount)).flatten();
-            is_slowed |= slows.is_some();
-            same + crosses * slows.unwrap_or(0.0)
+        let antagonist = *self.stand_ins(other, one, device).first()?;
+        let opposite = |of: &Crossing| of.to_device != own.to_device;
+        if !self.crossings_of(antagonist, device).iter().all(opposite) {
+            return None;
+        }
+        let step = self.unpaced(one, antagonist).filter(|step| step.rate < SLOWED * self.alone[one])?;
+        Some(step.rate * self.share(one, device) + step.antagonist * self.share(antagonist, device))
+    }
+
+    /// Returns the share of the link's directions that each byte of a load takes.
+    fn share(&self, load: usize, device: &str) -> f64 {
+        let of_direction = |way: &Crossing| {
+            let resource = way.resource();
+            let known = self.fitted.index(&resource).and_then(|at| self.fitted.capacities[at]);
+            // Without an antagonist, the most that a load moved alone.
+            let taken = (0..self.users).map(|load| self.per_byte(load, &resource) * self.alone[load]);
+            let capacity = known.unwrap_or_else(|| taken.fold(0.0, f64::max));
+            if capacity > 0.0 { self.per_byte(load, &resource) / capacity } else { 0.0 }
         };
-        let takes = loads.iter().map(|load| takes(*load)).collect();
-        is_slowed.then_some(takes)
+        self.crossings_of(load, device).iter().map(of_direction).sum()
     }
 
     /// Returns the bytes that cross a direction for each byte of a load.
@@ -152,18 +201,5 @@ impl Links<'_> {
         let crosses = crossings(&self.loaded[load]).iter().any(|of| of.resource() == *direction);
         let used = self.loaded[load].uses.iter().find(|of| of.resource == *direction);
         used.filter(|_| crosses).map_or(0.0, |of| of.per_byte.unwrap_or(1.0))
-    }
-
-    /// Returns the share of its rate that `one` loses for each byte that crosses the link in the opposite direction, while
-    /// `amount` bytes a second cross, as far as an
-    /// antagonist that stands for `other` has reached that. `None` if it loses nothing.
-    fn slow_down(&self, one: usize, other: usize, device: &str, amount: f64) -> Option<f64> {
-        let antagonist = *self.stand_ins(other, one, device).first()?;
-        let steps = self.fitted.steps[one][antagonist].iter().filter(|step| step.antagonist > 0.0);
-        // The step at which the antagonist took what the other load takes, or else the one with the most.
-        let distance = |step: &&Step| (step.antagonist - amount).abs();
-        let step = steps.min_by(|one, other| distance(one).total_cmp(&distance(other)))?;
-        let lost = 1.0 - step.rate / self.alone[one];
-        (lost > 1.0 - SLOWED).then_some(lost / step.antagonist)
     }
 }

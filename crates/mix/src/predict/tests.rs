@@ -109,3 +109,60 @@ fn a_core_is_divided_by_time_and_not_by_bytes() {
     let found = together(&measured(loads, &phases));
     assert!((found[0] / 0.5 - 1.0).abs() < 0.05 && (found[1] / 5.0 - 1.0).abs() < 0.05, "{found:?}");
 }
+
+/// Two loads on a link in opposite directions. One is paced, so it takes less than the antagonist in whose place it stands.
+#[test]
+fn a_paced_load_leaves_the_opposite_direction_what_both_carry_together() {
+    let to = Resource::LinkToDevice("gpu:0".into());
+    let from = Resource::LinkFromDevice("gpu:0".into());
+    let loads = vec![
+        on_link("out", &from, false),
+        on_link("paced", &to, false),
+        antagonist(&to, false),
+        antagonist(&from, false),
+    ];
+    let beside = |load, antagonist, share| Phase::Beside { load, antagonist, share };
+    let phases = [
+        (Phase::Alone { load: 0 }, [50.0, 0.0, 0.0, 0.0]),
+        (Phase::Alone { load: 1 }, [0.0, 20.0, 0.0, 0.0]),
+        (Phase::Alone { load: 2 }, [0.0, 0.0, 50.0, 0.0]),
+        (Phase::Alone { load: 3 }, [0.0, 0.0, 0.0, 50.0]),
+        // Together, both directions carry 1.3 times as much as one.
+        (beside(0, 2, 1.0), [35.0, 0.0, 30.0, 0.0]),
+        (beside(1, 3, 1.0), [0.0, 20.0, 0.0, 45.0]),
+    ];
+    let found = together(&measured(loads, &phases));
+    assert!((found[0] / 45.0 - 1.0).abs() < 0.03 && (found[1] / 20.0 - 1.0).abs() < 0.03, "{found:?}");
+}
+
+/// A thread that polls has its part of a core also while another resource limits its load.
+#[test]
+fn a_load_that_polls_leaves_its_core_no_more_time_when_it_is_slow() {
+    let (core, to) = (Resource::Core(0), Resource::LinkToDevice("gpu:0".into()));
+    let mut poll = loaded("poll", &[(to.clone(), 1.0), (core.clone(), 0.0)], None);
+    poll.uses[1].per_byte = None;
+    let spin = |of| loaded("spin", &[(core.clone(), 1.0 / 40.0 / GIGA)], of);
+    let loads =
+        vec![poll, spin(None), on_link("full", &to, false), antagonist(&to, false), spin(Some(core.clone()))];
+    let beside = |load, antagonist, share| Phase::Beside { load, antagonist, share };
+    let phases = [
+        (Phase::Alone { load: 0 }, [50.0, 0.0, 0.0, 0.0, 0.0]),
+        (Phase::Alone { load: 1 }, [0.0, 40.0, 0.0, 0.0, 0.0]),
+        (Phase::Alone { load: 2 }, [0.0, 0.0, 50.0, 0.0, 0.0]),
+        (Phase::Alone { load: 3 }, [0.0, 0.0, 0.0, 50.0, 0.0]),
+        (Phase::Alone { load: 4 }, [0.0, 0.0, 0.0, 0.0, 40.0]),
+        (beside(0, 3, 1.0), [25.0, 0.0, 0.0, 25.0, 0.0]),
+        (beside(2, 3, 1.0), [0.0, 0.0, 25.0, 25.0, 0.0]),
+        (beside(0, 4, 1.0), [49.0, 0.0, 0.0, 0.0, 20.0]),
+        (beside(1, 4, 1.0), [0.0, 20.0, 0.0, 0.0, 20.0]),
+    ];
+    let mut measured = measured(loads, &phases);
+    measured.users = 3;
+    for of in &mut measured.observations {
+        // Those that compute have work all the time.
+        [1, 4].map(|load| of.loads[load].busy = Some(0.99));
+    }
+    let found = together(&measured);
+    assert!((found[1] / 20.0 - 1.0).abs() < 0.05, "half of the core: {found:?}");
+    assert!((found[0] / 25.0 - 1.0).abs() < 0.05, "half of the link: {found:?}");
+}

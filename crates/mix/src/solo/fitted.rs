@@ -133,12 +133,18 @@ pub(super) fn fit(runs: &SoloRuns) -> Fitted {
 /// it also takes a resource that the load fills, or because both directions of a link share something.
 fn can_tell(runs: &SoloRuns, fitted: &Fitted, load: usize, at: usize) -> bool {
     let uses = &runs.loads()[load].uses;
-    let states = |resource: &Resource| uses.iter().any(|used| used.resource == *resource);
+    let crosses = super::crossings(&runs.loads()[load]);
+    let states = |resource: &Resource| match resource {
+        Resource::LinkToDevice(_) | Resource::LinkFromDevice(_) => {
+            crosses.iter().any(|crossing| crossing.resource() == *resource)
+        }
+        _ => uses.iter().any(|used| used.resource == *resource),
+    };
     let resource = &fitted.resources[at];
     if states(resource) {
         return true;
     }
-    // A load that states other uses takes nothing of the opposite direction, unless what it states is wrong.
+    // A load that states other uses takes nothing of the opposite direction, or descriptors only, unless what it states is wrong.
     let opposite = match resource {
         Resource::LinkToDevice(device) => Some(Resource::LinkFromDevice(device.clone())),
         Resource::LinkFromDevice(device) => Some(Resource::LinkToDevice(device.clone())),
