@@ -165,7 +165,7 @@ pub enum Void {
     Others(f64),
     /// The control group's quota of processor time changed.
     QuotaChanged,
-    /// A load's rate in the first and in the second half of the observation differ by this fraction.
+    /// A load's rates in both halves of the observation differ by this fraction, and no half of it or more had steady rates.
     Drift(f64),
 }
 
@@ -179,7 +179,8 @@ pub struct Observation {
     pub block: usize,
     /// When it began, in nanoseconds since the start of the loads.
     pub at_ns: u64,
-    /// How long it lasted, without the time for the rates to settle.
+    /// How long it lasted, without the time for the rates to settle. Shorter than the phase if a load paused: only the longest
+    /// part with steady rates counts then.
     pub duration_ns: u64,
     /// The rates of all loads, in the order of [`Measured::loads`].
     pub loads: Vec<LoadRate>,

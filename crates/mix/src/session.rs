@@ -19,6 +19,7 @@ use crate::phases::{self, Shares};
 use crate::running::{End, RunningLoads, Woken};
 use crate::scenario::Scenario;
 use crate::statistics::{self, Estimate};
+use disturbance::PARTS;
 use inlane_core::Error;
 use inlane_core::load::Sample;
 use inlane_process::privileges;
@@ -297,21 +298,26 @@ impl Run<'_> {
 
     /// Waits until the rates have settled, and measures them.
     fn measure(&mut self, phase: Phase, block: usize) -> Result<Observation, Woken> {
-        let half = self.plan.duration / 2;
         self.loads.wait(self.plan.settle, self.interrupted)?;
-        let (before, first) = (self.loads.signals.read(), self.loads.sampler.take());
-        self.loads.wait(half, self.interrupted)?;
-        let middle = self.loads.sampler.take();
-        self.loads.wait(half, self.interrupted)?;
-        let (last, after) = (self.loads.sampler.take(), self.loads.signals.read());
+        let before = self.loads.signals.read();
+        let began = Instant::now();
+        let mut samples = vec![self.loads.sampler.take()];
+        for part in 1..=PARTS as u32 {
+            let due = began + self.plan.duration * part / PARTS as u32;
+            self.loads.wait(due.saturating_duration_since(Instant::now()), self.interrupted)?;
+            samples.push(self.loads.sampler.take());
+        }
+        let after = self.loads.signals.read();
         let signals = after.since(&before);
-        let of_load = |(load, loaded)| rate(loaded, &first, &last, load);
-        let loads: Vec<LoadRate> = self.measured.loads.iter().enumerate().map(of_load).collect();
-        let void = match after.quota_changed(&before) {
-            true => Some(Void::QuotaChanged),
-            false => disturbance::of(&signals, [&first, &middle, &last]),
+        let counts = match after.quota_changed(&before) {
+            true => Err(Void::QuotaChanged),
+            false => disturbance::steady(&signals, &samples),
         };
-        let duration_ns = last.at_ns - first.at_ns;
+        let (from, to) = counts.unwrap_or((0, PARTS));
+        let (first, last) = (&samples[from], &samples[to]);
+        let of_load = |(load, loaded)| rate(loaded, first, last, load);
+        let loads: Vec<LoadRate> = self.measured.loads.iter().enumerate().map(of_load).collect();
+        let (duration_ns, void) = (last.at_ns - first.at_ns, counts.err());
         Ok(Observation { phase, block, at_ns: first.at_ns, duration_ns, loads, signals, void })
     }
 
