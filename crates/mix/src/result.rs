@@ -9,7 +9,7 @@ use crate::session::Plan;
 use crate::statistics::{self, Estimate};
 use crate::text;
 pub use exchange::{ExchangeResult, GainResult};
-use inlane_core::load::UseSource;
+use inlane_core::load::{Use, UseSource};
 pub use judged::{
     AccuracyResult, BottleneckKind, BottleneckResult, PredictionResult, VerdictResult, WhenResult,
 };
@@ -86,6 +86,10 @@ pub struct LoadResult {
     pub threads: usize,
     /// The rate that the user asked for, in operations per second.
     pub asked_operations_per_second: Option<f64>,
+    /// True if its operations come from outside the session, such as packets that another machine sends.
+    pub fed: bool,
+    /// The most operations that it has in flight. `null` if that is not limited.
+    pub in_flight: Option<f64>,
     /// Its rate alone.
     pub alone: Option<RateResult>,
     /// Its rate together with all other loads.
@@ -101,6 +105,8 @@ pub struct AntagonistResult {
     pub name: String,
     /// The resource of which it takes part.
     pub resource: Option<String>,
+    /// What it takes from resources.
+    pub uses: Vec<UseResult>,
     /// The cores that its threads are bound to. Empty if they may run on any.
     pub cores: Vec<usize>,
     /// The number of its threads.
@@ -334,25 +340,32 @@ impl MixResult {
     }
 }
 
+impl From<&Use> for UseResult {
+    fn from(of: &Use) -> Self {
+        Self {
+            resource: text::resource(&of.resource),
+            units_per_byte: of.per_byte,
+            source: match of.source {
+                UseSource::Computed => UseSourceResult::Computed,
+                UseSource::Counted => UseSourceResult::Counted,
+                UseSource::Fitted => UseSourceResult::Fitted,
+            },
+        }
+    }
+}
+
 fn load_result(measured: &Measured, load: usize) -> LoadResult {
-    let Loaded { name, uses, asked, cores, threads, .. } = &measured.loads[load];
+    let Loaded { name, uses, asked, fed, in_flight, cores, threads, .. } = &measured.loads[load];
     let alone = RateResult::of(measured, Phase::Alone { load }, load);
     let together = RateResult::of(measured, Phase::Together, load);
-    let uses = uses.iter().map(|it| UseResult {
-        resource: text::resource(&it.resource),
-        units_per_byte: it.per_byte,
-        source: match it.source {
-            UseSource::Computed => UseSourceResult::Computed,
-            UseSource::Counted => UseSourceResult::Counted,
-            UseSource::Fitted => UseSourceResult::Fitted,
-        },
-    });
     LoadResult {
         name: name.clone(),
-        uses: uses.collect(),
+        uses: uses.iter().map(UseResult::from).collect(),
         cores: cores.clone(),
         threads: *threads,
         asked_operations_per_second: *asked,
+        fed: *fed,
+        in_flight: *in_flight,
         kept_share: RateResult::kept(together.as_ref(), alone.as_ref()),
         alone,
         together,
@@ -386,6 +399,7 @@ fn antagonist_result(measured: &Measured, antagonist: usize) -> AntagonistResult
     AntagonistResult {
         name: loaded.name.clone(),
         resource: loaded.antagonist_of.as_ref().map(text::resource),
+        uses: loaded.uses.iter().map(UseResult::from).collect(),
         cores: loaded.cores.clone(),
         threads: loaded.threads,
         alone: RateResult::of(measured, Phase::Alone { load: antagonist }, antagonist),
