@@ -103,6 +103,15 @@ impl Pacer {
         schedule.due_at_most(now_ns, most, 1.0)
     }
 
+    /// Returns how many operations of this thread become due in `ns` nanoseconds. 0 unless a pace limits the load.
+    #[inline]
+    pub fn due_within(&self, ns: u64) -> usize {
+        match self.schedule {
+            Some(_) => (self.followed * self.share * ns as f64 / 1e9) as usize,
+            None => 0,
+        }
+    }
+
     /// Counts operations that were begun.
     #[inline]
     pub fn did(&mut self, operations: usize) {

@@ -104,7 +104,9 @@ impl Times {
 /// Publishes how long the calling thread had work, and how long it waited for a full port and for a device.
 pub(crate) fn publish_times(meter: &Meter) {
     let (busy, refused) = spent();
-    meter.set_times(CLOCK.between_ns(0, busy), CLOCK.between_ns(0, refused));
+    // The estimate of the waits can exceed the time that has passed, but 0 would mean that the time was not measured.
+    let least = u64::from(TIMES.with(|times| times.begun.get()) != 0);
+    meter.set_times(CLOCK.between_ns(0, busy).max(least), CLOCK.between_ns(0, refused));
     meter.set_device_time(CLOCK.between_ns(0, TIMES.with(|times| times.device.ticks())));
 }
 

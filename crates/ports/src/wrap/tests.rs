@@ -1,11 +1,12 @@
 use super::capture::Capture;
 use super::fault::Faults;
-use super::pace::PacedRx;
+use super::pace::{PaceFollower, PacedRx};
 use crate::check::{Checker, captures, reference};
 use crate::generate::Generator;
 use crate::pcap::{CaptureSink, CaptureSource, Playback, TimestampSource};
 use crate::spec::PortSpec;
 use inlane_core::clock::Clock;
+use inlane_core::load::{Pace, Pacer};
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::verification::Verification;
@@ -158,6 +159,28 @@ fn a_paced_queue_is_no_faster_than_its_rate() {
     forward(&mut PacedRx::new(rx, Rate::Bits(800e6), 0.5, &clock), &mut *tx).unwrap();
     let took = clock.now_ns() - start;
     assert!(took >= 19_500_000, "8 Mb at half of 800 Mb/s take 20 ms: {took} ns");
+}
+
+#[test]
+fn a_fast_pace_gives_full_bursts_and_a_slow_one_single_packets() {
+    for (per_second, expected) in [(20e6, 16), (1e3, 1)] {
+        let TestRun { clock, rx, mut tx, .. } = test_run("gen:64,packets=20000");
+        let pacer = Pacer::new(Arc::new(Pace::new(per_second)), 1.0);
+        let mut rx = PaceFollower::new(rx, pacer, &clock);
+        let mut packets = [Packet::EMPTY; 16];
+        let mut bursts = Vec::new();
+        while bursts.len() < 20 {
+            let count = rx.receive(&mut packets).unwrap();
+            if count > 0 {
+                // SAFETY: the packets were received from a queue of the same pool.
+                unsafe { tx.send(&packets[..count]) }.unwrap();
+                bursts.push(count);
+            }
+        }
+        // A busy machine makes bursts larger.
+        assert!(bursts.iter().all(|count| *count >= expected), "{per_second}: {bursts:?}");
+        assert!(bursts.contains(&expected), "{per_second}: {bursts:?}");
+    }
 }
 
 #[test]
