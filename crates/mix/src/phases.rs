@@ -45,12 +45,12 @@ pub(crate) fn of_block(
         for &load in beside {
             phases.extend(shares.ladder.iter().map(|&share| Phase::Beside { load, antagonist, share }));
         }
-        // Shows whether the resource is full while all run. Threads show that of cores.
-        let is_core =
-            matches!(loaded[antagonist].antagonist_of, Some(Resource::Core(_) | Resource::Processors));
+        // Shows whether the resource is full while all run. Cores of one load are as full as while it runs alone.
         let of = &loaded[antagonist].antagonist_of;
+        let is_core = matches!(of, Some(Resource::Core(_) | Resource::Processors));
+        let is_shared = !is_core || beside.len() > 1;
         let is_first = loaded[users..antagonist].iter().all(|earlier| earlier.antagonist_of != *of);
-        if let Some(&share) = shares.ladder.first().filter(|_| users > 1 && !is_core && is_first) {
+        if let Some(&share) = shares.ladder.first().filter(|_| users > 1 && is_shared && is_first) {
             phases.push(Phase::TogetherBeside { antagonist, share });
         }
     }

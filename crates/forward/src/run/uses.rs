@@ -74,7 +74,9 @@ fn of_direction<'a>(
     for (port, receives) in std::iter::once((source, true)).chain(sinks.into_iter().map(|sink| (sink, false)))
     {
         let per_byte = if receives { Some(1.0) } else { share };
-        found.add(Resource::Port(port.text().into()), per_byte);
+        if !is_inside(port) {
+            found.add(Resource::Port(port.text().into()), per_byte);
+        }
         if moves_payload(port) {
             found.add(buffers.clone(), per_byte);
         }
@@ -156,6 +158,11 @@ fn moves_payload(port: &PortSpec) -> bool {
     !matches!(port.kind(), Kind::Null | Kind::NetNull | Kind::Ring | Kind::Own)
 }
 
+/// Returns true for a port that connects to nothing. All that it does takes time of the pipeline's thread.
+fn is_inside(port: &PortSpec) -> bool {
+    matches!(port.kind(), Kind::Null | Kind::NetNull | Kind::Generator | Kind::Radio | Kind::Checker)
+}
+
 /// Returns the PCI address of a port that is a network card.
 fn card(port: &PortSpec) -> Option<String> {
     let address = port.without_options().split_once(':').filter(|_| port.kind() == Kind::Pci)?.1;
@@ -180,7 +187,7 @@ mod tests {
     fn ports_and_functions_take_memory() {
         let port = |name: &str| Resource::Port(name.into());
         let null = of("null:1024", &["null"], "io");
-        assert_eq!(null.get(&port("null:1024")), Some(&Some(1.0)));
+        assert_eq!(null.get(&port("null")), None, "it connects to nothing");
         assert_eq!(null.get(&Resource::HostMemory), None, "nothing touches the bytes");
         assert_eq!(null.get(&Resource::Processors), Some(&None), "only a measurement can tell");
         let checked = of("gen:1024", &["check"], "io");
@@ -189,8 +196,11 @@ mod tests {
         let swapped = of("null:1024", &["null"], "macswap");
         assert_eq!(swapped[&Resource::HostMemory], Some(2.0 / 16.0));
         assert_eq!(of("gen:imix", &["check"], "macswap")[&Resource::HostMemory], None, "sizes are mixed");
-        let spread = of("gen:64", &["check", "null"], "io");
-        assert_eq!(spread[&port("check")], None, "the function decides which port gets a packet");
+        let folder = tempfile::tempdir().unwrap();
+        let pcap = format!("pcap:{}", folder.path().join("sent").display());
+        assert_eq!(of("gen:64", &[&pcap], "io")[&port(&pcap)], Some(1.0));
+        let spread = of("gen:64", &[&pcap, "null"], "io");
+        assert_eq!(spread[&port(&pcap)], None, "the function decides which port gets a packet");
     }
 
     #[test]

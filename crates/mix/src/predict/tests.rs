@@ -160,7 +160,7 @@ fn a_load_that_polls_leaves_its_core_no_more_time_when_it_is_slow() {
     measured.users = 3;
     for of in &mut measured.observations {
         // Those that compute have work all the time.
-        [1, 4].map(|load| of.loads[load].busy = Some(0.99));
+        [1, 4].into_iter().for_each(|load| of.loads[load].busy = Some(0.99));
     }
     let found = together(&measured);
     assert!((found[1] / 20.0 - 1.0).abs() < 0.05, "half of the core: {found:?}");

@@ -83,7 +83,14 @@ impl Case<'_> {
                 // The other load does not take any of it.
                 if gains && gain.median >= 0.15 * lost { Says::Against } else { Says::Neither }
             } else if let (Some(_), Some(others)) = (own, others) {
-                let units = others * freed;
+                let units = self.freed_time(&parts, phase, other).unwrap_or(others * freed);
+                if units <= self.noise * used {
+                    // Its threads poll, so they left the others no more time of their cores.
+                    return Some(Evidence {
+                        fact: self.exchanged(other, freed, gain, own, Some(others)),
+                        says: Says::Neither,
+                    });
+                }
                 // The load can at most become as fast as alone.
                 let most = statistics::rate(
                     &self.measured.observations,
@@ -101,15 +108,41 @@ impl Case<'_> {
             } else {
                 Says::Neither
             };
-            let (per_unit, in_units) = match (own, others.filter(|per_byte| *per_byte > 0.0)) {
-                (Some(own), Some(others)) => {
-                    (gain.median * self.rates[self.load] * own / (freed * others), true)
-                }
-                _ => (gain.median * self.rates[self.load] / freed, false),
-            };
-            Some(Evidence { fact: Fact::Exchange { slowed: other, freed, gain, per_unit, in_units }, says })
+            Some(Evidence { fact: self.exchanged(other, freed, gain, own, others), says })
         };
         self.slowed_others().into_iter().filter_map(of_other).collect()
+    }
+
+    /// Returns the fact that this load gained something when `other` lost `freed`. `own` and `others` are what a byte of each
+    /// takes of a resource.
+    fn exchanged(
+        &self,
+        other: usize,
+        freed: f64,
+        gain: Estimate,
+        own: Option<f64>,
+        others: Option<f64>,
+    ) -> Fact {
+        let gained = gain.median * self.rates[self.load];
+        let (per_unit, in_units) = match (own, others.filter(|per_byte| *per_byte > 0.0)) {
+            (Some(own), Some(others)) => (gained * own / (freed * others), true),
+            _ => (gained / freed, false),
+        };
+        Fact::Exchange { slowed: other, freed, gain, per_unit, in_units }
+    }
+
+    /// Returns the time of cores that the threads of `other` leave in `phase`, if `parts` is a core: a slowed load that polls
+    /// leaves none. `None` for other resources, or if the kernel does not report it.
+    fn freed_time(&self, parts: &[usize], phase: Phase, other: usize) -> Option<f64> {
+        let [at] = parts else { return None };
+        let cores = match self.fitted.resources[*at] {
+            Resource::Core(_) => self.measured.loads[other].cores.len().max(1),
+            Resource::Processors => 1,
+            _ => return None,
+        };
+        let time = |phase| self.signal(phase, |observation| observation.loads[other].on_processor);
+        let threads = self.measured.loads[other].threads.max(1);
+        Some((time(self.base)? - time(phase)?) * threads as f64 / cores as f64)
     }
 
     /// Compares an effect with the least one that is expected if the resource is full and limits the load.
