@@ -9,6 +9,7 @@ use crate::packet::{Packet, Pool};
 use crate::stats::LatencyHistogram;
 use crate::verification::Verification;
 use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The counters of a queue or device. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted.
@@ -128,6 +129,22 @@ pub unsafe trait Rx: Send {
     /// If the port is gone or its input is broken. Earlier packets are not affected.
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize>;
 
+    /// Receives up to `most` frames without copying them to packets, if the queue can. Calls `visit` with the address and length
+    /// of each frame, which is valid during that call. The peer may write to the frame at any time, so load each value once
+    /// before you check it. Ends when `visit` returns false: the frame then stays the next one of the queue. Returns the number
+    /// of received frames, or `None` if the queue only supports [`Rx::receive`].
+    ///
+    /// # Errors
+    /// As for [`Rx::receive`].
+    fn receive_in_place(
+        &mut self,
+        most: usize,
+        visit: &mut dyn FnMut(*const u8, usize) -> bool,
+    ) -> Result<Option<usize>> {
+        let _ = (most, visit);
+        Ok(None)
+    }
+
     /// Returns true if no packet will ever follow, as at the end of a capture. Call this only after `receive`
     /// has returned 0.
     fn exhausted(&self) -> bool {
@@ -136,6 +153,17 @@ pub unsafe trait Rx: Send {
 
     /// Returns the queue's counters.
     fn counters(&self) -> Counters;
+}
+
+/// The result of [`Tx::reserve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reservation {
+    /// The queue only supports [`Tx::send`], at least for frames of this length.
+    Unsupported,
+    /// The queue has no free memory now. Try again later.
+    Full,
+    /// The address of the reserved memory. The peer may access it at any time.
+    Memory(NonNull<u8>),
 }
 
 /// The sending end of one queue.
@@ -168,6 +196,22 @@ pub unsafe trait Tx: Send {
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
         // SAFETY: the caller promises all that `send` requires.
         unsafe { self.send(packets) }
+    }
+
+    /// Reserves memory for a frame of `len` bytes in the queue itself. Write the frame there and call [`Tx::commit`], so that
+    /// it is not copied from a packet. A reservation ends with the next call of any other method.
+    fn reserve(&mut self, len: usize) -> Reservation {
+        let _ = len;
+        Reservation::Unsupported
+    }
+
+    /// Sends the frame that was written to the reserved memory. Its length is the reserved one. Readers may see it only
+    /// after [`Tx::flush`].
+    ///
+    /// # Panics
+    /// If nothing was reserved.
+    fn commit(&mut self) {
+        unreachable!("nothing can be reserved")
     }
 
     /// Sends the packets that the queue has buffered. Call it when there are no more packets to send for now.

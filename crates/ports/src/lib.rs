@@ -18,6 +18,7 @@ pub mod check;
 mod error;
 pub mod field;
 pub mod generate;
+pub mod memif;
 pub mod null;
 pub mod open;
 pub mod oran;

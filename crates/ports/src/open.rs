@@ -168,6 +168,47 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     Ok(OpenPorts { ports, room })
 }
 
+/// Opens a memif port that writes and reads frames in place and accepts packets of any pool. Returns `None` if `spec` describes
+/// another kind of port. [`ports`] opens DPDK's memif ports. `room` is the length of the longest frame.
+///
+/// # Errors
+/// If there cannot be a socket at the specification's path, or its shared buffers are shorter than `room`.
+#[cfg(feature = "dpdk")]
+pub fn memif_in_place(spec: &PortSpec, room: usize) -> Result<Option<crate::memif::Memif>> {
+    use inlane_dpdk::spec::{EthSpec, PortKind};
+    let PortSpec::Dpdk(spec) = spec else { return Ok(None) };
+    let (EthSpec { kind: PortKind::Memif { server, id, wait_s, secret, .. }, .. }, Some((socket, buffer))) =
+        (spec, spec.memif_socket()?)
+    else {
+        return Ok(None);
+    };
+    if room > buffer as usize {
+        // DPDK's driver, which the peer may have, loses parts of longer frames.
+        let why = format!(
+            "frames may have up to {room} bytes, and its buffers hold {buffer}; leave mtu= out, or give more"
+        );
+        return Err(Error::port_usage(&spec.text, why).into());
+    }
+    Ok(Some(crate::memif::Memif::new(crate::memif::MemifSettings {
+        name: spec.text.clone(),
+        socket,
+        server: *server,
+        id: *id,
+        secret: secret.clone(),
+        wait: std::time::Duration::from_secs_f64(*wait_s),
+        buffer,
+    })))
+}
+
+/// Returns `None`, because this program was built without DPDK, which parses the specifications of memif ports.
+///
+/// # Errors
+/// None.
+#[cfg(not(feature = "dpdk"))]
+pub fn memif_in_place(_: &PortSpec, _: usize) -> Result<Option<crate::memif::Memif>> {
+    Ok(None)
+}
+
 /// Creates a pool in host memory whose packets all of `ports` accept: mbufs if one of the ports sends only mbufs.
 ///
 /// # Errors

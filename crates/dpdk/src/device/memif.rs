@@ -3,7 +3,7 @@
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};
 use crate::spec::EthSpec;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The longest path of a UNIX socket that the kernel accepts, in bytes without the terminating zero.
 const LONGEST_PATH: usize = 107;
@@ -15,11 +15,28 @@ pub(super) fn plan(
     id: u32,
     secret: Option<&str>,
 ) -> Result<Plan> {
+    let path = socket_path(spec, socket, server)?;
+    let role = if server { "server" } else { "client" };
+    // Pass `socket-abstract=no`. By default, the driver uses the path as the name of an abstract socket,
+    // which has no file.
+    let mut arguments =
+        format!("role={role},id={id},socket={},socket-abstract=no,bsize={}", path.display(), buffer(spec));
+    if let Some(secret) = secret {
+        arguments += &format!(",secret={secret}");
+    }
+    Ok(Plan::new("net_memif", arguments))
+}
+
+/// Returns the absolute path of a memif port's socket. For a server, removes a socket file on which no process listens.
+///
+/// # Errors
+/// If there cannot be a socket at this path.
+pub(crate) fn socket_path(spec: &EthSpec, socket: &str, server: bool) -> Result<PathBuf> {
     // The driver accepts only absolute paths, so make a relative path absolute.
     let path = std::path::absolute(socket).map_err(|error| {
         invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))
     })?;
-    let Some(text) = path.to_str().filter(|text| text.len() <= LONGEST_PATH && !text.contains(',')) else {
+    if path.to_str().is_none_or(|text| text.len() > LONGEST_PATH || text.contains(',')) {
         return Err(invalid(
             spec,
             format!(
@@ -27,17 +44,9 @@ pub(super) fn plan(
                 path.display()
             ),
         ));
-    };
-    check_socket(spec, &path, server)?;
-    let role = if server { "server" } else { "client" };
-    // Pass `socket-abstract=no`. By default, the driver uses the path as the name of an abstract socket,
-    // which has no file.
-    let mut arguments =
-        format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
-    if let Some(secret) = secret {
-        arguments += &format!(",secret={secret}");
     }
-    Ok(Plan::new("net_memif", arguments))
+    check_socket(spec, &path, server)?;
+    Ok(path)
 }
 
 /// Returns the size of memif's shared buffers in bytes. The client sets this size for both ends. A longer

@@ -43,18 +43,26 @@ impl Link {
         let ports = std::slice::from_ref(&spec);
         let buffers = buffers.min((POOL_BYTES / room).max(LEAST_BUFFERS));
         let queues = settings.threads;
-        let request = OpenRequest {
-            ports,
-            rx: None,
-            tx: &[],
-            function: Some("io"),
-            rate: None,
-            playback: Playback::default(),
-            queues,
-            room,
+        let in_place = inlane_ports::open::memif_in_place(&spec, room)?;
+        // DPDK's ports need pools of their own kind.
+        let pooled: &[PortSpec] = if in_place.is_some() { &[] } else { ports };
+        let (mut port, room): (Box<dyn Port>, _) = match in_place {
+            Some(memif) => (Box::new(memif), room),
+            None => {
+                let request = OpenRequest {
+                    ports,
+                    rx: None,
+                    tx: &[],
+                    function: Some("io"),
+                    rate: None,
+                    playback: Playback::default(),
+                    queues,
+                    room,
+                };
+                let mut opened = inlane_ports::open::ports(&request, clock)?;
+                (opened.ports.remove(0), opened.room)
+            }
         };
-        let mut opened = inlane_ports::open::ports(&request, clock)?;
-        let mut port = opened.ports.remove(0);
         let most = port.info().max_queues;
         if queues > most {
             return Err(Error::Setting {
@@ -62,7 +70,7 @@ impl Link {
                 why: too_few_queues(settings, most),
             });
         }
-        let pools = (0..queues).map(|_| inlane_ports::open::pool(ports, buffers, opened.room));
+        let pools = (0..queues).map(|_| inlane_ports::open::pool(pooled, buffers, room));
         let pools = pools.collect::<Result<Vec<_>, _>>()?;
         port.configure(&pools, queues)?;
         let ends = (0..queues).zip(&pools).map(|(queue, pool)| {

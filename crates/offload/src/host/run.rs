@@ -141,6 +141,14 @@ impl Engine {
 
     /// Receives packets from the port. Returns true if there were any.
     pub(super) fn receive(&mut self, now: u64, packets: &mut [Packet]) -> Result<bool> {
+        let (rx, stack) = (&mut self.link.rx, &mut self.stack);
+        let visited = rx.receive_in_place(packets.len(), &mut |address, len| {
+            // SAFETY: the queue guarantees the memory of the frame during this call.
+            unsafe { stack.on_frame_in_place(now, address, len) }
+        })?;
+        if visited.is_some_and(|frames| frames > 0) {
+            return Ok(true);
+        }
         let count = self.link.rx.receive(packets)?;
         for packet in &packets[..count] {
             // SAFETY: the packet was received, is not freed before the loop has ended, and nobody else writes

@@ -5,7 +5,7 @@ use super::arena::Key;
 use super::datagram::ReceivedDatagram;
 use super::icmp::Refusal;
 use super::network::{Heard, Outcome as Reassembled, Route};
-use super::packet::{Arrival, ReceivedPacket, Refused, parse};
+use super::packet::{Arrival, Headers, MOST_HEAD, ReceivedPacket, Refused, parse};
 use super::socket::{Role, Socket};
 use inlane_tcp::{Ecn, Flow, Handshake, Segment, State, TimeWaitAction, Verdict, reset_for};
 use inlane_wire::ethernet::{self, Frame};
@@ -79,6 +79,35 @@ impl<A> Stack<A> {
                 Outcome::Done
             }
         }
+    }
+
+    /// Processes a frame in memory that its sender may change at any time, if the frame is an intact TCP segment of a
+    /// connection of this thread. Copies the payload only once, to the connection's ring. Returns false, and does nothing, for
+    /// other frames: copy them and call [`Stack::on_frame`].
+    ///
+    /// # Safety
+    /// The memory of `len` bytes at `address` is readable during the call.
+    #[inline]
+    pub unsafe fn on_frame_in_place(&mut self, now: u64, address: *const u8, len: usize) -> bool {
+        // The headers are checked in a copy, because they must not change between a check and a use.
+        let mut head = [0; MOST_HEAD];
+        let head = &mut head[..len.min(MOST_HEAD)];
+        // SAFETY: the caller promises the bytes at `address`. The copy is a variable of this function.
+        unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, head.len()) };
+        let Some(Headers { flow, segment, sum, payload }) = Headers::parse(head) else { return false };
+        let is_complete = payload.end <= len && head[..6] == self.network.mac().0;
+        let Some(key) = self.flows.find(&flow).filter(|_| is_complete) else { return false };
+        // SAFETY: the range lies within the frame. The sender may change these bytes meanwhile. They are only summed and
+        // copied, so that has the effect of sending other bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(address.add(payload.start), payload.len()) };
+        if sum.add_bytes(bytes).finish() != 0 {
+            return false;
+        }
+        let counters = &mut self.network.counters;
+        counters.received_packets += 1;
+        counters.received_bytes += len as u64;
+        self.on_stream_segment(now, key, &Segment { payload: bytes, ..segment });
+        true
     }
 
     /// Processes an IP packet.

@@ -110,6 +110,8 @@ pub struct Network {
     spare: Vec<Packet>,
     /// Packets that the transmit queue has not accepted yet.
     waiting: Vec<Packet>,
+    /// True if the memory of the transmit queue, to which packets are written in place, was full since the last flush.
+    full: bool,
     mac: Mac,
     mtu: u16,
     segment_mtu: u16,
@@ -149,6 +151,7 @@ impl Network {
             pool,
             spare: Vec::new(),
             waiting: Vec::new(),
+            full: false,
             mac,
             mtu: config.mtu,
             segment_mtu: config.segment_mtu,

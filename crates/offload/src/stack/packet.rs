@@ -1,9 +1,11 @@
 //! Received IP packets: their headers, and how they came to this thread.
 
-use inlane_tcp::Flow;
+use inlane_tcp::{Ecn, Flow, Segment};
 use inlane_wire::checksum::Sum;
-use inlane_wire::{ipv4, ipv6};
+use inlane_wire::ethernet::{self, Frame};
+use inlane_wire::{ipv4, ipv6, tcp};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 
 /// The fields of a received IP packet that the engine uses.
 #[derive(Clone, Copy)]
@@ -100,6 +102,70 @@ fn parse_v6(bytes: &[u8], arrival: Arrival) -> Result<ReceivedPacket<'_>, Refuse
         pseudo: packet.pseudo_sum(upper.protocol, payload.len() as u32),
         arrival,
     })
+}
+
+/// The longest headers of a TCP segment in a frame: Ethernet, IP without options, and TCP with all options.
+pub const MOST_HEAD: usize = ethernet::HEADER + ipv6::HEADER + tcp::MAX_HEADER;
+
+/// The headers of a TCP segment in a frame, without its payload.
+pub struct Headers<'a> {
+    /// The addresses and ports, as the receiver sees them.
+    pub flow: Flow,
+    /// The segment, with an empty payload.
+    pub segment: Segment<'a>,
+    /// The sum of the pseudo header and the TCP header.
+    pub sum: Sum,
+    /// The place of the payload in the frame.
+    pub payload: Range<usize>,
+}
+
+impl<'a> Headers<'a> {
+    /// Reads the headers at the start of a frame, of which `head` has the first [`MOST_HEAD`] bytes or all. Returns `None` if they
+    /// are not those of a usual TCP segment: the packet is a fragment, has IP options, or is malformed.
+    pub fn parse(head: &'a [u8]) -> Option<Self> {
+        let ethertype = Frame::new(head).ok()?.ethertype();
+        let bytes = &head[ethernet::HEADER..];
+        let (source, destination, class, start, end, pseudo): (IpAddr, IpAddr, _, _, _, _) = match ethertype {
+            ethernet::IPV4 => {
+                let packet = ipv4::Packet::new(bytes).ok()?;
+                let usual = packet.header_len() == ipv4::HEADER && packet.protocol() == ipv4::TCP;
+                if !usual || packet.is_fragment() || !packet.checksum_ok() {
+                    return None;
+                }
+                let (source, destination) = (packet.source().into(), packet.destination().into());
+                let end = usize::from(packet.total_length());
+                (source, destination, packet.tos(), ipv4::HEADER, end, packet.pseudo_sum())
+            }
+            ethernet::IPV6 => {
+                let packet = ipv6::Packet::new(bytes).ok()?;
+                if packet.next_header() != ipv4::TCP {
+                    return None;
+                }
+                let (source, destination) = (packet.source().into(), packet.destination().into());
+                let len = packet.payload_length();
+                let pseudo = packet.pseudo_sum(ipv4::TCP, len.into());
+                let end = ipv6::HEADER + usize::from(len);
+                (source, destination, packet.traffic_class(), ipv6::HEADER, end, pseudo)
+            }
+            _ => return None,
+        };
+        let bytes = bytes.get(start..)?;
+        let view = tcp::Segment::new(bytes).ok()?;
+        let header = &bytes[..view.header_len()];
+        let payload = start + header.len()..end;
+        if payload.start > payload.end || source.is_loopback() {
+            return None;
+        }
+        Some(Self {
+            flow: Flow {
+                local: SocketAddr::new(destination, view.destination_port()),
+                remote: SocketAddr::new(source, view.source_port()),
+            },
+            segment: Segment::parse(header, Ecn::of(class)).ok()?,
+            sum: pseudo.add_bytes(header),
+            payload: payload.start + ethernet::HEADER..payload.end + ethernet::HEADER,
+        })
+    }
 }
 
 /// Parses the start of one of the engine's own IP packets, which an ICMP error message quotes. Returns the

@@ -29,6 +29,19 @@ impl Payload for Outgoing<'_> {
     }
 
     #[inline]
+    fn body(&self) -> Option<(&ByteRing, Range<u64>)> {
+        self.ring.filter(|_| !self.payload.is_empty()).map(|ring| (ring, self.payload.clone()))
+    }
+
+    #[inline]
+    fn write_head(&self, head: &mut [u8], sum: Sum) {
+        let ports = (self.flow.local.port(), self.flow.remote.port());
+        self.header.write(ports.0, ports.1, head).expect("the head has the header's length");
+        let checksum = sum.add_bytes(head).finish();
+        tcp::Segment::new(head).expect("just written").set_checksum(checksum);
+    }
+
+    #[inline]
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
         let ports = (self.flow.local.port(), self.flow.remote.port());
         let header =

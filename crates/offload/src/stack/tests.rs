@@ -8,7 +8,7 @@ use super::packet::Arrival;
 use super::socket::{Datagram, Role, Socket};
 use super::{Stack, StackConfig, datagram};
 use inlane_core::packet::HeapPool;
-use inlane_core::port::{Counters, Tx};
+use inlane_core::port::{Counters, Reservation, Tx};
 use inlane_core::region::Region;
 use inlane_core::{Packet, Pool};
 use inlane_offload_protocol::rules::Prefix;
@@ -17,6 +17,7 @@ use inlane_wire::ethernet::Mac;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
@@ -26,6 +27,8 @@ struct Wire {
     pool: Arc<dyn Pool>,
     frames: Frames,
     capacity: usize,
+    /// Memory for a frame that is written in place. `None` if this queue accepts only packets.
+    in_place: Option<Vec<u8>>,
 }
 
 // SAFETY: `send` frees the packets that it reports as sent to their pool, and no other ones.
@@ -42,6 +45,22 @@ unsafe impl Tx for Wire {
         Ok(packets.len())
     }
 
+    fn reserve(&mut self, len: usize) -> Reservation {
+        let is_full = self.frames.lock().unwrap().len() >= self.capacity;
+        match &mut self.in_place {
+            Some(_) if is_full => Reservation::Full,
+            Some(memory) => {
+                *memory = vec![0xee; len];
+                Reservation::Memory(NonNull::new(memory.as_mut_ptr()).unwrap())
+            }
+            None => Reservation::Unsupported,
+        }
+    }
+
+    fn commit(&mut self) {
+        self.frames.lock().unwrap().extend(self.in_place.clone());
+    }
+
     fn counters(&self) -> Counters {
         Counters::default()
     }
@@ -55,10 +74,14 @@ struct Machine {
     accepted: Vec<Key>,
     /// The payloads of received datagrams.
     datagrams: Vec<Vec<u8>>,
+    /// True if frames are written and read in place where possible.
+    in_place: bool,
+    /// The number of frames that were read in place.
+    read_in_place: usize,
 }
 
 impl Machine {
-    fn new(number: u8, segment_mtu: u16, capacity: usize) -> Self {
+    fn new(number: u8, segment_mtu: u16, capacity: usize, in_place: bool) -> Self {
         let sent = Frames::default();
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4096, usize::from(segment_mtu) + 64).unwrap());
         let config = NetworkConfig {
@@ -70,7 +93,8 @@ impl Machine {
             loopback: true,
             partial_checksums: false,
         };
-        let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone(), capacity });
+        let memory = in_place.then(Vec::new);
+        let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone(), capacity, in_place: memory });
         let network = Network::new(&config, tx, pool);
         let config = StackConfig {
             thread: 0,
@@ -80,7 +104,14 @@ impl Machine {
             secrets: Secrets::new([number; 16]),
             seed: u64::from(number),
         };
-        Self { stack: Stack::new(0, config, network), sent, accepted: Vec::new(), datagrams: Vec::new() }
+        Self {
+            stack: Stack::new(0, config, network),
+            sent,
+            accepted: Vec::new(),
+            datagrams: Vec::new(),
+            in_place,
+            read_in_place: 0,
+        }
     }
 
     fn address(&self) -> IpAddr {
@@ -113,6 +144,11 @@ impl Machine {
     }
 
     fn receive(&mut self, now: u64, frame: &[u8]) {
+        // SAFETY: the frame is a slice.
+        if self.in_place && unsafe { self.stack.on_frame_in_place(now, frame.as_ptr(), frame.len()) } {
+            self.read_in_place += 1;
+            return;
+        }
         let outcome = self.stack.on_frame(now, frame);
         self.on_outcome(now, outcome);
     }
@@ -214,24 +250,26 @@ struct World {
     now: u64,
     /// The length in bytes of the longest frame so far.
     longest: usize,
+    /// All frames so far, if they are recorded.
+    recorded: Option<Vec<Vec<u8>>>,
 }
 
 impl World {
     fn new() -> Self {
-        Self::with([1500, 1500], usize::MAX)
+        Self::with([1500, 1500], usize::MAX, false)
     }
 
     /// Creates two machines that accept packets with TCP segments of these sizes. Each step moves at most `capacity` frames
-    /// in each direction.
-    fn with(segment_mtus: [u16; 2], capacity: usize) -> Self {
-        let mut machines =
-            [Machine::new(1, segment_mtus[0], capacity), Machine::new(2, segment_mtus[1], capacity)];
+    /// in each direction. If `in_place` is set, frames are written and read in place where possible.
+    fn with(segment_mtus: [u16; 2], capacity: usize, in_place: bool) -> Self {
+        let mut machines = [1, 2]
+            .map(|number| Machine::new(number, segment_mtus[usize::from(number) - 1], capacity, in_place));
         // A lossy link can lose all requests for a neighbour's address, and the connection then ends.
         for (machine, other) in [(0, 1), (1, 0)] {
             let (address, mac) = (machines[other].address(), machines[other].stack.network.mac());
             machines[machine].stack.network.learn(1, address, mac, true);
         }
-        Self { machines, now: 1, longest: 0 }
+        Self { machines, now: 1, longest: 0, recorded: None }
     }
 
     /// Advances the clock by 1 ms, and moves all frames. `fate` returns how often each frame arrives. If no frame was sent,
@@ -247,6 +285,7 @@ impl World {
             idle &= frames.is_empty();
             for frame in frames {
                 self.longest = self.longest.max(frame.len());
+                self.recorded.iter_mut().for_each(|recorded| recorded.push(frame.clone()));
                 for _ in 0..fate() {
                     self.machines[1 - from].receive(self.now, &frame);
                 }
@@ -312,9 +351,49 @@ fn a_connection_carries_data_and_leaves_nothing() {
 }
 
 #[test]
+fn frames_in_place_are_those_of_packets() {
+    let data: Vec<u8> = (0..500_001u32).map(|number| (number % 251) as u8).collect();
+    let mut worlds = [false, true].map(|in_place| World::with([9000, 9000], usize::MAX, in_place));
+    let recorded = worlds.each_mut().map(|world| {
+        world.recorded = Some(Vec::new());
+        assert!(world.transfer(&data, || 1) == data);
+        world.recorded.take().unwrap()
+    });
+    assert!(recorded[0] == recorded[1]);
+    assert!(worlds[1].machines.iter().all(|machine| machine.read_in_place > 3));
+}
+
+#[test]
+fn only_whole_and_intact_segments_of_connections_are_read_in_place() {
+    let mut world = World::with([9000, 9000], usize::MAX, true);
+    world.machines[1].listen(80);
+    let remote = SocketAddr::new(world.machines[1].address(), 80);
+    let client = world.machines[0].connect(world.now, remote);
+    for _ in 0..10 {
+        world.step(&mut || 1);
+    }
+    world.machines[0].write(client, &[7; 9000]);
+    world.machines[0].serve(world.now);
+    let frame = world.machines[0].sent.lock().unwrap().pop_front().unwrap();
+    assert_eq!(frame.len(), 9014);
+    let stack = &mut world.machines[1].stack;
+    // SAFETY: the frame is a slice.
+    let mut reads = |frame: &[u8]| unsafe { stack.on_frame_in_place(world.now, frame.as_ptr(), frame.len()) };
+    for damaged in [0, 12, 14, 16, 20, 23, 26, 30, 34, 36, 38, 46, 47, 50, 65, 66, 4000, 9013] {
+        let mut frame = frame.clone();
+        frame[damaged] ^= 0x10;
+        assert!(!reads(&frame), "byte {damaged}");
+    }
+    for len in [0, 1, 13, 14, 33, 34, 53, 54, 65, 66, 128, 9013] {
+        assert!(!reads(&frame[..len]), "{len} bytes");
+    }
+    assert!(reads(&frame) && reads(&[&frame[..], &[0; 3]].concat()), "padding is allowed");
+}
+
+#[test]
 fn segments_are_as_large_as_both_ends_accept() {
     for (segment_mtus, longest) in [([9000, 9000], 9014), ([9000, 1500], 1514), ([1500, 9000], 1514)] {
-        let mut world = World::with(segment_mtus, usize::MAX);
+        let mut world = World::with(segment_mtus, usize::MAX, false);
         let data = vec![7; 200_000];
         assert!(world.transfer(&data, || 1) == data);
         assert_eq!(world.longest, longest, "{segment_mtus:?}");
@@ -324,9 +403,14 @@ fn segments_are_as_large_as_both_ends_accept() {
 
 #[test]
 fn sixty_four_streams_share_a_full_transmit_queue_and_lose_nothing() {
+    for in_place in [false, true] {
+        share_a_full_queue(World::with([1500, 1500], 128, in_place));
+    }
+}
+
+fn share_a_full_queue(mut world: World) {
     const STREAMS: usize = 64;
     const BYTES: usize = 1 << 20;
-    let mut world = World::with([1500, 1500], 128);
     world.machines[1].listen(80);
     let remote = SocketAddr::new(world.machines[1].address(), 80);
     let clients: Vec<Key> = (0..STREAMS).map(|_| world.machines[0].connect(world.now, remote)).collect();
@@ -443,9 +527,9 @@ proptest! {
 
     /// Frames are lost and doubled. Every byte still arrives once and in order.
     #[test]
-    fn a_connection_survives_a_bad_link(seed in any::<u64>(), len in 0usize..30_000, lost in 0u64..15, doubled in 0u64..10) {
+    fn a_connection_survives_a_bad_link(seed in any::<u64>(), len in 0usize..30_000, lost in 0u64..15, doubled in 0u64..10, in_place: bool) {
         let data: Vec<u8> = (0..len).map(|number| (number % 253) as u8).collect();
-        let mut world = World::new();
+        let mut world = World::with([1500, 1500], usize::MAX, in_place);
         let mut random = seed;
         let fate = || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -462,8 +546,8 @@ proptest! {
     /// Any frames, many of them near those of the protocols, leave a stack that still serves others.
     #[test]
     fn hostile_frames_do_no_harm(frames in proptest::collection::vec(
-        (proptest::collection::vec(any::<u8>(), 0..120), 0usize..4, any::<[u32; 2]>(), any::<u8>()), 1..40)) {
-        let mut world = World::new();
+        (proptest::collection::vec(any::<u8>(), 0..120), 0usize..4, any::<[u32; 2]>(), any::<u8>()), 1..40), in_place: bool) {
+        let mut world = World::with([1500, 1500], usize::MAX, in_place);
         let listener = world.machines[1].listen(8080);
         for (bytes, kind, [sequence, acknowledgment], flags) in frames {
             let header = Header { sequence, acknowledgment, window: 1000, flags, ..Header::default() };

@@ -96,15 +96,20 @@ pub enum Ask {
 }
 
 impl Neighbours {
+    /// Returns the MAC address of the neighbour to which the last packet was sent, if that is `address` and need not be asked
+    /// again.
+    #[inline]
+    pub fn recent(&self, now: u64, address: IpAddr) -> Option<Mac> {
+        let recent = self.recent.as_ref()?;
+        (recent.address == address && now <= recent.fresh_until).then_some(recent.mac)
+    }
+
     /// Returns what to do with a packet for `address`. If the packet waits for the neighbour's answer, the
     /// table holds the packet.
     #[inline]
     pub fn look_up(&mut self, now: u64, address: IpAddr, packet: Packet) -> Lookup {
-        if let Some(recent) = &self.recent
-            && recent.address == address
-            && now <= recent.fresh_until
-        {
-            return Lookup::Send(recent.mac, Ask::Nobody);
+        if let Some(mac) = self.recent(now, address) {
+            return Lookup::Send(mac, Ask::Nobody);
         }
         if let Some(neighbour) = self.by_address.get_mut(&address)
             && let Some(mac) = neighbour.mac

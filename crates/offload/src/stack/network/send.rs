@@ -3,11 +3,15 @@
 
 use super::neighbours::{Ask, Lookup};
 use super::{MOST_WAITING, Network, Route, all_nodes};
+use crate::stack::packet::MOST_HEAD;
+use crate::stack::ring::ByteRing;
 use inlane_core::packet::Packet;
+use inlane_core::port::Reservation;
 use inlane_wire::checksum::Sum;
 use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, ipv4, ipv6, ndp};
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 
 /// The payload of an IP packet to send: everything after the IP header, such as a TCP segment.
 pub trait Payload {
@@ -16,6 +20,18 @@ pub trait Payload {
 
     /// Returns the length of the payload in bytes.
     fn len(&self) -> usize;
+
+    /// Returns the ring and the range with the last bytes of the payload, if they lie in a ring. The bytes before them
+    /// are the payload's head.
+    fn body(&self) -> Option<(&ByteRing, Range<u64>)> {
+        None
+    }
+
+    /// Writes the payload's head to `head`, which has its length. `sum` is the sum of the pseudo header and of the body. Only
+    /// called if there is a body.
+    fn write_head(&self, head: &mut [u8], sum: Sum) {
+        let _ = (head, sum);
+    }
 
     /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. Computes the payload's checksum from
     /// `pseudo`, the sum of the pseudo header. If `pseudo` is `None`, leaves the checksum out: the receiver
@@ -41,22 +57,93 @@ impl Network {
             Route::Own => {
                 let mut bytes = self.spare_own.pop().unwrap_or_default();
                 bytes.resize(len, 0);
-                write_ip(&mut bytes, source, destination, class, payload, false);
+                write_ip(&mut bytes, 0, source, destination, class, P::PROTOCOL, false, |buffer, _| {
+                    payload.write(buffer, None);
+                });
                 self.own.push_back(bytes);
                 self.counters.own_packets += 1;
                 true
             }
             Route::Port(hop) => {
+                if self.waiting.is_empty()
+                    && self.write_in_place(now, hop, (source, destination), class, header, payload)
+                {
+                    return true;
+                }
                 let Some(mut packet) = self.allocate(ethernet::HEADER + len) else { return false };
                 // SAFETY: the packet was just allocated, so nothing else uses it. Its length is at most the
                 // length of its buffer, and the CPU maps the buffer.
                 let bytes = unsafe { packet.bytes_mut() };
                 let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
                 write_ethernet(bytes, self.mac, ethertype);
-                write_ip(&mut bytes[ethernet::HEADER..], source, destination, class, payload, true);
+                let packet_bytes = &mut bytes[ethernet::HEADER..];
+                write_ip(packet_bytes, 0, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
+                    payload.write(buffer, Some(pseudo));
+                });
                 self.send_to(now, hop, &mut packet)
             }
         }
+    }
+
+    /// Writes an IP packet directly to the memory of the transmit queue, if the queue has such memory and the MAC address of
+    /// the neighbour `hop` is known. `ip` is the length of the IP header. Returns false if it wrote nothing.
+    #[inline]
+    fn write_in_place<P: Payload>(
+        &mut self,
+        now: u64,
+        hop: IpAddr,
+        (source, destination): (IpAddr, IpAddr),
+        class: u8,
+        ip: usize,
+        payload: &P,
+    ) -> bool {
+        let body = payload.body();
+        let body_len = body.as_ref().map_or(0, |(_, range)| (range.end - range.start) as usize);
+        let head_len = ethernet::HEADER + ip + payload.len() - body_len;
+        if head_len > MOST_HEAD {
+            return false;
+        }
+        let Some(mac) = self.neighbours.recent(now, hop) else { return false };
+        let memory = match self.tx.reserve(head_len + body_len) {
+            Reservation::Memory(memory) => memory.as_ptr(),
+            Reservation::Full => {
+                self.full = true;
+                return false;
+            }
+            Reservation::Unsupported => return false,
+        };
+        // The headers are complete before they are copied, because the peer may change the queue's memory at any time.
+        let mut head = [0; MOST_HEAD];
+        let head = &mut head[..head_len];
+        let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
+        write_ethernet(head, self.mac, ethertype);
+        head[..6].copy_from_slice(&mac.0);
+        let sum = body.map(|(ring, range)| {
+            // SAFETY: the queue has reserved the memory. The bytes are written and summed, and nothing else depends on them,
+            // so a peer that changes them only harms its own data.
+            let to = unsafe { std::slice::from_raw_parts_mut(memory.add(head_len), body_len) };
+            ring.read_summed(range, to, Sum::new())
+        });
+        let packet = &mut head[ethernet::HEADER..];
+        write_ip(
+            packet,
+            body_len,
+            source,
+            destination,
+            class,
+            P::PROTOCOL,
+            true,
+            |buffer, pseudo| match sum {
+                Some(sum) => payload.write_head(buffer, pseudo.add(sum.folded())),
+                None => payload.write(buffer, Some(pseudo)),
+            },
+        );
+        // SAFETY: the queue has reserved the memory, outside of `head`.
+        unsafe { memory.copy_from_nonoverlapping(head.as_ptr(), head_len) };
+        self.tx.commit();
+        self.counters.sent_packets += 1;
+        self.counters.sent_bytes += (head_len + body_len) as u64;
+        true
     }
 
     /// Keeps the buffer of a packet that the engine sent to itself, so that later packets can use the buffer.
@@ -142,6 +229,7 @@ impl Network {
                 }
             }
         }
+        self.full = false;
         if let Err(error) = self.tx.flush() {
             tracing::warn!("sending: {error}");
         }
@@ -150,7 +238,7 @@ impl Network {
 
     /// Returns true if so many packets wait for the transmit queue that connections must pause.
     pub fn is_congested(&self) -> bool {
-        self.waiting.len() >= MOST_WAITING / 2
+        self.full || self.waiting.len() >= MOST_WAITING / 2
     }
 
     /// Asks for the MAC address of the neighbour `hop`. An IPv4 request (ARP) goes to the MAC address
@@ -197,7 +285,10 @@ impl Network {
         // SAFETY: as in `send`.
         let bytes = unsafe { packet.bytes_mut() };
         write_ethernet(bytes, self.mac, ethernet::IPV6);
-        write_ip(&mut bytes[ethernet::HEADER..], source, destination, 0, message, true);
+        let ip = &mut bytes[ethernet::HEADER..];
+        write_ip(ip, 0, source, destination, 0, Discovery::PROTOCOL, true, |buffer, pseudo| {
+            message.write(buffer, Some(pseudo));
+        });
         let ip = &mut bytes[ethernet::HEADER..];
         ipv6::Packet::new(ip).expect("just written").set_hop_limit(ndp::HOP_LIMIT);
         self.send_frame(to, &packet);
@@ -339,27 +430,33 @@ fn write_ethernet(bytes: &mut [u8], source: Mac, ethertype: u16) {
     frame.set_ethertype(ethertype);
 }
 
-/// Writes an IP packet that fills `bytes`. Computes its checksums only if `checked` is set.
+/// Writes an IP packet to `bytes`, which hold all of it but its last `further` bytes. `write` writes the payload and its
+/// checksum; it gets the sum of the pseudo header. Computes the checksum of the IP header only if `checked` is set.
 #[inline]
-fn write_ip<P: Payload>(
+#[expect(clippy::too_many_arguments, reason = "these are the fields of an IP header")]
+fn write_ip(
     bytes: &mut [u8],
+    further: usize,
     source: IpAddr,
     destination: IpAddr,
     class: u8,
-    payload: &P,
+    protocol: u8,
     checked: bool,
+    write: impl FnOnce(&mut [u8], Sum),
 ) {
     const FITS: &str = "the packet has this length";
+    let len = bytes.len() + further;
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let mut packet = ipv4::Packet::init(bytes).expect(FITS);
+            packet.set_total_length(len as u16);
             packet.set_tos(class);
             packet.set_flags_and_offset(DONT_FRAGMENT);
-            packet.set_protocol(P::PROTOCOL);
+            packet.set_protocol(protocol);
             packet.set_source(source);
             packet.set_destination(destination);
-            let pseudo = checked.then(|| packet.pseudo_sum());
-            payload.write(packet.payload_mut(), pseudo);
+            let pseudo = packet.pseudo_sum();
+            write(packet.payload_mut(), pseudo);
             if checked {
                 // Do this after the payload. The CPU would stall if it read the fields of the header right after
                 // it has written them, because it reads several fields at once.
@@ -368,12 +465,13 @@ fn write_ip<P: Payload>(
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let mut packet = ipv6::Packet::init(bytes).expect(FITS);
+            packet.set_payload_length((len - ipv6::HEADER) as u16);
             packet.set_traffic_class(class);
-            packet.set_next_header(P::PROTOCOL);
+            packet.set_next_header(protocol);
             packet.set_source(source);
             packet.set_destination(destination);
-            let pseudo = checked.then(|| packet.pseudo_sum(P::PROTOCOL, payload.len() as u32));
-            payload.write(packet.payload_mut(), pseudo);
+            let pseudo = packet.pseudo_sum(protocol, (len - ipv6::HEADER) as u32);
+            write(packet.payload_mut(), pseudo);
         }
         _ => unreachable!("both addresses of a flow have one family"),
     }

@@ -1,0 +1,370 @@
+//! The control channel of memif: fixed messages over a UNIX socket, by which both ends agree on the shared memory.
+//!
+//! ```text
+//! client                     server
+//!    | <------- HELLO ---------- |     what the server allows
+//!    | INIT -------------------> |     which interface, the secret
+//!    | ADD_REGION, with a memfd->|     memory
+//!    | ADD_RING, with an eventfd>|     each ring
+//!    | CONNECT ----------------> |
+//!    | <----- CONNECTED -------- |     the server acknowledges each message before CONNECT
+//! ```
+
+use super::memory::{Memory, RING_HEADER, Ring, SLOT, create, map};
+use inlane_core::region::Region;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The length of each message in bytes.
+const MESSAGE: usize = 128;
+/// The only version of the protocol, 2.0.
+const VERSION: u16 = 0x200;
+/// The length of names in messages.
+const NAME: usize = 32;
+/// The longest secret, in bytes.
+const SECRET: usize = 24;
+/// The largest ring that either end accepts, as a power of two.
+pub(super) const MOST_SLOTS_LOG2: u8 = 14;
+/// The most regions that a client may share. DPDK's clients share one or two.
+const MOST_REGIONS: usize = 16;
+/// The flag of ADD_RING for a ring whose packets go from the client to the server.
+const TO_SERVER: u16 = 1;
+
+const ACK: u16 = 1;
+const HELLO: u16 = 2;
+const INIT: u16 = 3;
+const ADD_REGION: u16 = 4;
+const ADD_RING: u16 = 5;
+const CONNECT: u16 = 6;
+const CONNECTED: u16 = 7;
+const DISCONNECT: u16 = 8;
+
+/// What both ends must agree on.
+#[derive(Clone, Debug)]
+pub(super) struct Offer {
+    /// The number of the interface on the socket.
+    pub id: u32,
+    /// The secret, if there is one.
+    pub secret: Option<String>,
+    /// The number of queues in each direction.
+    pub queues: u16,
+    /// The size of a ring, as a power of two. The client decides.
+    pub slots_log2: u8,
+    /// The number of buffers of a ring. The client decides. At most as many as the ring has slots.
+    pub buffers: u16,
+    /// The size of a shared buffer in bytes. The client decides.
+    pub buffer: u32,
+}
+
+/// A ring, and the descriptor by which its reader is woken.
+pub(super) struct SharedRing {
+    pub ring: Ring,
+    pub doorbell: OwnedFd,
+}
+
+/// The outcome of a handshake: the memory, and the rings of each queue.
+pub(super) struct Agreement {
+    pub memory: Arc<Memory>,
+    pub to_server: Vec<SharedRing>,
+    pub to_client: Vec<SharedRing>,
+    /// Where the buffers of the client's rings begin in region 0, and how many each ring has. Unused by a server.
+    pub buffers_at: u32,
+    pub buffers: u16,
+}
+
+/// A message with a descriptor.
+struct Message {
+    bytes: [u8; MESSAGE],
+    descriptor: Option<OwnedFd>,
+}
+
+impl Message {
+    fn new(kind: u16) -> Self {
+        Self { bytes: [0; MESSAGE], descriptor: None }.with(0, &kind.to_ne_bytes())
+    }
+
+    fn with(mut self, at: usize, bytes: &[u8]) -> Self {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self
+    }
+
+    fn kind(&self) -> u16 {
+        self.u16(0)
+    }
+
+    fn part<const N: usize>(&self, at: usize) -> [u8; N] {
+        self.bytes[at..at + N].try_into().expect("the part has N bytes")
+    }
+
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_ne_bytes(self.part(at))
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.part(at))
+    }
+
+    /// Returns why the peer has disconnected, as text without control characters.
+    fn reason(&self) -> String {
+        let text = String::from_utf8_lossy(&self.bytes[6..102]);
+        text.chars().take_while(|&c| c != '\0').map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+}
+
+/// The socket to the peer.
+pub(super) struct Channel(OwnedFd);
+
+impl Channel {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    fn send(&self, message: &Message, descriptor: Option<BorrowedFd<'_>>) -> Result<(), String> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = descriptor.as_slice();
+        if descriptor.is_some() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        // A peer that follows the protocol has at most one unread message.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(&self.0, &[IoSlice::new(&message.bytes)], &mut control, flags) {
+            Ok(MESSAGE) => Ok(()),
+            Ok(_) => Err("it accepts only part of a message".into()),
+            Err(error) => Err(format!("it accepts no message: {error}")),
+        }
+    }
+
+    fn receive(&self, until: Instant) -> Result<Message, String> {
+        if !await_readable(self.0.as_fd(), until)? {
+            return Err("it does not answer".into());
+        }
+        self.take()?.ok_or_else(|| "it does not answer".into())
+    }
+
+    /// Takes a message if there is one.
+    fn take(&self) -> Result<Option<Message>, String> {
+        let mut message = Message::new(0);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut parts = [IoSliceMut::new(&mut message.bytes)];
+        let received = match recvmsg(&self.0, &mut parts, &mut control, flags) {
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            received => received.map_err(|error| error.to_string())?,
+        };
+        for ancillary in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut descriptors) = ancillary {
+                message.descriptor = descriptors.next();
+            }
+        }
+        match received.bytes {
+            MESSAGE => Ok(Some(message)),
+            0 => Err("it closed the connection".into()),
+            bytes => Err(format!("it sent a message of {bytes} bytes instead of {MESSAGE}")),
+        }
+    }
+
+    /// Receives a message of the given kind.
+    fn expect(&self, kind: u16, until: Instant) -> Result<Message, String> {
+        let message = self.receive(until)?;
+        match message.kind() {
+            found if found == kind => Ok(message),
+            DISCONNECT => Err(format!("it refused: {}", message.reason())),
+            found => Err(format!("it sent message {found} instead of {kind}")),
+        }
+    }
+
+    fn request(
+        &self,
+        message: &Message,
+        descriptor: Option<BorrowedFd<'_>>,
+        until: Instant,
+    ) -> Result<(), String> {
+        self.send(message, descriptor)?;
+        self.expect(ACK, until).map(drop)
+    }
+
+    /// Tells the peer why the connection ends.
+    pub(super) fn disconnect(&self, why: &str) {
+        let text = &why.as_bytes()[..why.len().min(95)];
+        // The peer may be gone already.
+        let _ = self.send(&Message::new(DISCONNECT).with(6, text), None);
+    }
+
+    /// Returns true while the peer holds its end and has not disconnected.
+    pub(super) fn is_open(&self) -> bool {
+        self.take().is_ok_and(|message| message.is_none_or(|message| message.kind() != DISCONNECT))
+    }
+}
+
+/// Waits until a descriptor is readable. Returns false if it is not by `until`.
+pub(super) fn await_readable(descriptor: BorrowedFd<'_>, until: Instant) -> Result<bool, String> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], Some(&timeout)) {
+            Err(Errno::INTR) => {}
+            Ok(ready) => return Ok(ready > 0),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn name() -> [u8; NAME] {
+    let mut bytes = [0; NAME];
+    bytes[..6].copy_from_slice(b"inlane");
+    bytes
+}
+
+fn secret(offer: &Offer) -> [u8; SECRET] {
+    let mut bytes = [0; SECRET];
+    let text = offer.secret.as_deref().unwrap_or_default().as_bytes();
+    let len = text.len().min(SECRET);
+    bytes[..len].copy_from_slice(&text[..len]);
+    bytes
+}
+
+/// Agrees with a server on memory that this end creates.
+///
+/// # Errors
+/// Why the connection failed.
+pub(super) fn as_client(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement, String> {
+    let hello = channel.expect(HELLO, until)?;
+    if !(hello.u16(34)..=hello.u16(36)).contains(&VERSION) {
+        return Err("it supports other versions of the protocol than 2.0".into());
+    }
+    let queues = hello.u16(40).min(hello.u16(42)).saturating_add(1);
+    if queues < offer.queues {
+        return Err(format!("it has {queues} queues, and this end needs {}", offer.queues));
+    }
+    let slots_log2 = offer.slots_log2.min(hello.bytes[44]);
+    let buffers = offer.buffers.min(1 << slots_log2);
+    let init = Message::new(INIT)
+        .with(2, &VERSION.to_ne_bytes())
+        .with(4, &offer.id.to_ne_bytes())
+        .with(9, &secret(offer))
+        .with(33, &name());
+    channel.request(&init, None, until)?;
+
+    let ring_bytes = (RING_HEADER + (SLOT << slots_log2)) as u32;
+    let rings = 2 * u32::from(offer.queues);
+    let buffers_at = (rings * ring_bytes).next_multiple_of(4096);
+    let bytes = u64::from(buffers_at) + u64::from(rings) * u64::from(buffers) * u64::from(offer.buffer);
+    let (descriptor, region) = create(bytes)?;
+    let add = Message::new(ADD_REGION).with(4, &bytes.to_ne_bytes());
+    channel.request(&add, Some(descriptor.as_fd()), until)?;
+    let add_ring = |flags: u16, index: u16, at: u32| {
+        let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let doorbell = doorbell.map_err(|error| format!("eventfd: {error}"))?;
+        let ring = Ring::new(&region, at, slots_log2).ok_or("the ring exceeds the memory")?;
+        ring.initialize();
+        let message = Message::new(ADD_RING)
+            .with(2, &flags.to_ne_bytes())
+            .with(4, &index.to_ne_bytes())
+            .with(8, &at.to_ne_bytes())
+            .with(12, &[slots_log2]);
+        channel.request(&message, Some(doorbell.as_fd()), until)?;
+        Ok::<_, String>(SharedRing { ring, doorbell })
+    };
+    let count = u32::from(offer.queues);
+    let to_server = (0..offer.queues).map(|index| add_ring(TO_SERVER, index, u32::from(index) * ring_bytes));
+    let to_server = to_server.collect::<Result<Vec<_>, _>>()?;
+    let to_client =
+        (0..offer.queues).map(|index| add_ring(0, index, (count + u32::from(index)) * ring_bytes));
+    let to_client = to_client.collect::<Result<Vec<_>, _>>()?;
+    channel.send(&Message::new(CONNECT).with(2, &name()), None)?;
+    channel.expect(CONNECTED, until)?;
+    Ok(Agreement { memory: Arc::new(Memory(vec![region])), to_server, to_client, buffers_at, buffers })
+}
+
+/// Agrees with a client on memory that the client creates.
+///
+/// # Errors
+/// Why the connection failed. The client was told.
+pub(super) fn as_server(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement, String> {
+    let outcome = accept(channel, offer, until);
+    if let Err(why) = &outcome {
+        channel.disconnect(why);
+    }
+    outcome
+}
+
+fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement, String> {
+    let last = (offer.queues - 1).to_ne_bytes();
+    let hello = Message::new(HELLO)
+        .with(2, &name())
+        .with(34, &VERSION.to_ne_bytes())
+        .with(36, &VERSION.to_ne_bytes())
+        .with(38, &(MOST_REGIONS as u16 - 1).to_ne_bytes())
+        .with(40, &last)
+        .with(42, &last)
+        .with(44, &[MOST_SLOTS_LOG2]);
+    channel.send(&hello, None)?;
+    let init = channel.expect(INIT, until)?;
+    if init.u16(2) != VERSION {
+        return Err("the versions of the protocol differ".into());
+    }
+    if init.u32(4) != offer.id {
+        return Err(format!("the server has interface id={}, not id={}", offer.id, init.u32(4)));
+    }
+    if init.bytes[8] != 0 {
+        return Err("the server carries Ethernet frames only".into());
+    }
+    if init.part::<SECRET>(9) != secret(offer) {
+        return Err("the secrets differ".into());
+    }
+    let ack = Message::new(ACK);
+    channel.send(&ack, None)?;
+    let mut regions: Vec<Region> = Vec::new();
+    let empty = || (0..offer.queues).map(|_| None).collect::<Vec<Option<SharedRing>>>();
+    let (mut to_server, mut to_client) = (empty(), empty());
+    loop {
+        let mut message = channel.receive(until)?;
+        let descriptor = message.descriptor.take();
+        match (message.kind(), descriptor) {
+            (ADD_REGION, Some(descriptor)) => {
+                if usize::from(message.u16(2)) != regions.len() || regions.len() == MOST_REGIONS {
+                    return Err("the regions are not in sequence".into());
+                }
+                regions.push(map(descriptor.as_fd(), u64::from_ne_bytes(message.part(4)))?);
+            }
+            (ADD_RING, Some(doorbell)) => {
+                let rings = if message.u16(2) & TO_SERVER != 0 { &mut to_server } else { &mut to_client };
+                let place = rings.get_mut(usize::from(message.u16(4)));
+                let region = regions.get(usize::from(message.u16(6)));
+                let (Some(place), Some(region)) = (place, region) else {
+                    return Err(format!(
+                        "a ring has no region, or its index exceeds the {} queues",
+                        offer.queues
+                    ));
+                };
+                let ring = Ring::new(region, message.u32(8), message.bytes[12]);
+                let ring = ring.ok_or("a ring exceeds its region, or is not aligned")?;
+                *place = Some(SharedRing { ring, doorbell });
+            }
+            (CONNECT, _) => break,
+            (DISCONNECT, _) => return Err(format!("it disconnected: {}", message.reason())),
+            (kind, _) => return Err(format!("message {kind} is out of sequence, or has no descriptor")),
+        }
+        channel.send(&ack, None)?;
+    }
+    let all = |rings: Vec<Option<SharedRing>>| rings.into_iter().collect::<Option<Vec<_>>>();
+    let (Some(to_server), Some(to_client)) = (all(to_server), all(to_client)) else {
+        return Err(format!("the client has fewer queues than the {} of the server", offer.queues));
+    };
+    if !to_server.iter().chain(&to_client).all(|shared| shared.ring.has_cookie()) {
+        return Err("a ring does not begin with memif's cookie".into());
+    }
+    channel.send(&Message::new(CONNECTED).with(2, &name()), None)?;
+    Ok(Agreement { memory: Arc::new(Memory(regions)), to_server, to_client, buffers_at: 0, buffers: 0 })
+}

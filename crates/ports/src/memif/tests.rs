@@ -1,0 +1,219 @@
+//! Tests of two ends in one process, each on a thread of its own, and of hostile peers.
+
+use super::*;
+use inlane_core::port::Reservation;
+use inlane_core::{HeapPool, Packet};
+use std::path::Path;
+
+fn port(folder: &Path, server: bool, buffer: u32) -> Memif {
+    Memif::new(MemifSettings {
+        name: "memif:test".into(),
+        socket: folder.join("m.sock"),
+        server,
+        id: 7,
+        secret: Some("word".into()),
+        wait: Duration::from_secs(20),
+        buffer,
+    })
+}
+
+struct Opened {
+    pool: Arc<dyn Pool>,
+    rx: Vec<Box<dyn Rx>>,
+    tx: Vec<Box<dyn Tx>>,
+}
+
+fn open(mut port: Memif, queues: u16) -> Result<Opened> {
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(512, 9100).unwrap());
+    port.configure(&vec![pool.clone(); queues.into()], queues)?;
+    let rx = (0..queues).map(|queue| port.take_rx(queue).unwrap()).collect();
+    let tx = (0..queues).map(|queue| port.take_tx(queue, pool.clone()).unwrap()).collect();
+    assert!(port.take_rx(0).is_err() && port.take_tx(0, pool.clone()).is_err());
+    Ok(Opened { pool, rx, tx })
+}
+
+/// Connects a server, the first result, and a client.
+fn pair(buffer: u32, queues: u16) -> (Opened, Opened) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = port(folder.path(), true, buffer);
+    let server = std::thread::spawn(move || open(server, queues).unwrap());
+    let client = open(port(folder.path(), false, buffer), queues).unwrap();
+    let server = server.join().unwrap();
+    assert!(!folder.path().join("m.sock").exists());
+    (server, client)
+}
+
+fn content(index: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|n| (index * 31 + n * 7 + n / 256) as u8).collect()
+}
+
+/// Sends a frame as a packet. Returns false if the queue is full.
+fn send(end: &mut Opened, queue: usize, frame: &[u8]) -> bool {
+    let mut packet = [Packet::EMPTY];
+    assert_eq!(end.pool.allocate(&mut packet), 1);
+    packet[0].length = frame.len() as u32;
+    // SAFETY: the packet was just allocated, and is sent or freed once.
+    unsafe {
+        packet[0].bytes_mut().copy_from_slice(frame);
+        match end.tx[queue].send(&packet).unwrap() {
+            0 => {
+                end.pool.free(&packet);
+                false
+            }
+            _ => true,
+        }
+    }
+}
+
+fn receive(end: &mut Opened, queue: usize) -> Vec<Vec<u8>> {
+    let mut packets = [Packet::EMPTY; 32];
+    let count = end.rx[queue].receive(&mut packets).unwrap();
+    // SAFETY: the packets were just received, and are freed once.
+    let frames = packets[..count].iter().map(|packet| unsafe { packet.bytes() }.to_vec()).collect();
+    // SAFETY: as above.
+    unsafe { end.pool.free(&packets[..count]) };
+    frames
+}
+
+fn receive_in_place(end: &mut Opened, queue: usize, most: usize) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    let count = end.rx[queue].receive_in_place(most, &mut |address, len| {
+        // SAFETY: the frame is valid during the call, and the other end of this test does not change it.
+        frames.push(unsafe { std::slice::from_raw_parts(address, len) }.to_vec());
+        true
+    });
+    assert_eq!(count.unwrap(), Some(frames.len()));
+    frames
+}
+
+/// Reserves memory and writes a frame there. Returns false if the queue is full.
+fn write_in_place(end: &mut Opened, queue: usize, frame: &[u8]) -> bool {
+    match end.tx[queue].reserve(frame.len()) {
+        Reservation::Memory(address) => {
+            // SAFETY: the memory was reserved for a frame of this length.
+            unsafe { address.as_ptr().copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
+            end.tx[queue].commit();
+            true
+        }
+        Reservation::Full => false,
+        Reservation::Unsupported => panic!("the buffers have {} bytes", frame.len()),
+    }
+}
+
+#[test]
+fn frames_arrive_once_and_in_order_whichever_way_they_are_sent() {
+    let (mut server, mut client) = pair(4096, 2);
+    for to_server in [true, false] {
+        let (from, to) = if to_server { (&mut client, &mut server) } else { (&mut server, &mut client) };
+        for queue in 0..2 {
+            let (mut sent, mut received) = (0, 0);
+            while received < 3000 {
+                while sent < 3000 {
+                    let frame = content(sent, 1 + sent * 13 % 4000);
+                    let done = match sent % 3 {
+                        0 => write_in_place(from, queue, &frame),
+                        _ => send(from, queue, &frame),
+                    };
+                    if !done {
+                        break;
+                    }
+                    sent += 1;
+                }
+                from.tx[queue].flush().unwrap();
+                let frames = match received % 2 {
+                    0 => receive(to, queue),
+                    _ => receive_in_place(to, queue, 5),
+                };
+                assert!(!frames.is_empty());
+                for frame in frames {
+                    assert!(frame == content(received, 1 + received * 13 % 4000), "frame {received}");
+                    received += 1;
+                }
+            }
+            assert_eq!(from.tx[queue].counters().packets, 3000);
+            assert_eq!(to.rx[queue].counters().packets, 3000);
+            assert_eq!(from.tx[queue].counters().bytes, to.rx[queue].counters().bytes);
+        }
+    }
+    assert_eq!((server.pool.outstanding(), client.pool.outstanding()), (0, 0));
+}
+
+#[test]
+fn a_frame_that_is_not_taken_stays_the_next_one() {
+    let (mut server, mut client) = pair(2048, 1);
+    for to_server in [true, false] {
+        let (from, to) = if to_server { (&mut client, &mut server) } else { (&mut server, &mut client) };
+        (0..4).for_each(|n| assert!(send(from, 0, &content(n, 100))));
+        let mut left = 2;
+        let visited = to.rx[0].receive_in_place(10, &mut |_, _| {
+            left -= 1;
+            left >= 0
+        });
+        assert_eq!(visited.unwrap(), Some(2));
+        assert_eq!(receive(to, 0), [content(2, 100), content(3, 100)]);
+        assert!(receive_in_place(to, 0, 10).is_empty());
+    }
+}
+
+#[test]
+fn a_frame_longer_than_a_buffer_spans_several() {
+    let (mut server, mut client) = pair(2048, 1);
+    for to_server in [true, false] {
+        let (from, to) = if to_server { (&mut client, &mut server) } else { (&mut server, &mut client) };
+        assert_eq!(from.tx[0].reserve(2049), Reservation::Unsupported);
+        let mut sent = 0;
+        while send(from, 0, &content(sent, 9000)) {
+            sent += 1;
+        }
+        assert!(sent > 10);
+        let mut frames = Vec::new();
+        while frames.len() < sent {
+            frames.extend(match frames.len() % 2 {
+                0 => receive(to, 0),
+                _ => receive_in_place(to, 0, 3),
+            });
+        }
+        assert!(frames.iter().enumerate().all(|(index, frame)| *frame == content(index, 9000)));
+        assert!(send(from, 0, &content(1, 9000)), "a refused frame took no buffer");
+        assert_eq!(receive(to, 0), [content(1, 9000)]);
+    }
+}
+
+#[test]
+fn a_peer_that_ends_is_noticed() {
+    let (server, mut client) = pair(2048, 1);
+    drop(server);
+    let error = loop {
+        let mut packets = [Packet::EMPTY; 4];
+        match client.rx[0].receive(&mut packets) {
+            Ok(count) => assert_eq!(count, 0),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.starts_with("port memif:test: the peer disappeared"), "{error}");
+    assert!(matches!(client.tx[0].reserve(64), Reservation::Memory(_) | Reservation::Full));
+}
+
+#[test]
+fn ends_that_do_not_agree_are_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    for (change, queues, expected) in [
+        ((|settings| settings.secret = None) as fn(&mut MemifSettings), 1, "the secrets differ"),
+        (|settings| settings.id = 8, 1, "id=7, not id=8"),
+        (|_| {}, 2, "it has 1 queues"),
+    ] {
+        let mut server = port(folder.path(), true, 2048);
+        server.settings.wait = Duration::from_millis(400);
+        let server = std::thread::spawn(move || open(server, 1).err().unwrap().to_string());
+        let mut client = port(folder.path(), false, 2048);
+        change(&mut client.settings);
+        client.settings.wait = Duration::from_millis(300);
+        let error = open(client, queues).err().unwrap().to_string();
+        assert!(error.contains("no peer connected within 0.3 s"), "{error}");
+        let server = server.join().unwrap();
+        assert!(error.contains(expected) || server.contains(expected), "{error}; {server}");
+    }
+    let client = port(folder.path(), false, 2048);
+    let lonely = Memif::new(MemifSettings { wait: Duration::ZERO, ..client.settings });
+    assert!(open(lonely, 1).err().unwrap().to_string().contains("role=server"));
+}
