@@ -8,6 +8,9 @@
 //! | `pcap:FILE` | [`pcap::CaptureSource`] and [`pcap::CaptureSink`] read and write captures |
 //! | `null[:SIZE]` | [`null::Null`] creates and discards packets without touching their bytes |
 //!
+//! [`memif`] shares memory with another process, in which frames are written and read in place; network stacks use it instead of
+//! DPDK's memif port.
+//!
 //! [`own`] makes ports of a program's own sources and sinks of frames.
 //!
 //! [`spec::PortSpec`] describes a port, also of DPDK if the cargo feature `dpdk` is enabled, and [`open::ports`] opens the
