@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use crate::spec::LINK_HEADERS;
-pub(crate) use memif::{buffer as memif_buffer, socket_path as memif_socket_path};
+pub(crate) use memif::buffer as memif_buffer;
+pub use memif::memif_socket;
 
 /// The number of devices that DPDK has attached so far. Device names contain it, so that each name is unique.
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);

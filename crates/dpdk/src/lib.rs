@@ -38,6 +38,7 @@ mod xdp;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use device::memif_socket;
 pub use dmadev::DmaDev;
 pub use error::{Error, Result};
 pub use pool::{MAX_ROOM, MbufPool};

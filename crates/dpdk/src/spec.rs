@@ -16,7 +16,6 @@
 use crate::error::{Error, Result};
 use inlane_core::port::spec::SpecText;
 use inlane_core::secret::without_secret;
-use std::path::PathBuf;
 
 /// Bytes of an Ethernet header with a VLAN tag.
 pub(crate) const LINK_HEADERS: u32 = 18;
@@ -123,17 +122,6 @@ impl EthSpec {
         let mtu = room.saturating_sub(LINK_HEADERS as usize);
         self.mtu = self.mtu.or(Some(u16::try_from(mtu).unwrap_or(u16::MAX)));
         self
-    }
-
-    /// Returns the absolute path of the socket of a memif port, and the size of its shared buffers in bytes. Returns `None` for
-    /// other ports. For a server, removes a socket file on which no process listens.
-    ///
-    /// # Errors
-    /// If there cannot be a socket at this path.
-    pub fn memif_socket(&self) -> Result<Option<(PathBuf, u32)>> {
-        let PortKind::Memif { socket, server, .. } = &self.kind else { return Ok(None) };
-        let path = crate::device::memif_socket_path(self, socket, *server)?;
-        Ok(Some((path, crate::device::memif_buffer(self))))
     }
 
     /// Returns this AF_XDP specification for another queue: the one at distance `further` behind the first

@@ -178,7 +178,7 @@ pub fn memif_in_place(spec: &PortSpec, room: usize) -> Result<Option<crate::memi
     use inlane_dpdk::spec::{EthSpec, PortKind};
     let PortSpec::Dpdk(spec) = spec else { return Ok(None) };
     let (EthSpec { kind: PortKind::Memif { server, id, wait_s, secret, .. }, .. }, Some((socket, buffer))) =
-        (spec, spec.memif_socket()?)
+        (spec, inlane_dpdk::memif_socket(spec)?)
     else {
         return Ok(None);
     };

@@ -2,7 +2,7 @@
 
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};
-use crate::spec::EthSpec;
+use crate::spec::{EthSpec, PortKind};
 use std::path::{Path, PathBuf};
 
 /// The longest path of a UNIX socket that the kernel accepts, in bytes without the terminating zero.
@@ -27,11 +27,17 @@ pub(super) fn plan(
     Ok(Plan::new("net_memif", arguments))
 }
 
-/// Returns the absolute path of a memif port's socket. For a server, removes a socket file on which no process listens.
+/// Returns the absolute path of the socket of a memif port, and the size of its shared buffers in bytes. Returns `None` for
+/// other ports. For a server, removes a socket file on which no process listens.
 ///
 /// # Errors
 /// If there cannot be a socket at this path.
-pub(crate) fn socket_path(spec: &EthSpec, socket: &str, server: bool) -> Result<PathBuf> {
+pub fn memif_socket(spec: &EthSpec) -> Result<Option<(PathBuf, u32)>> {
+    let PortKind::Memif { socket, server, .. } = &spec.kind else { return Ok(None) };
+    Ok(Some((socket_path(spec, socket, *server)?, buffer(spec))))
+}
+
+fn socket_path(spec: &EthSpec, socket: &str, server: bool) -> Result<PathBuf> {
     // The driver accepts only absolute paths, so make a relative path absolute.
     let path = std::path::absolute(socket).map_err(|error| {
         invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))

@@ -89,7 +89,7 @@ impl Memif {
     /// Connects to the peer, and returns the memory on which both ends have agreed.
     fn connect(&self, queues: u16) -> Result<(Channel, Agreement)> {
         let buffer = self.settings.buffer.next_multiple_of(64);
-        let buffers = (RING_BYTES / buffer).max(LEAST_BUFFERS).min(1 << SLOTS_LOG2) as u16;
+        let buffers = (RING_BYTES / buffer).clamp(LEAST_BUFFERS, 1 << SLOTS_LOG2) as u16;
         let Self { settings: MemifSettings { id, secret, .. }, .. } = self;
         let offer =
             Offer { id: *id, secret: secret.clone(), queues, slots_log2: SLOTS_LOG2, buffers, buffer };
