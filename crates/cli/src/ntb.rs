@@ -16,9 +16,11 @@ use clap::{Args, Subcommand};
 use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
-use inlane_pgas::launch::{HEAP, Job, MoverChoice, variables};
+use inlane_pgas::launch::{HEAP, Job, variables};
 use inlane_pgas::transport::rendezvous::MAX_PES;
 use inlane_pgas::transport::select::TransportKind;
+use inlane_pgas::transport::windows::MoverChoice;
+use inlane_pgas::transport::windows::options::Options;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -154,7 +156,7 @@ impl Run {
             Some(kind) => kind,
             None => variables::transport()?.unwrap_or_default(),
         };
-        if let Some(address) = self.address.filter(|_| transport != TransportKind::Ucx) {
+        if let Some(address) = self.address.filter(|_| transport == TransportKind::Windows) {
             let why = "it applies to --transport ucx only; add --transport ucx, or leave --address out";
             return Err(Error::invalid(flag("address").with(address), why).into());
         }
@@ -167,10 +169,12 @@ impl Run {
             transport,
             address: self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             completion: self.completion,
-            faults: self.faults,
-            faulty: self.faulty,
-            mover: self.mover,
-            mover_from: self.mover_from,
+            windows: Options {
+                faults: self.faults,
+                faulty: self.faulty,
+                mover: self.mover,
+                mover_from: self.mover_from,
+            },
             bind: !self.no_bind,
         };
         let (program, arguments) = self.program.split_first().context("no program given")?;

@@ -23,14 +23,13 @@ pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
 /// Variables named `INLANE_*` that correspond to no flag of the command. Other parts of inlane read these
 /// variables.
-const OTHER_VARIABLES: [&str; 21] = [
+const OTHER_VARIABLES: [&str; 20] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
     "INLANE_CACHE",
     "INLANE_NVRTC",
     "INLANE_COPY_TRACE",
     "INLANE_BLESS",
-    "INLANE_NTB_FD",
     "INLANE_NTB_JOB",
     "INLANE_NTB_TRANSPORT",
     "INLANE_NTB_MEETING",

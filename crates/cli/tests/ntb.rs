@@ -191,7 +191,8 @@ fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     let socket = hub.admit(port).unwrap();
     let fd = socket.as_raw_fd();
     let mut command = Command::new(INLANE);
-    command.args(["ntb", "check", "--rounds", "3"]).env("INLANE_NTB_FD", fd.to_string());
+    command.args(["ntb", "check", "--rounds", "3"]).env("INLANE_NTB_MEETING", format!("windows:{fd}"));
+    command.env("INLANE_NTB_PE", port.to_string());
     command.env("INLANE_NTB_FAULTS", faults).env("INLANE_NTB_YIELD", "1");
     command.stdout(Stdio::null()).stderr(Stdio::null());
     // SAFETY: the closure runs between fork and exec. It only calls fcntl, which is allowed there.

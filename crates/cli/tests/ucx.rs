@@ -280,6 +280,6 @@ fn bench_and_info_name_what_ucx_takes() {
         assert_eq!(operations.contains(&"plain_copy"), mapped, "{operations:?}");
         assert!(rows.iter().all(|row| row["verification"]["altered_bytes"] == 0));
         let reason = rows[0]["path"]["reason"].as_str().unwrap();
-        assert!(reason.starts_with("over UCX, because"), "{reason}");
+        assert!(reason.starts_with("over ucx, because"), "{reason}");
     }
 }

@@ -1,13 +1,12 @@
 //! A job: one process for each PE, started and ended together.
 //!
-//! Over windows, a twin NTB bridge joins the PEs. The launcher owns the bridge's hub, which holds the
-//! memories and registers. Each process inherits a socket to the hub. Over UCX, the PEs meet at the
-//! launcher's TCP server. Each process finds its settings in the environment:
+//! All PEs connect to the job's host, which the launcher runs ([`Host`](crate::transport::bootstrap::Host)). Over windows, a
+//! twin NTB bridge joins the PEs. Its host is the bridge's hub, which holds the memories and registers, and each process
+//! inherits a socket to it. Over UCX, the host is a TCP server. Each process finds its settings in the environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `INLANE_NTB_FD` | the descriptor of the socket |
-//! | `INLANE_NTB_MEETING` | over UCX: the address and the token of the launcher's TCP server |
+//! | `INLANE_NTB_MEETING` | how this PE joins the job: `windows:` and the descriptor of the socket, or `ucx:` and the address and the token of the TCP server |
 //! | `INLANE_NTB_PE` | the number of this PE |
 //! | `INLANE_NTB_JOB` | a name of the job, which all processes of the job inherit |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
@@ -19,31 +18,29 @@
 //!
 //! [`variables`] lists the variables that users set.
 
-mod hub;
+mod invitation;
 pub mod leftovers;
 pub mod manager;
 mod member;
 mod membership;
-mod mover;
-pub mod network;
 mod processors;
 mod session;
 mod supervise;
 pub mod variables;
 
 pub use inlane_core::cores::allowed as processors;
+pub use invitation::{Invitation, MEETING};
 pub use manager::is_in_job;
 pub use membership::{End, Membership};
-pub use mover::MoverChoice;
 pub use session::Session;
 
 use crate::error::{Error, Result};
-use crate::field::{FAULTS, FAULTY, HEAP as HEAP_SIZE, MOVER, MOVER_FROM};
+use crate::transport::bootstrap::{Host, Opening};
 use crate::transport::select::TransportKind;
-use hub::JobHub;
+use crate::transport::windows::options::Options;
 use inlane_core::completion::CompletionMode;
 use inlane_core::cores::CoreSet;
-use inlane_ntb::fault::Faults;
+use invitation::PE;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -80,8 +77,13 @@ pub fn why_not_started(program: &Path) -> Option<String> {
 
 /// Default size of the symmetric heap in bytes. Untouched pages take no memory.
 pub const HEAP: u64 = 1 << 30;
-/// Bytes of each window that are reserved for a program's static objects. Untouched pages take no memory.
-const STATICS: u64 = 4 << 30;
+
+/// Returns the address at which the host of a job listens: `given` if it is set. Otherwise, the address is
+/// 127.0.0.1 if all PEs run on one machine, else 0.0.0.0 (all addresses).
+fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
+    let usual = if on_one_machine { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    given.unwrap_or(IpAddr::from(usual))
+}
 
 /// The settings with which the launcher starts a job.
 #[derive(Clone, Debug)]
@@ -92,18 +94,12 @@ pub struct Job {
     pub heap_bytes: u64,
     /// How the PEs communicate.
     pub transport: TransportKind,
-    /// This machine's address at which the launcher's TCP server listens for the PEs. Only used over UCX.
+    /// This machine's address at which the job's host listens for the PEs. Windows do not use it.
     pub address: IpAddr,
     /// The completion mode of waits.
     pub completion: CompletionMode,
-    /// Faults to inject, in the syntax of [`Faults`]; empty for none.
-    pub faults: String,
-    /// The PE at which faults are injected; all PEs if `None`.
-    pub faulty: Option<u32>,
-    /// The mover that copies large puts. If `None`, the processor stores all puts.
-    pub mover: Option<MoverChoice>,
-    /// Size in bytes from which the mover copies. If `None`, each PE measures the size while connecting.
-    pub mover_from: Option<u64>,
+    /// Faults and the mover, which only jobs over windows can have.
+    pub windows: Options,
     /// If set, binds each PE to its share of the processors. Ignored if there are more PEs than processors.
     pub bind: bool,
 }
@@ -116,10 +112,7 @@ impl Default for Job {
             transport: TransportKind::Windows,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             completion: CompletionMode::Adaptive,
-            faults: String::new(),
-            faulty: None,
-            mover: None,
-            mover_from: None,
+            windows: Options::default(),
             bind: true,
         }
     }
@@ -145,77 +138,50 @@ impl Job {
     /// [`Error::Invalid`] for an invalid job. Errors of the system if the twin bridge, the TCP server or a
     /// process cannot be created.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
-        self.faults.parse::<Faults>()?;
-        match (&self.mover, self.mover_from) {
-            (Some(MoverChoice::Gpu(_)), _) => {
-                drop(self.mover.as_ref().map(MoverChoice::start_twin).transpose()?)
-            }
-            (None, Some(_)) => {
-                return Err(Error::invalid(
-                    MOVER_FROM,
-                    format!("no mover was chosen; add {}", MOVER.with("twin")),
-                ));
-            }
-            _ => {}
+        self.windows.check(self.pes)?;
+        if self.transport != TransportKind::Windows {
+            self.windows.refuse(&self.transport.to_string())?;
         }
-        match self.faulty {
-            Some(_) if self.faults.is_empty() => {
-                return Err(Error::invalid(FAULTY, format!("there are no faults to inject; add {FAULTS}")));
-            }
-            Some(pe) if pe >= self.pes => {
-                let why = format!("give a PE of the job, 0 to {}", self.pes.saturating_sub(1));
-                return Err(Error::invalid(FAULTY.with(pe), why));
-            }
-            _ => {}
-        }
-        let window = self.heap_bytes.saturating_add(STATICS);
-        if window > 1 << 40 {
-            let what = HEAP_SIZE.with(inlane_core::units::bytes(self.heap_bytes));
-            return Err(Error::invalid(
-                what,
-                "a window has at most 1 TiB, of which 4 GiB are for static objects; give 1020G or less",
-            ));
-        }
-        let hub = JobHub::new(self)?;
+        let opening = Opening { pes: self.pes, heap_bytes: self.heap_bytes, address: self.address };
+        let host = self.transport.host(&opening)?;
         static JOBS: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = channel();
-        if let Some(seen) = hub.events() {
+        if let Some(seen) = host.events() {
             let sender = sender.clone();
             thread(move || {
-                seen.for_each(|(pe, seen)| drop(sender.send(JobEvent::Hub(pe, seen))));
+                seen.for_each(|(pe, seen)| drop(sender.send(JobEvent::Seen(pe, seen))));
             })?;
         }
         let mut running = Vec::new();
         let outcome = (0..self.pes).try_for_each(|pe| {
-            running.push(self.start(&hub, (pe, &name), program, arguments, &sender)?);
+            running.push(self.start(&*host, (pe, &name), program, arguments, &sender)?);
             Ok(())
         });
         let outcome = match outcome {
-            Ok(()) => Ok(supervise(&events, &mut running, &hub)),
+            Ok(()) => Ok(supervise(&events, &mut running, &*host)),
             Err(error) => {
                 end_all(&events, &mut running);
                 Err(error)
             }
         };
         leftovers::end(&name);
-        crate::transport::ucx::files::sweep();
+        self.transport.clean_up();
         outcome
     }
 
     fn start(
         &self,
-        hub: &JobHub,
+        host: &dyn Host,
         (pe, job): (u32, &str),
         program: &OsString,
         arguments: &[OsString],
         sender: &Sender<JobEvent>,
     ) -> Result<Running> {
         let mut command = Command::new(program);
-        let socket = hub.admit(pe, &mut command)?;
+        let (text, socket) = host.invite(pe, &mut command)?;
         let fd = socket.as_ref().map(AsRawFd::as_raw_fd);
         let processors = processors();
-        let crowded = self.pes as usize > processors.len() && !processors.is_empty();
         // Give each PE an equal share of neighbouring processors. Its service thread then has room beside the
         // program.
         let share = processors.len() / self.pes as usize;
@@ -224,25 +190,13 @@ impl Job {
         command
             .args(arguments)
             .env(leftovers::JOB, job)
+            .env(MEETING, Invitation { kind: self.transport, text }.to_string())
+            .env(PE, pe.to_string())
             .env("INLANE_NTB_HEAP", self.heap_bytes.to_string())
             .env("INLANE_NTB_COMPLETION", self.completion.to_string());
-        match self.transport {
-            TransportKind::Windows => command.env("INLANE_NTB_YIELD", if crowded { "1" } else { "0" }),
-            // The program may start the PEs on other machines, so they find out whether they share processors.
-            TransportKind::Ucx => command.env_remove("INLANE_NTB_YIELD"),
-        };
-        match self.faulty.is_none_or(|faulty| faulty == pe) && !self.faults.is_empty() {
-            true => command.env("INLANE_NTB_FAULTS", &self.faults),
-            false => command.env_remove("INLANE_NTB_FAULTS"),
-        };
-        match &self.mover {
-            Some(mover) => command.env("INLANE_NTB_MOVER", mover.to_string()),
-            None => command.env_remove("INLANE_NTB_MOVER"),
-        };
-        match self.mover_from {
-            Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
-            None => command.env_remove("INLANE_NTB_MOVER_FROM"),
-        };
+        let unset = |(name, _): &&(&str, &str)| std::env::var_os(name).is_none();
+        command.envs(self.transport.variables().iter().filter(unset).copied());
+        self.windows.set(pe, &mut command);
         // SAFETY: the closure only makes system calls that are allowed between fork and exec. It allocates
         // nothing, because their arguments were made before the fork.
         unsafe {
@@ -270,7 +224,7 @@ impl Job {
             attached: false,
             finished: false,
             gone: false,
-            may_abort: self.transport == TransportKind::Ucx,
+            may_abort: self.transport.may_abort(),
             lost: None,
             ended: None,
         })

@@ -6,7 +6,6 @@ use inlane_pgas::error::{Error, Result};
 use inlane_pgas::launch::{End, Membership, Session, leftovers, variables};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::select::AnyTransport;
-use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::world::World;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -254,14 +253,7 @@ fn describe() {
 /// Returns a text about this PE's puts and gets to the other PEs: their path, and why it was chosen.
 fn path() -> String {
     let reason = PROCESS.get().map_or("", |process| &process.reason);
-    match world().transport() {
-        AnyTransport::Windows(_) => format!("windows in shared memory, because {reason}"),
-        AnyTransport::Ucx(ucx) => {
-            let version = Ucx::version().unwrap_or_default();
-            let methods = ucx.capabilities().methods.join(", ");
-            format!("UCX {version} ({methods}), because {reason}")
-        }
-    }
+    format!("{}, because {reason}", world().transport().path())
 }
 
 /// Waits for all PEs and leaves the job. Does nothing in a second call or in a forked child.

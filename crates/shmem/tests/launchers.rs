@@ -173,6 +173,7 @@ fn variables_are_checked_and_described() {
 #[test]
 fn only_timeouts_that_are_set_end_a_job() {
     use inlane_pgas::launch::Job;
+    use inlane_pgas::transport::windows::options::Options;
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "launched.c") else { return };
     let folder = directory.path().join("folder");
@@ -184,7 +185,12 @@ fn only_timeouts_that_are_set_end_a_job() {
         // With a fault, the owner of a word carries out atomics on the word, so an atomic at a stopped PE
         // gets no answer. Use the fault `flap`: link failures every 2 h do not affect the test. The fault
         // `delay` would hold back stores that a PE issued before it stopped.
-        let job = Job { pes: 2, heap_bytes: 4 << 20, faults: "flap=2h".into(), ..Job::default() };
+        let job = Job {
+            pes: 2,
+            heap_bytes: 4 << 20,
+            windows: Options { faults: "flap=2h".into(), ..Options::default() },
+            ..Job::default()
+        };
         job.run(&"env".into(), &arguments).unwrap().0
     };
     assert_eq!(run("INLANE_SHMEM_CONNECT_TIMEOUT", "absent"), 1);

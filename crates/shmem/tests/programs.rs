@@ -6,6 +6,7 @@ mod leaving;
 use compiling::{compile, compile_with};
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;
+use inlane_pgas::transport::windows::options::Options;
 use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,7 +37,12 @@ fn threads_call_collectives_of_different_teams() {
     let Some(program) = compile(directory.path(), "threads.c") else { return };
     let faulty = "delay=10us,reorder,torn,lose=0.2,duplicate=0.2";
     for (pes, teams, faults) in [(1, "many", ""), (2, "many", ""), (5, "few", ""), (3, "few", faulty)] {
-        let job = Job { pes, heap_bytes: 64 << 20, faults: faults.into(), ..Job::default() };
+        let job = Job {
+            pes,
+            heap_bytes: 64 << 20,
+            windows: Options { faults: faults.into(), ..Options::default() },
+            ..Job::default()
+        };
         let outcome = job.run(&program.clone().into(), &[teams.into()]).unwrap();
         assert_eq!(outcome, (0, None), "{pes} PEs, {teams} teams, faults '{faults}'");
     }
@@ -69,7 +75,10 @@ fn the_functions_work_from_c_with_and_without_faults() {
     let faulty = Job {
         pes: 3,
         heap_bytes: 64 << 20,
-        faults: "delay=10us,reorder,torn,lose=0.2,duplicate=0.2,early=0.2".into(),
+        windows: Options {
+            faults: "delay=10us,reorder,torn,lose=0.2,duplicate=0.2,early=0.2".into(),
+            ..Options::default()
+        },
         ..Job::default()
     };
     assert_eq!(faulty.run(&program, &[]).unwrap(), (0, None), "with faults");

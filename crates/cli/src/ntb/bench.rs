@@ -1,6 +1,6 @@
 //! `inlane ntb bench`: two PEs measure how fast they communicate, over windows or UCX.
 
-use super::info::{path, ucx_path};
+use super::info::{network_path, path};
 use super::sizes::Sizes;
 use crate::exit::NotReady;
 use crate::fields::flag;
@@ -19,8 +19,9 @@ use inlane_pgas::bench::{
     LEAST_MOVED, MeasuredOperation, Measurements, Note, Part, Plan, Point, StartedMover, UcxPerftest,
     WindowResult, figure, findings, results,
 };
-use inlane_pgas::launch::{Job, MoverChoice, is_in_job, variables};
+use inlane_pgas::launch::{Job, is_in_job, variables};
 use inlane_pgas::transport::select::TransportKind;
+use inlane_pgas::transport::windows::MoverChoice;
 use inlane_report::{Line, Plot, Scale};
 use inlane_result::Document;
 use std::path::PathBuf;
@@ -213,12 +214,12 @@ impl Bench {
         if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == TransportKind::Windows {
             check_mover(&mover)?;
         }
-        if kind == TransportKind::Ucx && (self.only == Some(Part::Mover) || self.mover.is_some()) {
+        if kind != TransportKind::Windows && (self.only == Some(Part::Mover) || self.mover.is_some()) {
             let what = match self.mover.is_some() {
                 true => flag("mover").to_string(),
                 false => flag("only").with("mover").into(),
             };
-            let why = format!("UCX has no mover; leave {what} out, or choose --transport windows");
+            let why = format!("{kind} has no mover; leave {what} out, or choose --transport windows");
             return Err(Error::invalid(what, why).into());
         }
         let plan = Plan {
@@ -263,7 +264,7 @@ impl Bench {
         };
         output.write(&mut document, text, |document| {
             inlane_report::figure(
-                &[plot(points, self.only, document.twin, measured.ucx.is_some())],
+                &[plot(points, self.only, document.twin, measured.network.as_ref().map(|(kind, _)| *kind))],
                 &document.source(),
             )
         })
@@ -298,7 +299,7 @@ impl Bench {
     fn document(&self, measured: &Measurements, bridge: Option<&Capabilities>) -> Document<WindowResult> {
         let points = &measured.points;
         let mut document = Document::new("ntb bench");
-        let windows = measured.ucx.is_none();
+        let windows = measured.network.is_none();
         document.twin = windows && bridge.is_none_or(|bridge| bridge.is_twin);
         let mut notes = findings(points);
         if windows && bridge.is_none_or(|bridge| bridge.is_memory_modelled) {
@@ -309,8 +310,10 @@ impl Bench {
             notes.push(Note::Peer { shared_memory: windows });
         }
         document.notes = notes.iter().map(ToString::to_string).collect();
-        let path = match &measured.ucx {
-            Some(reason) => ucx_path(points.first().map_or("ucx", |point| &point.path), reason),
+        let path = match &measured.network {
+            Some((kind, reason)) => {
+                network_path(*kind, points.first().map_or("", |point| &point.path), reason)
+            }
             None => path(self.ivshmem, &bridges(&Sysfs::system())),
         };
         document.results = results(points, &path);
@@ -318,7 +321,7 @@ impl Bench {
     }
 }
 
-fn plot(points: &[Point], only: Option<Part>, twin: bool, ucx: bool) -> Plot {
+fn plot(points: &[Point], only: Option<Part>, twin: bool, network: Option<TransportKind>) -> Plot {
     let line = |points: Vec<(f64, f64)>, name: String, panel: &str| {
         let points = points.into_iter().map(|(x, y)| inlane_report::Point { x, y, spread: None }).collect();
         Line { points, ..Line::new(name, panel) }
@@ -341,10 +344,10 @@ fn plot(points: &[Point], only: Option<Part>, twin: bool, ucx: bool) -> Plot {
         };
         panels.into_iter().flat_map(of).collect()
     };
-    let what = match (ucx, twin) {
-        (true, _) => "UCX",
-        (false, true) => "twin, a model",
-        (false, false) => "ivshmem, a model",
+    let what = match (network, twin) {
+        (Some(kind), _) => kind.to_string(),
+        (None, true) => "twin, a model".into(),
+        (None, false) => "ivshmem, a model".into(),
     };
     Plot {
         title: format!("Bandwidth against transfer size ({what})"),

@@ -72,7 +72,7 @@ impl Check {
         // SAFETY: there are no static objects.
         let transport = unsafe { session.connect(heap, None)? };
         let name = transport.name();
-        self.check(transport, name)?;
+        self.check(transport, &name)?;
         membership.finish();
         Ok(())
     }

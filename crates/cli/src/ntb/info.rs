@@ -15,11 +15,11 @@ use inlane_ntb::fault::Faults;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pci::{Address, Sysfs};
-use inlane_pgas::launch::{HEAP, MoverChoice, variables};
-use inlane_pgas::transport::select;
+use inlane_pgas::launch::{HEAP, variables};
+use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::windows::layout::Layout;
 use inlane_pgas::transport::windows::wakeup::BACKSTOP;
-use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
+use inlane_pgas::transport::windows::{MoverChoice, Settings, Thresholds, Windows};
 use inlane_result::{Cell, Document, NotTaken, PathExplanation, Quantity, Reason, Row, phrase};
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub struct Info {
     /// The transport to describe: windows, or ucx. To describe ucx, inlane starts two PEs on this machine
     /// [default: INLANE_NTB_TRANSPORT, else windows]
     #[arg(long, value_name = "TRANSPORT", conflicts_with_all = ["ivshmem", "mover"])]
-    transport: Option<select::TransportKind>,
+    transport: Option<TransportKind>,
     /// Show this ivshmem device, given by its PCI address and bound to vfio-pci [default: the twin, a
     /// software model of a PCIe bridge]
     #[arg(long, value_name = "ADDRESS")]
@@ -126,14 +126,14 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
     }
 }
 
-/// Describes the path between two PEs over UCX. `carrier` names UCX's transports, `reason` says why UCX is
-/// used.
-pub fn ucx_path(carrier: &str, reason: &str) -> PathExplanation {
+/// Describes the path between two PEs over `kind`, which is not windows. `carrier` names what carries the bytes, `reason` says
+/// why `kind` is used.
+pub fn network_path(kind: TransportKind, carrier: &str, reason: &str) -> PathExplanation {
     let why = "windows join the PEs of one machine only; for them, choose --transport windows";
     PathExplanation {
-        name: "ucx".into(),
+        name: kind.to_string(),
         hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
-        reason: format!("over UCX, because {reason}"),
+        reason: format!("over {kind}, because {reason}"),
         not_taken: vec![NotTaken { path: "windows".into(), why: Reason::unavailable(why) }],
     }
 }
@@ -147,21 +147,17 @@ impl Info {
     pub fn run(self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document = Document::new("ntb info");
-        document.results = vec![match self.transport {
-            Some(select::TransportKind::Ucx) => {
-                TransportInfo::Ucx(Box::new(UcxInfo::find("--transport asks for it")?))
-            }
-            None if self.ivshmem.is_none()
-                && self.mover.is_none()
-                && variables::transport()? == Some(select::TransportKind::Ucx) =>
-            {
-                TransportInfo::Ucx(Box::new(UcxInfo::find("INLANE_NTB_TRANSPORT asks for it")?))
-            }
-            _ => {
+        let by_variable =
+            if self.ivshmem.is_none() && self.mover.is_none() { variables::transport()? } else { None };
+        let kind = self.transport.or(by_variable).unwrap_or_default();
+        let asks = if self.transport.is_some() { "--transport" } else { variables::TRANSPORT };
+        document.results = vec![match (kind, &*format!("{asks} asks for it")) {
+            (TransportKind::Windows, _) => {
                 let bridge = self.bridge()?;
                 document.twin = bridge.capabilities.is_twin;
                 TransportInfo::Windows(Box::new(bridge))
             }
+            (kind, reason) => TransportInfo::Ucx(Box::new(UcxInfo::find(kind, reason)?)),
         }];
         let text = |out: &mut dyn std::io::Write, document: &Document<TransportInfo>| {
             out.write_all(inlane_report::text(document).as_bytes())

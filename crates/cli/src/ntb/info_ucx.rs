@@ -1,12 +1,11 @@
 //! The UCX part of `inlane ntb info`: connects two PEs on this machine. PE 0 then describes the connection.
 
-use super::info::ucx_path;
+use super::info::network_path;
 use crate::exit::NotReady;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use inlane_pgas::launch::{Job, Session};
 use inlane_pgas::transport::select::TransportKind;
-use inlane_pgas::transport::ucx::Ucx;
 use inlane_pgas::transport::{Capabilities, Transport};
 use inlane_pgas::world::World;
 use inlane_result::{Cell, PathExplanation};
@@ -39,9 +38,6 @@ impl InfoPe {
     /// If the PEs cannot connect, or the file cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let session = Session::from_environment(0)?;
-        if session.kind() != TransportKind::Ucx {
-            bail!("the job is not over UCX");
-        }
         let membership = session.membership();
         // SAFETY: there are no static objects.
         let world = World::new(unsafe { session.connect(1 << 20, None)? }, 0, 0)?;
@@ -58,45 +54,45 @@ impl InfoPe {
 }
 
 impl UcxInfo {
-    /// Starts two PEs that connect over UCX, and returns what PE 0 found. `reason` says why UCX is used.
+    /// Starts two PEs that connect over `kind`, and returns what PE 0 found. `reason` says why `kind` is used.
     ///
     /// # Errors
-    /// If UCX is missing, or if it does not connect the PEs.
-    pub fn find(reason: &str) -> anyhow::Result<Self> {
-        let version = Ucx::version()?;
+    /// If a library of the transport is missing, or if it does not connect the PEs.
+    pub fn find(kind: TransportKind, reason: &str) -> anyhow::Result<Self> {
+        let version = kind.version()?;
         let out = std::env::temp_dir().join(format!("inlane-ntb-info-{}.json", std::process::id()));
         let arguments = ["ntb", "info-pe", "--out"].map(Into::into);
         let arguments: Vec<_> = arguments.into_iter().chain([out.clone().into_os_string()]).collect();
-        let job = Job { pes: 2, heap_bytes: 1 << 20, transport: TransportKind::Ucx, ..Job::default() };
+        let job = Job { pes: 2, heap_bytes: 1 << 20, transport: kind, ..Job::default() };
         let this = std::env::current_exe().context("finding this program")?;
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let found = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
         if status != 0 {
             // Each process has already printed its error, so this error only adds how the job ended.
-            let why = format!("two PEs do not connect over UCX: {}", why.unwrap_or_default());
+            let why = format!("two PEs do not connect over {kind}: {}", why.unwrap_or_default());
             return Err(NotReady(why).into());
         }
         let found = found.context("reading what PE 0 found")?;
         let capabilities: Capabilities = serde_json::from_slice(&found)?;
-        let carrier = format!("ucx ({})", capabilities.methods.join(", "));
+        let carrier = format!("{kind} ({})", capabilities.methods.join(", "));
         let mut variables: Vec<_> = std::env::vars()
             .filter(|(name, _)| ["UCX_TLS", "UCX_NET_DEVICES"].contains(&name.as_str()))
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
         variables.sort();
-        Ok(Self { path: ucx_path(&carrier, reason), version, capabilities, variables })
+        Ok(Self { path: network_path(kind, &carrier, reason), version, capabilities, variables })
     }
 
     /// Returns the lines to print. Each has a label and a value.
     pub fn lines(&self) -> Vec<Cell> {
         let Self { path, version, capabilities, variables } = self;
         let mapped = match capabilities.mapped_pes {
-            0 | 1 => "UCX's operations carry all bytes".to_string(),
+            0 | 1 => format!("operations of {} carry all bytes", path.name),
             pes => format!("loads and stores reach the memory of all {pes} PEs"),
         };
         vec![
-            Cell::new("transport", format!("UCX {version}: {}", path.reason)),
+            Cell::new("transport", format!("{} {version}: {}", path.name, path.reason)),
             Cell::new("carried by", capabilities.methods.join(", ")),
             Cell::new(
                 "restricted by",

@@ -3,12 +3,12 @@
 
 use super::waits::MODES;
 use super::{Bench, Point};
-use crate::error::Result;
-use crate::transport::Transport;
-use crate::transport::ucx::Ucx;
+use crate::error::{Error, Lost, Result};
+use crate::transport::select::AnyTransport;
 use crate::transport::windows::Windows;
 use crate::transport::windows::wait::{FailureScope, WaitOptions};
 use crate::transport::windows::wakeup::Interest;
+use crate::transport::{Awaited, Transport};
 use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A transport that the bench can measure.
 pub(super) trait Measured: Transport + Sized {
-    /// True if puts and atomics of the other PE may arrive only while a thread of this PE calls UCX. False if
+    /// True if puts and atomics of the other PE may arrive only while a thread of this PE calls the transport. False if
     /// they arrive without calls at this PE.
     const NEEDS_PROGRESS: bool;
 
@@ -88,14 +88,17 @@ impl Measured for Windows {
     }
 }
 
-impl Measured for Ucx {
+impl Measured for AnyTransport {
     const NEEDS_PROGRESS: bool = true;
 
     fn carriers(&self, other: u32) -> [String; 2] {
-        let methods = self.methods().join(", ");
+        let path = self.capabilities();
+        let (name, methods) = (path.name, path.methods.join(", "));
         match self.direct(other, 0) {
-            Some(_) => ["stores", "loads"].map(|what| format!("{what} to memory mapped by ucx ({methods})")),
-            None => [0, 1].map(|_| format!("ucx ({methods})")),
+            Some(_) => {
+                ["stores", "loads"].map(|what| format!("{what} to memory mapped by {name} ({methods})"))
+            }
+            None => [0, 1].map(|_| format!("{name} ({methods})")),
         }
     }
 
@@ -105,8 +108,13 @@ impl Measured for Ucx {
         other: u32,
         _offset: usize,
         _bytes: u64,
-        done: impl FnMut() -> bool,
+        mut done: impl FnMut() -> bool,
     ) -> Result<()> {
-        self.wait_with(mode, other, (LONGEST_WAIT, "a put"), done)
+        let awaited = Awaited { pe: Some(other), mode: Some(mode), ..Awaited::default() };
+        let mut check = |waited| match waited > LONGEST_WAIT {
+            true => Err(Error::Timeout { peer: other, what: "a put", waited, lost: Lost::default() }),
+            false => Ok(()),
+        };
+        self.wait(awaited, &mut done, &mut check)
     }
 }

@@ -22,7 +22,6 @@ use crate::field::ONLY;
 use crate::launch::{Membership, Session, processors};
 use crate::transport::Transport;
 use crate::transport::select::{AnyTransport, TransportKind};
-use crate::transport::ucx;
 use crate::transport::windows::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
 use crate::world::{Symmetric, World};
@@ -186,13 +185,13 @@ pub struct Point {
 pub struct Measurements {
     /// All measurements at PE 0. Empty at PE 1.
     pub points: Vec<Point>,
-    /// Why the PEs communicate over UCX. `None` if they communicate over windows.
-    pub ucx: Option<String>,
+    /// The transport, and why the PEs communicate over it. `None` if they communicate over windows.
+    pub network: Option<(TransportKind, String)>,
 }
 
 /// Runs this process as one of the two PEs of the bench. Uses `bridge` if it is given. Otherwise joins the
-/// job that environment variables describe. PE 0 calls `start` to start the mover. A job over UCX has no
-/// mover.
+/// job that environment variables describe. PE 0 calls `start` to start the mover. Only a job over windows
+/// has a mover.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the job does not have exactly two PEs, or if bytes arrive altered. Also errors of
@@ -224,8 +223,8 @@ pub fn pe(
             let transport = unsafe { session.connect(heap, None)? };
             needs_processors(yields)?;
             match transport {
-                AnyTransport::Ucx(ucx) => return over_ucx(plan, ucx, &membership, reason, &processors),
                 AnyTransport::Windows(windows) => (windows, Some(membership)),
+                other => return over_network(plan, other, &membership, reason, &processors),
             }
         }
     };
@@ -243,7 +242,7 @@ pub fn pe(
     points.extend(bench.moved(mover)?);
     bench.world.leave()?;
     membership.iter().for_each(|membership| membership.finish());
-    Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, ucx: None })
+    Ok(Measurements { points: if bench.driver { points } else { Vec::new() }, network: None })
 }
 
 /// Returns an error if `yields` is true, which means that there are more PEs than processors. The bench needs
@@ -254,26 +253,31 @@ fn needs_processors(yields: bool) -> Result<()> {
     if yields { Err(Error::invalid("the bench", why)) } else { Ok(()) }
 }
 
-/// Runs this process as one of the two PEs of a bench over UCX. `reason` says why the PEs communicate over UCX.
-fn over_ucx(
+/// Runs this process as one of the two PEs of a bench over a transport other than windows. `reason` says why the PEs
+/// communicate over it.
+fn over_network(
     plan: &Plan,
-    ucx: ucx::Ucx,
+    transport: AnyTransport,
     membership: &Membership,
     reason: String,
     processors: &[usize],
 ) -> Result<Measurements> {
     if plan.only == Some(Part::Mover) {
-        return Err(Error::invalid(ONLY.with("mover"), "UCX has no mover; leave it out, or measure windows"));
+        return Err(Error::invalid(
+            ONLY.with("mover"),
+            "only windows have a mover; leave it out, or measure windows",
+        ));
     }
-    if let Some(own) = processors.get(ucx.me() as usize) {
+    if let Some(own) = processors.get(transport.me() as usize) {
         let _ = cores::bind(&[*own]);
     }
-    let bench = Bench::new(World::new(ucx, 0, 0)?, plan.clone(), largest(plan), processors)?;
+    let kind = transport.kind();
+    let bench = Bench::new(World::new(transport, 0, 0)?, plan.clone(), largest(plan), processors)?;
     let points = bench.run()?;
     bench.world.leave()?;
     membership.finish();
     let points = if bench.driver { points } else { Vec::new() };
-    Ok(Measurements { points, ucx: Some(reason) })
+    Ok(Measurements { points, network: Some((kind, reason)) })
 }
 
 /// Returns the size in bytes of the memory that the bench transfers.

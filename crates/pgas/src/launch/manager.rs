@@ -77,7 +77,7 @@ fn announced() -> Option<(&'static str, u32)> {
 /// more than one process.
 pub fn is_in_job() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some();
-    set("INLANE_NTB_FD") || set(super::hub::MEETING) || announced().is_some()
+    set(super::MEETING) || announced().is_some()
 }
 
 /// Connects to the process manager that environment variables name. Returns `None` if they name none.

@@ -5,16 +5,15 @@ use crate::transport::bootstrap::JobControl;
 use std::any::Any;
 use std::sync::Arc;
 
-/// The hub or TCP server of a job of one PE.
+/// The host of a job of one PE.
 pub(super) type Owned = Box<dyn Any + Send + Sync>;
 
 /// A process's membership in a job. It is known before the transport connects.
 pub struct Membership {
-    me: u32,
     control: Arc<dyn JobControl>,
     /// The membership in a job that a process manager such as `mpirun` started.
     manager: Option<Member>,
-    /// The job's hub or TCP server, if this process was started alone and is a job of one PE.
+    /// The job's host, if this process was started alone and is a job of one PE.
     owned: Option<Owned>,
 }
 
@@ -31,18 +30,13 @@ pub enum End {
 }
 
 impl Membership {
-    pub(super) fn new(
-        me: u32,
-        control: Arc<dyn JobControl>,
-        manager: Option<Member>,
-        owned: Option<Owned>,
-    ) -> Self {
-        Self { me, control, manager, owned }
+    pub(super) fn new(control: Arc<dyn JobControl>, manager: Option<Member>, owned: Option<Owned>) -> Self {
+        Self { control, manager, owned }
     }
 
     /// Returns the number of this PE.
     pub fn me(&self) -> u32 {
-        self.me
+        self.control.me()
     }
 
     /// Returns true if this process was started alone and is a job of one PE. Nobody then asks it to end.

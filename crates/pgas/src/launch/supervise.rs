@@ -1,7 +1,6 @@
 //! Watches the processes of a job, and decides which failure the job reports.
 
-use super::hub::JobHub;
-use crate::transport::bootstrap::PeEvent;
+use crate::transport::bootstrap::{Host, PeEvent};
 use rustix::process::{Signal, pidfd_send_signal};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -17,7 +16,9 @@ const GRACE: Duration = Duration::from_secs(2);
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {
-    Hub(u32, PeEvent),
+    /// The host has seen an event of a PE.
+    Seen(u32, PeEvent),
+    /// The process of a PE has ended.
     Ended(u32, ExitStatus),
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Running {
     pub attached: bool,
     pub finished: bool,
     pub gone: bool,
-    /// True if UCX may abort the PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
+    /// True if the transport may abort the PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
     /// failure.
     pub may_abort: bool,
     /// The number of the PE to which this PE lost its link. `None` if this PE did not end for that reason.
@@ -42,23 +43,23 @@ impl Running {
     }
 
     /// Returns true if the process has ended and its last event has arrived. The last event is the report of
-    /// the hub ([`JobHub`]) that the process's socket is closed. A child process may keep that socket open,
+    /// the job's host that the process's socket is closed. A child process may keep that socket open,
     /// so this function also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
-/// Records an event in `running`: a report of the hub ([`JobHub`]), or the end of a process. If a PE has
+/// Records an event in `running`: a report of the job's host, or the end of a process. If a PE has
 /// asked to end all PEs, returns its number and the exit status that it asked for.
 fn record(running: &mut [Running], events: JobEvent) -> Option<(u32, i32)> {
     match events {
         JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
-        JobEvent::Hub(pe, PeEvent::Attached) => running[pe as usize].attached = true,
-        JobEvent::Hub(pe, PeEvent::Finished) => running[pe as usize].finished = true,
-        JobEvent::Hub(pe, PeEvent::Gone) => running[pe as usize].gone = true,
-        JobEvent::Hub(pe, PeEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
-        JobEvent::Hub(pe, PeEvent::ExitAll(status)) => return Some((pe, status)),
+        JobEvent::Seen(pe, PeEvent::Attached) => running[pe as usize].attached = true,
+        JobEvent::Seen(pe, PeEvent::Finished) => running[pe as usize].finished = true,
+        JobEvent::Seen(pe, PeEvent::Gone) => running[pe as usize].gone = true,
+        JobEvent::Seen(pe, PeEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
+        JobEvent::Seen(pe, PeEvent::ExitAll(status)) => return Some((pe, status)),
     }
     None
 }
@@ -116,7 +117,7 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
 pub(super) fn supervise(
     events: &Receiver<JobEvent>,
     running: &mut [Running],
-    hub: &JobHub,
+    host: &dyn Host,
 ) -> (i32, Option<String>) {
     loop {
         // After a process has ended, check the verdict every 50 ms, because the verdict may become final
@@ -128,7 +129,7 @@ pub(super) fn supervise(
                 if let Some((pe, status)) = record(running, event) {
                     // First ask the PEs to flush their output and to end. Later, kill those that have not
                     // ended.
-                    hub.end_all(status);
+                    host.end_all(status);
                     wait_for_ends(events, running, GRACE);
                     end_all(events, running);
                     return (

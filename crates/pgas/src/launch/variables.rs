@@ -23,6 +23,8 @@ pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
 /// The IP address of PE 0's machine for jobs over UCX that a process manager such as `mpirun` started. The
 /// PEs connect to PE 0 at this address.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
+/// Chooses whether waiting PEs leave their processor to others: `1` or `0`.
+pub const YIELD: &str = "INLANE_NTB_YIELD";
 /// How long to wait for the other PEs to start.
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
 /// How long another PE may take to answer a request.
@@ -105,6 +107,17 @@ where
         let why = if why == NO_NUMBER { "it is not a whole number" } else { why };
         Error::invalid(format!("{name}={text}"), format!("{why}{remedy}"))
     })
+}
+
+/// Returns the value of a variable that the launcher sets, or `None` if it is not set.
+///
+/// # Errors
+/// [`Error::Invalid`] if the value cannot be parsed.
+pub(crate) fn of_launcher<T: FromStr>(name: &str) -> Result<Option<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    parsed(name, "; unset it, or start the program with `inlane ntb run`")
 }
 
 /// Returns the heap's size in bytes that the user asks for by [`HEAP`].

@@ -1,8 +1,15 @@
-//! The services that a transport needs. [`Exchange`] exchanges addresses and keys between PEs. [`JobControl`]
-//! is a PE's connection to its launcher. The window transport needs only [`JobControl`], because it exchanges
-//! addresses through scratchpads.
+//! How the PEs of a job find each other and connect. [`Host`] is what all PEs of a job connect to first. [`JobControl`] is
+//! a PE's connection to it. [`Exchange`] exchanges addresses and keys between PEs. [`Network`] joins these for a transport,
+//! so the rest of the crate starts and joins jobs without knowing their transport.
 
+use super::{Statics, Transport};
 use crate::error::Result;
+use inlane_core::completion::CompletionMode;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// An event of a PE, as the process that supervises the job sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +27,7 @@ pub enum PeEvent {
 }
 
 /// The exchange of addresses and keys between the PEs of a job.
-pub trait Exchange: Send + Sync {
-    /// Returns the number of this PE.
-    fn me(&self) -> u32;
-    /// Returns the number of PEs.
-    fn pes(&self) -> u32;
+pub trait Exchange: JobControl {
     /// Exchanges data with all PEs. Blocks until every PE has called this method as often as this PE. Returns
     /// the `bytes` of each PE, in the order of the PEs.
     ///
@@ -36,8 +39,12 @@ pub trait Exchange: Send + Sync {
     fn lost(&self) -> Option<u32>;
 }
 
-/// A PE's connection to its launcher. The PE uses it to report how it ends.
+/// A PE's connection to its job's [`Host`]. The PE uses it to report how it ends.
 pub trait JobControl: Send + Sync {
+    /// Returns the number of this PE.
+    fn me(&self) -> u32;
+    /// Returns the number of PEs.
+    fn pes(&self) -> u32;
     /// Reports to the launcher that this PE has finished. Without this report, the launcher treats the end of
     /// this process as a failure.
     fn report_finished(&self);
@@ -48,4 +55,120 @@ pub trait JobControl: Send + Sync {
     /// Blocks until the launcher asks this PE to end. Returns the exit status that the launcher requests, or
     /// `None` if the launcher has ended. Call it from one thread only.
     fn wait_for_end(&self) -> Option<i32>;
+}
+
+/// The part of a job to which all its PEs connect. It runs in the job's launcher, or in PE 0 if another launcher started the
+/// job. Over windows, it is the hub of the twin bridge. Over UCX, it is a TCP server.
+pub trait Host: Send + Sync {
+    /// Returns the PEs' events as they happen. Returns `None` after the first call.
+    fn events(&self) -> Option<Box<dyn Iterator<Item = (u32, PeEvent)> + Send>>;
+    /// Asks all PEs to end with `status`.
+    fn end_all(&self, status: i32);
+    /// Returns the invitation of PE `pe`, which `command` will start: the text that [`Network::join`] takes. Also returns
+    /// the descriptor that the PE must inherit, if there is one. May set further environment variables of `command`.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    fn invite(&self, pe: u32, command: &mut Command) -> Result<(String, Option<OwnedFd>)>;
+    /// Returns an invitation for all PEs, which processes that this one did not start can use, too. It has at most
+    /// [`LONGEST_INVITATION`] bytes and no blank.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    fn invitation(&self) -> Result<String>;
+}
+
+/// The most bytes of [`Host::invitation`]. Process managers store no longer texts, and the heap size precedes it.
+pub const LONGEST_INVITATION: usize = 228;
+
+/// What a [`Host`] needs to know of its job.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// The number of PEs.
+    pub pes: u32,
+    /// The size of each PE's symmetric heap in bytes.
+    pub heap_bytes: u64,
+    /// This machine's address at which PEs connect, if the transport uses the network.
+    pub address: IpAddr,
+}
+
+/// The settings of a job that all transports have.
+#[derive(Clone, Copy, Debug)]
+pub struct JobSettings {
+    /// The completion mode of waits.
+    pub completion: CompletionMode,
+    /// True if waiting PEs leave their processor to others.
+    pub yields: bool,
+    /// How long to wait for the other PEs to start. `None`: without limit.
+    pub connect_timeout: Option<Duration>,
+    /// How long an operation may take while its target PE is alive. `None`: without limit.
+    pub request_timeout: Option<Duration>,
+}
+
+/// A transport over which jobs can be started and joined. To add one, implement this trait and add a line to the list in
+/// [`select`](super::select).
+pub trait Network: Transport + Sized {
+    /// A PE's connection to its job's [`Host`].
+    type Link: JobControl + 'static;
+
+    /// True if the transport may abort a PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
+    /// failure.
+    const MAY_ABORT: bool = false;
+    /// Environment variables that the launcher sets in PEs, each with its value, unless the user has set them.
+    const VARIABLES: &[(&str, &str)] = &[];
+
+    /// Returns the version of the library that carries the transport: inlane's, if there is no other.
+    ///
+    /// # Errors
+    /// If the library cannot be loaded.
+    fn version() -> Result<String> {
+        Ok(env!("CARGO_PKG_VERSION").into())
+    }
+
+    /// Opens the host of a job.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Invalid`] for a job that is too large; errors of the system.
+    fn host(opening: &Opening) -> Result<Arc<dyn Host>>;
+
+    /// Joins a job as PE `pe`, by the invitation of its host. `needed` returns how many bytes of symmetric memory this PE
+    /// needs in a job of the given number of PEs.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Invalid`] for an invalid invitation. Also if the host cannot be reached.
+    fn join(invitation: &str, pe: u32, needed: &dyn Fn(u32) -> usize) -> Result<Arc<Self::Link>>;
+
+    /// Returns what exchanges bytes between the PEs, if the connection to the host can do so.
+    fn exchange(_link: &Self::Link) -> Option<&dyn Exchange> {
+        None
+    }
+
+    /// Connects to all PEs. Symmetric memory has `bytes` bytes. The program's static objects are a part of it.
+    ///
+    /// # Errors
+    /// Errors of the transport.
+    ///
+    /// # Safety
+    /// The memory of `statics` stays mapped and writable as long as the transport exists. During the call, no other thread
+    /// accesses it.
+    unsafe fn connect_job(
+        link: Arc<Self::Link>,
+        bytes: usize,
+        statics: Option<Statics>,
+        settings: &JobSettings,
+    ) -> Result<Self>;
+
+    /// Returns the name of what connects the PEs. It is short and used in results.
+    fn name(&self) -> String {
+        self.capabilities().name
+    }
+
+    /// Returns a text about the path of puts and gets, for the user.
+    fn path(&self) -> String {
+        let found = self.capabilities();
+        format!("{} ({})", found.name, found.methods.join(", "))
+    }
+
+    /// Removes what killed PEs may have left on this machine. The launcher calls it after the end of a job.
+    fn clean_up() {}
 }

@@ -15,6 +15,7 @@ pub mod windows;
 mod word;
 
 use crate::error::{Error, Result};
+use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 
 /// An atomic operation. Every operation returns the previous value.
@@ -89,6 +90,8 @@ pub struct Awaited {
     pub word: Option<(usize, usize)>,
     /// The only PE that can end the wait, if there is such a PE. The loss of other PEs then need not end the wait.
     pub pe: Option<u32>,
+    /// The completion mode of this wait. `None`: the mode of the job.
+    pub mode: Option<CompletionMode>,
 }
 
 /// A check for reasons to end a wait with an error. Waits that last call it now and then, with the time that they have

@@ -1,201 +1,302 @@
-//! The choice of a transport: `windows` or `ucx`. [`AnyTransport`] holds the transport that the user chose.
+//! The list of transports, and the choice between them. [`AnyTransport`] holds the transport that the user chose.
 
-use super::ucx::Ucx;
-use super::windows::Windows;
-use super::{Atomic, Awaited, Capabilities, Check, Transport};
+use super::bootstrap::{Exchange, Host, JobControl, JobSettings, Network, Opening};
+use super::{Atomic, Awaited, Capabilities, Check, Statics, Transport};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
 use std::str::FromStr;
+use std::sync::Arc;
 
-/// A transport, as users name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransportKind {
+/// Defines [`TransportKind`], [`Joined`] and [`AnyTransport`] from the list of transports: for each, its variant, its name
+/// and its type.
+macro_rules! transports {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal: $transport:ty;)+) => {
+        /// A transport, as users name it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum TransportKind {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl TransportKind {
+            /// All transports, each with its name.
+            const ALL: &[(&str, TransportKind)] = &[$(($name, TransportKind::$variant)),+];
+
+            /// Opens the host of a job, as [`Network::host`] does.
+            ///
+            /// # Errors
+            /// As for [`Network::host`].
+            pub fn host(self, opening: &Opening) -> Result<Arc<dyn Host>> {
+                match self { $(TransportKind::$variant => <$transport>::host(opening),)+ }
+            }
+
+            /// Returns [`Network::VARIABLES`].
+            pub fn variables(self) -> &'static [(&'static str, &'static str)] {
+                match self { $(TransportKind::$variant => <$transport>::VARIABLES,)+ }
+            }
+
+            /// Returns the version of the transport's library, as [`Network::version`] does.
+            ///
+            /// # Errors
+            /// As for [`Network::version`].
+            pub fn version(self) -> Result<String> {
+                match self { $(TransportKind::$variant => <$transport as Network>::version(),)+ }
+            }
+
+            /// Returns [`Network::MAY_ABORT`].
+            pub fn may_abort(self) -> bool {
+                match self { $(TransportKind::$variant => <$transport>::MAY_ABORT,)+ }
+            }
+
+            /// Removes what killed PEs may have left, as [`Network::clean_up`] does.
+            pub fn clean_up(self) {
+                match self { $(TransportKind::$variant => <$transport>::clean_up(),)+ }
+            }
+
+            /// Joins a job, as [`Network::join`] does.
+            ///
+            /// # Errors
+            /// As for [`Network::join`].
+            pub fn join(self, invitation: &str, pe: u32, needed: &dyn Fn(u32) -> usize) -> Result<Joined> {
+                Ok(match self {
+                    $(TransportKind::$variant => {
+                        Joined::$variant(<$transport>::join(invitation, pe, needed)?)
+                    })+
+                })
+            }
+        }
+
+        /// A PE that has joined a job over one of the transports, but has not connected to the other PEs yet.
+        pub enum Joined {
+            $($(#[$doc])* $variant(Arc<<$transport as Network>::Link>),)+
+        }
+
+        impl Joined {
+            /// Returns the transport of the job.
+            pub fn kind(&self) -> TransportKind {
+                match self { $(Joined::$variant(_) => TransportKind::$variant,)+ }
+            }
+
+            /// Returns this PE's connection to the host.
+            pub fn control(&self) -> Arc<dyn JobControl> {
+                match self { $(Joined::$variant(link) => link.clone(),)+ }
+            }
+
+            /// Returns what exchanges bytes between the PEs, if there is such a service.
+            pub fn exchange(&self) -> Option<&dyn Exchange> {
+                match self { $(Joined::$variant(link) => <$transport>::exchange(link),)+ }
+            }
+
+            /// Connects to all PEs, as [`Network::connect_job`] does.
+            ///
+            /// # Errors
+            /// As for [`Network::connect_job`].
+            ///
+            /// # Safety
+            /// As for [`Network::connect_job`].
+            pub unsafe fn connect(
+                self,
+                bytes: usize,
+                statics: Option<Statics>,
+                settings: &JobSettings,
+            ) -> Result<AnyTransport> {
+                Ok(match self {
+                    $(Joined::$variant(link) => {
+                        // SAFETY: the caller keeps the safety contract, which is the same.
+                        AnyTransport::$variant(unsafe { <$transport>::connect_job(link, bytes, statics, settings)? })
+                    })+
+                })
+            }
+        }
+
+        /// One of the transports.
+        // The larger variant is not boxed, because a pointer would cost each operation a load.
+        #[allow(clippy::large_enum_variant)]
+        pub enum AnyTransport {
+            $($(#[$doc])* $variant($transport),)+
+        }
+
+        impl AnyTransport {
+            /// Returns the name of what connects the PEs: the back-end of windows, such as `twin`, or `ucx`.
+            pub fn name(&self) -> String {
+                match self { $(AnyTransport::$variant(transport) => transport.name(),)+ }
+            }
+
+            /// Returns a text about the path of puts and gets, for the user.
+            pub fn path(&self) -> String {
+                match self { $(AnyTransport::$variant(transport) => transport.path(),)+ }
+            }
+
+            /// Returns which transport is in use.
+            pub fn kind(&self) -> TransportKind {
+                match self { $(AnyTransport::$variant(_) => TransportKind::$variant,)+ }
+            }
+
+            /// Returns the transport of another context, as [`Transport::context`] does.
+            fn another_context(&self) -> Option<Self> {
+                match self {
+                    $(AnyTransport::$variant(transport) => transport.context().map(AnyTransport::$variant),)+
+                }
+            }
+        }
+
+        /// Evaluates `$call` for the transport that `$self` holds. `$call` calls a method of `$held`.
+        macro_rules! held {
+            ($self:ident, $held:ident => $call:expr) => {
+                match $self { $(AnyTransport::$variant($held) => $call,)+ }
+            };
+        }
+    };
+}
+
+transports! {
     /// Memory windows, for PEs on one machine or on virtual machines that share a device.
-    #[default]
-    Windows,
+    Windows = "windows": super::windows::Windows;
     /// UCX, for PEs on any machines: shared memory, TCP or RDMA.
-    Ucx,
+    Ucx = "ucx": super::ucx::Ucx;
+}
+
+impl Default for TransportKind {
+    fn default() -> Self {
+        Self::ALL[0].1
+    }
 }
 
 impl FromStr for TransportKind {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "windows" => Ok(TransportKind::Windows),
-            "ucx" => Ok(TransportKind::Ucx),
-            _ => Err(Error::invalid(TRANSPORT.with(text), "choose one of windows, ucx")),
-        }
+        let found = TransportKind::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|(_, kind)| *kind).ok_or_else(|| {
+            let names: Vec<_> = TransportKind::ALL.iter().map(|(name, _)| *name).collect();
+            Error::invalid(TRANSPORT.with(text), format!("choose one of {}", names.join(", ")))
+        })
     }
 }
 
 impl std::fmt::Display for TransportKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            TransportKind::Windows => "windows",
-            TransportKind::Ucx => "ucx",
-        })
-    }
-}
-
-/// One of the transports.
-// The larger variant is not boxed, because a pointer would cost each operation a load.
-#[allow(clippy::large_enum_variant)]
-pub enum AnyTransport {
-    /// Over memory windows.
-    Windows(Windows),
-    /// Over UCX.
-    Ucx(Ucx),
-}
-
-/// Evaluates `$call` for the transport that `$self` holds. `$call` calls a method of `$transport`.
-macro_rules! either {
-    ($self:ident, $transport:ident => $call:expr) => {
-        match $self {
-            AnyTransport::Windows($transport) => $call,
-            AnyTransport::Ucx($transport) => $call,
-        }
-    };
-}
-
-impl AnyTransport {
-    /// Returns the name of what connects the PEs: the back-end of windows, such as `twin`, or `ucx`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            AnyTransport::Windows(windows) => windows.ntb().capabilities().name,
-            AnyTransport::Ucx(_) => "ucx",
-        }
-    }
-
-    /// Returns which transport is in use.
-    pub fn kind(&self) -> TransportKind {
-        match self {
-            AnyTransport::Windows(_) => TransportKind::Windows,
-            AnyTransport::Ucx(_) => TransportKind::Ucx,
-        }
+        let own = TransportKind::ALL.iter().find(|(_, kind)| kind == self);
+        f.write_str(own.map_or("", |(name, _)| name))
     }
 }
 
 impl Transport for AnyTransport {
     #[inline]
     fn me(&self) -> u32 {
-        either!(self, transport => transport.me())
+        held!(self, transport => transport.me())
     }
 
     #[inline]
     fn pes(&self) -> u32 {
-        either!(self, transport => transport.pes())
+        held!(self, transport => transport.pes())
     }
 
     fn symmetric(&self) -> (*mut u8, usize) {
-        either!(self, transport => transport.symmetric())
+        held!(self, transport => transport.symmetric())
     }
 
     fn context(&self) -> Option<Self> {
-        match self {
-            AnyTransport::Windows(windows) => windows.context().map(AnyTransport::Windows),
-            AnyTransport::Ucx(ucx) => ucx.context().map(AnyTransport::Ucx),
-        }
+        self.another_context()
     }
 
     fn alignment(&self) -> usize {
-        either!(self, transport => transport.alignment())
+        held!(self, transport => transport.alignment())
     }
 
     fn slices_from(&self) -> usize {
-        either!(self, transport => transport.slices_from())
+        held!(self, transport => transport.slices_from())
     }
 
     fn direct(&self, pe: u32, offset: usize) -> Option<*mut u8> {
-        either!(self, transport => transport.direct(pe, offset))
+        held!(self, transport => transport.direct(pe, offset))
     }
 
     fn capabilities(&self) -> Capabilities {
-        either!(self, transport => transport.capabilities())
+        held!(self, transport => transport.capabilities())
     }
 
     #[inline(always)]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
         // SAFETY: the caller keeps the safety contract of this function. The called function has the same
         // contract.
-        either!(self, transport => unsafe { transport.put(pe, offset, source, length) })
+        held!(self, transport => unsafe { transport.put(pe, offset, source, length) })
     }
 
     #[inline]
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
         // SAFETY: the caller keeps the safety contract of this function. The called function has the same
         // contract.
-        either!(self, transport => unsafe { transport.put_nbi(pe, offset, source, length) })
+        held!(self, transport => unsafe { transport.put_nbi(pe, offset, source, length) })
     }
 
     #[inline]
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
         // SAFETY: both functions have the same safety contract, and the caller guarantees it.
-        either!(self, transport => unsafe { transport.get(pe, offset, destination, length) })
+        held!(self, transport => unsafe { transport.get(pe, offset, destination, length) })
     }
 
     #[inline]
     unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
         // SAFETY: the caller guarantees the contract of `get_nbi`, which both transports share.
-        either!(self, transport => unsafe { transport.get_nbi(pe, offset, destination, length) })
+        held!(self, transport => unsafe { transport.get_nbi(pe, offset, destination, length) })
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
-        either!(self, transport => transport.atomic(pe, atomic))
+        held!(self, transport => transport.atomic(pe, atomic))
     }
 
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
-        either!(self, transport => transport.atomic_nbi(pe, atomic))
+        held!(self, transport => transport.atomic_nbi(pe, atomic))
     }
 
     unsafe fn atomic_fetch_nbi(&self, pe: u32, atomic: Atomic, result: *mut u8) -> Result<()> {
         // SAFETY: the caller keeps the safety contract of this function. The called function has the same
         // contract.
-        either!(self, transport => unsafe { transport.atomic_fetch_nbi(pe, atomic, result) })
+        held!(self, transport => unsafe { transport.atomic_fetch_nbi(pe, atomic, result) })
     }
 
     fn order(&self) -> Result<()> {
-        either!(self, transport => transport.order())
+        held!(self, transport => transport.order())
     }
 
     fn fence(&self) -> Result<()> {
-        either!(self, transport => transport.fence())
+        held!(self, transport => transport.fence())
     }
 
     fn quiet(&self) -> Result<()> {
-        either!(self, transport => transport.quiet())
+        held!(self, transport => transport.quiet())
     }
 
     fn quiet_all(&self) -> Result<()> {
-        either!(self, transport => transport.quiet_all())
+        held!(self, transport => transport.quiet_all())
     }
 
     fn notify(&self, pe: u32) -> Result<()> {
-        either!(self, transport => transport.notify(pe))
+        held!(self, transport => transport.notify(pe))
     }
 
     fn take_notification(&self, pe: u32, check: Check<'_>) -> Result<()> {
-        either!(self, transport => transport.take_notification(pe, check))
+        held!(self, transport => transport.take_notification(pe, check))
     }
 
     fn wait(&self, awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
-        either!(self, transport => transport.wait(awaited, done, check))
+        held!(self, transport => transport.wait(awaited, done, check))
     }
 
     fn progress(&self) {
-        either!(self, transport => transport.progress());
+        held!(self, transport => transport.progress());
     }
 
     fn shares_processors(&self) -> bool {
-        either!(self, transport => transport.shares_processors())
+        held!(self, transport => transport.shares_processors())
     }
 
     fn yield_if_idle(&self) {
-        either!(self, transport => transport.yield_if_idle());
+        held!(self, transport => transport.yield_if_idle());
     }
 
     fn leave(&self) -> Result<()> {
-        either!(self, transport => transport.leave())
+        held!(self, transport => transport.leave())
     }
 }

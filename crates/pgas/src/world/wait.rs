@@ -101,7 +101,7 @@ impl<T: Transport> World<T> {
         // A word outside symmetric memory works too: the offset is then `None`, and every wake-up calls
         // `done`.
         let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
-        let awaited = Awaited { word, pe };
+        let awaited = Awaited { word, pe, mode: None };
         match pe {
             Some(pe) => self.transport.wait(awaited, &mut done, &mut self.unless_left(pe)),
             None => self.transport.wait(awaited, &mut done, &mut self.unless_all_left()),
@@ -116,7 +116,7 @@ impl<T: Transport> World<T> {
         let at = channel.ours(pe)?;
         let count = self.word(at);
         let done = &mut || count.load(Ordering::Acquire) >= expected;
-        self.transport.wait(Awaited { word: Some((at, 8)), pe: Some(pe) }, done, check)
+        self.transport.wait(Awaited { word: Some((at, 8)), pe: Some(pe), mode: None }, done, check)
     }
 
     /// Waits until all PEs have called this function. When it returns, the other PEs have received everything that they
@@ -137,7 +137,7 @@ impl<T: Transport> World<T> {
             // SAFETY: the source lives during the call. The destination is a word of the workspace.
             unsafe { self.transport.put(to, leaving(me), (&raw const ONE).cast(), 8)? };
             let word = self.word(leaving(from));
-            let awaited = Awaited { word: Some((leaving(from), 8)), pe: Some(from) };
+            let awaited = Awaited { word: Some((leaving(from), 8)), pe: Some(from), mode: None };
             self.transport.wait(awaited, &mut || word.load(Ordering::Acquire) != 0, &mut no_check)?;
             distance *= 2;
         }

@@ -25,9 +25,9 @@ fn check_every_order(status: ExitStatus, reason: &str, running: impl Fn() -> Vec
     let events = || {
         vec![
             JobEvent::Ended(1, status),
-            JobEvent::Hub(1, PeEvent::Gone),
-            JobEvent::Hub(0, PeEvent::Lost(1)),
-            JobEvent::Hub(0, PeEvent::Gone),
+            JobEvent::Seen(1, PeEvent::Gone),
+            JobEvent::Seen(0, PeEvent::Lost(1)),
+            JobEvent::Seen(0, PeEvent::Gone),
             JobEvent::Ended(0, exited(1)),
         ]
     };
@@ -71,19 +71,19 @@ fn an_abort_that_others_lost_is_reported_after_other_pes_had_time_to_end() {
     let lost_an_aborted_pe = || {
         let mut running = running_over_ucx(4);
         for (pe, lost) in [(2, 1), (0, 2)] {
-            record(&mut running, JobEvent::Hub(pe, PeEvent::Lost(lost)));
-            record(&mut running, JobEvent::Hub(pe, PeEvent::Gone));
+            record(&mut running, JobEvent::Seen(pe, PeEvent::Lost(lost)));
+            record(&mut running, JobEvent::Seen(pe, PeEvent::Gone));
             record(&mut running, JobEvent::Ended(pe, exited(1)));
             assert_eq!(verdict(&running), None, "PE 1 may have ended");
         }
         record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGABRT)));
-        record(&mut running, JobEvent::Hub(1, PeEvent::Gone));
+        record(&mut running, JobEvent::Seen(1, PeEvent::Gone));
         assert_eq!(verdict(&running), None, "UCX may have aborted PE 1 because PE 3 has ended");
         running
     };
     let mut running = lost_an_aborted_pe();
     record(&mut running, JobEvent::Ended(3, exited(5)));
-    record(&mut running, JobEvent::Hub(3, PeEvent::Gone));
+    record(&mut running, JobEvent::Seen(3, PeEvent::Gone));
     assert_eq!(verdict(&running).unwrap().0, 5);
 
     // PEs 0 and 2 ended long ago, and PE 1 has just aborted.
@@ -101,9 +101,9 @@ fn an_abort_by_ucx_is_no_cause() {
     let aborted = || ExitStatus::from_raw(libc::SIGABRT);
     let mut running = running_over_ucx(3);
     record(&mut running, JobEvent::Ended(0, aborted()));
-    record(&mut running, JobEvent::Hub(0, PeEvent::Gone));
+    record(&mut running, JobEvent::Seen(0, PeEvent::Gone));
     assert_eq!(verdict(&running), None, "another PE may have ended");
-    record(&mut running, JobEvent::Hub(1, PeEvent::Gone));
+    record(&mut running, JobEvent::Seen(1, PeEvent::Gone));
     record(&mut running, JobEvent::Ended(1, ExitStatus::from_raw(libc::SIGKILL)));
     assert_eq!(verdict(&running).map(|(status, _)| status), Some(128 + libc::SIGKILL));
     // Let all PEs abort. The job must report the abort of one PE, because no PE ended in another way.
@@ -119,8 +119,8 @@ fn the_cause_is_found_through_a_chain_of_lost_peers() {
     let mut running = running(3);
     for (pe, lost) in [(1, 2), (0, 1)] {
         for events in [
-            JobEvent::Hub(pe, PeEvent::Lost(lost)),
-            JobEvent::Hub(pe, PeEvent::Gone),
+            JobEvent::Seen(pe, PeEvent::Lost(lost)),
+            JobEvent::Seen(pe, PeEvent::Gone),
             JobEvent::Ended(pe, exited(1)),
         ] {
             record(&mut running, events);
@@ -128,7 +128,7 @@ fn the_cause_is_found_through_a_chain_of_lost_peers() {
         }
     }
     record(&mut running, JobEvent::Ended(2, exited(5)));
-    record(&mut running, JobEvent::Hub(2, PeEvent::Gone));
+    record(&mut running, JobEvent::Seen(2, PeEvent::Gone));
     assert_eq!(verdict(&running).unwrap().0, 5);
 }
 
@@ -136,7 +136,7 @@ fn the_cause_is_found_through_a_chain_of_lost_peers() {
 fn a_lost_link_to_a_running_process_is_a_failure() {
     let mut running = running(2);
     for events in
-        [JobEvent::Hub(0, PeEvent::Lost(1)), JobEvent::Hub(0, PeEvent::Gone), JobEvent::Ended(0, exited(1))]
+        [JobEvent::Seen(0, PeEvent::Lost(1)), JobEvent::Seen(0, PeEvent::Gone), JobEvent::Ended(0, exited(1))]
     {
         record(&mut running, events);
     }
@@ -153,8 +153,8 @@ fn two_pes_that_lost_each_other_end_the_job() {
     let mut running = running(2);
     for pe in 0..2 {
         for events in [
-            JobEvent::Hub(pe, PeEvent::Lost(1 - pe)),
-            JobEvent::Hub(pe, PeEvent::Gone),
+            JobEvent::Seen(pe, PeEvent::Lost(1 - pe)),
+            JobEvent::Seen(pe, PeEvent::Gone),
             JobEvent::Ended(pe, exited(1)),
         ] {
             record(&mut running, events);

@@ -105,14 +105,6 @@ fn connect(meeting: &Meeting) -> std::io::Result<TcpStream> {
 }
 
 impl Exchange for Client {
-    fn me(&self) -> u32 {
-        self.me
-    }
-
-    fn pes(&self) -> u32 {
-        self.pes
-    }
-
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
         let failed =
@@ -140,6 +132,14 @@ impl Exchange for Client {
 }
 
 impl JobControl for Client {
+    fn me(&self) -> u32 {
+        self.me
+    }
+
+    fn pes(&self) -> u32 {
+        self.pes
+    }
+
     fn report_finished(&self) {
         let _ = self.send(&Frame::Finished);
     }

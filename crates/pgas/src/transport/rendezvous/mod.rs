@@ -18,11 +18,13 @@
 //! little-endian. The token is a random number that only the launcher and its PEs have, so no other program
 //! can join the job.
 
+mod addresses;
 mod client;
 mod server;
 #[cfg(test)]
 mod tests;
 
+use addresses::Meetings;
 pub use client::Client;
 pub use server::Server;
 
@@ -217,6 +219,17 @@ impl FromStr for Meeting {
                 "expected ADDRESS:PORT/TOKEN, as the launcher sets it",
             )
         })
+    }
+}
+
+/// Joins a job as PE `pe` by the invitation of its server.
+///
+/// # Errors
+/// [`Error::Invalid`] for an invalid invitation; errors of [`Client::join`].
+pub fn join(invitation: &str, pe: u32) -> Result<Client> {
+    match invitation.parse::<Meeting>() {
+        Ok(meeting) => Client::join(&meeting, pe),
+        Err(_) => invitation.parse::<Meetings>()?.join(pe),
     }
 }
 

@@ -1,11 +1,13 @@
 //! The launcher's side of the meeting point. Admits the PEs, carries out their exchanges, and reports how
 //! each PE ends.
 
-use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, prepare};
+use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, Meetings, prepare};
 use crate::error::{Error, Result};
-use crate::transport::bootstrap::PeEvent;
+use crate::transport::bootstrap::{Host, Opening, PeEvent};
 use rustix::net::listen;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -101,9 +103,32 @@ impl Server {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Asks all PEs to end with `status`. See [`JobControl::wait_for_end`](crate::transport::bootstrap::JobControl::wait_for_end).
-    pub fn end_all(&self, status: i32) {
+    /// Opens the server of a job.
+    ///
+    /// # Errors
+    /// As for [`Server::new`].
+    pub fn open(opening: &Opening) -> Result<Arc<dyn Host>> {
+        Ok(Arc::new(Self::new(opening.pes, opening.address)?))
+    }
+}
+
+impl Host for Server {
+    fn events(&self) -> Option<Box<dyn Iterator<Item = (u32, PeEvent)> + Send>> {
+        Some(Box::new(self.events()?.into_iter()))
+    }
+
+    fn end_all(&self, status: i32) {
         self.shared.state().send_all(&Frame::End(status));
+    }
+
+    fn invite(&self, _pe: u32, command: &mut Command) -> Result<(String, Option<OwnedFd>)> {
+        // The PEs find out themselves whether they share processors, because some may run on other machines.
+        command.env_remove(crate::launch::variables::YIELD);
+        Ok((self.meeting.to_string(), None))
+    }
+
+    fn invitation(&self) -> Result<String> {
+        Ok(Meetings::of(&self.meeting)?.to_string())
     }
 }
 

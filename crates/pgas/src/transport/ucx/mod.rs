@@ -33,6 +33,7 @@ mod connect;
 pub(crate) mod files;
 mod fork;
 mod library;
+mod network;
 mod operations;
 mod room;
 mod service;
@@ -40,9 +41,9 @@ mod service;
 mod tests;
 mod transfers;
 
+use super::Statics;
 use super::bootstrap::Exchange;
 use super::poll_limit::PollLimit;
-use super::{Statics, no_check};
 use crate::error::{Error, Lost, Result};
 use inlane_core::completion::CompletionMode;
 use library::{EndpointHandle, KeyHandle, Library, MemoryHandle, OK, Status};
@@ -364,22 +365,6 @@ impl Ucx {
     /// transports to PEs to which this PE has already connected.
     pub fn methods(&self) -> Vec<String> {
         self.worker.methods()
-    }
-
-    /// Blocks until `done` returns true. `mode` is the completion mode of the wait. `limit` is the longest
-    /// time to wait and the name of the awaited event, such as "a put". `peer` is the PE that causes the
-    /// event. Error messages contain the name and `peer`.
-    ///
-    /// # Errors
-    /// [`Error::LinkLost`] if a PE has ended, [`Error::Timeout`] after the limit.
-    pub fn wait_with(
-        &self,
-        mode: CompletionMode,
-        peer: u32,
-        limit: (Duration, &'static str),
-        done: impl FnMut() -> bool,
-    ) -> Result<()> {
-        self.worker.wait_in(mode, Some(peer), Some(limit), done, &mut no_check)
     }
 
     /// Returns UCX's version.

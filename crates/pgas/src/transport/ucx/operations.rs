@@ -209,8 +209,9 @@ impl Transport for Ucx {
         worker.wait_in(worker.settings.completion, Some(pe), None, arrived, check)
     }
 
-    fn wait(&self, _awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
-        self.worker.wait_in(self.worker.settings.completion, None, None, done, check)
+    fn wait(&self, awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
+        let mode = awaited.mode.unwrap_or(self.worker.settings.completion);
+        self.worker.wait_in(mode, None, None, done, check)
     }
 
     fn progress(&self) {

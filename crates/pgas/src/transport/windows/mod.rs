@@ -2,8 +2,11 @@
 //! the PE that owns the memory, and wakes sleeping waiters by doorbells.
 
 mod connection;
+mod host;
 pub mod layout;
+mod mover;
 mod operations;
+pub mod options;
 mod record;
 mod requests;
 mod service;
@@ -15,6 +18,8 @@ pub mod wait;
 pub mod wakeup;
 
 use crate::error::{Error, Lost, Result};
+pub use mover::MoverChoice;
+
 use connection::connect_peers;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{Mover, Ticket};

@@ -220,7 +220,9 @@ impl Transport for Windows {
 
     fn wait(&self, awaited: Awaited, done: &mut dyn FnMut() -> bool, check: Check<'_>) -> Result<()> {
         let interest = awaited.word.map_or(Interest::Any, |(offset, width)| Interest::word(offset, width));
-        let options = WaitOptions { timeout: None, interest, ..self.context.wait_options("a condition") };
+        let mode = awaited.mode.unwrap_or(self.context.completion);
+        let options =
+            WaitOptions { mode, timeout: None, interest, ..self.context.wait_options("a condition") };
         let scope = awaited.pe.map_or(FailureScope::AnyPeer, FailureScope::Peer);
         self.context.wait_until(options, scope, false, done, check)
     }

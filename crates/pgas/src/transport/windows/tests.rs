@@ -351,7 +351,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
         let word = windows.symmetric().0.wrapping_add(64) as usize;
         // SAFETY: `word` is aligned and lies in this PE's own symmetric memory.
         let mut set = || unsafe { (word as *const u64).read_volatile() } == 1;
-        windows.wait(Awaited { word: Some((64, 8)), pe: None }, &mut set, &mut no_check).unwrap();
+        windows.wait(Awaited { word: Some((64, 8)), ..Awaited::default() }, &mut set, &mut no_check).unwrap();
     };
     two(
         |first, theirs| {
@@ -401,7 +401,9 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
             for round in 1..=ROUNDS {
                 // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
                 let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
-                second.wait(Awaited { word: Some((64, 8)), pe: None }, &mut set, &mut no_check).unwrap();
+                second
+                    .wait(Awaited { word: Some((64, 8)), ..Awaited::default() }, &mut set, &mut no_check)
+                    .unwrap();
                 second.notify(0).unwrap();
             }
         },
@@ -445,7 +447,9 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
             }
             // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
             let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
-            windows.wait(Awaited { word: Some((64, 8)), pe: None }, &mut set, &mut no_check).unwrap();
+            windows
+                .wait(Awaited { word: Some((64, 8)), ..Awaited::default() }, &mut set, &mut no_check)
+                .unwrap();
             if turn == 1 {
                 put();
             }

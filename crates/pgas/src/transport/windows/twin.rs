@@ -1,16 +1,25 @@
-//! What a PE at a port of the twin has besides the transport: the connection to its launcher, and its static objects in
-//! the inbound memory.
+//! Joins and connects the PEs of a job over the twin. The twin is a PE's connection to the hub, and it carries the
+//! program's static objects in its inbound memory.
 
 use super::layout::Layout;
-use super::{Settings, Windows};
+use super::{Settings, Windows, host, options};
 use crate::error::Result;
 use crate::transport::Statics;
-use crate::transport::bootstrap::JobControl;
+use crate::transport::bootstrap::{Host, JobControl, JobSettings, Network, Opening};
 use inlane_ntb::device::Ntb;
 use inlane_ntb::twin::Twin;
 use std::sync::Arc;
+use std::time::Duration;
 
 impl JobControl for Twin {
+    fn me(&self) -> u32 {
+        self.port()
+    }
+
+    fn pes(&self) -> u32 {
+        self.ports()
+    }
+
     fn report_finished(&self) {
         Twin::report_finished(self);
     }
@@ -28,27 +37,49 @@ impl JobControl for Twin {
     }
 }
 
-impl Windows {
-    /// Connects as [`Windows::connect`] does, over the twin. Symmetric memory has `bytes` bytes. Moves the program's
-    /// static objects into it.
-    ///
-    /// # Errors
-    /// As for [`Windows::connect`]; the system's error if the static objects cannot be mapped.
-    ///
-    /// # Safety
-    /// The memory of `statics` is mapped and writable. During the call, no other thread accesses it.
-    pub unsafe fn connect_twin(
-        twin: Arc<Twin>,
+impl Network for Windows {
+    type Link = Twin;
+
+    fn host(opening: &Opening) -> Result<Arc<dyn Host>> {
+        Ok(Arc::new(host::JobHub::new(opening)?))
+    }
+
+    fn join(invitation: &str, pe: u32, needed: &dyn Fn(u32) -> usize) -> Result<Arc<Twin>> {
+        let faults = options::faults()?;
+        let socket = host::socket(invitation, pe)?;
+        let needed = |pes| Layout::overhead(pes) + needed(pes);
+        Ok(Arc::new(Twin::attach_with(socket, &faults, needed)?))
+    }
+
+    unsafe fn connect_job(
+        link: Arc<Twin>,
         bytes: usize,
         statics: Option<Statics>,
-        settings: Settings,
+        settings: &JobSettings,
     ) -> Result<Self> {
-        let symmetric = Layout::overhead(twin.ports());
+        let symmetric = Layout::overhead(link.ports());
         if let Some(Statics { offset, address, bytes }) = statics {
             // SAFETY: the caller keeps the promises about the static objects. The inbound memory is fresh.
-            unsafe { move_statics(&twin, symmetric + offset, address, bytes)? };
+            unsafe { move_statics(&link, symmetric + offset, address, bytes)? };
         }
-        Self::connect(twin, symmetric + bytes, settings)
+        let settings = Settings {
+            completion: settings.completion,
+            yields: settings.yields,
+            faults: options::faults()?,
+            mover: options::mover()?,
+            connect_timeout: settings.connect_timeout.unwrap_or(Duration::MAX),
+            request_timeout: settings.request_timeout,
+            ..Settings::default()
+        };
+        Self::connect(link, symmetric + bytes, settings)
+    }
+
+    fn name(&self) -> String {
+        self.ntb().capabilities().name.into()
+    }
+
+    fn path(&self) -> String {
+        "windows in shared memory".into()
     }
 }
 

@@ -1,22 +1,18 @@
-//! How the PEs of a job over UCX find each other if a process manager such as `mpirun` started them. PE 0
-//! publishes the TCP addresses of its server. Each other PE tries these addresses one after another.
+//! How the PEs of a job find its server if a process manager such as `mpirun` started them. PE 0 publishes the TCP
+//! addresses of its server. Each PE tries these addresses one after another.
 
+use super::{Client, Meeting};
 use crate::error::{Error, Result};
+use crate::transport::bootstrap::LONGEST_INVITATION;
 use crate::transport::machine::machine;
-use crate::transport::rendezvous::{Client, Meeting};
 use std::fmt::{Display, Formatter};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// The longest text in bytes that a process can publish through the process manager.
-const LONGEST_TEXT: usize = 250;
-
-/// The heap size, and the addresses of PE 0's server to which all PEs of a job connect. PE 0 publishes them
-/// as the text `HEAP/PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
+/// The addresses of PE 0's server to which all PEs of a job connect. PE 0 publishes them as the text
+/// `PLACE/PORT/TOKEN/ADDRESS,ADDRESS...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meetings {
-    /// Size of each PE's symmetric heap in bytes.
-    pub heap_bytes: u64,
     /// A text that identifies PE 0's machine and network namespace, from [`place`].
     place: String,
     port: u16,
@@ -26,14 +22,6 @@ pub struct Meetings {
     addresses: Vec<IpAddr>,
 }
 
-/// Returns the address at which PE 0's server listens: `given` if it is set. Otherwise, the address is
-/// 127.0.0.1 if all PEs run on one machine, else 0.0.0.0 (all addresses).
-pub(super) fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
-    let loopback = || IpAddr::from(Ipv4Addr::LOCALHOST);
-    let all = || IpAddr::from(Ipv4Addr::UNSPECIFIED);
-    given.unwrap_or_else(|| if on_one_machine { loopback() } else { all() })
-}
-
 impl Meetings {
     /// Returns what PE 0 publishes about its server. `meeting` has the server's address and token. If the
     /// server listens at 0.0.0.0, the result has the IPv4 addresses of this machine, as many as fit into a
@@ -41,7 +29,7 @@ impl Meetings {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn of(meeting: &Meeting, heap_bytes: u64) -> Result<Self> {
+    pub fn of(meeting: &Meeting) -> Result<Self> {
         let listening = meeting.address.ip();
         let mut addresses = vec![listening];
         if listening.is_unspecified() {
@@ -49,8 +37,8 @@ impl Meetings {
             addresses.extend(own_addresses()?.into_iter().filter(IpAddr::is_ipv4));
         }
         let port = meeting.address.port();
-        let mut card = Self { heap_bytes, place: place()?, port, token: meeting.token, addresses };
-        while card.to_string().len() > LONGEST_TEXT && card.addresses.len() > 1 {
+        let mut card = Self { place: place()?, port, token: meeting.token, addresses };
+        while card.to_string().len() > LONGEST_INVITATION && card.addresses.len() > 1 {
             card.addresses.pop();
         }
         Ok(card)
@@ -67,7 +55,7 @@ impl Meetings {
             what: format!("joining the job as PE {me}"),
             why: format!(
                 "PE 0 runs on another machine and has no address that leads there; set {} to an address of PE 0's machine",
-                super::variables::ADDRESS
+                crate::launch::variables::ADDRESS
             ),
         };
         for address in self.addresses.iter().filter(reachable) {
@@ -84,7 +72,7 @@ impl Meetings {
 impl Display for Meetings {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let token = u128::from_be_bytes(self.token);
-        write!(f, "{}/{}/{}/{token:032x}/", self.heap_bytes, self.place, self.port)?;
+        write!(f, "{}/{}/{token:032x}/", self.place, self.port)?;
         let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
         f.write_str(&addresses.join(","))
     }
@@ -96,11 +84,10 @@ impl FromStr for Meetings {
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
             let parts: Vec<_> = text.split('/').collect();
-            let [heap, place, port, token, addresses] = parts[..] else { return None };
+            let [place, port, token, addresses] = parts[..] else { return None };
             // Accept only 32 hexadecimal digits: `from_str_radix` would also accept a sign.
             let plain = token.len() == 32 && token.bytes().all(|digit| digit.is_ascii_hexdigit());
             Some(Self {
-                heap_bytes: heap.parse().ok()?,
                 place: place.into(),
                 port: port.parse().ok()?,
                 token: u128::from_str_radix(token, 16).ok().filter(|_| plain)?.to_be_bytes(),
@@ -109,7 +96,7 @@ impl FromStr for Meetings {
         };
         parse().ok_or_else(|| {
             Error::invalid(
-                format!("the card of PE 0, '{text}'"),
+                format!("the invitation of PE 0, '{text}'"),
                 "it is another release's; use one release and one INLANE_NTB_TRANSPORT for all PEs",
             )
         })
@@ -174,19 +161,19 @@ mod tests {
     #[test]
     fn a_card_with_many_addresses_fits_into_a_text() {
         let meeting = Meeting { address: "127.0.0.1:65535".parse().unwrap(), token: [255; 16] };
-        let card = Meetings::of(&meeting, u64::MAX).unwrap();
+        let card = Meetings::of(&meeting).unwrap();
         assert_eq!(card.to_string().parse::<Meetings>().unwrap(), card);
-        assert!(card.to_string().len() <= LONGEST_TEXT && !card.to_string().contains(' '));
+        assert!(card.to_string().len() <= LONGEST_INVITATION && !card.to_string().contains(' '));
         let everywhere = Meeting { address: "0.0.0.0:7".parse().unwrap(), ..meeting };
-        let card = Meetings::of(&everywhere, 8192).unwrap();
+        let card = Meetings::of(&everywhere).unwrap();
         assert_eq!(card.addresses[0], IpAddr::from(Ipv4Addr::LOCALHOST));
-        assert!(card.to_string().len() <= LONGEST_TEXT);
+        assert!(card.to_string().len() <= LONGEST_INVITATION);
     }
 
     #[test]
     fn loopback_addresses_of_another_machine_are_not_tried() {
         let meeting = Meeting { address: "127.0.0.1:1".parse().unwrap(), token: [0; 16] };
-        let card = Meetings { place: "elsewhere".into(), ..Meetings::of(&meeting, 1).unwrap() };
+        let card = Meetings { place: "elsewhere".into(), ..Meetings::of(&meeting).unwrap() };
         let error = card.join(1).err().unwrap().to_string();
         assert!(error.contains("INLANE_NTB_ADDRESS"), "{error}");
     }
