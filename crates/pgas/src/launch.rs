@@ -1,8 +1,9 @@
 //! A job: one process for each PE, started and ended together.
 //!
-//! All PEs connect to the job's host, which the launcher runs ([`Host`](crate::transport::bootstrap::Host)). Over windows, a
-//! twin NTB bridge joins the PEs. Its host is the bridge's hub, which holds the memories and registers, and each process
-//! inherits a socket to it. Over UCX, the host is a TCP server. Each process finds its settings in the environment:
+//! All PEs connect to the job's meeting point, which the launcher runs
+//! ([`MeetingPoint`]). Over windows, a twin NTB bridge joins the PEs. The meeting
+//! point is the bridge's hub, which holds the memories and registers, and each process inherits a socket to it. Over UCX,
+//! the meeting point is a TCP server. Each process finds its settings in the environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -35,7 +36,7 @@ pub use membership::{End, Membership};
 pub use session::Session;
 
 use crate::error::{Error, Result};
-use crate::transport::bootstrap::{Host, Opening};
+use crate::transport::bootstrap::{MeetingPoint, Opening};
 use crate::transport::select::TransportKind;
 use crate::transport::windows::options::Options;
 use inlane_core::completion::CompletionMode;
@@ -78,7 +79,7 @@ pub fn why_not_started(program: &Path) -> Option<String> {
 /// Default size of the symmetric heap in bytes. Untouched pages take no memory.
 pub const HEAP: u64 = 1 << 30;
 
-/// Returns the address at which the host of a job listens: `given` if it is set. Otherwise, the address is
+/// Returns the address at which the meeting point of a job listens: `given` if it is set. Otherwise, the address is
 /// 127.0.0.1 if all PEs run on one machine, else 0.0.0.0 (all addresses).
 fn listening_address(given: Option<IpAddr>, on_one_machine: bool) -> IpAddr {
     let usual = if on_one_machine { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
@@ -94,7 +95,7 @@ pub struct Job {
     pub heap_bytes: u64,
     /// How the PEs communicate.
     pub transport: TransportKind,
-    /// This machine's address at which the job's host listens for the PEs. Windows do not use it.
+    /// This machine's address at which the job's meeting point listens for the PEs. Windows do not use it.
     pub address: IpAddr,
     /// The completion mode of waits.
     pub completion: CompletionMode,
@@ -143,11 +144,11 @@ impl Job {
             self.windows.refuse(&self.transport.to_string())?;
         }
         let opening = Opening { pes: self.pes, heap_bytes: self.heap_bytes, address: self.address };
-        let host = self.transport.host(&opening)?;
+        let meeting = self.transport.meeting_point(&opening)?;
         static JOBS: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = channel();
-        if let Some(seen) = host.events() {
+        if let Some(seen) = meeting.events() {
             let sender = sender.clone();
             thread(move || {
                 seen.for_each(|(pe, seen)| drop(sender.send(JobEvent::Seen(pe, seen))));
@@ -155,11 +156,11 @@ impl Job {
         }
         let mut running = Vec::new();
         let outcome = (0..self.pes).try_for_each(|pe| {
-            running.push(self.start(&*host, (pe, &name), program, arguments, &sender)?);
+            running.push(self.start(&*meeting, (pe, &name), program, arguments, &sender)?);
             Ok(())
         });
         let outcome = match outcome {
-            Ok(()) => Ok(supervise(&events, &mut running, &*host)),
+            Ok(()) => Ok(supervise(&events, &mut running, &*meeting)),
             Err(error) => {
                 end_all(&events, &mut running);
                 Err(error)
@@ -172,14 +173,14 @@ impl Job {
 
     fn start(
         &self,
-        host: &dyn Host,
+        meeting: &dyn MeetingPoint,
         (pe, job): (u32, &str),
         program: &OsString,
         arguments: &[OsString],
         sender: &Sender<JobEvent>,
     ) -> Result<Running> {
         let mut command = Command::new(program);
-        let (text, socket) = host.invite(pe, &mut command)?;
+        let (text, socket) = meeting.invite(pe, &mut command)?;
         let fd = socket.as_ref().map(AsRawFd::as_raw_fd);
         let processors = processors();
         // Give each PE an equal share of neighbouring processors. Its service thread then has room beside the

@@ -1,4 +1,4 @@
-//! The invitation to a job: how a process finds the job's host.
+//! The invitation to a job: how a process finds the job's meeting point.
 
 use crate::error::{Error, Result};
 use crate::transport::select::TransportKind;
@@ -15,7 +15,7 @@ pub(super) const PE: &str = "INLANE_NTB_PE";
 pub struct Invitation {
     /// The transport of the job.
     pub kind: TransportKind,
-    /// The invitation of the transport's host.
+    /// The invitation of the transport's meeting point.
     pub text: String,
 }
 

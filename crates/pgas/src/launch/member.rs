@@ -1,7 +1,7 @@
 //! How a process joins and leaves a job that a process manager such as `mpirun` started.
 //!
 //! ```text
-//! PE 0      opens the job's host, and stores a text at the manager, its card: the heap size, and the invitation
+//! PE 0      opens the job's meeting point, and stores a text at the manager, its card: the heap size, and the invitation
 //! all PEs   store which processors they may use; wait in the manager's fence; read the card of PE 0; join
 //! ```
 
@@ -10,7 +10,7 @@ use super::manager::ProcessManager;
 use super::processors;
 use super::{Invitation, variables};
 use crate::error::{Error, Result};
-use crate::transport::bootstrap::{Host, Opening, PeEvent};
+use crate::transport::bootstrap::{MeetingPoint, Opening, PeEvent};
 use crate::transport::select::TransportKind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -35,13 +35,13 @@ impl Ends {
 /// This process's membership in a job that a process manager started.
 pub(super) struct Member {
     manager: Mutex<Box<dyn ProcessManager>>,
-    /// At PE 0: the job's host, and the record of finished and ended PEs. `None` at other PEs.
-    host: Option<(Arc<dyn Host>, Arc<Ends>)>,
+    /// At PE 0: the job's meeting point, and the record of finished and ended PEs. `None` at other PEs.
+    meeting: Option<(Arc<dyn MeetingPoint>, Arc<Ends>)>,
 }
 
 /// Meets the other PEs of the job that `manager` started, whose transport is `kind`. `heap_bytes` is the size of the
 /// symmetric heap that this process asks for, but all PEs use PE 0's size. Returns the membership, the invitation of PE 0's
-/// host, and PE 0's heap size in bytes.
+/// meeting point, and PE 0's heap size in bytes.
 ///
 /// # Errors
 /// If there are too many processes, or if the manager or the system refuses.
@@ -50,13 +50,13 @@ pub(super) fn meet(
     kind: TransportKind,
     heap_bytes: u64,
 ) -> Result<(Member, Invitation, u64)> {
-    let mut host = None;
+    let mut meeting = None;
     if manager.rank() == 0 {
         let pes = manager.size();
         let address = listening_address(variables::address()?, manager.local_size() == Some(pes));
-        let opened = kind.host(&Opening { pes, heap_bytes, address })?;
+        let opened = kind.meeting_point(&Opening { pes, heap_bytes, address })?;
         manager.put(CARD, &format!("{heap_bytes}/{}", opened.invitation()?))?;
-        host = Some(watched(opened, pes));
+        meeting = Some(watched(opened, pes));
     }
     manager.put(PROCESSORS, &processors::announcement())?;
     manager.fence()?;
@@ -65,7 +65,7 @@ pub(super) fn meet(
         let what = format!("the card of PE 0, '{card}'");
         Error::invalid(what, "it is another release's; use one release for all PEs")
     })?;
-    let member = Member { manager: Mutex::new(manager), host };
+    let member = Member { manager: Mutex::new(manager), meeting };
     Ok((member, Invitation { kind, text }, heap_bytes))
 }
 
@@ -75,23 +75,23 @@ fn parse(card: &str) -> Option<(u64, String)> {
     Some((heap_bytes.parse().ok()?, invitation.into()))
 }
 
-/// Starts a thread that handles the events of `host`. Returns `host`, and one flag for each of the `size` PEs.
+/// Starts a thread that handles the events of `meeting`. Returns `meeting`, and one flag for each of the `size` PEs.
 /// The thread sets the flag of a PE when the PE has finished or ended.
-fn watched(host: Arc<dyn Host>, size: u32) -> (Arc<dyn Host>, Arc<Ends>) {
+fn watched(meeting: Arc<dyn MeetingPoint>, size: u32) -> (Arc<dyn MeetingPoint>, Arc<Ends>) {
     let ends = Arc::new(Ends::default());
     *ends.lock() = vec![false; size as usize];
-    let theirs = (host.clone(), ends.clone());
+    let theirs = (meeting.clone(), ends.clone());
     std::thread::spawn(move || watch(&*theirs.0, &theirs.1));
-    (host, ends)
+    (meeting, ends)
 }
 
-/// Handles the events of the host until there are no more. Records in `ends` which PEs have finished or ended. If a PE asks
-/// to end the job, asks all PEs to end.
-fn watch(host: &dyn Host, ends: &Ends) {
-    let Some(events) = host.events() else { return };
+/// Handles the events of the meeting point until there are no more. Records in `ends` which PEs have finished or ended. If a
+/// PE asks to end the job, asks all PEs to end.
+fn watch(meeting: &dyn MeetingPoint, ends: &Ends) {
+    let Some(events) = meeting.events() else { return };
     for (pe, event) in events {
         match event {
-            PeEvent::ExitAll(status) => host.end_all(status),
+            PeEvent::ExitAll(status) => meeting.end_all(status),
             PeEvent::Finished | PeEvent::Gone => {
                 ends.lock()[pe as usize] = true;
                 ends.changed.notify_all();
@@ -118,9 +118,9 @@ impl Member {
         self.manager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because it runs the job's host.
+    /// Leaves the job. PE 0 waits until every other PE has finished or ended, because it runs the job's meeting point.
     pub fn finish(&self) {
-        if let Some((_, ends)) = &self.host {
+        if let Some((_, ends)) = &self.meeting {
             let mut ended = ends.lock();
             while !ended.iter().all(|ended| *ended) {
                 ended = ends.changed.wait(ended).unwrap_or_else(PoisonError::into_inner);
@@ -136,10 +136,10 @@ impl Member {
     }
 
     /// At PE 0, asks all PEs to end with `status`. At other PEs does nothing, because they send their request
-    /// to PE 0's host.
+    /// to PE 0's meeting point.
     pub fn end_all(&self, status: i32) {
-        if let Some((host, _)) = &self.host {
-            host.end_all(status);
+        if let Some((meeting, _)) = &self.meeting {
+            meeting.end_all(status);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::transport::bootstrap::JobControl;
 use std::any::Any;
 use std::sync::Arc;
 
-/// The host of a job of one PE.
+/// The meeting point of a job of one PE.
 pub(super) type Owned = Box<dyn Any + Send + Sync>;
 
 /// A process's membership in a job. It is known before the transport connects.
@@ -13,7 +13,7 @@ pub struct Membership {
     control: Arc<dyn JobControl>,
     /// The membership in a job that a process manager such as `mpirun` started.
     manager: Option<Member>,
-    /// The job's host, if this process was started alone and is a job of one PE.
+    /// The job's meeting point, if this process was started alone and is a job of one PE.
     owned: Option<Owned>,
 }
 

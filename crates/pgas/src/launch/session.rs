@@ -83,15 +83,15 @@ impl Session {
             }
             None => {
                 let address = listening_address(variables::address()?, true);
-                let host = kind.host(&Opening { pes: 1, heap_bytes, address })?;
-                let invitation = Invitation { kind, text: host.invitation()? };
-                Self::join(&invitation, 0, (heap_bytes, additional), (None, Some(Box::new(host))), reason)
+                let meeting = kind.meeting_point(&Opening { pes: 1, heap_bytes, address })?;
+                let invitation = Invitation { kind, text: meeting.invitation()? };
+                Self::join(&invitation, 0, (heap_bytes, additional), (None, Some(Box::new(meeting))), reason)
             }
         }
     }
 
-    /// Joins the job by the invitation of its host. All PEs must call it, because it exchanges the PEs' processors. If the
-    /// PEs of this machine are more than the processors that they may use, waiting PEs yield their processor, unless
+    /// Joins the job by the invitation of its meeting point. All PEs must call it, because it exchanges the PEs' processors.
+    /// If the PEs of this machine are more than the processors that they may use, waiting PEs yield their processor, unless
     /// [`variables::YIELD`] is set to 0.
     fn join(
         invitation: &Invitation,

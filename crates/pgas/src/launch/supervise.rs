@@ -1,6 +1,6 @@
 //! Watches the processes of a job, and decides which failure the job reports.
 
-use crate::transport::bootstrap::{Host, PeEvent};
+use crate::transport::bootstrap::{MeetingPoint, PeEvent};
 use rustix::process::{Signal, pidfd_send_signal};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -16,7 +16,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 pub(super) enum JobEvent {
-    /// The host has seen an event of a PE.
+    /// The meeting point has seen an event of a PE.
     Seen(u32, PeEvent),
     /// The process of a PE has ended.
     Ended(u32, ExitStatus),
@@ -43,14 +43,14 @@ impl Running {
     }
 
     /// Returns true if the process has ended and its last event has arrived. The last event is the report of
-    /// the job's host that the process's socket is closed. A child process may keep that socket open,
+    /// the job's meeting point that the process's socket is closed. A child process may keep that socket open,
     /// so this function also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
-/// Records an event in `running`: a report of the job's host, or the end of a process. If a PE has
+/// Records an event in `running`: a report of the job's meeting point, or the end of a process. If a PE has
 /// asked to end all PEs, returns its number and the exit status that it asked for.
 fn record(running: &mut [Running], events: JobEvent) -> Option<(u32, i32)> {
     match events {
@@ -117,7 +117,7 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
 pub(super) fn supervise(
     events: &Receiver<JobEvent>,
     running: &mut [Running],
-    host: &dyn Host,
+    meeting: &dyn MeetingPoint,
 ) -> (i32, Option<String>) {
     loop {
         // After a process has ended, check the verdict every 50 ms, because the verdict may become final
@@ -129,7 +129,7 @@ pub(super) fn supervise(
                 if let Some((pe, status)) = record(running, event) {
                     // First ask the PEs to flush their output and to end. Later, kill those that have not
                     // ended.
-                    host.end_all(status);
+                    meeting.end_all(status);
                     wait_for_ends(events, running, GRACE);
                     end_all(events, running);
                     return (

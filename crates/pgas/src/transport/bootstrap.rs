@@ -1,6 +1,6 @@
-//! How the PEs of a job find each other and connect. [`Host`] is what all PEs of a job connect to first. [`JobControl`] is
-//! a PE's connection to it. [`Exchange`] exchanges addresses and keys between PEs. [`Network`] joins these for a transport,
-//! so the rest of the crate starts and joins jobs without knowing their transport.
+//! How the PEs of a job find each other and connect. [`MeetingPoint`] is what all PEs of a job connect to first.
+//! [`JobControl`] is a PE's connection to it. [`Exchange`] exchanges addresses and keys between PEs. [`Network`] joins these
+//! for a transport, so the rest of the crate starts and joins jobs without knowing their transport.
 
 use super::{Statics, Transport};
 use crate::error::Result;
@@ -39,7 +39,7 @@ pub trait Exchange: JobControl {
     fn lost(&self) -> Option<u32>;
 }
 
-/// A PE's connection to its job's [`Host`]. The PE uses it to report how it ends.
+/// A PE's connection to its job's [`MeetingPoint`]. The PE uses it to report how it ends.
 pub trait JobControl: Send + Sync {
     /// Returns the number of this PE.
     fn me(&self) -> u32;
@@ -59,7 +59,7 @@ pub trait JobControl: Send + Sync {
 
 /// The part of a job to which all its PEs connect. It runs in the job's launcher, or in PE 0 if another launcher started the
 /// job. Over windows, it is the hub of the twin bridge. Over UCX, it is a TCP server.
-pub trait Host: Send + Sync {
+pub trait MeetingPoint: Send + Sync {
     /// Returns the PEs' events as they happen. Returns `None` after the first call.
     fn events(&self) -> Option<Box<dyn Iterator<Item = (u32, PeEvent)> + Send>>;
     /// Asks all PEs to end with `status`.
@@ -78,10 +78,10 @@ pub trait Host: Send + Sync {
     fn invitation(&self) -> Result<String>;
 }
 
-/// The most bytes of [`Host::invitation`]. Process managers store no longer texts, and the heap size precedes it.
+/// The most bytes of [`MeetingPoint::invitation`]. Process managers store no longer texts, and the heap size precedes it.
 pub const LONGEST_INVITATION: usize = 228;
 
-/// What a [`Host`] needs to know of its job.
+/// What a [`MeetingPoint`] needs to know of its job.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     /// The number of PEs.
@@ -108,7 +108,7 @@ pub struct JobSettings {
 /// A transport over which jobs can be started and joined. To add one, implement this trait and add a line to the list in
 /// [`select`](super::select).
 pub trait Network: Transport + Sized {
-    /// A PE's connection to its job's [`Host`].
+    /// A PE's connection to its job's [`MeetingPoint`].
     type Link: JobControl + 'static;
 
     /// True if the transport may abort a PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
@@ -125,20 +125,20 @@ pub trait Network: Transport + Sized {
         Ok(env!("CARGO_PKG_VERSION").into())
     }
 
-    /// Opens the host of a job.
+    /// Opens the meeting point of a job.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a job that is too large; errors of the system.
-    fn host(opening: &Opening) -> Result<Arc<dyn Host>>;
+    fn meeting_point(opening: &Opening) -> Result<Arc<dyn MeetingPoint>>;
 
-    /// Joins a job as PE `pe`, by the invitation of its host. `needed` returns how many bytes of symmetric memory this PE
-    /// needs in a job of the given number of PEs.
+    /// Joins a job as PE `pe`, by the invitation of its meeting point. `needed` returns how many bytes of symmetric memory
+    /// this PE needs in a job of the given number of PEs.
     ///
     /// # Errors
-    /// [`crate::error::Error::Invalid`] for an invalid invitation. Also if the host cannot be reached.
+    /// [`crate::error::Error::Invalid`] for an invalid invitation. Also if the meeting point cannot be reached.
     fn join(invitation: &str, pe: u32, needed: &dyn Fn(u32) -> usize) -> Result<Arc<Self::Link>>;
 
-    /// Returns what exchanges bytes between the PEs, if the connection to the host can do so.
+    /// Returns what exchanges bytes between the PEs, if the connection to the meeting point can do so.
     fn exchange(_link: &Self::Link) -> Option<&dyn Exchange> {
         None
     }

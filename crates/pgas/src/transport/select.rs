@@ -1,6 +1,6 @@
 //! The list of transports, and the choice between them. [`AnyTransport`] holds the transport that the user chose.
 
-use super::bootstrap::{Exchange, Host, JobControl, JobSettings, Network, Opening};
+use super::bootstrap::{Exchange, JobControl, JobSettings, MeetingPoint, Network, Opening};
 use super::{Atomic, Awaited, Capabilities, Check, Statics, Transport};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
@@ -22,12 +22,12 @@ macro_rules! transports {
             /// All transports, each with its name.
             const ALL: &[(&str, TransportKind)] = &[$(($name, TransportKind::$variant)),+];
 
-            /// Opens the host of a job, as [`Network::host`] does.
+            /// Opens the meeting point of a job, as [`Network::meeting_point`] does.
             ///
             /// # Errors
-            /// As for [`Network::host`].
-            pub fn host(self, opening: &Opening) -> Result<Arc<dyn Host>> {
-                match self { $(TransportKind::$variant => <$transport>::host(opening),)+ }
+            /// As for [`Network::meeting_point`].
+            pub fn meeting_point(self, opening: &Opening) -> Result<Arc<dyn MeetingPoint>> {
+                match self { $(TransportKind::$variant => <$transport>::meeting_point(opening),)+ }
             }
 
             /// Returns [`Network::VARIABLES`].
@@ -77,7 +77,7 @@ macro_rules! transports {
                 match self { $(Joined::$variant(_) => TransportKind::$variant,)+ }
             }
 
-            /// Returns this PE's connection to the host.
+            /// Returns this PE's connection to the meeting point.
             pub fn control(&self) -> Arc<dyn JobControl> {
                 match self { $(Joined::$variant(link) => link.clone(),)+ }
             }

@@ -3,7 +3,7 @@
 
 use super::{Frame, MAX_PAYLOAD, MAX_PES, Meeting, Meetings, prepare};
 use crate::error::{Error, Result};
-use crate::transport::bootstrap::{Host, Opening, PeEvent};
+use crate::transport::bootstrap::{MeetingPoint, Opening, PeEvent};
 use rustix::net::listen;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -107,12 +107,12 @@ impl Server {
     ///
     /// # Errors
     /// As for [`Server::new`].
-    pub fn open(opening: &Opening) -> Result<Arc<dyn Host>> {
+    pub fn open(opening: &Opening) -> Result<Arc<dyn MeetingPoint>> {
         Ok(Arc::new(Self::new(opening.pes, opening.address)?))
     }
 }
 
-impl Host for Server {
+impl MeetingPoint for Server {
     fn events(&self) -> Option<Box<dyn Iterator<Item = (u32, PeEvent)> + Send>> {
         Some(Box::new(self.events()?.into_iter()))
     }

@@ -1,6 +1,6 @@
 use super::{Client, Frame, Meeting, Server};
 use crate::error::Error;
-use crate::transport::bootstrap::{Exchange, Host, JobControl, PeEvent};
+use crate::transport::bootstrap::{Exchange, JobControl, MeetingPoint, PeEvent};
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};

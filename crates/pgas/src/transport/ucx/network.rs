@@ -2,7 +2,7 @@
 
 use super::{Settings, Ucx, files};
 use crate::error::Result;
-use crate::transport::bootstrap::{Exchange, Host, JobSettings, Network, Opening};
+use crate::transport::bootstrap::{Exchange, JobSettings, MeetingPoint, Network, Opening};
 use crate::transport::rendezvous::{self, Client, Server};
 use crate::transport::{Statics, Transport};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ impl Network for Ucx {
         Self::version()
     }
 
-    fn host(opening: &Opening) -> Result<Arc<dyn Host>> {
+    fn meeting_point(opening: &Opening) -> Result<Arc<dyn MeetingPoint>> {
         Server::open(opening)
     }
 

@@ -2,7 +2,7 @@
 //! the PE that owns the memory, and wakes sleeping waiters by doorbells.
 
 mod connection;
-mod host;
+mod hub;
 pub mod layout;
 mod mover;
 mod operations;

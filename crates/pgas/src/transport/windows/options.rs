@@ -100,8 +100,11 @@ pub(super) fn faults() -> Result<Faults> {
     Ok(of_launcher(FAULTS_VARIABLE)?.unwrap_or_default())
 }
 
+/// A mover, and the size in bytes from which it copies. `None`: the size is measured.
+pub(super) type MoverFrom = (Box<dyn Mover>, Option<usize>);
+
 /// Starts the mover that the launcher asks for. Returns it with the size from which it copies, if that is given.
-pub(super) fn mover() -> Result<Option<(Box<dyn Mover>, Option<usize>)>> {
+pub(super) fn mover() -> Result<Option<MoverFrom>> {
     let from = of_launcher::<u64>(MOVER_FROM_VARIABLE)?.map(|from| from as usize);
     let choice = of_launcher::<MoverChoice>(MOVER_VARIABLE)?;
     choice.map(|choice| Ok((choice.start_twin()?, from))).transpose()

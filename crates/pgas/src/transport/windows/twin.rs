@@ -2,10 +2,10 @@
 //! program's static objects in its inbound memory.
 
 use super::layout::Layout;
-use super::{Settings, Windows, host, options};
+use super::{Settings, Windows, hub, options};
 use crate::error::Result;
 use crate::transport::Statics;
-use crate::transport::bootstrap::{Host, JobControl, JobSettings, Network, Opening};
+use crate::transport::bootstrap::{JobControl, JobSettings, MeetingPoint, Network, Opening};
 use inlane_ntb::device::Ntb;
 use inlane_ntb::twin::Twin;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ impl JobControl for Twin {
 impl Network for Windows {
     type Link = Twin;
 
-    fn host(opening: &Opening) -> Result<Arc<dyn Host>> {
-        Ok(Arc::new(host::JobHub::new(opening)?))
+    fn meeting_point(opening: &Opening) -> Result<Arc<dyn MeetingPoint>> {
+        Ok(Arc::new(hub::JobHub::new(opening)?))
     }
 
     fn join(invitation: &str, pe: u32, needed: &dyn Fn(u32) -> usize) -> Result<Arc<Twin>> {
         let faults = options::faults()?;
-        let socket = host::socket(invitation, pe)?;
+        let socket = hub::socket(invitation, pe)?;
         let needed = |pes| Layout::overhead(pes) + needed(pes);
         Ok(Arc::new(Twin::attach_with(socket, &faults, needed)?))
     }

@@ -1,8 +1,8 @@
-//! The host of a job over windows: the hub of the twin bridge, which owns the memories and registers of the bridge. PEs
+//! The meeting point of a job over windows: the hub of the twin bridge, which owns the memories and registers of the bridge. PEs
 //! that the launcher starts inherit a socket to it. Other PEs connect to a socket with a random name.
 
 use crate::error::{Error, Result};
-use crate::transport::bootstrap::{Host, Opening, PeEvent};
+use crate::transport::bootstrap::{MeetingPoint, Opening, PeEvent};
 use crate::transport::machine::machine;
 use inlane_ntb::twin::{Hub, MAX_PORTS, PortEvent};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -41,7 +41,7 @@ impl JobHub {
     }
 }
 
-impl Host for JobHub {
+impl MeetingPoint for JobHub {
     fn events(&self) -> Option<Box<dyn Iterator<Item = (u32, PeEvent)> + Send>> {
         let event = |(pe, event)| {
             let event = match event {
