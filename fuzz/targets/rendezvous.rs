@@ -4,8 +4,8 @@
 
 #![no_main]
 
-use inlane_pgas::launch::network::Meetings;
-use inlane_pgas::transport::rendezvous::{Frame, Meeting};
+use inlane_pgas::launch::Invitation;
+use inlane_pgas::transport::rendezvous::{Frame, Meeting, Meetings};
 use inlane_pgas::transport::ucx::card::Card;
 use libfuzzer_sys::fuzz_target;
 
@@ -27,5 +27,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(meetings) = text.parse::<Meetings>() {
         assert_eq!(meetings.to_string().parse::<Meetings>().unwrap(), meetings);
+    }
+    if let Ok(invitation) = text.parse::<Invitation>() {
+        assert_eq!(invitation.to_string().parse::<Invitation>().unwrap(), invitation);
     }
 });

@@ -12,7 +12,7 @@
 //! | `INLANE_NTB_JOB` | a name of the job, which all processes of the job inherit |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | the completion mode of waits: poll, interrupt or adaptive |
-//! | `INLANE_NTB_FAULTS` | faults to inject, in the syntax of [`Faults`] |
+//! | `INLANE_NTB_FAULTS` | faults to inject, in the syntax of [`Faults`](inlane_ntb::fault::Faults) |
 //! | `INLANE_NTB_MOVER` | what copies bulk data: `twin` or `twin:RATE` (a DMA engine's twin) |
 //! | `INLANE_NTB_MOVER_FROM` | size in bytes from which the mover copies |
 //! | `INLANE_NTB_YIELD` | over windows: 1 if there are more PEs than processors, so that polling yields the processor |

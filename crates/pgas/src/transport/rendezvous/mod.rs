@@ -24,7 +24,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-use addresses::Meetings;
+pub use addresses::Meetings;
 pub use client::Client;
 pub use server::Server;
 
