@@ -53,6 +53,9 @@ struct Entry {
     known: AtomicU64,
     /// The number of calls that may have closed or replaced the descriptor.
     changes: AtomicU32,
+    /// Whether the descriptor blocks, in the lowest bit. The other bits are those of [`blocking_key`] at the time of the
+    /// kernel's answer.
+    blocking: AtomicU64,
     /// The approximate number of sends through the kernel. Concurrent threads may miss some.
     sends: AtomicU32,
     /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
@@ -82,6 +85,7 @@ static ENTRIES: [Entry; MOST] = [const {
         slot: AtomicPtr::new(std::ptr::null_mut()),
         known: AtomicU64::new(0),
         changes: AtomicU32::new(0),
+        blocking: AtomicU64::new(0),
         sends: AtomicU32::new(0),
         receives: AtomicU32::new(0),
         patience: Patience::new(),
@@ -124,6 +128,35 @@ impl Drop for Closing {
 /// Does the same as [`closing`] for all descriptors. Call it before and after the call that closes them.
 pub fn note_closing_all() {
     CLOSED_RANGES.fetch_add(1, Ordering::SeqCst);
+}
+
+/// The number of calls that may have made descriptors blocking or non-blocking.
+static FLAG_CHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// Records that a call has made a descriptor blocking or non-blocking. Its duplicates share the change.
+pub fn note_flags() {
+    FLAG_CHANGES.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Returns the number of [`note_flags`] calls and the inode of the slot's socket in one word, whose lowest bit is 0.
+fn blocking_key(slot: Slot) -> u64 {
+    let inode = slot.header().inode.load(Ordering::Acquire) & u64::from(u32::MAX);
+    u64::from(FLAG_CHANGES.load(Ordering::SeqCst)) << 33 | inode << 1
+}
+
+/// Returns true unless the descriptor is non-blocking. Asks the kernel only after a call of this process that may have
+/// changed this. Another process that shares the socket may change it, too. So use the answer only where a wrong one costs
+/// no more than time. May change errno.
+#[inline]
+fn blocks(fd: RawFd, entry: &Entry, slot: Slot) -> bool {
+    let key = blocking_key(slot);
+    let known = entry.blocking.load(Ordering::Relaxed);
+    if known & !1 == key {
+        return known & 1 != 0;
+    }
+    let blocks = socket::blocks(fd);
+    entry.blocking.store(key | u64::from(blocks), Ordering::Relaxed);
+    blocks
 }
 
 /// Removes a descriptor's slot from the table. Call this when the descriptor gets a new socket.

@@ -28,6 +28,10 @@ const MOST: usize = 32768;
 /// descriptors, each polling call takes too long.
 const MOST_POLLED: usize = 64;
 
+/// A thread polls for this many nanoseconds before it blocks signals, because blocking and unblocking them costs two system
+/// calls. A signal in this time has the effect of a signal just before the program's call.
+pub const BRIEF_NS: u64 = 10_000;
+
 /// A thread that polls looks at shared memory in each round. It also asks the kernel for events once in this
 /// many rounds.
 const LOOKS: u32 = 16;
@@ -134,7 +138,7 @@ pub fn note_watched(instance: RawFd, fd: RawFd) {
 /// found, calls `sleep` with the thread's signal mask and the nanoseconds that have passed. Returns the last
 /// result.
 ///
-/// Signals are blocked while the thread polls. `sleep` must unblock them in the same system call in which it
+/// Signals are blocked while the thread polls, except in the first [`BRIEF_NS`]. `sleep` must unblock them in the same system call in which it
 /// sleeps. A signal that arrives while the thread polls then interrupts the program's call, as it does
 /// without this library.
 fn poll_then_sleep(
@@ -147,15 +151,24 @@ fn poll_then_sleep(
     if found != 0 {
         return found;
     }
-    let signals = BlockedSignals::new();
     let start = now_ns();
     let limit = time_ns().min(timeout_ns);
     let (mut found, mut passed) = (0, 0);
-    while found == 0 && passed < limit {
-        std::hint::spin_loop();
-        found = look();
-        passed = now_ns().saturating_sub(start);
+    let mut poll_until = |limit| {
+        while found == 0 && passed < limit {
+            std::hint::spin_loop();
+            found = look();
+            passed = now_ns().saturating_sub(start);
+        }
+        (found, passed)
+    };
+    let (found, _) = poll_until(limit.min(BRIEF_NS));
+    if found != 0 {
+        patience.note(true);
+        return found;
     }
+    let signals = BlockedSignals::new();
+    let (mut found, passed) = poll_until(limit);
     patience.note(found != 0);
     if found == 0 {
         signals.discard_ignored();

@@ -1,8 +1,8 @@
 //! Asks for the receive ring, and leaves it before the kernel is asked for received bytes. The engine then moves the
 //! bytes of the ring to the socket pair.
 
-use super::{entry, is_alive, is_same, now_ns, slot};
-use crate::{errno, real, set_errno, socket};
+use super::{blocks, entry, is_alive, is_same, now_ns, slot};
+use crate::{errno, real, set_errno};
 use inlane_offload_protocol::lease::Slot;
 use libc::c_long;
 use std::os::fd::RawFd;
@@ -43,11 +43,12 @@ pub fn leave_slot(fd: RawFd, slot: Slot) {
 /// through the socket pair.
 #[inline]
 pub fn note_kernel_receives(fd: RawFd) {
-    if let Some(slot) = slot(fd)
+    if let Some(entry) = entry(fd)
+        && let Some(slot) = slot(fd)
         && !slot.receive().is_idle()
     {
         let before = errno();
-        if socket::blocks(fd) {
+        if blocks(fd, entry, slot) {
             leave(fd);
         }
         set_errno(before);

@@ -1,9 +1,9 @@
 //! Receives bytes of the receive ring in shared memory, and polls for them.
 
 use super::leave::{ask, await_move, leave, stop};
-use super::{Entry, are_possible, entry, is_same, is_same_quietly, now_ns, slot};
+use super::{Entry, are_possible, blocks, entry, is_same, is_same_quietly, now_ns, slot};
 use crate::signals::BlockedSignals;
-use crate::{errno, fail, real, set_errno, socket, wait};
+use crate::{errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::lease::Slot;
 use libc::{c_void, iovec, ssize_t};
@@ -110,6 +110,11 @@ unsafe fn receive_from(
     if let Some(bytes) = take() {
         return Some(bytes);
     }
+    let before = errno();
+    if !blocks(fd, entry, slot) {
+        set_errno(before);
+        return None;
+    }
     let wait_ns = wait::time_ns();
     if entry.patience.skips() {
         // Leave the ring. The engine wakes a thread that sleeps in the kernel only through the socket pair.
@@ -122,14 +127,11 @@ unsafe fn receive_from(
     {
         return None;
     }
-    let before = errno();
     // SAFETY: the program's arguments.
     let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
     // If the ring is open, do not read the socket pair first. Received bytes then usually arrive in the ring.
-    let waits = !slot.receive().is_idle() && socket::blocks(fd);
-    if !waits {
+    if slot.receive().is_idle() {
         match receive() {
-            -1 if errno() == libc::EAGAIN && !socket::blocks(fd) => return Some(fail(libc::EAGAIN)),
             -1 if errno() == libc::EAGAIN => {}
             -1 if errno() == libc::ENOTSOCK => {
                 entry.remove(slot);
@@ -139,11 +141,9 @@ unsafe fn receive_from(
             result => return Some(result),
         }
     }
-    let signals = BlockedSignals::new();
     let inode = slot.header().inode.load(Ordering::Relaxed);
     if !is_same(fd, slot) || inode == 0 {
         entry.remove(slot);
-        signals.release(false);
         set_errno(before);
         return None;
     }
@@ -156,6 +156,16 @@ unsafe fn receive_from(
     let take_known = || unsafe { take_available(fd, slot, &part, 1, true, is_unchanged) };
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
+    while !slot.receive().is_idle() && now < start + wait::BRIEF_NS.min(wait_ns) {
+        if let Some(bytes) = take_known() {
+            entry.patience.note(true);
+            set_errno(before);
+            return Some(bytes);
+        }
+        std::hint::spin_loop();
+        now = now_ns();
+    }
+    let signals = BlockedSignals::new();
     let mut received = loop {
         if let Some(bytes) = take_known() {
             break Some(bytes);

@@ -30,7 +30,11 @@ hooks! {
         if kind == SIOCOUTQNSD && name_of(fd).is_some() {
             return real::ioctl(fd, libc::TIOCOUTQ, argument);
         }
-        match real::ioctl(fd, request, argument) {
+        let result = real::ioctl(fd, request, argument);
+        if kind == libc::FIONBIO {
+            direct::note_flags();
+        }
+        match result {
             -1 if errno() == libc::ENOTTY => socket::ask_internet(fd, request, argument),
             result => result,
         }
@@ -111,6 +115,10 @@ hooks! {
         }
         let result = real::fcntl(fd, command, argument);
         match command {
+            libc::F_SETFL => {
+                direct::note_flags();
+                result
+            }
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicates::note(fd, result),
             _ => result,
         }
