@@ -8,6 +8,7 @@
 //! device or a queue that inlane does not have. For a capture, use `PortSpec::parse("pcap:FILE")` in its place.
 
 use inlane_core::Result;
+use inlane_core::packet::PacketMeta;
 use inlane_forward::config::{Config, Route};
 use inlane_function::report::Counter;
 use inlane_function::{FunctionPacket, FunctionReport, OwnFunction, RustFunction, Verdict};
@@ -35,7 +36,7 @@ impl FrameSource for Frames {
 struct Bytes(Arc<Mutex<usize>>);
 
 impl FrameSink for Bytes {
-    fn take(&mut self, frame: &[u8]) -> Result<bool> {
+    fn take(&mut self, frame: &[u8], _: &PacketMeta) -> Result<bool> {
         *self.0.lock().expect("no thread panics here") += frame.len();
         Ok(true)
     }

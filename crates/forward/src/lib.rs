@@ -9,6 +9,7 @@
 //! [`config::Config`] describes a run, and [`measure`] executes and explains it. [`run::run`] only executes it.
 //! [`ForwardLoad`] runs beside other loads, for as long as its owner wants, at a pace that may change.
 
+pub mod batch;
 mod competing;
 pub mod config;
 pub mod control;

@@ -3,6 +3,7 @@
 
 use crate::spec::{OwnPort, PortSpec, Properties, Role, Source};
 use inlane_core::port::Counters;
+use inlane_core::packet::PacketMeta;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::{Arc, Mutex};
 
@@ -29,11 +30,12 @@ pub trait FrameSource: Send {
 
 /// A sink for frames. One thread uses it.
 pub trait FrameSink: Send {
-    /// Takes a frame. Returns false if it cannot take the frame now: the run then offers the same frame again later.
+    /// Takes a frame. Returns false if it cannot take the frame now: the run then offers the same frame again later. `meta` has
+    /// the frame's time if it comes from a capture.
     ///
     /// # Errors
     /// Ends the run.
-    fn take(&mut self, frame: &[u8]) -> Result<bool>;
+    fn take(&mut self, frame: &[u8], meta: &PacketMeta) -> Result<bool>;
 
     /// Called when no further frame will come.
     ///
@@ -263,7 +265,9 @@ unsafe impl Tx for SinkTx {
             // SAFETY: the caller holds the packet, which is from this pool, and nobody writes it.
             let frame = unsafe { frame(&*self.pool, packet, &mut self.joined) };
             let length = frame.len();
-            match self.sink.take(frame) {
+            // SAFETY: as above.
+            let meta = unsafe { self.pool.meta(packet) };
+            match self.sink.take(frame, &meta) {
                 Ok(true) => {
                     self.counters.packets += 1;
                     self.counters.bytes += length as u64;
@@ -326,7 +330,7 @@ mod tests {
     }
 
     impl FrameSink for Kept {
-        fn take(&mut self, frame: &[u8]) -> Result<bool> {
+        fn take(&mut self, frame: &[u8], _: &PacketMeta) -> Result<bool> {
             self.busy = !self.busy;
             if !self.busy {
                 self.frames.lock().unwrap().push(frame.to_vec());

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::{CpuMethod, Device, Executor, Method, Route};
+use inlane_core::packet::PacketMeta;
 use inlane_function::{FunctionPacket, OwnFunction, RustFunction, Verdict};
 use inlane_ports::own::{FrameSink, FrameSource, NextFrame};
 use inlane_ports::spec::PortSpec;
@@ -26,7 +27,7 @@ type Kept = Arc<Mutex<Vec<Vec<u8>>>>;
 struct Keep(Kept);
 
 impl FrameSink for Keep {
-    fn take(&mut self, frame: &[u8]) -> inlane_core::Result<bool> {
+    fn take(&mut self, frame: &[u8], _: &PacketMeta) -> inlane_core::Result<bool> {
         self.0.lock().unwrap().push(frame.to_vec());
         Ok(true)
     }
