@@ -3,7 +3,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: help setup demo test test-all test-programs build install docs fuzz bench-forward bench-compare
+.PHONY: help setup demo test test-all test-programs build install wheel docs fuzz bench-forward bench-compare
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,6 +23,9 @@ build: setup ## build the release binary, target/release/inlane, and the OpenSHM
 
 install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
 	@DESTDIR="$(DESTDIR)" packaging/install "$(PREFIX)"
+
+wheel: setup ## build the wheel of the Python package, with the command inside, in .out/wheels
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" packaging/wheel
 
 test: ## install what tests need and run every check (under 15 minutes on two cores)
 	@packaging/setup test
