@@ -2,8 +2,8 @@
 //! it. Each frame is copied once. A port that must not copy implements [`Port`] with [`Rx`] and [`Tx`].
 
 use crate::spec::{OwnPort, PortSpec, Properties, Role, Source};
-use inlane_core::port::Counters;
 use inlane_core::packet::PacketMeta;
+use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::{Arc, Mutex};
 
