@@ -42,15 +42,23 @@ pub(crate) fn of_block(
     }
     for (antagonist, beside) in beside.iter().enumerate().take(loaded.len()).skip(users) {
         phases.push(Phase::Alone { load: antagonist });
-        for &load in beside {
-            phases.extend(shares.ladder.iter().map(|&share| Phase::Beside { load, antagonist, share }));
-        }
-        // Shows whether the resource is full while all run. Cores of one load are as full as while it runs alone.
         let of = &loaded[antagonist].antagonist_of;
         let is_core = matches!(of, Some(Resource::Core(_) | Resource::Processors));
-        let is_shared = !is_core || beside.len() > 1;
+        let takes = |user: &&Loaded| {
+            loaded[antagonist].uses.iter().any(|of| user.uses.iter().any(|used| used.resource == of.resource))
+        };
+        let is_shared = loaded[..users].iter().filter(takes).count() > 1;
+        // Cores of one load: a mix does not change what it gets of them, so one step shows whether they limit it.
+        let middle = shares.ladder.get(shares.ladder.len() / 2..shares.ladder.len() / 2 + 1);
+        let ladder = middle.filter(|_| is_core && !is_shared).unwrap_or(&shares.ladder);
+        for &load in beside {
+            phases.extend(ladder.iter().map(|&share| Phase::Beside { load, antagonist, share }));
+        }
+        // Shows whether the resource is full while all run. Cores of one load are as full as while it runs alone.
         let is_first = loaded[users..antagonist].iter().all(|earlier| earlier.antagonist_of != *of);
-        if let Some(&share) = shares.ladder.first().filter(|_| users > 1 && is_shared && is_first) {
+        if let Some(&share) =
+            shares.ladder.first().filter(|_| users > 1 && (is_shared || !is_core) && is_first)
+        {
             phases.push(Phase::TogetherBeside { antagonist, share });
         }
     }
@@ -83,6 +91,7 @@ fn next(state: &mut u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlane_core::load::{Use, UseSource};
 
     #[test]
     fn a_block_has_each_phase_and_the_equal_ones_twice() {
@@ -113,6 +122,20 @@ mod tests {
             "a single load has no mix"
         );
         let loads = [loaded("a"), loaded("b"), loaded("c")];
+        let core = |antagonist_of| Loaded {
+            uses: vec![Use { resource: Resource::Core(3), per_byte: None, source: UseSource::Computed }],
+            antagonist_of,
+            ..loaded("on core 3")
+        };
+        let beside = [vec![], vec![], vec![1]];
+        let count = |first: Loaded| {
+            let loads = [first, core(None), core(Some(Resource::Core(3)))];
+            let phases = of_block(&loads, 2, &beside, &Shares::default());
+            let steps = phases.iter().filter(|phase| matches!(phase, Phase::Beside { .. })).count();
+            (steps, phases.contains(&Phase::TogetherBeside { antagonist: 2, share: 0.25 }))
+        };
+        assert_eq!(count(core(None)), (3, true), "a shared core");
+        assert_eq!(count(loaded("elsewhere")), (1, false), "a core of one load");
         let three = of_block(&loads, 3, &vec![Vec::new(); 3], &Shares::default());
         assert_eq!(three.iter().filter(|phase| matches!(phase, Phase::Pair { .. })).count(), 3);
     }

@@ -11,6 +11,8 @@ use inlane_core::{CompletionMode, Error};
 const MOST_IN_FLIGHT: usize = 4096;
 /// The bytes of a transfer, unless the settings name others.
 const SIZE: usize = 64 << 20;
+/// The bytes of a transfer that fills a link: large enough for its full rate, and small enough to follow a pace.
+const FILLING: usize = 16 << 20;
 
 /// Copies between any two memories that `inlane copy` reaches, except BARs, which need permissions.
 pub(super) const DMA: KindInfo = KindInfo {
@@ -68,5 +70,5 @@ pub(crate) fn filling_link(crossing: &Crossing) -> Option<CopyLoadConfig> {
     let by_sm = !crossing.by_engine && matches!(device, Endpoint::Gpu(_));
     let path = if by_sm { Path::Sm } else { Path::Dma };
     let (from, to) = if crossing.to_device { (Endpoint::Host, device) } else { (device, Endpoint::Host) };
-    Some(CopyLoadConfig { choice: PathChoice::Require(path), ..CopyLoadConfig::new(from, to, SIZE) })
+    Some(CopyLoadConfig { choice: PathChoice::Require(path), ..CopyLoadConfig::new(from, to, FILLING) })
 }
