@@ -4,8 +4,9 @@
 //! processors. Waiting alone proves nothing: on a machine with few cores, the threads of one transfer wait for each
 //! other.
 
+use crate::ticks::Ticks;
+use inlane_core::clock::process_cpu_ns;
 use inlane_core::cores;
-use std::fs;
 use std::time::{Duration, Instant};
 
 /// Other processes are busy if they used more than this share of the elapsed time.
@@ -34,39 +35,13 @@ impl Interference {
 /// Returns the time that everything except this process has used the allowed processors. Includes the time that
 /// the hypervisor took away.
 fn used_by_others() -> Duration {
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let names: Vec<String> = cores::allowed().iter().map(|core| format!("cpu{core}")).collect();
-    let lines = text
-        .lines()
-        .filter(|line| line.split(' ').next().is_some_and(|name| names.iter().any(|of| of == name)));
-    // SAFETY: the call only reads a constant of the system.
-    let hertz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
-    let busy: u64 = lines.map(busy_ticks).sum();
-    Duration::from_secs_f64(busy as f64 / hertz).saturating_sub(used_by_this_process())
-}
-
-/// Returns the ticks in which a processor was not idle, from its line of /proc/stat: user, nice, system, idle,
-/// iowait, irq, softirq and steal.
-fn busy_ticks(line: &str) -> u64 {
-    let ticks = line.split_whitespace().skip(1).take(8).enumerate();
-    ticks.filter(|(index, _)| ![3, 4].contains(index)).filter_map(|(_, text)| text.parse::<u64>().ok()).sum()
-}
-
-fn used_by_this_process() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes only the struct.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    let used = Ticks::read(&cores::allowed()).map_or(Duration::ZERO, |ticks| ticks.used());
+    used.saturating_sub(Duration::from_nanos(process_cpu_ns()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ticks_of_idle_processors_do_not_count() {
-        assert_eq!(busy_ticks("cpu0 1 2 4 1000 1000 8 16 32 64 128"), 63);
-    }
 
     #[test]
     fn only_other_processes_interfere() {

@@ -5,6 +5,7 @@
 //! | [`cgroup`] | the control groups of this process, and their quota of processor time |
 //! | [`limits`] | limits of this process's resources |
 //! | [`thread_time`] | how long the threads of this process have waited for a processor |
+//! | [`ticks`] | how the kernel has counted the time of processors |
 //! | [`interference`] | other processes that delay a measurement |
 //! | [`privileges`] | the user that this process runs as, and how it gives up its capabilities |
 //! | [`code_cache`] | compiled code on disk |
@@ -15,3 +16,4 @@ pub mod interference;
 pub mod limits;
 pub mod privileges;
 pub mod thread_time;
+pub mod ticks;
