@@ -2,7 +2,7 @@
 
 use super::{Bottleneck, Evidence, Fact, Says, When};
 use crate::observation::{Level, LoadRate, Measured, Observation, Phase};
-use crate::solo::Fitted;
+use crate::solo::{Crossing, Fitted, crossings};
 use crate::statistics::{self, EqualPhases};
 use inlane_core::load::Resource;
 
@@ -117,7 +117,7 @@ impl<'a> Case<'a> {
                 // Cores that no other load uses are the load's own.
                 Resource::Core(_) => stated && shared,
                 // Antagonists show uses that the load does not state.
-                _ => used.map_or(stated || self.has_antagonist(resource), |per_byte| per_byte > 0.0),
+                _ => used.map_or(stated || self.ran_beside(resource), |per_byte| per_byte > 0.0),
             };
             if is_possible {
                 possible.push(Bottleneck::Resource(resource.clone()));
@@ -138,8 +138,19 @@ impl<'a> Case<'a> {
         possible
     }
 
-    fn has_antagonist(&self, resource: &Resource) -> bool {
-        self.measured.loads.iter().any(|load| load.antagonist_of.as_ref() == Some(resource))
+    /// Returns true if the load ran beside an antagonist that may show a use of `resource`. A load that crosses only the other
+    /// direction of a link takes nothing of this one: see [`Bottleneck::BothDirections`].
+    fn ran_beside(&self, resource: &Resource) -> bool {
+        let opposite = |of: &Crossing| match (of.resource(), resource) {
+            (Resource::LinkToDevice(one), Resource::LinkFromDevice(other))
+            | (Resource::LinkFromDevice(one), Resource::LinkToDevice(other)) => one == *other,
+            _ => false,
+        };
+        if crossings(&self.measured.loads[self.load]).iter().any(opposite) {
+            return false;
+        }
+        let steps = self.fitted.steps[self.load].iter().zip(&self.measured.loads);
+        steps.into_iter().any(|(steps, of)| of.antagonist_of.as_ref() == Some(resource) && !steps.is_empty())
     }
 
     /// Returns the median of a figure in `phase`.
