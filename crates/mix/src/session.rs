@@ -26,6 +26,9 @@ use inlane_process::privileges;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+/// The most observations of a reference.
+const REFERENCES: usize = 3;
+
 /// How a session measures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -169,9 +172,9 @@ struct Run<'a> {
     watch: &'a mut dyn FnMut(Progress<'_>),
     began: Instant,
     loads: RunningLoads,
-    /// Operations per second of each load alone.
+    /// Operations per second of each load alone, before the first block.
     alone: Vec<f64>,
-    /// Operations per second of each load together with all others.
+    /// Operations per second of each load together with all others, before the first block.
     together: Vec<f64>,
     /// The antagonists that have failed.
     dead: Vec<usize>,
@@ -245,31 +248,43 @@ impl Run<'_> {
         Ok(self.loads.signals.read().since(&before))
     }
 
-    /// Finds the rates to which slowed loads and antagonists relate: from the earlier observations, or by measuring.
+    /// Measures the rates to which slowed loads and antagonists relate in the first block, unless there are earlier
+    /// observations. A disturbed one, or one in which the load did not move yet, is repeated.
     fn find_references(&mut self) -> Result<(), Cut> {
         let loads = self.measured.loads.len();
-        let (mut alone, mut together) = (vec![0.0; loads], vec![0.0; loads]);
+        (self.alone, self.together) = (vec![0.0; loads], vec![0.0; loads]);
         let phases = phases::of_reference(loads, self.measured.users);
         for (index, &phase) in phases.iter().enumerate() {
-            if !statistics::phases(&self.measured.observations).contains(&phase) {
-                self.show(None, index, phases.len(), phase);
-                let Some(observation) = self.observe(phase, 0)? else { continue };
-                let rates = observation.loads.iter().map(|rate| rate.operations_per_second);
-                match phase {
-                    Phase::Alone { load } => alone[load] = observation.loads[load].operations_per_second,
-                    _ => together = rates.collect(),
-                }
+            if statistics::phases(&self.measured.observations).contains(&phase) {
                 continue;
             }
-            let median =
-                |load| Estimate::of(&self.measured.operations(phase, load)).map_or(0.0, |it| it.median);
-            match phase {
-                Phase::Alone { load } => alone[load] = median(load),
-                _ => together = (0..loads).map(median).collect(),
+            for _ in 0..REFERENCES {
+                self.show(None, index, phases.len(), phase);
+                let Some(observation) = self.observe(phase, 0)? else { break };
+                let rates = observation.loads.iter().map(|rate| rate.operations_per_second);
+                match phase {
+                    Phase::Alone { load } => self.alone[load] = observation.loads[load].operations_per_second,
+                    _ => self.together = rates.collect(),
+                }
+                let moved = |load: usize| {
+                    phase.level(load, self.measured.users) == Level::Parked
+                        || observation.loads[load].operations_per_second > 0.0
+                };
+                if observation.void.is_none() && (0..loads).all(moved) {
+                    break;
+                }
             }
         }
-        (self.alone, self.together) = (alone, together);
         Ok(())
+    }
+
+    /// Returns the rate to which the pace of a slowed load or antagonist relates: what was measured so far, or the reference.
+    fn reference(&self, phase: Phase, load: usize) -> f64 {
+        let together = matches!(phase, Phase::Throttled { .. });
+        let phase = if together { Phase::Together } else { Phase::Alone { load } };
+        let measured = Estimate::of(&self.measured.operations(phase, load)).map(|it| it.median);
+        let first = if together { self.together[load] } else { self.alone[load] };
+        measured.filter(|rate| *rate > 0.0).unwrap_or(first)
     }
 
     /// Measures one phase. `None` if it needs an antagonist that has failed.
@@ -283,10 +298,7 @@ impl Run<'_> {
                 pace.set(match phase.level(load, users) {
                     Level::Parked => 0.0,
                     Level::Full => self.measured.loads[load].asked.unwrap_or(f64::INFINITY),
-                    Level::Share(share) => match phase {
-                        Phase::Throttled { .. } => share * self.together[load],
-                        _ => share * self.alone[load],
-                    },
+                    Level::Share(share) => share * self.reference(phase, load),
                 });
             }
             match self.measure(phase, block) {
