@@ -72,6 +72,11 @@ pub struct Config {
     /// nanoseconds. A short segment (less than half of the MSS) often is a request. The answer to it can then
     /// carry the acknowledgment. 0 acknowledges such segments at once.
     pub quick_ack: u64,
+    /// How long the acknowledgment of two or more full segments may wait for further ones, in nanoseconds since the last of them.
+    /// It waits for at most [`Connection::MOST_HELD`](crate::Connection::MOST_HELD) segments, and for an eighth of the receive
+    /// buffer. So a run of segments gets one acknowledgment, as with receive offload. 0 acknowledges every second full segment
+    /// at once (RFC 9293, section 3.8.6.3).
+    pub ack_gap: u64,
     /// The number of SYN retransmissions after which a connection attempt fails.
     pub syn_retries: u8,
     /// The number of retransmissions of a segment after which the connection is aborted.
@@ -109,6 +114,7 @@ impl Default for Config {
             max_rto: 120 * SECOND,
             delayed_ack: 40 * MILLISECOND,
             quick_ack: 0,
+            ack_gap: 0,
             syn_retries: 6,
             retries: 15,
             user_timeout: None,
@@ -147,6 +153,7 @@ impl Config {
         range("initial_rto", self.initial_rto, MILLISECOND, self.max_rto)?;
         range("min_rto", self.min_rto, MILLISECOND, self.max_rto)?;
         range("quick_ack", self.quick_ack, 0, 500 * MILLISECOND)?;
+        range("ack_gap", self.ack_gap, 0, MILLISECOND)?;
         range("delayed_ack", self.delayed_ack, 0, 500 * MILLISECOND)
     }
 

@@ -134,6 +134,7 @@ impl Engine {
             _ => {
                 if let Some(deadline) = deadline {
                     self.stack.arm(key, deadline);
+                    self.stack.watch_acknowledgment(key);
                 }
                 if again {
                     self.stack.touch(key);

@@ -96,6 +96,9 @@ pub struct Stack<A> {
     pub time_waits: TimeWaits,
     /// The sockets that have changed since [`Stack::take_changed`]. The caller serves them next.
     pub changed: Vec<Key>,
+    /// The connections that hold an acknowledgment back for some microseconds. The ticks of the timer wheel are too long for
+    /// them, so each call of [`Stack::expire`] looks at them.
+    held: Vec<Key>,
     /// What the stack has counted.
     pub counters: StackCounters,
     /// How many ICMP errors the stack may send now.
@@ -121,6 +124,7 @@ impl<A> Stack<A> {
             datagram_ports: HashMap::new(),
             time_waits: TimeWaits::default(),
             changed: Vec::new(),
+            held: Vec::new(),
             counters: StackCounters::default(),
             icmp_budget: Budget::default(),
             secrets: config.secrets,
@@ -185,8 +189,47 @@ impl<A> Stack<A> {
         }
     }
 
+    /// Lets the next calls of [`Stack::expire`] send the acknowledgment that a connection holds back, if it holds one. If there
+    /// are no such calls, the socket's timer sends it.
+    #[inline]
+    pub fn watch_acknowledgment(&mut self, key: Key) {
+        if let Some(socket) = self.sockets.get_mut(key)
+            && !socket.held
+            && let Role::Stream(stream) = &socket.role
+            && stream.connection.holds_acknowledgment()
+        {
+            socket.held = true;
+            self.held.push(key);
+        }
+    }
+
+    /// Sends the acknowledgments that were held back for long enough.
+    fn release_acknowledgments(&mut self, now: u64) {
+        let mut index = 0;
+        while let Some(&key) = self.held.get(index) {
+            let Some(socket) = self.sockets.get_mut(key) else {
+                self.held.swap_remove(index);
+                continue;
+            };
+            let connection = socket.stream().map(|stream| &stream.connection);
+            let waits = connection.is_some_and(|connection| {
+                connection.holds_acknowledgment() && connection.next_deadline().is_some_and(|at| now < at)
+            });
+            if waits {
+                index += 1;
+                continue;
+            }
+            socket.held = false;
+            self.held.swap_remove(index);
+            self.on_stream_timer(now, key);
+        }
+    }
+
     /// Runs the timers that are due. Appends the sockets whose timers were due to `due`.
     pub fn expire(&mut self, now: u64, due: &mut Vec<Key>) {
+        if !self.held.is_empty() {
+            self.release_acknowledgments(now);
+        }
         let first = due.len();
         self.wheel.expire(now, due);
         for &key in &due[first..] {
@@ -259,7 +302,7 @@ impl<A> Stack<A> {
     pub fn take_out(&mut self, key: Key) -> Option<Socket<A>> {
         let mut socket = self.sockets.remove(key)?;
         self.wheel.remove(key);
-        (socket.armed, socket.dirty) = (u64::MAX, false);
+        (socket.armed, socket.dirty, socket.held) = (u64::MAX, false, false);
         if let Some(stream) = socket.stream() {
             self.flows.remove(&stream.flow);
         }

@@ -23,6 +23,8 @@ pub struct Socket<A> {
     pub(super) armed: u64,
     /// True if the socket is in the list of changed sockets.
     pub(super) dirty: bool,
+    /// True if the socket is in the list of connections that hold an acknowledgment back.
+    pub(super) held: bool,
     /// What the stack's caller keeps with the socket.
     pub attachment: A,
 }
@@ -42,7 +44,8 @@ pub enum Role {
 impl<A> Socket<A> {
     /// Creates a socket that is not in any table yet.
     pub fn new(local: SocketAddr, v6: bool, options: SocketOptions, role: Role, attachment: A) -> Self {
-        Self { local, v6, holds_port: false, options, role, armed: u64::MAX, dirty: false, attachment }
+        let (armed, dirty, held) = (u64::MAX, false, false);
+        Self { local, v6, holds_port: false, options, role, armed, dirty, held, attachment }
     }
 
     /// Returns the connection.

@@ -370,12 +370,20 @@ impl Connection {
         let quick = self.ack.quick > 0;
         self.ack.quick = self.ack.quick.saturating_sub(1);
         let long = len > self.config.mss as u32 / 2;
-        if self.ack.pending > self.rcv.mss as u32 || quick && (long || self.config.quick_ack == 0) {
+        let several = self.ack.pending > self.rcv.mss as u32;
+        if several && !quick && self.config.ack_gap > 0 && self.ack.pending < self.most_held() {
+            (self.ack.held, self.timers.ack_at) = (true, now + self.config.ack_gap);
+        } else if several || quick && (long || self.config.quick_ack == 0) {
             self.ack.now = true;
         } else if self.timers.ack_at == NEVER {
             let Config { delayed_ack, quick_ack, .. } = self.config;
             self.timers.ack_at = now + if quick { quick_ack.min(delayed_ack) } else { delayed_ack };
         }
+    }
+
+    /// Returns the number of received bytes that must be acknowledged at once.
+    fn most_held(&self) -> u32 {
+        (Self::MOST_HELD * u32::from(self.rcv.mss)).min(self.rcv.capacity / 8)
     }
 
     /// Announces a larger window at once if the peer may be waiting for it. The peer may wait if its

@@ -158,6 +158,7 @@ impl Connection {
         }
         self.ack.pending = 0;
         self.ack.now = false;
+        self.ack.held = false;
         self.timers.ack_at = NEVER;
         self.rcv.last_ack = self.rcv.next;
         Header {

@@ -95,6 +95,8 @@ pub(super) struct AckState {
     pub(super) pending: u32,
     /// True if an acknowledgment must be sent immediately.
     pub(super) now: bool,
+    /// True if the acknowledgment of several segments waits for further ones.
+    pub(super) held: bool,
     /// The number of acknowledgments to send in addition to the one of `now`, for segments received out of
     /// order. A peer without SACK counts these duplicate acknowledgments to detect losses.
     pub(super) duplicates: u8,

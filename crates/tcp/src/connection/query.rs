@@ -71,6 +71,15 @@ impl Connection {
         self.effective_mss()
     }
 
+    /// The number of segments whose acknowledgment is not held back any longer; see [`Config::ack_gap`].
+    pub const MOST_HELD: u32 = 16;
+
+    /// Returns true if the acknowledgment of several segments waits for further ones. [`Connection::next_deadline`] then is only
+    /// microseconds away.
+    pub fn holds_acknowledgment(&self) -> bool {
+        self.ack.held
+    }
+
     /// Returns true if the peer accepts selective acknowledgments.
     pub fn sack(&self) -> bool {
         self.flags.sack

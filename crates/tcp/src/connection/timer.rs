@@ -38,6 +38,7 @@ impl Connection {
         let mut events = Events::NONE;
         if now >= self.timers.ack_at {
             self.timers.ack_at = NEVER;
+            self.ack.held = false;
             self.ack.now = true;
         }
         if now >= self.timers.cork_at {

@@ -24,6 +24,47 @@ fn rfc9293_every_second_full_segment_is_acknowledged() {
 }
 
 #[test]
+fn a_run_of_segments_is_acknowledged_once_it_pauses_or_is_long() {
+    let config = Config { ack_gap: MILLISECOND / 100, receive_capacity: 1 << 20, ..config() };
+    let mut script = Script::open(&config, plain());
+    let mut at = 0;
+    let mut receive = |script: &mut Script| {
+        script.receive(data(at, 1000));
+        script.consume(0);
+        at += 1000;
+        at as u64
+    };
+    for _ in 0..16 {
+        let end = receive(&mut script);
+        script.acknowledges(end);
+    }
+    receive(&mut script);
+    script.silent();
+    assert!(!script.connection.holds_acknowledgment(), "one segment is delayed as usual");
+    for _ in 1..Connection::MOST_HELD - 1 {
+        receive(&mut script);
+        script.silent();
+        assert!(script.connection.holds_acknowledgment());
+    }
+    let end = receive(&mut script);
+    script.acknowledges(end);
+    assert!(!script.connection.holds_acknowledgment());
+    for _ in 0..5 {
+        receive(&mut script);
+    }
+    let end = receive(&mut script);
+    script.silent();
+    assert_eq!(script.next_timer(), MILLISECOND / 100, "since the last segment");
+    script.acknowledges(end);
+    // Data out of order is reported at once.
+    receive(&mut script);
+    let end = receive(&mut script);
+    script.silent();
+    script.receive(data(end as i64 + 100, 100));
+    script.acknowledges(end);
+}
+
+#[test]
 fn rfc9293_an_acknowledgment_is_delayed_for_40_ms_at_most() {
     let (mut script, at) = settled(plain());
     script.receive(data(at, 100));
