@@ -145,6 +145,16 @@ pub unsafe trait Rx: Send {
         Ok(None)
     }
 
+    /// Prepares the queue for a thread that is about to sleep on the port's wait descriptors: from now on, a packet makes the
+    /// queue's descriptor readable. Returns false if packets are there already, so the thread must not sleep.
+    fn begin_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// Ends what [`Rx::begin_sleep`] has begun, and makes the queue's wait descriptor unreadable again if the queue can. Call it
+    /// after each sleep, and each time the descriptor was reported as readable.
+    fn end_sleep(&mut self) {}
+
     /// Returns true if no packet will ever follow, as at the end of a capture. Call this only after `receive`
     /// has returned 0.
     fn exhausted(&self) -> bool {

@@ -100,10 +100,11 @@ impl Engine {
             worked |= self.poll_leases(now, false);
             let idle = !worked && self.stack.changed.is_empty() && !self.owes_reply();
             let may_sleep = idle && now >= last_work + spin_ns && self.stack.network.flush();
-            let sleep = if may_sleep && self.end_leases(now) && self.falls_asleep() {
-                self.sleep_ns(now, pause)
-            } else {
-                0
+            let falls_asleep = may_sleep && self.end_leases(now) && self.falls_asleep();
+            // Ask the port last, because it then wakes this thread for each packet.
+            let sleep = match falls_asleep && self.link.rx.begin_sleep() {
+                true => self.sleep_ns(now, pause),
+                false => 0,
             };
             // Serve up to `MOST_ROUNDS` rounds of received packets before asking epoll for events of socket
             // pairs. Asking is a system call and would delay the packets.
@@ -121,6 +122,9 @@ impl Engine {
             if asks {
                 (rounds, asked_at) = (0, now);
                 worked |= self.wait(now, sleep, &mut events)?;
+            }
+            if falls_asleep {
+                self.link.rx.end_sleep();
             }
             if may_sleep && let Some(inbox) = self.inbox() {
                 inbox.wakes_up();
@@ -198,7 +202,8 @@ impl Engine {
             let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
                 PORT if flags.contains(epoll::EventFlags::ERR) => self.link.clear_errors(),
-                PORT => {}
+                // A queue may have rung late, after this thread has been woken by another event.
+                PORT => self.link.rx.end_sleep(),
                 INTERFACE => self.check_interface()?,
                 INBOX => self.inbox().into_iter().for_each(Inbox::clear_wake),
                 CONTROL => self.accept_clients(),

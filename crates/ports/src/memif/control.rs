@@ -68,7 +68,7 @@ pub(super) struct Offer {
 /// A ring, and the descriptor by which its reader is woken.
 pub(super) struct SharedRing {
     pub ring: Ring,
-    pub doorbell: OwnedFd,
+    pub doorbell: Arc<OwnedFd>,
 }
 
 /// The outcome of a handshake: the memory, and the rings of each queue.
@@ -274,7 +274,7 @@ pub(super) fn as_client(channel: &Channel, offer: &Offer, until: Instant) -> Res
             .with(8, &at.to_ne_bytes())
             .with(12, &[slots_log2]);
         channel.request(&message, Some(doorbell.as_fd()), until)?;
-        Ok::<_, String>(SharedRing { ring, doorbell })
+        Ok::<_, String>(SharedRing { ring, doorbell: Arc::new(doorbell) })
     };
     let count = u32::from(offer.queues);
     let to_server = (0..offer.queues).map(|index| add_ring(TO_SERVER, index, u32::from(index) * ring_bytes));
@@ -350,7 +350,7 @@ fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement,
                 };
                 let ring = Ring::new(region, message.u32(8), message.bytes[12]);
                 let ring = ring.ok_or("a ring exceeds its region, or is not aligned")?;
-                *place = Some(SharedRing { ring, doorbell });
+                *place = Some(SharedRing { ring, doorbell: Arc::new(doorbell) });
             }
             (CONNECT, _) => break,
             (DISCONNECT, _) => return Err(format!("it disconnected: {}", message.reason())),

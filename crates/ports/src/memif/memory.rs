@@ -101,10 +101,18 @@ impl Ring {
         self.word16(4).store(POLLED, Ordering::Release);
     }
 
+    /// Tells the writer that the reader sleeps, and must be woken after the ring has changed. Check the ring afterwards.
+    pub(super) fn set_asleep(&self) {
+        self.word16(4).store(0, Ordering::Relaxed);
+        // The writer stores its index, executes a fence, and reads the word. So it sees that the reader sleeps, or the
+        // reader sees the index.
+        fence(Ordering::SeqCst);
+    }
+
     /// Returns true if the reader sleeps, and must be woken after the ring has changed.
     #[inline]
     pub(super) fn is_asleep(&self) -> bool {
-        // Without the fence, the load could precede the store that the reader waits for.
+        // See `set_asleep`.
         fence(Ordering::SeqCst);
         self.word16(4).load(Ordering::Relaxed) & POLLED == 0
     }

@@ -3,7 +3,7 @@
 //! DPDK's port copies each frame between its packet buffers and the shared memory. A program that builds frames itself, such as
 //! a network stack, can write them directly to shared memory here ([`Tx::reserve`](inlane_core::Tx::reserve)) and read them
 //! there ([`Rx::receive_in_place`](inlane_core::Rx::receive_in_place)). Packets of any pool work too, and are copied. The
-//! peer may be any program that implements memif 2.0. Queues always poll.
+//! peer may be any program that implements memif 2.0. A thread without work can sleep until the peer sends.
 
 mod control;
 mod memory;
@@ -17,7 +17,7 @@ use inlane_core::{Error, Pool, Port, PortInfo, Result, Rx, Tx};
 use queue::{Buffers, MemifRx, MemifTx, Peer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -61,6 +61,8 @@ pub struct Memif {
     rx: Vec<Option<MemifRx>>,
     /// The parts of the transmit queues that were not taken.
     tx: Vec<Option<TxParts>>,
+    /// The descriptors by which the peer wakes the receive queues, in their order.
+    doorbells: Vec<Arc<OwnedFd>>,
 }
 
 /// What a transmit queue is created from, apart from its pool.
@@ -79,7 +81,7 @@ impl Memif {
             link_bits_per_second: None,
             twin: false,
         };
-        Self { info, settings, rx: Vec::new(), tx: Vec::new() }
+        Self { info, settings, rx: Vec::new(), tx: Vec::new(), doorbells: Vec::new() }
     }
 
     fn refuse(&self, why: impl Into<String>) -> Error {
@@ -221,19 +223,24 @@ impl Port for Memif {
             let offsets = (0..u32::from(buffers)).map(|n| first + n * size).collect();
             (!server).then_some(Buffers { size, offsets })
         };
-        let (mut rx, mut tx) = (Vec::new(), Vec::new());
+        let (mut rx, mut tx, mut doorbells) = (Vec::new(), Vec::new(), Vec::new());
         for (queue, (to_server, to_client)) in (0..).zip(to_server.into_iter().zip(to_client)) {
             let (to_server, to_client) =
                 ((to_server, own_buffers(queue)), (to_client, own_buffers(client_queues + queue)));
             let (received, sent) = if server { (to_server, to_client) } else { (to_client, to_server) };
             let pool = pools[queue as usize].clone();
+            doorbells.push(received.0.doorbell.clone());
             rx.push(Some(MemifRx::new(received.0, memory.clone(), peer.clone(), received.1, pool)));
             let (memory, peer) = (memory.clone(), peer.clone());
             let parts = move |pool| MemifTx::new(sent.0, memory, peer, sent.1, pool);
             tx.push(Some(Box::new(parts) as TxParts));
         }
-        (self.rx, self.tx) = (rx, tx);
+        (self.rx, self.tx, self.doorbells) = (rx, tx, doorbells);
         Ok(())
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        self.doorbells.iter().map(|doorbell| doorbell.as_raw_fd()).collect()
     }
 
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>> {

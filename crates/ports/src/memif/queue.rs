@@ -116,7 +116,7 @@ impl End {
     fn ring_doorbell(&self) {
         if self.shared.ring.is_asleep() {
             // The counter of an eventfd that nobody reads may be full, which wakes the reader, too.
-            let _ = rustix::io::write(&self.shared.doorbell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*self.shared.doorbell, &1u64.to_ne_bytes());
         }
     }
 
@@ -538,6 +538,19 @@ unsafe impl Rx for MemifRx {
             self.end.count_idle()?;
         }
         Ok(Some(frames))
+    }
+
+    fn begin_sleep(&mut self) -> bool {
+        self.end.shared.ring.set_asleep();
+        self.available() == 0 && self.end.peer.ended.get().is_none()
+    }
+
+    fn end_sleep(&mut self) {
+        self.end.shared.ring.set_polled();
+        // The descriptor does not block: reading fails if nobody has rung.
+        let _ = rustix::io::read(&*self.end.shared.doorbell, &mut [0; 8]);
+        // Sleeps are long, so look for the peer after each of them.
+        self.end.idle = CHECK_EVERY;
     }
 
     fn counters(&self) -> Counters {

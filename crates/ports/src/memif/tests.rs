@@ -21,6 +21,7 @@ struct Opened {
     pool: Arc<dyn Pool>,
     rx: Vec<Box<dyn Rx>>,
     tx: Vec<Box<dyn Tx>>,
+    doorbells: Vec<Arc<OwnedFd>>,
 }
 
 fn open(mut port: Memif, queues: u16) -> Result<Opened> {
@@ -29,7 +30,8 @@ fn open(mut port: Memif, queues: u16) -> Result<Opened> {
     let rx = (0..queues).map(|queue| port.take_rx(queue).unwrap()).collect();
     let tx = (0..queues).map(|queue| port.take_tx(queue, pool.clone()).unwrap()).collect();
     assert!(port.take_rx(0).is_err() && port.take_tx(0, pool.clone()).is_err());
-    Ok(Opened { pool, rx, tx })
+    assert_eq!(port.wait_descriptors().len(), usize::from(queues));
+    Ok(Opened { pool, rx, tx, doorbells: port.doorbells })
 }
 
 /// Connects a server, the first result, and a client.
@@ -176,6 +178,29 @@ fn a_frame_longer_than_a_buffer_spans_several() {
         assert!(frames.iter().enumerate().all(|(index, frame)| *frame == content(index, 9000)));
         assert!(send(from, 0, &content(1, 9000)), "a refused frame took no buffer");
         assert_eq!(receive(to, 0), [content(1, 9000)]);
+    }
+}
+
+#[test]
+fn a_sleeping_reader_is_woken_and_a_polling_one_is_not() {
+    let (mut server, mut client) = pair(2048, 1);
+    for to_server in [true, false] {
+        let (from, to) = if to_server { (&mut client, &mut server) } else { (&mut server, &mut client) };
+        let doorbell = to.doorbells[0].clone();
+        let is_rung = || {
+            let mut poll = [rustix::event::PollFd::new(&doorbell, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut poll, Some(&rustix::event::Timespec::default())).unwrap() == 1
+        };
+        assert!(send(from, 0, b"polled") && !is_rung());
+        assert!(!to.rx[0].begin_sleep(), "a packet is there");
+        to.rx[0].end_sleep();
+        assert_eq!(receive(to, 0), [b"polled"]);
+        assert!(to.rx[0].begin_sleep() && !is_rung());
+        assert!(send(from, 0, b"wakes") && is_rung());
+        to.rx[0].end_sleep();
+        assert!(!is_rung());
+        assert!(send(from, 0, b"polled") && !is_rung());
+        assert_eq!(receive(to, 0), [&b"wakes"[..], b"polled"]);
     }
 }
 
