@@ -1,22 +1,12 @@
 //! Epoll registrations of offloaded sockets.
 //!
-//! One table ([`table`]) has the last registration of each descriptor. Three parts of the library need it:
+//! One table ([`table`]) has the last registration of each descriptor. Two parts of the library need it:
 //!
 //! * A registration belongs to the socket, not to the descriptor, so it is lost when the library replaces the
 //!   socket. Programs such as nginx register a socket before they connect it. [`Registration`] then repeats
 //!   the registration for the new socket.
 //! * [`ready`] finds events of connections in shared memory, without a system call.
-//! * [`deferred`] passes changes of registrations to the kernel only before the kernel is asked for events.
-//!
-//! ```text
-//! epoll_ctl ---> deferred: can the kernel get the change later? yes -> table
-//!                no: real epoll_ctl --------------------------------> table
-//! epoll_wait --> ready: slots of watched registrations <------------- table
-//!                nothing found: deferred::flush <-------------------- table
-//!                               real epoll_wait
-//! ```
 
-pub mod deferred;
 mod instance;
 pub mod ready;
 mod table;
@@ -37,11 +27,6 @@ use table::Entry;
 pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
     // SAFETY: the program's arguments.
     unsafe {
-        if deferred::control(instance, operation, fd, event) {
-            return 0;
-        }
-        deferred::flush();
-        deferred::share(fd);
         let result = real::epoll_ctl(instance, operation, fd, event);
         if result == 0
             && let Some(entry) = table::entry(fd)
@@ -50,12 +35,10 @@ pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut e
                 libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if !event.is_null() => {
                     wait::note_watched(instance, fd);
                     ready::register(entry, instance, fd, event.read_unaligned());
-                    deferred::note_kernel(entry);
                 }
                 libc::EPOLL_CTL_DEL if entry.is_of(fd, instance) => {
                     entry.wanted.store(0, Ordering::Relaxed);
                     ready::note_removed(entry, instance, fd);
-                    deferred::note_kernel(entry);
                 }
                 libc::EPOLL_CTL_DEL => note_removed_elsewhere(entry, fd),
                 _ => {}
@@ -77,22 +60,16 @@ fn note_removed_elsewhere(entry: &Entry, fd: RawFd) {
 }
 
 /// Prepares for the end of the descriptor `fd`, which the program closes or replaces. `fd` may be a connection, an epoll
-/// instance, or any other file. Flushes deferred changes.
+/// instance, or any other file.
 #[inline]
 pub fn note_closing(fd: RawFd) {
-    deferred::flush();
-    if deferred::is_known(fd) {
-        deferred::forget(fd);
-        if instance::of(fd).is_some_and(Instance::is_watching) {
-            forget_instances(fd..=fd);
-        }
+    if instance::of(fd).is_some_and(Instance::is_watching) {
+        forget_instances(fd..=fd);
     }
 }
 
-/// Prepares for the end of all descriptors from `first` to `last`. Flushes deferred changes. Unlike [`note_closing`],
-/// leaves the epoll instances private.
+/// Prepares for the end of all descriptors from `first` to `last`.
 pub fn note_closing_range(first: c_uint, last: c_uint) {
-    deferred::forget_all();
     if let Ok(first) = RawFd::try_from(first) {
         forget_instances(first..=RawFd::try_from(last).unwrap_or(RawFd::MAX));
     }
@@ -148,7 +125,6 @@ impl Registration {
     /// Returns the epoll registration of `fd`, or `None` if `fd` has none.
     pub fn of(fd: c_int) -> Option<Self> {
         let entry = table::entry(fd)?;
-        deferred::flush();
         let (instance, event) = entry.requested(fd)?;
         let mut registration = Self { instance, fd, event };
         // The entry may be outdated, because the descriptor or the epoll instance may have been closed since.
@@ -163,7 +139,6 @@ impl Registration {
     /// it, too.
     pub fn take(fd: c_int) -> Option<Self> {
         let entry = table::entry(fd)?;
-        deferred::flush();
         let (instance, event) = entry.requested(fd)?;
         let mut registration = Self { instance, fd, event };
         registration.control(libc::EPOLL_CTL_DEL).then_some(registration)

@@ -49,7 +49,7 @@ modules! {
     descriptors: ioctl close close_range closefrom fclose freopen freopen64 dup dup2 dup3 fcntl fcntl64;
     waits: epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
         poll __poll_chk ppoll __ppoll_chk select pselect;
-    programs: execv execve execvp execvpe fexecve execveat posix_spawn posix_spawnp system popen;
+    programs: execv execve execvp execvpe fexecve execveat posix_spawn posix_spawnp;
     lists: execl execlp execle;
     roots: chroot;
     syscall: syscall;

@@ -53,7 +53,6 @@ extern "C" fn initialise() {
     real::find_c_library();
     settings::read();
     control::forget_after_fork();
-    epoll::deferred::share_at_fork();
     socket::forget_given_up_at_fork();
     datagram::find_inherited();
 }

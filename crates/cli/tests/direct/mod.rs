@@ -161,18 +161,19 @@ fn compile(lab: &Lab, source: &str, name: &str) -> String {
 }
 
 #[test]
-fn the_kernel_has_the_wanted_registrations_whenever_it_looks_at_them() {
+fn registrations_that_change_at_random_report_the_events_of_the_kernel() {
     let Some(lab) = start_with("direct-registrations", &[("cc", "gcc")]) else { return };
     let program = compile(&lab, REGISTRATIONS, "registrations");
     let _server = serve(&lab, "5000");
     let start = Instant::now();
     for seed in 1.. {
         let said = must(lab.offloaded(&program).args(["127.0.0.1", "5000", &seed.to_string()]));
-        if said == b"all right\n" {
+        assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+        if direct_bytes(&lab) > 0 {
             return;
         }
         // On a busy machine, the engine may share no memory with the program.
-        assert!(start.elapsed() < Duration::from_secs(60), "{}", String::from_utf8_lossy(&said));
+        assert!(start.elapsed() < Duration::from_secs(60), "no shared memory is used: {}", lab.status());
     }
 }
 

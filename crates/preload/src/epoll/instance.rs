@@ -1,11 +1,10 @@
-//! The table of epoll instances: which slots of shared memory they watch, which thread waits for their events,
-//! and whether other processes can reach them.
+//! The table of epoll instances: which slots of shared memory they watch, and which thread waits for their events.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The number of descriptors in the table. Epoll instances with higher descriptors get all their events from
-/// the kernel, and their changes are never deferred.
+/// the kernel.
 const MOST: usize = 1024;
 
 /// An epoll instance. Bit n of its masks belongs to slot n.
@@ -22,9 +21,6 @@ pub struct Instance {
     /// The number of the slot of shared memory whose event is reported first. It changes, because a program
     /// may ask for few events. All connections then get their turn.
     pub first: AtomicU32,
-    /// The epoch in which the process created the instance, or 0. The instance is private while this is the
-    /// current epoch.
-    created: AtomicU32,
 }
 
 /// The value of `Instance::waiter` if several threads have waited on the epoll instance.
@@ -37,12 +33,8 @@ static INSTANCES: [Instance; MOST] = [const {
         waiter: AtomicUsize::new(0),
         calls: AtomicU32::new(0),
         first: AtomicU32::new(0),
-        created: AtomicU32::new(0),
     }
 }; MOST];
-
-/// The current epoch. A new one begins when the process passes on descriptors.
-static EPOCH: AtomicU32 = AtomicU32::new(1);
 
 /// Returns the entry of the epoll instance `fd`, or `None` if the descriptor is too high. The descriptor need
 /// not be an epoll instance.
@@ -51,16 +43,9 @@ pub fn of(fd: RawFd) -> Option<&'static Instance> {
     usize::try_from(fd).ok().and_then(|fd| INSTANCES.get(fd))
 }
 
-/// Makes all existing epoll instances shared.
-pub fn share_all() {
-    // 0 stands for instances that were not created here.
-    let next = EPOCH.load(Ordering::Relaxed).checked_add(1).unwrap_or(1);
-    EPOCH.store(next, Ordering::Relaxed);
-}
-
 /// Returns a number that identifies the calling thread among the running threads of the process.
 #[inline]
-pub fn thread() -> usize {
+fn thread() -> usize {
     // SAFETY: has no preconditions. Each thread has an errno of its own.
     unsafe { libc::__errno_location() as usize }
 }
@@ -77,28 +62,11 @@ pub fn set(mask: &AtomicU64, bit: u64, value: bool) {
 }
 
 impl Instance {
-    /// Begins a new private instance, which the process has just created with this descriptor.
+    /// Begins a new instance, which the process has just created with this descriptor.
     pub fn begin(&self) {
         self.readers.store(0, Ordering::Relaxed);
         self.writers.store(0, Ordering::Relaxed);
         self.waiter.store(0, Ordering::Relaxed);
-        self.created.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Returns true if no other process or descriptor can reach the instance.
-    pub fn is_private(&self) -> bool {
-        self.created.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed)
-    }
-
-    /// Returns true if the process has created the instance and has not shared it by itself.
-    #[inline]
-    pub fn is_created(&self) -> bool {
-        self.created.load(Ordering::Relaxed) != 0
-    }
-
-    /// Makes the instance shared. Also call this when its descriptor is closed.
-    pub fn share(&self) {
-        self.created.store(0, Ordering::Relaxed);
     }
 
     /// Returns true if the calling thread, and no other, waits for the events of the instance.
@@ -117,12 +85,6 @@ impl Instance {
     #[inline]
     pub fn is_watching(&self) -> bool {
         self.readers.load(Ordering::Relaxed) | self.writers.load(Ordering::Relaxed) != 0
-    }
-
-    /// Returns true if the process has created the instance, or if it watches a slot.
-    #[inline]
-    pub fn is_used(&self) -> bool {
-        self.is_created() || self.is_watching()
     }
 
     /// Stops watching a slot for input and output. `bit` is the slot's bit of the masks.

@@ -3,8 +3,7 @@
 //! The engine puts received bytes into the receive ring of a slot of shared memory
 //! ([`inlane_offload_protocol::lease`]) if the program has asked for it. The kernel then does not know that the descriptor is readable. This
 //! module watches the registrations whose events it can find itself: level-triggered registrations of
-//! connections with a slot. The kernel also has all registrations and finds all other events. `deferred`
-//! updates the kernel's registrations before the kernel is asked for events.
+//! connections with a slot. The kernel also has all registrations and finds all other events.
 //!
 //! ```text
 //! epoll_wait:  bytes in receive rings, room in send rings -> events, without a system call
@@ -18,9 +17,9 @@
 //! instance. If several threads used them, the engine could give bytes to one thread while another thread
 //! waits for them.
 
+use super::Registration;
 use super::instance::{self, Instance, set};
 use super::table::{self, Entry};
-use super::{Registration, deferred};
 use crate::{control, direct, errno, set_errno};
 use inlane_offload_protocol::lease::{SLOTS, Slot};
 use libc::{c_int, epoll_event};
@@ -112,7 +111,6 @@ pub fn unwatch(index: usize) {
     if table::watched(index).is_none() {
         return;
     }
-    deferred::flush();
     let Some((fd, instance)) = table::unwatch(index) else { return };
     if let Some(slot) = control::area().and_then(|area| area.slot(index)) {
         direct::leave_slot(fd, slot);
@@ -155,7 +153,6 @@ pub fn note_adopted(fd: RawFd, slot: Slot) {
         && let Some(registration) = Registration::of(fd)
     {
         register(entry, registration.instance, fd, registration.event);
-        deferred::note_kernel(entry);
     }
     set_errno(before);
 }

@@ -5,7 +5,6 @@
 //! | --- | --- | --- |
 //! | `fd`, `instance`, `wanted`, `data` | what the program has requested | all; [`super::Registration`] repeats it when the descriptor gets a new socket |
 //! | `inode` | the connection, while `ready` finds events of this registration in shared memory | `ready` |
-//! | `kernel`, `kernel_data` | what the kernel has | `deferred`, in processes with one thread |
 //!
 //! A slot of shared memory has at most one watched registration. [`watched`] finds it.
 //!
@@ -24,14 +23,8 @@ const MOST: usize = 1 << 16;
 /// entry, which holds the latest registration.
 const OWN: usize = 32768;
 
-/// The flag of `wanted` and `kernel` for a registration that exists. The lower half holds its events.
-pub const REGISTERED: u64 = 1 << 63;
-/// The flag in `wanted` for a registration that the program has removed and then added again. Only deferred
-/// changes set it.
-pub const ADDED: u64 = 1 << 62;
-/// The flag in `kernel` if the other bits and `kernel_data` are what the kernel has. Without it, they are
-/// meaningless.
-pub const KNOWN: u64 = 1 << 61;
+/// The flag of `wanted` for a registration that exists. The lower half holds its events.
+const REGISTERED: u64 = 1 << 63;
 
 /// A descriptor's last registration. An entry has a cache line of its own, because threads that change
 /// registrations of different descriptors must not slow each other.
@@ -47,8 +40,6 @@ pub struct Entry {
     /// get another registration. It identifies the connection, because numbers of descriptors and slots are
     /// reused soon, but inodes of sockets only after 2^32 other sockets.
     pub inode: AtomicU64,
-    pub kernel: AtomicU64,
-    pub kernel_data: AtomicU64,
 }
 
 static ENTRIES: [Entry; MOST] = [const {
@@ -58,8 +49,6 @@ static ENTRIES: [Entry; MOST] = [const {
         wanted: AtomicU64::new(0),
         data: AtomicU64::new(0),
         inode: AtomicU64::new(0),
-        kernel: AtomicU64::new(0),
-        kernel_data: AtomicU64::new(0),
     }
 }; MOST];
 
@@ -101,11 +90,10 @@ pub fn watch(index: usize, fd: RawFd, entry: &Entry, inode: u64) {
 }
 
 /// Ends the watch of the slot with number `index`. Returns its descriptor and epoll instance, or `None` if the slot
-/// has no watched registration. `deferred` must not have an unflushed change of it.
+/// has no watched registration.
 pub fn unwatch(index: usize) -> Option<(RawFd, RawFd)> {
     let (fd, entry) = watched(index)?;
     let instance = entry.instance.load(Ordering::Relaxed);
-    entry.kernel.store(0, Ordering::Relaxed);
     entry.inode.store(0, Ordering::Relaxed);
     // Other fields may change after this. A reader that sees such a change then also sees the inode 0.
     fence(Ordering::Release);

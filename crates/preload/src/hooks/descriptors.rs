@@ -1,6 +1,6 @@
 //! Functions that close, duplicate and control descriptors.
 
-use crate::epoll::{self, deferred};
+use crate::epoll;
 use crate::socket::name_of;
 use crate::{datagram, direct, duplicates, errno, fail, memory, real, set_errno, socket, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
@@ -55,7 +55,6 @@ hooks! {
             let last = last.min(c_int::MAX as c_uint) as c_int;
             socket::note_closing_range(first.min(c_int::MAX as c_uint) as c_int, last);
         }
-        deferred::share_all();
         direct::note_closing_all();
         let result = real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int;
         direct::note_closing_all();
@@ -67,31 +66,26 @@ hooks! {
     }
 
     fn fclose(file: *mut c_void) -> c_int {
-        deferred::forget_all();
         note_closing_file(file);
         real::fclose(file)
     }
 
     fn freopen(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
-        deferred::forget_all();
         note_closing_file(file);
         real::freopen(path, mode, file)
     }
 
     // glibc's name of freopen in programs with 64-bit file offsets.
     fn freopen64(path: *const c_char, mode: *const c_char, file: *mut c_void) -> isize {
-        deferred::forget_all();
         note_closing_file(file);
         real::freopen64(path, mode, file)
     }
 
     fn dup(fd: c_int) -> c_int {
-        deferred::share(fd);
         duplicates::note(fd, real::dup(fd))
     }
 
     fn dup2(fd: c_int, to: c_int) -> c_int {
-        deferred::share(fd);
         epoll::note_closing(to);
         socket::note_replacing(fd, to);
         let _closing = direct::closing(to);
@@ -99,7 +93,6 @@ hooks! {
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-        deferred::share(fd);
         epoll::note_closing(to);
         if flags & !libc::O_CLOEXEC == 0 {
             socket::note_replacing(fd, to);
@@ -110,9 +103,6 @@ hooks! {
 
     // The C library's `fcntl` is variadic. One fixed argument works too, as explained at `ioctl`.
     fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            deferred::share(fd);
-        }
         let result = real::fcntl(fd, command, argument);
         match command {
             libc::F_SETFL => {

@@ -1,7 +1,5 @@
-//! Functions that start programs. The started program gets the preloaded library, and finds the epoll
-//! registrations that this program expects.
+//! Functions that start programs. The started program gets the preloaded library.
 
-use crate::epoll::deferred;
 use crate::{exec, real};
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 
@@ -12,7 +10,6 @@ unsafe extern "C" {
 
 hooks! {
     fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        deferred::share_all();
         let mut room = exec::EMPTY;
         real::execve(path, arguments, exec::environment(environment, &mut room))
     }
@@ -26,50 +23,31 @@ hooks! {
     }
 
     fn execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        deferred::share_all();
         let mut room = exec::EMPTY;
         real::execvpe(file, arguments, exec::environment(environment, &mut room))
     }
 
     fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        deferred::share_all();
         let mut room = exec::EMPTY;
         real::fexecve(fd, arguments, exec::environment(environment, &mut room))
     }
 
     // Older versions of the C libraries lack this function, so make the system call.
     fn execveat(folder: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int {
-        deferred::share_all();
         let mut room = exec::EMPTY;
         let environment = exec::environment(environment, &mut room);
         real::syscall(libc::SYS_execveat, folder.into(), path as c_long, arguments as c_long, environment as c_long, flags.into(), 0) as c_int
     }
 
     fn posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        deferred::share_all();
         let mut room = exec::EMPTY;
         let environment = exec::environment(environment, &mut room);
         real::posix_spawn(process, path, actions, attributes, arguments, environment)
     }
 
     fn posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        deferred::share_all();
         let mut room = exec::EMPTY;
         let environment = exec::environment(environment, &mut room);
         real::posix_spawnp(process, file, actions, attributes, arguments, environment)
-    }
-
-    // The C library starts the shell by functions of its own, which do not call the hooks above.
-    fn system(command: *const c_char) -> c_int {
-        // A null pointer asks whether there is a shell.
-        if !command.is_null() {
-            deferred::share_all();
-        }
-        real::system(command)
-    }
-
-    fn popen(command: *const c_char, mode: *const c_char) -> isize {
-        deferred::share_all();
-        real::popen(command, mode)
     }
 }

@@ -2,7 +2,6 @@
 
 use super::MOST_PARTS;
 use crate::convert::{self, Conversion};
-use crate::epoll::deferred;
 use crate::socket::name_of;
 use crate::{connect, datagram, direct, errno, fail, memory, real, send, set_errno, unconnected};
 use inlane_offload_protocol::address::is_possible;
@@ -105,9 +104,6 @@ hooks! {
             }
         }
         if is_message {
-            if passes_descriptors(&*message) {
-                deferred::share_all();
-            }
             send::prepare(fd, flags, || memory::total((*message).msg_iov, real::length((*message).msg_iovlen as _)));
         }
         let before = errno();
@@ -135,7 +131,6 @@ hooks! {
                 Err(error) => return fail(error),
             }
         }
-        deferred::share_all();
         real::sendmmsg(fd, messages, count, flags)
     }
 }
@@ -170,16 +165,6 @@ unsafe fn before_send(
         Conversion::Engine => Ok(datagram::name_of(fd)),
         Conversion::Failed(error) => Err(error),
     }
-}
-
-/// Returns true if the first control message of `message` may pass descriptors.
-unsafe fn passes_descriptors(message: &msghdr) -> bool {
-    if real::length(message.msg_controllen as _) < size_of::<libc::cmsghdr>() {
-        return false;
-    }
-    // SAFETY: the program's pointer.
-    unsafe { memory::read(message.msg_control.cast::<libc::cmsghdr>()) }
-        .is_some_and(|first| first.cmsg_level == libc::SOL_SOCKET)
 }
 
 /// Returns true if a send to `address` failed because a connected UNIX socket, such as the program's end of a

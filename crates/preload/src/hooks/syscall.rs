@@ -8,7 +8,6 @@ use super::sockets::{
     accept, accept4, bind, connect, getpeername, getsockname, getsockopt, listen, setsockopt, shutdown,
 };
 use super::waits::{epoll_create1, epoll_ctl};
-use crate::epoll::deferred;
 use crate::real;
 use libc::{c_int, c_long, c_uint, c_ulong, size_t, socklen_t};
 
@@ -50,16 +49,7 @@ hooks! {
             libc::SYS_close => close(fd) as c_long,
             libc::SYS_close_range => close_range(a as c_uint, b as c_uint, c as c_int) as c_long,
             libc::SYS_chroot => chroot(a as *const _) as c_long,
-            _ => {
-                // The system call may use an epoll instance, or start a process or program that does.
-                match number {
-                    libc::SYS_clone | libc::SYS_clone3 | libc::SYS_execve | libc::SYS_execveat => deferred::share_all(),
-                    #[cfg(target_arch = "x86_64")]
-                    libc::SYS_fork | libc::SYS_vfork => deferred::share_all(),
-                    _ => deferred::flush(),
-                }
-                real::syscall(number, a, b, c, d, e, f)
-            }
+            _ => real::syscall(number, a, b, c, d, e, f),
         }
     }
 }

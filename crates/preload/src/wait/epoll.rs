@@ -1,7 +1,7 @@
 //! Waits in epoll_wait(2) and epoll_pwait(2).
 
 use super::{LOOKS, of_milliseconds, offloaded, poll_then_sleep, time_ns};
-use crate::epoll::{deferred, ready};
+use crate::epoll::ready;
 use crate::real;
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, epoll_event, sigset_t};
@@ -19,7 +19,6 @@ pub unsafe fn epoll(
     mask: *const sigset_t,
 ) -> c_int {
     let wait = |timeout, mask: *const sigset_t| {
-        let _entered = deferred::enter();
         // SAFETY: the program's arguments.
         unsafe {
             match mask.is_null() {

@@ -3,7 +3,6 @@
 use super::{
     Entry, MOST_POLLED, of_milliseconds, of_timespec, offloaded, poll_then_sleep, time_ns, to_timespec,
 };
-use crate::epoll::deferred;
 use crate::{direct, real};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, nfds_t, pollfd, sigset_t, timespec};
@@ -43,7 +42,6 @@ unsafe fn leave_polled(descriptors: *const pollfd, count: nfds_t) {
 /// # Safety
 /// The arguments are those of the program's call.
 pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    let _entered = deferred::enter();
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
         leave_polled(descriptors, count);
@@ -73,7 +71,6 @@ pub unsafe fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let _entered = deferred::enter();
     // SAFETY: the program's arguments. The timeout of ppoll lives through its call.
     unsafe {
         leave_polled(descriptors, count);

@@ -2,7 +2,6 @@
 
 use super::{Entry, MOST_POLLED, of_parts, of_timespec, offloaded, poll_then_sleep, time_ns, to_timespec};
 use crate::direct::now_ns;
-use crate::epoll::deferred;
 use crate::{direct, real};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, fd_set, sigset_t, timespec, timeval};
@@ -94,7 +93,6 @@ unsafe fn wait_selected(
 /// The arguments are those of the program's call.
 pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
     let [read, write, except] = sets;
-    let _entered = deferred::enter();
     // SAFETY: the program's arguments.
     unsafe {
         leave_selected(count, sets);
@@ -124,7 +122,6 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: *mut timeval) -> c_int {
 /// The arguments are those of the program's call.
 pub unsafe fn pselect(count: c_int, sets: Sets, timeout: *const timespec, mask: *const sigset_t) -> c_int {
     let [read, write, except] = sets;
-    let _entered = deferred::enter();
     // SAFETY: the program's arguments.
     unsafe {
         leave_selected(count, sets);
