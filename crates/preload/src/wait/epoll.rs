@@ -65,7 +65,7 @@ pub unsafe fn epoll(
         let found = stop();
         return if found > 0 { found } else { wait(timeout, mask) };
     }
-    let mut looks = 0u32;
+    let mut looks = 1u32;
     poll_then_sleep(
         &entry.patience,
         of_milliseconds(timeout),
