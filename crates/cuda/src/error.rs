@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::{self, CUresult};
 use inlane_core::error::Class;
+use inlane_core::setting::Subject;
 use std::ffi::CStr;
 use std::fmt;
 
@@ -72,7 +73,7 @@ pub enum Error {
     /// An argument is invalid, or the device does not support it.
     Invalid {
         /// The argument or object.
-        what: String,
+        what: Subject,
         /// What is wrong, and what to do.
         why: String,
     },
@@ -97,7 +98,7 @@ fn count_text(count: u32) -> String {
 
 impl Error {
     /// Returns an [`Error::Invalid`].
-    pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::field::HEAP;
 use inlane_core::error::Class;
+use inlane_core::setting::Subject;
 use inlane_core::units::counted;
 
 /// An error of a job or between its PEs.
@@ -26,7 +27,7 @@ pub enum Error {
     #[error("{what}: {why}")]
     Invalid {
         /// The setting or argument.
-        what: String,
+        what: Subject,
         /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
@@ -202,7 +203,7 @@ impl Error {
         }
     }
 
-    pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 }

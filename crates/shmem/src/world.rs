@@ -114,7 +114,7 @@ pub fn fail(error: &Error) -> ! {
 /// Prints what is invalid and why, and ends the job.
 #[cold]
 pub fn invalid(what: String, why: &str) -> ! {
-    fail(&Error::Invalid { what, why: why.into() })
+    fail(&Error::Invalid { what: what.into(), why: why.into() })
 }
 
 fn connect() -> Result<Process> {
