@@ -1,22 +1,14 @@
 //! One CPU thread's use of a packet function, with the function's state and output region.
 
-use crate::abi::{CallContext, FunctionEntry};
-use crate::packet_function::PacketFunction;
+use crate::abi::CallContext;
+use crate::packet_function::{PacketFunction, Processor};
 use crate::report::FunctionReport;
-use crate::rust_function::{FunctionPacket, RustFunction};
+use crate::rust_function::FunctionPacket;
 use crate::{Error, Result};
 use inlane_core::packet::Packet;
 use inlane_core::region::Region;
 use inlane_core::ring::layout::{Descriptor, MAX_BURST, PacketVerdict, VERDICTS};
 use std::mem::size_of;
-
-/// The code that processes packets.
-pub(crate) enum Processor {
-    /// Code that was compiled from C++.
-    Compiled(*const FunctionEntry),
-    /// A function in Rust.
-    Rust(Box<dyn RustFunction>),
-}
 
 /// A packet function with a state and an output region. One thread at a time uses it.
 pub struct Instance {
@@ -30,6 +22,18 @@ pub struct Instance {
 
 // SAFETY: `function` keeps the entry loaded. Only `&mut self` changes state and output.
 unsafe impl Send for Instance {}
+
+impl PacketFunction {
+    /// Creates an instance for one CPU thread. Compiles and loads a user's function if necessary. The
+    /// function's code has all rights of the process, so drop privileges before this call.
+    ///
+    /// # Errors
+    /// [`Error::Core`] if there is no memory for the state. For users' functions, also the errors of
+    /// [`PacketFunction::info`].
+    pub fn instance(&self) -> Result<Instance> {
+        Instance::new(self.clone(), self.processor()?)
+    }
+}
 
 impl Instance {
     pub(crate) fn new(function: PacketFunction, processor: Processor) -> Result<Self> {

@@ -9,17 +9,17 @@
 //!   settings.
 //! * [`Instance`] is one CPU thread's use of a function, with the function's state and output region.
 //! * Library users can also write a function in Rust: [`OwnFunction`]. It runs on the CPU only.
-//! * A GPU executor compiles [`HEADERS`] and [`PacketFunction::gpu_source`].
+//! * A GPU executor compiles [`HEADERS`] and [`FunctionSource::for_gpu`].
 
 pub mod abi;
 mod builtins;
 mod error;
-mod gpu_source;
 mod headers;
 mod instance;
 mod packet_function;
 pub mod report;
 mod rust_function;
+mod source;
 mod user;
 
 pub use abi::{CallKind, FunctionInfo};
@@ -30,3 +30,4 @@ pub use instance::Instance;
 pub use packet_function::PacketFunction;
 pub use report::FunctionReport;
 pub use rust_function::{FunctionPacket, FunctionSpec, OwnFunction, RustFunction, Verdict};
+pub use source::FunctionSource;

@@ -1,11 +1,10 @@
-//! A packet function: its name, its source and its settings. [`PacketFunction::instance`] creates an
-//! [`Instance`] that runs it on the CPU.
+//! A packet function: its name, its source and its settings.
 
-use crate::abi::{ABI, FunctionInfo, WHOLE_PACKET};
+use crate::abi::{ABI, FunctionEntry, FunctionInfo, WHOLE_PACKET};
 use crate::builtins::{self, Builtin};
-use crate::instance::{Instance, Processor};
 use crate::report::{FunctionReport, StateCounter};
-use crate::rust_function::{FunctionSpec, OwnFunction};
+use crate::rust_function::{FunctionSpec, OwnFunction, RustFunction};
+use crate::source::FunctionSource;
 use crate::user::{self, UserFunction};
 use crate::{Error, Result};
 use inlane_core::names::similar;
@@ -33,6 +32,14 @@ enum Code {
     Builtin(&'static Builtin),
     User(Arc<UserFunction>),
     Rust(OwnFunction),
+}
+
+/// The code that processes packets.
+pub(crate) enum Processor {
+    /// Code that was compiled from C++.
+    Compiled(*const FunctionEntry),
+    /// A function in Rust.
+    Rust(Box<dyn RustFunction>),
 }
 
 impl PacketFunction {
@@ -115,15 +122,6 @@ impl PacketFunction {
         })
     }
 
-    /// Returns C++ text that asserts the layout of every struct that Rust shares with this function's code.
-    pub(crate) fn layout_assertions(&self) -> String {
-        let state = match &self.code {
-            Code::Builtin(builtin) => (builtin.layout)(),
-            Code::User(_) | Code::Rust(_) => String::new(),
-        };
-        crate::abi::layout_assertions() + &state
-    }
-
     /// Returns the function's name, as on the command line.
     pub fn name(&self) -> &str {
         &self.name
@@ -137,36 +135,17 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`. A function in
-    /// Rust has no struct, source or file: these are empty.
-    pub fn symbol(&self) -> &str {
+    /// Returns the function's C++ source. `None` for a function in Rust, which runs on the CPU only.
+    pub fn source(&self) -> Option<FunctionSource<'_>> {
         match &self.code {
-            Code::Builtin(builtin) => builtin.built().symbol,
-            Code::User(user) => &user.symbol,
-            Code::Rust(_) => "",
-        }
-    }
-
-    /// Returns the C++ source. Compile it with [`crate::HEADERS`].
-    pub fn source(&self) -> &str {
-        match &self.code {
-            Code::Builtin(builtin) => builtin.built().source,
-            Code::User(user) => &user.source,
-            Code::Rust(_) => "",
-        }
-    }
-
-    /// Returns the name of the source file. Compilers show this name in their messages.
-    pub fn file(&self) -> &str {
-        match &self.code {
-            Code::Builtin(builtin) => builtin.built().file,
-            Code::User(user) => &user.file,
-            Code::Rust(_) => "",
+            Code::Builtin(builtin) => Some(builtin.source()),
+            Code::User(user) => Some(user.source()),
+            Code::Rust(_) => None,
         }
     }
 
     /// Returns the function's properties. Compiles a user's function for the CPU and loads it. For a GPU,
-    /// read them from the module instead, see [`PacketFunction::gpu_source`].
+    /// read them from the module instead, see [`FunctionSource::for_gpu`].
     ///
     /// # Errors
     /// For users' functions only: [`Error::Compile`] with the compiler's messages. [`Error::Environment`] if
@@ -239,19 +218,13 @@ impl PacketFunction {
         }
     }
 
-    /// Creates an instance for one CPU thread. Compiles and loads a user's function if necessary. The
-    /// function's code has all rights of the process, so drop privileges before this call.
-    ///
-    /// # Errors
-    /// [`Error::Core`] if there is no memory for the state. For users' functions, also the errors of
-    /// [`PacketFunction::info`].
-    pub fn instance(&self) -> Result<Instance> {
-        let processor = match &self.code {
+    /// Returns the code for one CPU thread. Compiles and loads a user's function if necessary.
+    pub(crate) fn processor(&self) -> Result<Processor> {
+        Ok(match &self.code {
             Code::Builtin(builtin) => Processor::Compiled(builtin.entry()),
             Code::User(user) => Processor::Compiled(user.load()?),
             Code::Rust(own) => Processor::Rust(own.create()),
-        };
-        Instance::new(self.clone(), processor)
+        })
     }
 }
 
@@ -259,7 +232,7 @@ impl std::fmt::Debug for PacketFunction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PacketFunction")
             .field("name", &self.name)
-            .field("file", &self.file())
+            .field("file", &self.source().map(|source| source.file))
             .finish_non_exhaustive()
     }
 }

@@ -50,7 +50,7 @@ impl Emulated {
         let unit = format!(
             "#include \"{}\"\n{}\n#include \"{}\"\n",
             here.join("cuda.h").display(),
-            function.gpu_source(),
+            function.source().expect("C++").for_gpu(),
             here.join("block.h").display()
         );
         std::fs::write(&source, unit).expect("written");

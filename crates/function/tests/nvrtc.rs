@@ -39,16 +39,17 @@ fn every_function_compiles_for_gpus() {
         .map(|name| format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR")));
     for text in builtins().iter().map(|builtin| builtin.example).chain(examples.iter().map(String::as_str)) {
         let function = PacketFunction::parse(text).expect(text);
+        let unit = function.source().expect("C++");
         for arch in ARCHITECTURES {
-            let source = function.gpu_source() + KERNELS;
-            let program = Source { name: function.file(), source: &source, headers: &HEADERS, options: &[] };
+            let source = unit.for_gpu() + KERNELS;
+            let program = Source { name: unit.file, source: &source, headers: &HEADERS, options: &[] };
             let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(compiled.log(), "", "{text} for {arch}: warnings");
-            for symbol in ["item", "tick", &format!("inlane_info_{}", function.symbol())] {
+            for symbol in ["item", "tick", &format!("inlane_info_{}", unit.symbol)] {
                 assert!(contains(compiled.machine_code(), symbol), "{text}: no {symbol} for {arch}");
             }
             for counter in function.declared_counters() {
-                let symbol = format!("inlane_counter_{}_{counter}", function.symbol());
+                let symbol = format!("inlane_counter_{}_{counter}", unit.symbol);
                 assert!(contains(compiled.machine_code(), &symbol), "{text}: no {symbol} for {arch}");
             }
         }
@@ -61,7 +62,8 @@ fn messages_point_at_the_users_lines() {
         return;
     }
     let function = PacketFunction::parse("io").expect("io");
-    let source = function.gpu_source().replace("return inlane::forward;", "return nonsense;");
+    let source =
+        function.source().expect("C++").for_gpu().replace("return inlane::forward;", "return nonsense;");
     let program = Source { name: "unit.cu", source: &source, headers: &HEADERS, options: &[] };
     let Err(Error::DoesNotCompile { log, .. }) = compile(&program, "sm_90") else { panic!("it compiled") };
     assert!(log.contains("io.cu(7)") && log.contains("nonsense"), "{log}");

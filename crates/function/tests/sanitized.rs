@@ -48,7 +48,8 @@ fn functions_access_only_their_packets() {
     );
     for builtin in builtins() {
         let function = PacketFunction::parse(builtin.example).expect(builtin.example);
-        let (path, symbol) = (here.join("functions").join(function.file()), function.symbol());
+        let source = function.source().expect("C++");
+        let (path, symbol) = (here.join("functions").join(source.file), source.symbol);
         writeln!(unit, "#include \"{}\"", path.display()).expect("writing to a string cannot fail");
         writeln!(table, "    {{\"{symbol}\", &inlane_function_{symbol}}},")
             .expect("writing to a string cannot fail");
@@ -89,7 +90,7 @@ fn functions_access_only_their_packets() {
         std::fs::write(&state, function.initial_state(&info).expect("the example's settings are valid"))
             .expect("written");
         let run = Command::new(&program)
-            .arg(function.symbol())
+            .arg(function.source().expect("C++").symbol)
             .args([&state, &input])
             .output()
             .expect("the program runs");

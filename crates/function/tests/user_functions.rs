@@ -284,8 +284,7 @@ fn the_compiler_does_not_run_before_the_function_is_loaded() {
         let _ = (
             function.name(),
             function.about(),
-            function.source(),
-            function.gpu_source(),
+            function.source().map(|source| source.for_gpu()),
             function.declared_counters(),
         );
         let ran_before = marker.exists();

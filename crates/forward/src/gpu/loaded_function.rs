@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
 use inlane_function::abi::CounterPlace;
 use inlane_function::report::StateCounter;
-use inlane_function::{FunctionInfo, HEADERS, PacketFunction};
+use inlane_function::{FunctionInfo, FunctionSource, HEADERS, PacketFunction};
 use std::sync::Arc;
 
 /// The source of the executor's kernels.
@@ -45,7 +45,7 @@ impl LoadedFunction {
             tracing::warn!("{line}");
         }
         let module = Module::load(gpu, &compiled)?;
-        let info = gpu.read(&module.global(&format!("inlane_info_{}", function.symbol()))?)?;
+        let info = gpu.read(&module.global(&format!("inlane_info_{}", source(function)?.symbol))?)?;
         let info = FunctionInfo::from_bytes(&info).ok_or_else(|| {
             Error::config(
                 crate::field::FUNCTION.with(function.name()),
@@ -117,7 +117,7 @@ impl LoadedFunction {
 fn counters(gpu: &Arc<Gpu>, module: &Arc<Module>, function: &PacketFunction) -> Result<Vec<StateCounter>> {
     let mut counters = Vec::new();
     for name in function.declared_counters() {
-        if let Ok(global) = module.global(&format!("inlane_counter_{}_{name}", function.symbol()))
+        if let Ok(global) = module.global(&format!("inlane_counter_{}_{name}", source(function)?.symbol))
             && let Some(place) = CounterPlace::from_bytes(&gpu.read(&global)?)
         {
             counters.push(StateCounter { name: name.clone(), place });
@@ -176,6 +176,16 @@ pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> R
     }
 }
 
+/// Returns the source of a function that can run on a GPU.
+fn source(function: &PacketFunction) -> Result<FunctionSource<'_>> {
+    function.source().ok_or_else(|| {
+        Error::config(
+            crate::field::FUNCTION.with(function.name()),
+            "it is written in Rust, and runs on the CPU only; write it in C++ for a GPU",
+        )
+    })
+}
+
 /// Compiles a function with the executor's kernels for one architecture. Needs no GPU. If `pulls` is set, the
 /// kernels can pull packets into GPU memory, but need more registers and are slower. `more` are additional
 /// compiler options.
@@ -185,7 +195,7 @@ pub(super) fn compile(
     arch: &str,
     more: &[&str],
 ) -> Result<cuda::CompiledProgram> {
-    let source = function.gpu_source() + EXECUTOR + &LaneParameters::layout_assertions();
+    let source = source(function)?.for_gpu() + EXECUTOR + &LaneParameters::layout_assertions();
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
     // -lineinfo gives profilers line numbers. -default-device compiles unannotated functions for the GPU.

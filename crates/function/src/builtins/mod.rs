@@ -10,6 +10,7 @@ pub use oran::{DeliveryReason, OranSlot, oran_slot};
 
 use crate::abi::FunctionEntry;
 use crate::report::FunctionReport;
+use crate::source::FunctionSource;
 
 /// A built-in function's code, as build.rs compiled it.
 pub(crate) struct Built {
@@ -165,6 +166,12 @@ impl Builtin {
         BUILT.iter().find(|built| built.symbol == symbol).expect("a test shows that every name has a source")
     }
 
+    /// Returns the function's source.
+    pub(crate) fn source(&self) -> FunctionSource<'static> {
+        let Built { symbol, file, source, .. } = *self.built();
+        FunctionSource { file, text: source, symbol, layout: self.layout }
+    }
+
     /// Returns the function's code for this CPU: the AVX2 build if the CPU supports it.
     pub(crate) fn entry(&self) -> *const FunctionEntry {
         let built = self.built();
@@ -216,8 +223,8 @@ mod tests {
             child.wait_with_output().expect("the compiler ends")
         };
         for builtin in builtins() {
-            let function = crate::PacketFunction::parse(builtin.example).expect(builtin.example);
-            let (source, layout) = (function.source(), function.layout_assertions());
+            let FunctionSource { text: source, .. } = builtin.source();
+            let layout = builtin.source().layout_assertions();
             let output = compile(&format!("{source}\n{layout}"));
             assert!(output.status.success(), "{}: {}", builtin.name, String::from_utf8_lossy(&output.stderr));
             // With a wrong size for the first field, the assertions must not compile.
@@ -265,7 +272,7 @@ mod tests {
             let function = crate::PacketFunction::parse(builtin.example).expect(builtin.example);
             let built = builtin.built();
             let mut instances = [built.any, built.avx2].map(|entry| {
-                crate::Instance::new(function.clone(), crate::instance::Processor::Compiled(entry))
+                crate::Instance::new(function.clone(), crate::packet_function::Processor::Compiled(entry))
                     .expect("memory")
             });
             for _ in 0..200 {

@@ -53,17 +53,6 @@ impl Compiler {
         })
     }
 
-    /// Returns the translation unit to compile for a user's source. It consists of the header, the source
-    /// with its own file name and line numbers, and assertions. The assertions check that the shared structs
-    /// have this build's layout.
-    pub fn unit(&self, file: &str, source: &str) -> String {
-        format!(
-            "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",
-            crate::gpu_source::escaped(file),
-            crate::abi::layout_assertions()
-        )
-    }
-
     /// Returns the cache key of the compiled code: the compiler and its flags, the processor, the headers and
     /// the source.
     pub fn key(&self, unit: &str) -> Vec<u8> {

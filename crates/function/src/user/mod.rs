@@ -11,6 +11,7 @@ mod crash;
 
 use crate::abi::{ABI, CounterPlace, FunctionEntry};
 use crate::report::StateCounter;
+use crate::source::FunctionSource;
 use crate::{Error, Result};
 use inlane_core::error::Cause;
 use inlane_core::names::{did_you_mean, similar};
@@ -24,8 +25,8 @@ pub(crate) struct UserFunction {
     /// The name of the function's C++ struct in the source.
     pub symbol: String,
     /// The file's path as the user wrote it, for messages.
-    pub file: String,
-    pub source: String,
+    file: String,
+    text: String,
     /// The names of the members that the source declares as counters.
     pub counters: Vec<String>,
     code: Mutex<Option<LoadedCode>>,
@@ -60,7 +61,7 @@ impl UserFunction {
     /// Reads the file and finds the function `name`. An empty name stands for the file's only function.
     pub fn read(path: &Path, name: &str) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.into(), why };
-        let source = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidData => wrong("is not text in UTF-8; name a C++ source file".into()),
             _ => Error::Environment {
                 what: format!("packet function {}", path.display()),
@@ -68,10 +69,10 @@ impl UserFunction {
                 source: Some(error.into()),
             },
         })?;
-        if source.contains('\0') {
+        if text.contains('\0') {
             return Err(wrong("contains a zero byte, so it is not C++ source; name a .cu file".into()));
         }
-        let found = registered(&source);
+        let found = registered(&text);
         let list = found.join(", ");
         let symbol = match (name.replace('-', "_"), found.as_slice()) {
             (_, []) => {
@@ -95,8 +96,13 @@ impl UserFunction {
                 )));
             }
         };
-        let counters = counters_of(&source, &symbol);
-        Ok(Self { symbol, file: path.display().to_string(), source, counters, code: Mutex::new(None) })
+        let counters = counters_of(&text, &symbol);
+        Ok(Self { symbol, file: path.display().to_string(), text, counters, code: Mutex::new(None) })
+    }
+
+    /// Returns the function's source.
+    pub fn source(&self) -> FunctionSource<'_> {
+        FunctionSource { file: &self.file, text: &self.text, symbol: &self.symbol, layout: String::new }
     }
 
     /// Returns the function's code for this CPU. The first call compiles the code or loads it from the cache.
@@ -107,7 +113,7 @@ impl UserFunction {
         }
         let failed = |why: String| Error::File { path: self.file.clone().into(), why };
         let compiler = compiler::Compiler::find()?;
-        let unit = compiler.unit(&self.file, &self.source);
+        let unit = self.source().unit();
         let library = library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
         let symbol = format!("inlane_function_{}\0", self.symbol);
         // SAFETY: INLANE_FUNCTION defines this symbol with the type inlane_entry. The version is checked

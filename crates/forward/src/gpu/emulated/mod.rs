@@ -66,7 +66,7 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     assert!(!kernels.contains("asm"), "a CPU cannot run inline PTX");
     let parts = [
         format!("#include \"{}\"\n#include \"kernels.h\"", cuda.display()),
-        function.gpu_source(),
+        function.source().expect("C++").for_gpu(),
         kernels,
         "#include \"launch.h\"".into(),
     ];

@@ -1,7 +1,7 @@
 // The GPU executors' kernels: they take items from the burst ring, run the packet function, and complete the
 // items.
 //
-// gpu/loaded_function.rs compiles this text after PacketFunction::gpu_source, which contains inlane.h and
+// gpu/loaded_function.rs compiles this text after FunctionSource::for_gpu, which contains inlane.h and
 // defines inlane_run_item. If INLANE_PULLS is 1, the kernels can pull packets: copy them into GPU memory
 // before they are processed.
 //

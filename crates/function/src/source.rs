@@ -1,12 +1,39 @@
-//! The text that a GPU executor compiles:
+//! The C++ source of a packet function, and the texts that compilers get:
 //!
 //! ```text
-//! inlane.h | the function's source, with its own file name and lines | inlane_run_item, inlane_run_tick | the executor's kernels
+//! inlane.h | the function's source, with its own file name and lines | assertions about shared structs
+//!                                                          for GPUs also: | inlane_run_item, inlane_run_tick | the executor's kernels
 //! ```
 
-use crate::packet_function::PacketFunction;
+/// The C++ source of a packet function.
+#[derive(Clone, Copy)]
+pub struct FunctionSource<'a> {
+    /// The name of the file. Compilers show it in their messages.
+    pub file: &'a str,
+    /// The text.
+    pub text: &'a str,
+    /// The name of the function's C++ struct, SYMBOL. A compiled module exports `inlane_info_SYMBOL`.
+    pub symbol: &'a str,
+    /// Returns C++ assertions about the layout of the function's state.
+    pub(crate) layout: fn() -> String,
+}
 
-impl PacketFunction {
+impl FunctionSource<'_> {
+    /// Returns C++ text that asserts the layout of every struct that Rust shares with this function's code.
+    pub(crate) fn layout_assertions(&self) -> String {
+        crate::abi::layout_assertions() + &(self.layout)()
+    }
+
+    /// Returns a translation unit for a C++17 compiler with [`crate::HEADERS`].
+    pub(crate) fn unit(&self) -> String {
+        format!(
+            "#include <inlane.h>\n#line 1 \"{}\"\n{}\n#line 1 \"inlane layout\"\n{}",
+            escaped(self.file),
+            self.text,
+            self.layout_assertions()
+        )
+    }
+
     /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]), to which the
     /// executor appends its kernels.
     ///
@@ -21,13 +48,9 @@ impl PacketFunction {
     /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS` to all threads. `inlane_run.h`
     /// describes the barriers that it needs. The module's global `inlane_info_SYMBOL` is a
     /// [`FunctionInfo`](crate::FunctionInfo).
-    pub fn gpu_source(&self) -> String {
+    pub fn for_gpu(&self) -> String {
         format!(
-            r#"#include <inlane.h>
-#line 1 "{file}"
-{source}
-#line 1 "inlane layout"
-{layout}
+            r#"{unit}
 #line 1 "executor"
 static __device__ __forceinline__ uint32_t inlane_run_item(const inlane_descriptor *packets, uint32_t count,
                                                            inlane_packet_verdict *verdicts, const inlane_context &context) {{
@@ -38,15 +61,13 @@ static __device__ __forceinline__ void inlane_run_tick(const inlane_context &con
 }}
 static constexpr bool inlane_needs_time = inlane::detail::info_of<inlane_registered_{symbol}>().time != 0;
 "#,
-            file = escaped(self.file()),
-            source = self.source(),
-            layout = self.layout_assertions(),
-            symbol = self.symbol(),
+            unit = self.unit(),
+            symbol = self.symbol,
         )
     }
 }
 
 /// Escapes a file name for a C++ string literal.
-pub(crate) fn escaped(file: &str) -> String {
+fn escaped(file: &str) -> String {
     file.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ")
 }
