@@ -138,4 +138,28 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
         visit(packet.address, packet.length);
     }
+
+    /// Returns the number of bytes in all segments of a packet.
+    ///
+    /// # Safety
+    /// The caller holds the packet, and it is from this pool.
+    unsafe fn length(&self, packet: &Packet) -> usize {
+        let mut length = 0;
+        // SAFETY: the caller's promises.
+        unsafe { self.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
+        length
+    }
+
+    /// Calls `visit` with the bytes of each segment of a packet, in order. Use it to join the segments.
+    ///
+    /// # Safety
+    /// The caller holds the packet, it is from this pool, and nobody writes its bytes. The CPU can access the pool's memory.
+    unsafe fn for_each_part(&self, packet: &Packet, visit: &mut dyn FnMut(&[u8])) {
+        // SAFETY: the caller's promises. Each segment has as many bytes as its length says.
+        unsafe {
+            self.for_each_segment(packet, &mut |address, length| {
+                visit(std::slice::from_raw_parts(address as *const u8, length as usize));
+            });
+        }
+    }
 }

@@ -241,20 +241,14 @@ struct SinkTx {
 /// # Safety
 /// The caller holds the packet, it is from `pool`, and nobody writes its bytes.
 unsafe fn frame<'a>(pool: &dyn Pool, packet: &'a Packet, joined: &'a mut Vec<u8>) -> &'a [u8] {
-    let mut length = 0;
     // SAFETY: the caller's promises.
-    unsafe { pool.for_each_segment(packet, &mut |_, bytes| length += bytes) };
-    if length == packet.length {
+    if unsafe { pool.length(packet) } == packet.length as usize {
         // SAFETY: as above.
         return unsafe { packet.bytes() };
     }
     joined.clear();
     // SAFETY: as above.
-    unsafe {
-        pool.for_each_segment(packet, &mut |address, bytes| {
-            joined.extend_from_slice(std::slice::from_raw_parts(address as *const u8, bytes as usize));
-        });
-    }
+    unsafe { pool.for_each_part(packet, &mut |part| joined.extend_from_slice(part)) };
     joined
 }
 

@@ -267,11 +267,7 @@ impl CheckerTx {
         let scratch = &mut self.scratch;
         // SAFETY: the caller upholds the pool's safety contract. `take_tx` checked that the CPU maps the
         // memory.
-        unsafe {
-            self.pool.for_each_segment(packet, &mut |address, length| {
-                scratch.extend_from_slice(std::slice::from_raw_parts(address as *const u8, length as usize));
-            });
-        }
+        unsafe { self.pool.for_each_part(packet, &mut |part| scratch.extend_from_slice(part)) };
         match self.expectation.examine(&self.scratch) {
             Classification::Correct(stamp) => {
                 self.tracker.record(stamp.flow, stamp.sequence);

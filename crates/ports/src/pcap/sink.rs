@@ -160,7 +160,7 @@ impl QueueWriter {
         let send_ns = self.send_ns();
         for (index, packet) in packets.iter().enumerate() {
             // SAFETY: the caller holds the packet, which is from this pool.
-            let length = unsafe { self.length(packet) };
+            let length = unsafe { self.pool.length(packet) };
             let outcome = writer.reserve(length).and_then(|has_room| match has_room {
                 // SAFETY: as above.
                 true => unsafe { self.record(&mut writer, packet, length, send_ns) }.map(|()| true),
@@ -189,7 +189,7 @@ impl QueueWriter {
         let mut writer = self.lock()?;
         let send_ns = self.send_ns();
         // SAFETY: the caller holds the packets, which are from this pool.
-        let length = packets.iter().map(|packet| unsafe { self.length(packet) }).sum();
+        let length = packets.iter().map(|packet| unsafe { self.pool.length(packet) }).sum();
         if !writer.reserve(length)? {
             return Ok(0);
         }
@@ -198,7 +198,7 @@ impl QueueWriter {
         for packet in packets {
             // SAFETY: the caller holds the packet, which is from this pool.
             outcome = outcome.and_then(|()| unsafe {
-                let length = self.length(packet);
+                let length = self.pool.length(packet);
                 self.record(&mut writer, packet, length, send_ns)
             });
         }
@@ -220,21 +220,10 @@ impl QueueWriter {
         }
     }
 
-    /// Returns the length of a packet in bytes: the sum over all its segments.
-    ///
-    /// # Safety
-    /// The packet is from this queue's pool, and the caller holds it.
-    unsafe fn length(&self, packet: &Packet) -> usize {
-        let mut length = 0;
-        // SAFETY: the caller upholds the pool's safety contract.
-        unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
-        length
-    }
-
     /// Appends a packet of `length` bytes and its timestamp to the buffer of `writer`.
     ///
     /// # Safety
-    /// As for [`QueueWriter::length`].
+    /// The packet is from this queue's pool, and the caller holds it.
     unsafe fn record(
         &self,
         writer: &mut CaptureWriter,
@@ -250,12 +239,7 @@ impl QueueWriter {
         writer.record(self.queue, meta, length, |buffer| {
             // SAFETY: the caller holds the packet, so nothing writes it. Ports refuse pools that the CPU does
             // not map.
-            unsafe {
-                self.pool.for_each_segment(packet, &mut |address, bytes| {
-                    buffer
-                        .extend_from_slice(std::slice::from_raw_parts(address as *const u8, bytes as usize));
-                });
-            }
+            unsafe { self.pool.for_each_part(packet, &mut |part| buffer.extend_from_slice(part)) };
         })
     }
 
@@ -316,7 +300,7 @@ unsafe impl Tx for CaptureTx {
         let (written, outcome) = unsafe { self.writer.write(packets) };
         for packet in &packets[..written] {
             // SAFETY: as above.
-            self.accepted.bytes += unsafe { self.writer.length(packet) } as u64;
+            self.accepted.bytes += unsafe { self.writer.pool.length(packet) } as u64;
         }
         self.accepted.packets += written as u64;
         // SAFETY: the caller guarantees that it holds these packets of this pool, and that it does not use

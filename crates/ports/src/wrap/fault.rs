@@ -283,9 +283,8 @@ impl FaultyLink {
 
     /// Returns a copy of a packet in one segment. Returns `None` if the pool has no buffer large enough.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
-        let mut length = 0;
         // SAFETY: `self` owns the packet, and the packet is from `self.pool`.
-        unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
+        let length = unsafe { self.pool.length(packet) };
         let mut copy = [Packet::EMPTY];
         if length > self.pool.room() || self.pool.allocate(&mut copy) == 0 {
             return None;
@@ -297,11 +296,9 @@ impl FaultyLink {
         // SAFETY: `self` holds the packet, and the copy has room for it. `new` checked that the CPU maps the
         // pool.
         unsafe {
-            self.pool.for_each_segment(packet, &mut |address, bytes| {
-                let bytes = bytes as usize;
-                let segment = std::slice::from_raw_parts(address as *const u8, bytes);
-                copy.bytes_mut()[at..at + bytes].copy_from_slice(segment);
-                at += bytes;
+            self.pool.for_each_part(packet, &mut |part| {
+                copy.bytes_mut()[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
             });
         }
         // SAFETY: `self` holds both packets, and they are from this pool.
