@@ -95,8 +95,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let result = &measured.results[0];
     println!("{} packets received, {} sent", result.rx.packets, result.tx.packets);
     println!("{} bytes arrived", *bytes.lock().expect("no thread panics here"));
-    if let Some(counted) = &result.function {
-        println!("the function counted {counted}");
+    for counter in result.function.iter().flat_map(|report| &report.counters) {
+        println!("the function counted {} {}", counter.value, counter.name);
     }
     // ANCHOR_END: run
     assert_eq!((result.rx.packets, result.tx.packets), (1000, 750));

@@ -13,6 +13,7 @@ use inlane_core::port::Counters;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units::Rate;
 use inlane_core::verification::Verification;
+use inlane_function::FunctionReport;
 use inlane_result::{Ceiling, PathExplanation, RowError};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -121,7 +122,7 @@ pub struct PacketResult {
     /// What limited the rate of this run. Null for a run shorter than 10 ms.
     pub limit: Option<Limit>,
     /// The counters and tables that the packet function reports. Null if it reports none.
-    pub function: Option<serde_json::Value>,
+    pub function: Option<FunctionReport>,
 }
 
 /// The bytes that crossed PCIe between host and GPU because of the packets.

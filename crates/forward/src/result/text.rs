@@ -3,6 +3,7 @@
 use super::Baseline;
 use super::{Competitor, PacketResult, PacketTotals, Pcie, Repeats};
 use inlane_core::stats::{Percentiles, Summary};
+use inlane_function::FunctionReport;
 use inlane_result::{Ceiling, Cell, Quantity, Row, Value, phrase};
 use std::fmt::Display;
 
@@ -146,11 +147,9 @@ fn percentiles(p: &Percentiles) -> Value {
     phrase!["p50 ", ns(p.p50_ns), ", p99 ", ns(p.p99_ns), ", p99.9 ", ns(p.p999_ns), ", max ", ns(p.max_ns)]
 }
 
-/// Returns the counters that a function reports: `{"counters": [{"name": ..., "value": ...}]}`.
-fn counters(function: &serde_json::Value) -> Vec<Cell> {
-    let list = function["counters"].as_array().map(Vec::as_slice).unwrap_or(&[]);
-    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    list.iter().map(|counter| Cell::new(text(&counter["name"]), text(&counter["value"]))).collect()
+/// Returns the counters that a function reports.
+fn counters(function: &FunctionReport) -> Vec<Cell> {
+    function.counters.iter().map(|counter| Cell::new(&*counter.name, counter.value.to_string())).collect()
 }
 
 fn competitor_text(competitor: &Competitor) -> Value {

@@ -148,11 +148,7 @@ impl RunOutcome {
             competitor,
             repeats: None,
             limit: None,
-            function: if reported == FunctionReport::default() {
-                None
-            } else {
-                serde_json::to_value(reported).ok()
-            },
+            function: (reported != FunctionReport::default()).then_some(reported),
         };
         let links = ports.iter().filter_map(|port| port.info().link_bits_per_second);
         RunOutcome {
