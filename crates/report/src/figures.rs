@@ -1,5 +1,5 @@
 //! The measured figures in stored rows, and what tells rows of a document apart. The tables here name the keys of each
-//! command's rows; comparisons and pages use them.
+//! command's rows; comparisons and pages use them. A test checks that the published schemas have these keys.
 
 use inlane_core::stats::Summary;
 use inlane_result::{Cell, Document, Quantity};
@@ -79,6 +79,10 @@ const COPY_KEYS: &[&str] =
     &["path/name", "completion", "both_directions", "store_end", "in_flight", "size_bytes"];
 const WINDOW_KEYS: &[&str] = &["operation", "path/name", "completion", "size_bytes"];
 const DRIVE_KEYS: &[&str] = &["rw", "operation", "block_bytes", "iodepth", "jobs", "read_percent"];
+
+/// The keys of a verification that count what was wrong: packets, then bytes.
+const WRONG: [&str; 5] =
+    ["lost_packets", "duplicated_packets", "reordered_packets", "altered_packets", "altered_bytes"];
 
 /// Returns the rows of a document that have figures. A session of `mix` and a case of `model` give a row for each load or
 /// flow. Empty for a document without measurements, such as that of `topo`.
@@ -199,12 +203,10 @@ fn of<'a>(
             higher_is_better,
         })
     };
-    let wrong =
-        ["lost_packets", "duplicated_packets", "reordered_packets", "altered_packets", "altered_bytes"];
     let checked = |key| row.get("verification").and_then(|checked| checked.get(key)).and_then(Value::as_u64);
     let error = row.get("error").and_then(Value::as_str);
     let figures = if error.is_some() { Vec::new() } else { table.iter().filter_map(figure).collect() };
-    Measured { identity, ends, figures, error, wrong: wrong.into_iter().filter_map(checked).sum(), row }
+    Measured { identity, ends, figures, error, wrong: WRONG.into_iter().filter_map(checked).sum(), row }
 }
 
 /// Returns the median, the repeats and the range of a measured quantity, or of a plain number.
@@ -319,5 +321,58 @@ mod tests {
                 assert!(measured(&document).iter().all(|row| row.figures.is_empty()));
             }
         }
+    }
+
+    /// Finds the property `key` of the object that `at` describes.
+    fn property<'a>(schema: &'a Value, at: &'a Value, key: &str) -> Option<&'a Value> {
+        if let Some(found) = at.get("properties").and_then(|properties| properties.get(key)) {
+            return Some(found);
+        }
+        let reference = at.get("$ref").and_then(Value::as_str);
+        let referred = reference.and_then(|place| schema.pointer(place.trim_start_matches('#')));
+        let lists = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|list| at.get(list)?.as_array());
+        let mut inner = referred.into_iter().chain(lists.flatten()).chain(at.get("items"));
+        inner.find_map(|inner| property(schema, inner, key))
+    }
+
+    #[test]
+    fn the_tables_name_keys_of_the_published_schemas() {
+        let figures = |tables: &[Table]| -> Vec<&str> {
+            tables.iter().copied().flatten().flat_map(|(_, _, places)| places.iter().copied()).collect()
+        };
+        let wrong = |keys: &[&'static str]| keys.iter().map(|key| format!("verification/{key}")).collect();
+        for (document, part, places, more) in [
+            (
+                "packets",
+                "",
+                [figures(&[FORWARD]), vec!["parameters", "ports", "error"]].concat(),
+                wrong(&WRONG[..4]),
+            ),
+            (
+                "transfers",
+                "",
+                [&figures(&[TRANSFERS])[..], COPY_KEYS, &["from", "to"]].concat(),
+                wrong(&WRONG[4..]),
+            ),
+            ("windows", "", [&figures(&[WINDOWS])[..], WINDOW_KEYS].concat(), Vec::new()),
+            ("nvme-bench", "", [&figures(&[DRIVES])[..], DRIVE_KEYS].concat(), wrong(&WRONG[4..])),
+            ("nvme-transfer", "", figures(&[STREAM]), Vec::new()),
+            ("mix", "", vec!["title", "swept"], Vec::new()),
+            ("mix", "loads", [figures(&[LOAD, LOAD_OF_OPERATIONS]), vec!["name"]].concat(), Vec::new()),
+            ("model", "", vec!["model", "case"], Vec::new()),
+            ("model", "flows", [figures(&[STREAM]), vec!["name"]].concat(), Vec::new()),
+        ] {
+            let file = format!("{}/../../docs/schema/{document}.json", env!("CARGO_MANIFEST_DIR"));
+            let schema: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+            for place in places.into_iter().map(String::from).chain(more) {
+                let place = format!("results/{part}/{}", place.trim_start_matches('/'));
+                let mut keys = place.split('/').filter(|key| !key.is_empty());
+                let found = keys.try_fold(&schema, |at, key| property(&schema, at, key));
+                assert!(found.is_some(), "{document} has no {place}");
+            }
+        }
+        let schema = json!({"properties": {"a": {"items": {"$ref": "#/$defs/A"}}}, "$defs": {"A": {"anyOf": [{"properties": {"b": {}}}]}}});
+        let a = property(&schema, &schema, "a").unwrap();
+        assert!(property(&schema, a, "b").is_some() && property(&schema, a, "c").is_none());
     }
 }
