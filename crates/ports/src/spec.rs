@@ -43,9 +43,12 @@ pub enum Kind {
     Memif,
     /// `pci`: a network card bound to vfio-pci.
     Pci,
-    /// A port of the library's user.
+    /// A port of the library's user. The last kind.
     Own,
 }
+
+// A kind that the list lacks could not be named.
+const _: () = assert!(Kind::NAMED.len() == Kind::Own as usize);
 
 /// What a run can use a port for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +90,18 @@ pub enum PoolKind {
 pub struct Properties {
     /// The text before the first colon or comma of a specification.
     pub name: &'static str,
+    /// The syntax of a specification without options, such as `ring:NAME`.
+    pub syntax: &'static str,
+    /// What the port does, and its options, in lines for help texts.
+    pub about: &'static [&'static str],
     /// What a run can use the port for.
     pub role: Role,
     /// Where received packets come from.
     pub source: Source,
     /// True if the port itself keeps a rate that is set. Other ports need a wrapper that receives late.
     pub paces_itself: bool,
+    /// True if the port reads or writes all bytes of its packets.
+    pub moves_payload: bool,
     /// True if the size of received packets is the specification's argument.
     pub is_sized: bool,
     /// True if a network stack can use the port: it carries frames of a network, or is a driver's stand-in for one.
@@ -107,9 +116,12 @@ impl Properties {
     /// A port that neither makes packets nor connects to anything. Other rows state how they differ.
     pub const PLAIN: Properties = Properties {
         name: "",
+        syntax: "",
+        about: &[],
         role: Role::Either,
         source: Source::None,
         paces_itself: false,
+        moves_payload: true,
         is_sized: false,
         is_network: false,
         needs_privileges: false,
@@ -149,14 +161,23 @@ impl Kind {
         match self {
             Kind::Null => &Properties {
                 name: "null",
+                syntax: "null[:SIZE]",
+                about: &["makes packets of SIZE bytes or discards packets, without touching their bytes"],
                 role: Role::Both,
                 source: Source::Made,
                 paces_itself: true,
+                moves_payload: false,
                 is_sized: true,
                 ..PLAIN
             },
             Kind::Generator => &Properties {
                 name: "gen",
+                syntax: "gen:SIZE|imix",
+                about: &[
+                    "generates flows with sequence numbers and checksums: flows=N (64), seed=N,",
+                    "v4, v6, udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs,",
+                    "SIZE includes the 4 bytes of the FCS, as in RFC 2544 (gen:64,fcs)",
+                ],
                 role: Role::Receive,
                 source: Source::Made,
                 paces_itself: true,
@@ -165,22 +186,92 @@ impl Kind {
             },
             Kind::Radio => &Properties {
                 name: "gen",
+                syntax: "gen:oran",
+                about: &[
+                    "generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120,",
+                    "mtu=N, shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac,",
+                    "dmac, rate",
+                ],
                 role: Role::Receive,
                 source: Source::Made,
                 paces_itself: true,
                 ..PLAIN
             },
-            Kind::Checker => &Properties { name: "check", role: Role::Send, ..PLAIN },
-            Kind::Capture => &Properties { name: "pcap", source: Source::File, ..PLAIN },
-            Kind::NetNull => {
-                &Properties { name: "net_null", source: Source::Made, is_sized: true, ..NETWORK }
-            }
-            Kind::Ring => &Properties { name: "ring", ..NETWORK },
-            Kind::AfXdp => &Properties { name: "af_xdp", ..PRIVILEGED },
-            Kind::AfPacket => &Properties { name: "af_packet", ..PRIVILEGED },
-            Kind::Tap => &Properties { name: "tap", ..PRIVILEGED },
-            Kind::Memif => &Properties { name: "memif", ..NETWORK },
-            Kind::Pci => &Properties { name: "pci", ..PRIVILEGED },
+            Kind::Checker => &Properties {
+                name: "check",
+                syntax: "check",
+                about: &[
+                    "verifies the packets that this run's gen made; check:SIZE,OPTIONS verifies the",
+                    "packets of another run's gen, which has the same options",
+                ],
+                role: Role::Send,
+                ..PLAIN
+            },
+            Kind::Capture => &Properties {
+                name: "pcap",
+                syntax: "pcap:FILE",
+                about: &["reads or writes a capture; pcap:- is standard input or output"],
+                source: Source::File,
+                ..PLAIN
+            },
+            Kind::NetNull => &Properties {
+                name: "net_null",
+                syntax: "net_null[:SIZE]",
+                about: &["DPDK's null driver makes or discards packets: copy=on touches the bytes"],
+                source: Source::Made,
+                moves_payload: false,
+                is_sized: true,
+                ..NETWORK
+            },
+            Kind::Ring => &Properties {
+                name: "ring",
+                syntax: "ring:NAME",
+                about: &[
+                    "returns the packets that are sent to it: prime=N packets at the start,",
+                    "size=BYTES each",
+                ],
+                moves_payload: false,
+                ..NETWORK
+            },
+            Kind::AfXdp => &Properties {
+                name: "af_xdp",
+                syntax: "af_xdp:IFACE",
+                about: &[
+                    "a network interface by AF_XDP sockets: queue=N is the first queue (0),",
+                    "busy=N packets per busy poll, copy=on forces copy mode",
+                ],
+                ..PRIVILEGED
+            },
+            Kind::AfPacket => &Properties {
+                name: "af_packet",
+                syntax: "af_packet:IFACE",
+                about: &[
+                    "a network interface by packet sockets: queues=N (one per pipeline),",
+                    "frame=BYTES of a slot, bypass=on skips the queueing discipline",
+                ],
+                ..PRIVILEGED
+            },
+            Kind::Tap => &Properties {
+                name: "tap",
+                syntax: "tap:NAME",
+                about: &["creates the interface NAME: mac=fixed gives it the same address each time"],
+                ..PRIVILEGED
+            },
+            Kind::Memif => &Properties {
+                name: "memif",
+                syntax: "memif:SOCKET",
+                about: &[
+                    "shared memory with another process: role=server|client (client), id=N (0),",
+                    "wait=SECONDS (10), secret=TEXT",
+                ],
+                ..NETWORK
+            },
+            Kind::Pci => &Properties {
+                name: "pci",
+                syntax: "pci:ADDRESS",
+                about: &["a network card bound to vfio-pci"],
+                ..PRIVILEGED
+            },
             Kind::Own => &PLAIN,
         }
     }

@@ -11,6 +11,7 @@ use inlane_forward::config::{Compete, Device};
 use inlane_forward::gpu::Memory;
 use inlane_forward::pipeline::Overload;
 use inlane_ports::pcap::Pace;
+use inlane_ports::spec::{Kind, Properties};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,29 +19,22 @@ const USAGE: &str = "\
 inlane forward --rx <PORT> --tx <PORT>... [OPTIONS]
        inlane forward --between <PORT> <PORT> [OPTIONS]";
 
+/// Returns the help below the flags: the kinds of ports, then units and examples.
+fn after_help() -> String {
+    let mut help =
+        "Ports, with their options after a comma (af_packet:eth1,frame=4096). Defaults are in parentheses:\n"
+            .to_string();
+    for kind in Kind::NAMED {
+        let Properties { mut syntax, about, .. } = *kind.properties();
+        for line in about {
+            help += &format!("  {syntax:16} {line}\n");
+            syntax = "";
+        }
+    }
+    help + EXAMPLES
+}
+
 const EXAMPLES: &str = "\
-Ports, with their options after a comma (af_packet:eth1,frame=4096). Defaults are in parentheses:
-  null[:SIZE]      makes packets of SIZE bytes or discards packets, without touching their bytes
-  gen:SIZE|imix    generates flows with sequence numbers and checksums: flows=N (64), seed=N,
-                   v4, v6, udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs,
-                   SIZE includes the 4 bytes of the FCS, as in RFC 2544 (gen:64,fcs)
-  gen:oran         generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120,
-                   mtu=N, shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac,
-                   dmac, rate
-  check            verifies the packets that this run's gen made; check:SIZE,OPTIONS verifies the
-                   packets of another run's gen, which has the same options
-  pcap:FILE        reads or writes a capture; pcap:- is standard input or output
-  net_null[:SIZE]  DPDK's null driver makes or discards packets: copy=on touches the bytes
-  ring:NAME        returns the packets that are sent to it: prime=N packets at the start,
-                   size=BYTES each
-  af_xdp:IFACE     a network interface by AF_XDP sockets: queue=N is the first queue (0),
-                   busy=N packets per busy poll, copy=on forces copy mode
-  af_packet:IFACE  a network interface by packet sockets: queues=N (one per pipeline),
-                   frame=BYTES of a slot, bypass=on skips the queueing discipline
-  tap:NAME         creates the interface NAME: mac=fixed gives it the same address each time
-  memif:SOCKET     shared memory with another process: role=server|client (client), id=N (0),
-                   wait=SECONDS (10), secret=TEXT
-  pci:ADDRESS      a network card bound to vfio-pci
   net_null and all ports below it in this list also take descriptors=N, the length of their queues.
   af_xdp and all ports below it also take mtu=BYTES.
 
@@ -84,7 +78,7 @@ ends the run with its result and status 0.";
 
 /// Receives packets, runs a packet function on them, and sends them
 #[derive(Args, Clone, Debug)]
-#[command(after_help = EXAMPLES, override_usage = USAGE)]
+#[command(after_help = after_help(), override_usage = USAGE)]
 pub struct Forward {
     #[command(flatten)]
     pub(super) ports: PortArgs,

@@ -7,7 +7,7 @@ use crate::config::Executor;
 use crate::gpu::Memory;
 use inlane_core::load::{Resource, Use, UseSource};
 use inlane_function::FunctionInfo;
-use inlane_ports::spec::{Kind, PortSpec};
+use inlane_ports::spec::{Kind, PortSpec, Properties, Role, Source};
 use std::collections::BTreeMap;
 
 /// The bytes of a descriptor, which a GPU reads for each packet.
@@ -77,7 +77,7 @@ fn of_direction<'a>(
         if !is_inside(port) {
             found.add(Resource::Port(port.text().into()), per_byte);
         }
-        if moves_payload(port) {
+        if port.properties().moves_payload {
             found.add(buffers.clone(), per_byte);
         }
         if let Some(card) = card(port) {
@@ -153,14 +153,10 @@ fn size_of_packets(source: &PortSpec) -> Option<f64> {
     }
 }
 
-/// Returns true if the port reads or writes all bytes of packets.
-fn moves_payload(port: &PortSpec) -> bool {
-    !matches!(port.kind(), Kind::Null | Kind::NetNull | Kind::Ring | Kind::Own)
-}
-
 /// Returns true for a port that connects to nothing. All that it does takes time of the pipeline's thread.
 fn is_inside(port: &PortSpec) -> bool {
-    matches!(port.kind(), Kind::Null | Kind::NetNull | Kind::Generator | Kind::Radio | Kind::Checker)
+    let Properties { source, role, .. } = port.properties();
+    port.kind() != Kind::Own && (*source == Source::Made || *role == Role::Send)
 }
 
 /// Returns the PCI address of a port that is a network card.
