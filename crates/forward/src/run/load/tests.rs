@@ -104,8 +104,18 @@ fn a_pace_that_changes_is_followed_and_0_parks() {
     }
 }
 
+/// Tries up to 20 times, because other programs can delay this one. Returns true once `attempt` returns a time below `limit`.
+fn is_within(limit: Duration, mut attempt: impl FnMut() -> Duration) -> bool {
+    (0..20).any(|_| attempt() < limit)
+}
+
 #[test]
 fn a_load_stops_at_once_with_its_partial_result() {
+    assert!(is_within(Duration::from_millis(200), time_to_stop));
+}
+
+/// Returns how long a load runs after it is stopped.
+fn time_to_stop() -> Duration {
     let mut load = load(&config("gen:64", "check"));
     let meters = load.meters();
     let (stopped, outcomes) = beside(&mut [&mut load], |sampler, run| {
@@ -115,7 +125,7 @@ fn a_load_stops_at_once_with_its_partial_result() {
         run.stop();
         Instant::now()
     });
-    assert!(stopped.elapsed() < Duration::from_millis(200), "{:?}", stopped.elapsed());
+    let took = stopped.elapsed();
     assert!(outcomes[0].is_ok());
     let counts = meters[0].read();
     let outcome = load.into_outcome().unwrap();
@@ -124,6 +134,7 @@ fn a_load_stops_at_once_with_its_partial_result() {
     assert_eq!(counts.begun, outcome.result.rx.packets);
     assert!(counts.on_cpu_ns > 0);
     assert!(outcome.result.verification.unwrap().passed());
+    took
 }
 
 /// A receive queue that fails at its third burst.
@@ -208,6 +219,11 @@ fn a_load_that_fails_or_whose_source_ends_ends_only_itself() {
 
 #[test]
 fn loads_start_at_one_instant() {
+    assert!(is_within(Duration::from_millis(50), difference_of_durations));
+}
+
+/// Runs two loads, one of which arrives late at the start line. Returns by how much their durations differ.
+fn difference_of_durations() -> Duration {
     let mut loads = [load(&config("null:64", "null")), load(&config("gen:64", "null"))];
     let [one, two] = &mut loads;
     // One load arrives 50 ms after the other. Neither moves a packet before.
@@ -225,7 +241,7 @@ fn loads_start_at_one_instant() {
         assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());
     });
     let [one, two] = loads.map(|load| load.into_outcome().unwrap().result.duration_ns);
-    assert!(one.abs_diff(two) < 50_000_000, "{one} {two}");
+    Duration::from_nanos(one.abs_diff(two))
 }
 
 #[test]
