@@ -23,3 +23,13 @@ pub struct LaneReport {
     /// The packet function's report, from its state at the end of the run.
     pub function: FunctionReport,
 }
+
+impl LaneReport {
+    /// Adds the report of another pipeline's lane. All lanes of a run have the same shape and memory.
+    pub(crate) fn add(&mut self, other: Self) {
+        // Every field is named, so a new one cannot be forgotten here.
+        let Self { flags: _, memory: _, shape: _, pcie_bytes, function } = other;
+        self.pcie_bytes += pcie_bytes;
+        self.function.merge(function);
+    }
+}

@@ -235,18 +235,34 @@ impl Tally {
 
     /// Adds the tally of another pipeline. Leaves `flowed` unchanged.
     pub(crate) fn add(&mut self, other: Tally) {
-        self.rx += other.rx;
-        self.tx += other.tx;
-        self.dropped_overload += other.dropped_overload;
-        self.refused_packets += other.refused_packets;
-        self.dropped_verdict += other.dropped_verdict;
-        self.dropped_invalid += other.dropped_invalid;
-        self.dropped_unsent += other.dropped_unsent;
-        self.time += other.time;
-        self.stages.add(&other.stages);
-        self.work.add(&other.work);
-        self.functions.extend(other.functions);
-        self.errors.extend(other.errors);
+        // Every field is named, so a new one cannot be forgotten here.
+        let Tally {
+            rx,
+            tx,
+            dropped_overload,
+            refused_packets,
+            dropped_verdict,
+            dropped_invalid,
+            dropped_unsent,
+            time,
+            stages,
+            work,
+            functions,
+            errors,
+            flowed: _,
+        } = other;
+        self.rx += rx;
+        self.tx += tx;
+        self.dropped_overload += dropped_overload;
+        self.refused_packets += refused_packets;
+        self.dropped_verdict += dropped_verdict;
+        self.dropped_invalid += dropped_invalid;
+        self.dropped_unsent += dropped_unsent;
+        self.time += time;
+        self.stages.add(&stages);
+        self.work.add(&work);
+        self.functions.extend(functions);
+        self.errors.extend(errors);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
 use crate::gpu::{self, LinkSamples};
-use crate::pipeline::{StageHistograms, Tally, WorkShares};
+use crate::pipeline::{PipelineSettings, StageHistograms, Tally, WorkShares};
 use crate::result::{
     LaunchShape, MethodReason, Note, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Stages,
 };
@@ -82,11 +82,15 @@ impl RunOutcome {
         for (tally, report) in tallies {
             tally.functions.iter().for_each(|instance| reported.merge(instance.report()));
             if let Some(report) = report {
-                reported.merge(report.function.clone());
-                let pcie_bytes = lane.as_ref().map_or(0, |sum| sum.pcie_bytes) + report.pcie_bytes;
-                lane = Some(gpu::LaneReport { pcie_bytes, ..report });
+                match &mut lane {
+                    Some(lane) => lane.add(report),
+                    None => lane = Some(report),
+                }
             }
             sum.add(tally);
+        }
+        if let Some(lane) = &lane {
+            reported.merge(lane.function.clone());
         }
         sum.rx.missed += device.missed;
         sum.rx.errors += device.errors;
@@ -211,16 +215,19 @@ fn stages(histograms: &StageHistograms) -> Stages {
 /// Returns the parameters that distinguish this run from other runs. Always includes function, device, method
 /// and burst, and for a GPU the memory. Includes another parameter only if it differs from its default.
 fn parameters(config: &Config) -> Parameters {
-    let (settings, executor) = (&config.per_pipeline, &config.executor);
+    let executor = &config.executor;
+    // Every setting is named, so whether a new one is a parameter must be decided here. Sweeps set the parameters of the others.
+    let PipelineSettings { burst, flush, work, slots: _, overload: _, stages: _, packets: _ } =
+        config.per_pipeline;
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);
     let number = |number: usize| Quantity::Number(number as f64);
     let mut parameters = Parameters::default();
     parameters.set("function", config.function.name());
     parameters.set("on", executor.device().to_string());
     parameters.set("method", executor.method().to_string());
-    parameters.set("burst", number(settings.burst));
-    if !settings.flush.is_zero() {
-        parameters.set("flush", nanoseconds(settings.flush));
+    parameters.set("burst", number(burst));
+    if !flush.is_zero() {
+        parameters.set("flush", nanoseconds(flush));
     }
     if let Executor::Gpu { settings, .. } = executor {
         parameters.set("memory", settings.memory.to_string());
@@ -234,8 +241,8 @@ fn parameters(config: &Config) -> Parameters {
     if config.compete != Compete::None {
         parameters.set("compete", config.compete.to_string());
     }
-    if !settings.work.is_zero() {
-        parameters.set("work", nanoseconds(settings.work));
+    if !work.is_zero() {
+        parameters.set("work", nanoseconds(work));
     }
     parameters
 }
