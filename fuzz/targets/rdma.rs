@@ -64,7 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
     let local = Endpoint { queue_pair: 17, psn: 0xff_fff0, token: 1 };
     let remote = Endpoint { queue_pair: 18, psn: 0xff_fff0, token: 2 };
     let mut connection = Connection::new(&config, local, remote, [7; 16]).unwrap();
-    // Creates valid control messages for the connection: the roles are exchanged.
+    // The peer makes valid control messages for the connection, so its local endpoint is the remote one of the connection.
     let mut peer = Connection::new(&config, remote, local, [8; 16]).unwrap();
     let mut memory = Checked { consumed: 0, posted: 0 };
     let mut peer_memory = Checked { consumed: 0, posted: 0 };

@@ -125,7 +125,7 @@ pub enum Problem {
     /// A text that is not a quantity.
     #[error(transparent)]
     Quantity(#[from] inlane_core::units::ParseError),
-    /// Something that contains or follows itself.
+    /// A definition that refers to itself, directly or through others.
     #[error("this is a cycle: {}; remove one of these references", path.join(" -> "))]
     Cycle {
         /// The names in the order in which they refer to each other.

@@ -143,7 +143,7 @@ struct SourceRx {
     name: String,
     source: Box<dyn FrameSource>,
     pool: Arc<dyn Pool>,
-    /// A buffer for which the source had no frame.
+    /// A buffer that was allocated although the source had no frame for it. The next frame uses it.
     spare: Option<Packet>,
     /// An error that followed received packets. The next call returns it.
     failure: Option<Error>,

@@ -21,9 +21,9 @@ pub struct ReceiveWindow {
     fixed: bool,
     /// True if data was lost.
     lossy: bool,
-    /// The index of received data at which the window may grow next. It is one window behind the last change.
+    /// The index of received data at which the window may grow next: one window after the index of the last change.
     grow_at: u64,
-    /// The index of received data at which a loss may halve the window next. It is one window behind the last loss, because
+    /// The index of received data at which a loss may halve the window next: one window after that of the last loss, because
     /// a flight that loses several packets counts once.
     halve_at: u64,
 }
