@@ -65,9 +65,9 @@ impl Host {
                     }
                 }
             }
-            self.connection.output().take(&mut self.received);
+            self.connection.take_output(&mut self.received);
             self.connection.resume(1);
-            self.connection.output().take(&mut self.received);
+            self.connection.take_output(&mut self.received);
         }
     }
 
@@ -114,7 +114,7 @@ fn subsystem() -> Arc<Subsystem> {
         let path = std::env::temp_dir().join(format!("inlane-fuzz-{}", std::process::id()));
         let texts = ["memory:64K".to_string(), format!("file:{},size=64K,direct=off", path.display())];
         let open = |(text, id): (&String, u32)| {
-            Namespace::open(&text.parse().expect("valid"), id, NQN).expect("opened")
+            Namespace::open(&text.parse().expect("valid"), id, NQN, 1).expect("opened")
         };
         let namespaces = texts.iter().zip(1..).map(open).collect();
         std::fs::remove_file(path).expect("removed");

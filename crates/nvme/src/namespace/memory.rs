@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The size of a cache line in bytes.
 const LINE: usize = 64;
 /// The size of a page in bytes. Whole pages are zeroed by giving them back to the kernel.
-const PAGE: u64 = 4096;
+pub const PAGE: u64 = 4096;
 
 /// A private anonymous mapping. Pages are allocated when they are first written.
 #[derive(Debug)]
@@ -34,11 +34,11 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, because they make random accesses faster.
+    /// Maps `bytes` bytes of zeros. `readers` is the number of threads that pin memory. Asks the kernel for huge pages, because they make random accesses faster.
     ///
     /// # Errors
     /// If `bytes` is 0 or not a multiple of 512. If the address space is too small.
-    pub fn new(bytes: u64) -> Result<Self> {
+    pub fn new(bytes: u64, readers: usize) -> Result<Self> {
         let what = || format!("memory:{bytes}");
         if bytes == 0 || !bytes.is_multiple_of(512) {
             return Err(Error::Invalid {
@@ -65,7 +65,7 @@ impl Memory {
         Ok(Self {
             start: NonNull::new(start.cast()).expect("mmap returns no null"),
             bytes,
-            locks: PageLocks::new(bytes.div_ceil(PAGE)),
+            locks: PageLocks::new(bytes.div_ceil(PAGE), readers),
         })
     }
 
@@ -98,6 +98,46 @@ impl Memory {
             // SAFETY: both spans have the length of `to` and do not overlap.
             self.locks.read(at / PAGE, || unsafe { copy(to.as_mut_ptr(), source, to.len()) });
         }
+    }
+
+    /// Pins the memory from `offset` on for the reader with this number, up to `most` bytes. Returns the address and
+    /// the number of pinned bytes, which end at the end of a page if they are fewer. Their number is 0 if a writer changes
+    /// the first page. With `wait`, waits for the writer instead; the reader must then have pinned nothing yet.
+    ///
+    /// Nothing changes these bytes before [`Memory::unpin`].
+    ///
+    /// # Panics
+    /// If the range ends beyond the memory, or if there is no such reader.
+    #[inline]
+    pub fn pin(&self, reader: usize, offset: u64, most: usize, wait: bool) -> (*const u8, usize) {
+        let (address, end) = (self.at(offset, most as u64), offset + most as u64);
+        let pages = offset / PAGE..end.div_ceil(PAGE);
+        loop {
+            let pinned = self.locks.pin(reader, pages.clone());
+            if pinned > pages.start || !wait {
+                return (address, (pinned * PAGE).clamp(offset, end) as usize - offset as usize);
+            }
+            self.locks.wait(pinned);
+        }
+    }
+
+    /// Fills `to` with the bytes that start at `offset`.
+    ///
+    /// # Safety
+    /// The calling thread has pinned these bytes.
+    ///
+    /// # Panics
+    /// If the range ends beyond the memory.
+    pub unsafe fn copy_pinned(&self, offset: u64, to: &mut [u8]) {
+        let source = self.at(offset, to.len() as u64);
+        // SAFETY: the range lies within the mapping. No thread changes it, because it is pinned.
+        unsafe { std::ptr::copy_nonoverlapping(source, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Unpins all memory that a reader has pinned.
+    #[inline]
+    pub fn unpin(&self, reader: usize) {
+        self.locks.unpin(reader);
     }
 
     /// Starts to load the `length` bytes that start at `offset` into the first-level cache. Returns without

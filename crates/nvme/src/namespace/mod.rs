@@ -19,7 +19,7 @@ mod specification;
 mod tests;
 
 pub use file::FileStorage;
-pub use memory::Memory;
+pub use memory::{Memory, PAGE};
 pub use specification::{Specification, StorageKind};
 
 use crate::{Error, Result, random};
@@ -87,7 +87,8 @@ pub struct Counters {
 }
 
 impl Namespace {
-    /// Opens the storage that `specification` names. `subsystem` is the subsystem's NQN.
+    /// Opens the storage that `specification` names. `subsystem` is the subsystem's NQN. `readers` is the number of
+    /// threads that send memory of the namespace.
     ///
     /// A file or block device keeps its UUID when the target restarts. A namespace in memory gets a new UUID,
     /// because its contents are lost. The new UUID makes hosts that use the namespace report errors instead
@@ -95,9 +96,9 @@ impl Namespace {
     ///
     /// # Errors
     /// If the storage cannot be opened or locked, or is smaller than one block.
-    pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
+    pub fn open(specification: &Specification, id: u32, subsystem: &str, readers: usize) -> Result<Self> {
         let created = file::create(specification)?;
-        Self::open_existing(specification, id, subsystem).inspect_err(|_| {
+        Self::open_existing(specification, id, subsystem, readers).inspect_err(|_| {
             // Leave no file behind that serves nothing.
             if let Some(path) = created {
                 let _ = std::fs::remove_file(path);
@@ -105,10 +106,17 @@ impl Namespace {
         })
     }
 
-    fn open_existing(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
+    fn open_existing(
+        specification: &Specification,
+        id: u32,
+        subsystem: &str,
+        readers: usize,
+    ) -> Result<Self> {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {
-            StorageKind::Memory { bytes } => (Storage::Memory(Memory::new(*bytes)?), random_uuid()?, *bytes),
+            StorageKind::Memory { bytes } => {
+                (Storage::Memory(Memory::new(*bytes, readers)?), random_uuid()?, *bytes)
+            }
             StorageKind::File { .. } | StorageKind::Block { .. } => {
                 let storage = FileStorage::open(specification)?;
                 let uuid = stable_uuid(&[subsystem.as_bytes(), &id.to_le_bytes(), storage.identity()]);

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn open(text: &str) -> Result<Namespace> {
-    Namespace::open(&text.parse()?, 1, "nqn.2026-11.inlane:test")
+    Namespace::open(&text.parse()?, 1, "nqn.2026-11.inlane:test", 1)
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn specifications_are_read_from_the_end() {
 
 #[test]
 fn memory_is_read_as_written_and_zeroed_exactly() {
-    let memory = Memory::new(64 << 10).unwrap();
+    let memory = Memory::new(64 << 10, 1).unwrap();
     let pattern: Vec<u8> = (0..64 << 10).map(|n| (n % 251) as u8 + 1).collect();
     memory.write(0, &pattern);
     memory.zero(512, 32 << 10);
@@ -55,7 +55,7 @@ fn memory_is_read_as_written_and_zeroed_exactly() {
 #[test]
 fn a_block_is_read_whole_while_it_is_written() {
     const BLOCK: usize = 4096;
-    let memory = Memory::new(4 * BLOCK as u64).unwrap();
+    let memory = Memory::new(4 * BLOCK as u64, 1).unwrap();
     let is_whole = |block: &[u8]| block.iter().all(|byte| *byte == block[0]);
     let end = std::time::Instant::now() + std::time::Duration::from_millis(300);
     std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn a_block_is_read_whole_while_it_is_written() {
 /// The locks of more pages than there are locks are taken in several parts.
 #[test]
 fn a_large_range_is_zeroed() {
-    let memory = Memory::new(64 << 20).unwrap();
+    let memory = Memory::new(64 << 20, 1).unwrap();
     let (first, last) = (4096 * 3 + 512, (40 << 20) + 1024);
     for at in (0..64 << 20).step_by(4096) {
         memory.write(at, &[7; 4096]);

@@ -114,25 +114,6 @@ impl Ring {
         self.push(&opcode::RecvMsg::new(Fd(socket), message).ioprio(priority).build().user_data(tag));
     }
 
-    /// Sends the memory that `message` describes. The request completes when all bytes are sent or the
-    /// connection fails.
-    ///
-    /// # Safety
-    /// The message, its vectors and the memory must stay valid and unchanged until the request has completed.
-    pub unsafe fn send(&mut self, socket: RawFd, message: *const libc::msghdr, tag: u64) {
-        // SAFETY: the caller's promise.
-        let vectors = unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) };
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        let entry = match vectors {
-            [one] => {
-                let length = one.iov_len.min(1 << 30) as u32;
-                opcode::Send::new(Fd(socket), one.iov_base.cast(), length).flags(flags).build()
-            }
-            _ => opcode::SendMsg::new(Fd(socket), message).flags(flags as u32).build(),
-        };
-        self.push(&entry.user_data(tag));
-    }
-
     /// Submits a system call of a file operation.
     ///
     /// # Safety
@@ -195,9 +176,9 @@ impl Ring {
         }
     }
 
-    /// Submits a request that completes when the descriptor is readable.
-    pub fn poll(&mut self, descriptor: RawFd, tag: u64) {
-        self.push(&opcode::PollAdd::new(Fd(descriptor), libc::POLLIN as u32).build().user_data(tag));
+    /// Submits a request that completes when the descriptor is readable (`POLLIN`) or writable (`POLLOUT`).
+    pub fn poll(&mut self, descriptor: RawFd, events: libc::c_short, tag: u64) {
+        self.push(&opcode::PollAdd::new(Fd(descriptor), events as u32).build().user_data(tag));
     }
 
     /// Submits a request that completes after `time`.

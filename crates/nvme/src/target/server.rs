@@ -92,9 +92,10 @@ impl Target {
         };
         let nqn = config.nqn.clone().unwrap_or_else(|| default_nqn(first.port()));
         crate::wire::nqn::check(&nqn)?;
+        let threads = if config.cores.is_empty() { config.threads.max(1) } else { config.cores.len() };
         let namespaces = config.namespaces.iter().zip(1..);
         let namespaces =
-            namespaces.map(|(it, id)| Namespace::open(it, id, &nqn)).collect::<Result<Vec<_>>>()?;
+            namespaces.map(|(it, id)| Namespace::open(it, id, &nqn, threads)).collect::<Result<Vec<_>>>()?;
         let mut limits = config.limits.clone();
         let descriptors = usize::try_from(allow_descriptors(u64::MAX)).unwrap_or(usize::MAX);
         limits.connections = limits.connections.min(descriptors.saturating_sub(64)).max(1);
@@ -102,7 +103,6 @@ impl Target {
         config.hosts.warn_if_none(hosts.as_ref());
         let subsystem =
             Arc::new(Subsystem::new(Definition { nqn, namespaces, hosts, listeners: addresses, limits })?);
-        let threads = if config.cores.is_empty() { config.threads.max(1) } else { config.cores.len() };
         let failed = Arc::new(AtomicBool::new(false));
         let mut target =
             Self { subsystem, workers: Vec::new(), acceptor: None, jobs: None, stop: Arc::default(), failed };
@@ -143,7 +143,8 @@ impl Target {
         let (subsystem, failed) = (self.subsystem.clone(), self.failed.clone());
         let (its_inbox, its_load) = (inbox.clone(), load.clone());
         let thread = std::thread::Builder::new().name(format!("inlane-nvme-{index}")).spawn(move || {
-            let worker = bind(core).and_then(|()| Worker::new(subsystem, its_inbox, its_load, spin, jobs));
+            let worker =
+                bind(core).and_then(|()| Worker::new(index, subsystem, its_inbox, its_load, spin, jobs));
             let worker = match worker {
                 Ok(worker) => worker,
                 Err(error) => return drop(result.send(Err(error))),

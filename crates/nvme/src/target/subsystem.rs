@@ -8,7 +8,7 @@ use super::flush::FlushGroup;
 use super::half_open::HalfOpen;
 use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
-use crate::namespace::{Namespace, stable_uuid};
+use crate::namespace::{Memory, Namespace, Storage, stable_uuid};
 use crate::wire::nqn;
 use crate::{Error, Result};
 use std::cmp::Reverse;
@@ -250,6 +250,15 @@ impl Subsystem {
     #[inline]
     pub fn namespace(&self, id: u32) -> Option<&Namespace> {
         self.namespaces.get((id as usize).checked_sub(1)?)
+    }
+
+    /// Returns the memory of the namespace with this identifier. `None` if it does not exist or does not lie in memory.
+    #[inline]
+    pub fn memory(&self, id: u32) -> Option<&Memory> {
+        match &self.namespace(id)?.storage {
+            Storage::Memory(memory) => Some(memory),
+            Storage::File(_) => None,
+        }
     }
 
     /// Returns true if a host may connect to the subsystem.

@@ -14,14 +14,10 @@ use crate::target::io::{self, IoRequest, Operation};
 use crate::target::storage::OngoingOperation;
 use crate::wire::command::io as io_opcode;
 use crate::wire::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
-use crate::wire::pdu::{CapsuleCmd, Fault, Kind, Layout, MAX_HEADER, R2t, digest, encode};
+use crate::wire::pdu::{Fault, Layout, MAX_HEADER, R2t, digest, encode};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use zerocopy::FromBytes;
 
-/// How much of the next read's data is loaded ahead. A core loads only a few cache lines at a time, and loads the rest by
-/// itself once the copy has begun.
-const PREFETCHED_BYTES: usize = 1 << 10;
 /// The most data that an admin or Fabrics command receives.
 const MAX_ADMIN_DATA: u32 = 8192;
 
@@ -65,7 +61,9 @@ impl TargetConnection {
         let plan = self.plan(&command, layout.data_bytes);
         let mut buffer = None;
         if length > 0
-            && plan.is_ok_and(|(request, _)| !request.is_some_and(|it| self.is_in_memory(it.namespace)))
+            && plan.is_ok_and(|(request, _)| {
+                !request.is_some_and(|it| self.setup.subsystem.memory(it.namespace).is_some())
+            })
         {
             buffer = self.buffer_for_capsule(&command, at, length);
             if buffer.is_none() {
@@ -138,7 +136,6 @@ impl TargetConnection {
         let Storage::Memory(memory) = &namespace.storage else { return false };
         let cid = command.cid.get();
         if request.operation == Operation::Read {
-            self.prefetch_next(data.start);
             if !self.starved.is_empty() || !self.send_memory(cid, request) {
                 return false;
             }
@@ -157,30 +154,6 @@ impl TargetConnection {
         }
         self.complete(cid, status, 0);
         true
-    }
-
-    /// Starts to load the data of the next command, if that is a read that has arrived at byte `at` of the input and
-    /// concerns a namespace in memory. It loads while the data of this command is copied.
-    #[inline]
-    fn prefetch_next(&self, at: usize) {
-        let Some(capsule) = self.input.bytes().get(at..at + size_of::<CapsuleCmd>()) else { return };
-        let Ok(CapsuleCmd { common, command }) = CapsuleCmd::ref_from_bytes(capsule) else { return };
-        if common.code != Kind::CapsuleCmd as u8 || command.opcode != io_opcode::READ {
-            return;
-        }
-        if let Some(namespace) = self.setup.subsystem.namespace(command.nsid.get())
-            && let Storage::Memory(memory) = &namespace.storage
-            && let Some((offset, length)) = namespace.range(command.lba(), command.block_count())
-        {
-            memory.prefetch(offset, PREFETCHED_BYTES.min(length as usize));
-        }
-    }
-
-    /// Returns true if the namespace with this identifier exists and lies in memory.
-    #[inline]
-    fn is_in_memory(&self, namespace: u32) -> bool {
-        let namespace = self.setup.subsystem.namespace(namespace);
-        namespace.is_some_and(|namespace| matches!(namespace.storage, Storage::Memory(_)))
     }
 
     /// Validates a command and its SGL. `capsule_bytes` is the length of the data in the command's capsule.

@@ -4,7 +4,7 @@
 //! io_uring, a test or a fuzzing target.
 //!
 //! ```text
-//!   socket --> space(), received() --> [ Connection ] --> output() --> socket
+//!   socket --> space(), received() --> [ Connection ] --> send() --> socket
 //!                                        |       ^
 //!                     next_operation(), call()   returned()
 //!                                        v       |
@@ -35,7 +35,6 @@ mod slot;
 mod tests;
 
 pub use authenticate::AuthenticationJob;
-pub use output::Output;
 
 use super::buffer::Share;
 use super::controller::{Controller, OpenQueue, Reach};
@@ -48,6 +47,7 @@ use crate::namespace::Storage;
 use crate::wire::command::Status;
 use crate::wire::pdu::{Digests, Fault, Layout, Rules, Sender, encode_termination};
 use input::Input;
+use output::Output;
 use receive::Receiving;
 use slot::{Slots, Stage, Turn};
 use std::collections::VecDeque;
@@ -302,9 +302,25 @@ impl TargetConnection {
         self.end = Some(End::Violation(fault));
     }
 
-    /// Returns the bytes to send.
-    pub fn output(&mut self) -> &mut Output {
-        &mut self.output
+    /// Returns the number of bytes to send.
+    pub fn pending_bytes(&self) -> usize {
+        self.output.pending_bytes()
+    }
+
+    /// Passes the next bytes to `call`, which sends some of them: see [`Output::send`]. Call [`TargetConnection::resume`]
+    /// after bytes were sent.
+    pub fn send(
+        &mut self,
+        reader: usize,
+        vectors: &mut Vec<libc::iovec>,
+        call: impl FnOnce(&mut [libc::iovec]) -> isize,
+    ) -> isize {
+        self.output.send(&self.setup.subsystem, reader, vectors, call)
+    }
+
+    /// Moves all bytes to send to `to`. Used by tests that have no socket.
+    pub fn take_output(&mut self, to: &mut Vec<u8>) {
+        self.output.take(&self.setup.subsystem, to);
     }
 
     /// Returns why the connection ends, or `None` if it does not end. If it ends, send the remaining output

@@ -1,20 +1,27 @@
 //! The bytes that a connection sends. Large data is not copied.
 //!
-//! Headers and small data are collected in one vector. Large data is sent from its buffer. There are two
-//! batches: responses are added to one batch while the kernel sends the other. So the bytes of a batch in
-//! flight never move.
+//! Headers and small data are collected in one vector. Large data is sent from its buffer, or from the memory of a
+//! namespace:
 //!
 //! ```text
-//! building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
-//! sending:  [ headers ... ] [ buffer ] [ headers ... ]                  -> kernel, from `part` and `sent` on
+//!   [ headers, small data ... ] [ buffer ] [ headers ... ] [ memory ] [ headers ... ]
+//!   ^ sent first                                                                    ^ appended here
 //! ```
+//!
+//! The kernel copies the bytes while [`Output::send`] runs. Memory of a namespace is pinned meanwhile, so a host gets each
+//! block as it was before or after a write. If the kernel takes only a part of a page, the rest of the page is copied
+//! before it is unpinned.
 
+use crate::namespace::{Memory, PAGE};
 use crate::target::buffer::Buffer;
+use crate::target::subsystem::Subsystem;
+use std::collections::VecDeque;
 
 /// The most parts (buffers) that one call of sendmsg may have.
 const MAX_PARTS: usize = 1024;
-/// When one call of sendmsg has at least this many bytes to send, no further part is added to it.
-const ENOUGH_BYTES: usize = 1 << 20;
+/// When one call of sendmsg has at least this many bytes to send, no further part is added to it. Writers wait for the
+/// memory that a call sends, and other connections for the call.
+const ENOUGH_BYTES: usize = 256 << 10;
 
 /// The space for headers and small data grows in units of this many bytes. This is also the least size of the
 /// space.
@@ -23,171 +30,237 @@ const LEAST_BYTES: usize = 4 << 10;
 /// sent.
 const KEPT_BYTES: usize = 256 << 10;
 
+/// Bytes to send. The lengths do not include bytes that were sent.
 #[derive(Debug)]
 enum Part {
-    /// A range of the batch's own bytes.
-    Bytes { start: usize, end: usize },
-    /// The first `length` bytes of a buffer. The buffer is given back when they are sent.
-    Buffer { buffer: Buffer, length: usize },
+    /// The next bytes of the vector.
+    Bytes { length: usize },
+    /// Bytes of a buffer from `start` on. The buffer is given back when they are sent.
+    Buffer { buffer: Buffer, start: usize, length: usize },
+    /// Bytes of a namespace in memory.
+    Memory { namespace: u32, offset: u64, length: usize },
+    /// The last bytes of the copied rest of a page.
+    Rest { length: usize },
 }
 
 impl Part {
-    fn length(&self) -> usize {
+    fn length(&mut self) -> &mut usize {
         match self {
-            Part::Bytes { start, end } => end - start,
-            Part::Buffer { length, .. } => *length,
+            Part::Bytes { length }
+            | Part::Buffer { length, .. }
+            | Part::Memory { length, .. }
+            | Part::Rest { length } => length,
         }
     }
 }
 
-#[derive(Debug, Default)]
-struct Batch {
-    /// Space for headers and small data. Its length is kept when a batch is sent, because extending the
-    /// vector would zero the bytes again.
-    bytes: Vec<u8>,
-    /// The number of used bytes at the start of `bytes`.
-    used: usize,
-    parts: Vec<Option<Part>>,
-    total: usize,
-}
-
-impl Batch {
-    fn clear(&mut self) {
-        if self.bytes.len() > KEPT_BYTES {
-            self.bytes = Vec::new();
-        }
-        self.used = 0;
-        self.parts.clear();
-        self.total = 0;
-    }
-}
-
-/// A connection's unsent bytes: one batch being built, one being sent.
+/// A connection's unsent bytes.
 #[derive(Debug, Default)]
 pub struct Output {
-    building: Batch,
-    sending: Batch,
-    /// The index in `sending` of the first part that has not been sent completely.
-    part: usize,
-    /// The number of bytes already sent of the part with index `part`.
-    sent: usize,
+    parts: VecDeque<Part>,
+    total: usize,
+    /// Space for headers and small data, which lie from `start` to `end`. Its length is kept, because extending the vector
+    /// would zero the bytes again.
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// The rest of a page of which the kernel has taken a part.
+    rest: Vec<u8>,
 }
 
 impl Output {
     /// Returns the number of bytes that are not sent yet.
     pub fn pending_bytes(&self) -> usize {
-        self.building.total + self.sending.total
+        self.total
     }
 
     /// Returns true if `bytes` more bytes of headers and small data fit. The space for them must not grow
     /// beyond the size above which it is freed.
     pub fn keeps(&self, bytes: usize) -> bool {
         // The buffer doubles its size when it grows. Therefore compare with half of [`KEPT_BYTES`].
-        self.building.used + bytes <= KEPT_BYTES / 2
+        self.end - self.start + bytes <= KEPT_BYTES / 2
     }
 
     /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that
     /// it has written.
     #[inline]
     pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
-        let Batch { bytes, used, parts, total } = &mut self.building;
-        let start = *used;
-        if bytes.len() < start + most {
-            bytes.resize((start + most).next_multiple_of(LEAST_BYTES).max(2 * bytes.len()), 0);
+        if self.bytes.len() < self.end + most {
+            self.make_space(most);
         }
-        let written = fill(&mut bytes[start..start + most]);
-        *used += written;
-        *total += written;
-        match parts.last_mut() {
-            Some(Some(Part::Bytes { end, .. })) => *end = start + written,
-            _ => parts.push(Some(Part::Bytes { start, end: start + written })),
+        let written = fill(&mut self.bytes[self.end..self.end + most]);
+        self.end += written;
+        self.total += written;
+        match self.parts.back_mut() {
+            Some(Part::Bytes { length }) => *length += written,
+            _ => self.parts.push_back(Part::Bytes { length: written }),
+        }
+    }
+
+    /// Makes space for `most` bytes at the end of the vector: moves the unsent bytes to the start, or extends it.
+    #[cold]
+    fn make_space(&mut self, most: usize) {
+        if self.start > self.bytes.len() / 2 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let needed = self.end + most;
+        if self.bytes.len() < needed {
+            self.bytes.resize(needed.next_multiple_of(LEAST_BYTES).max(2 * self.bytes.len()), 0);
         }
     }
 
     /// Appends the first `length` bytes of a buffer without copying them.
     pub fn append_buffer(&mut self, buffer: Buffer, length: usize) {
         assert!(length <= buffer.capacity(), "data within its buffer");
-        self.building.total += length;
-        self.building.parts.push(Some(Part::Buffer { buffer, length }));
+        self.total += length;
+        self.parts.push_back(Part::Buffer { buffer, start: 0, length });
     }
 
-    /// Writes the next memory ranges to send into `vectors`. Returns their number of bytes, or 0 if there is
-    /// nothing to send.
+    /// Appends `length` bytes of a namespace in memory. They are read when they are sent.
+    #[inline]
+    pub fn append_memory(&mut self, namespace: u32, offset: u64, length: usize) {
+        self.total += length;
+        self.parts.push_back(Part::Memory { namespace, offset, length });
+    }
+
+    /// Passes the next bytes to `call`, which sends some of them and returns their number, or a negative number.
+    /// Returns the result of `call`. `reader` is the number of the thread among those that pin memory of `subsystem`.
+    /// `vectors` is space for the list of memory ranges.
     ///
-    /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in flight.
-    pub fn next(&mut self, vectors: &mut Vec<libc::iovec>) -> usize {
-        vectors.clear();
-        if self.sending.total == 0 {
-            self.sending.clear();
-            std::mem::swap(&mut self.building, &mut self.sending);
-            (self.part, self.sent) = (0, 0);
+    /// # Panics
+    /// If `call` returns a larger number than it got bytes.
+    pub fn send(
+        &mut self,
+        subsystem: &Subsystem,
+        reader: usize,
+        vectors: &mut Vec<libc::iovec>,
+        call: impl FnOnce(&mut [libc::iovec]) -> isize,
+    ) -> isize {
+        let pinned = self.gather(subsystem, reader, vectors);
+        let result = call(vectors);
+        self.advance(usize::try_from(result).unwrap_or(0), pinned);
+        if let Some(memory) = pinned {
+            memory.unpin(reader);
         }
-        let Batch { bytes, parts, .. } = &self.sending;
-        let (mut total, mut skip) = (0, self.sent);
-        for part in parts[self.part..].iter().flatten() {
+        result
+    }
+
+    /// Fills `vectors` with the next memory ranges to send. Returns the memory that it has pinned.
+    fn gather<'a>(
+        &self,
+        subsystem: &'a Subsystem,
+        reader: usize,
+        vectors: &mut Vec<libc::iovec>,
+    ) -> Option<&'a Memory> {
+        vectors.clear();
+        let (mut total, mut at) = (0, self.start);
+        let mut pinned: Option<&Memory> = None;
+        for part in &self.parts {
             if vectors.len() == MAX_PARTS || total >= ENOUGH_BYTES {
                 break;
             }
-            let address = match part {
-                Part::Bytes { start, .. } => bytes[*start..].as_ptr(),
-                Part::Buffer { buffer, .. } => buffer.address().cast_const(),
+            let (address, length, complete) = match part {
+                Part::Bytes { length } => {
+                    at += length;
+                    (self.bytes[at - length..].as_ptr(), *length, true)
+                }
+                Part::Rest { length } => (self.rest[self.rest.len() - length..].as_ptr(), *length, true),
+                Part::Buffer { buffer, start, length } => (buffer[*start..].as_ptr(), *length, true),
+                Part::Memory { namespace, offset, length } => {
+                    let memory = subsystem.memory(*namespace).expect("a namespace in memory");
+                    if *pinned.get_or_insert(memory) as *const _ != memory as *const _ {
+                        break;
+                    }
+                    // End at the end of a page, because a later call may find the next bytes changed.
+                    let most = (*length).min(ENOUGH_BYTES - (offset % PAGE) as usize);
+                    let (address, count) = memory.pin(reader, *offset, most, vectors.is_empty());
+                    (address, count, count == *length)
+                }
             };
-            let length = part.length() - skip;
-            vectors.push(libc::iovec {
-                iov_base: address.wrapping_add(skip).cast_mut().cast(),
-                iov_len: length,
-            });
-            total += length;
-            skip = 0;
+            if length > 0 {
+                vectors.push(libc::iovec { iov_base: address.cast_mut().cast(), iov_len: length });
+                total += length;
+            }
+            if !complete {
+                break;
+            }
         }
-        total
+        pinned
     }
 
-    /// Records that the kernel has sent the next `bytes` bytes. Frees buffers that are sent completely.
-    ///
-    /// # Panics
-    /// If `bytes` exceeds what [`Output::next`] described.
-    pub fn advance(&mut self, mut bytes: usize) {
-        self.sending.total -= bytes;
+    /// Records that the kernel has taken the next `bytes` bytes. Frees buffers that are sent completely. Copies the rest
+    /// of a page that is sent in part.
+    fn advance(&mut self, mut bytes: usize, pinned: Option<&Memory>) {
+        self.total -= bytes;
         while bytes > 0 {
-            let part = self.sending.parts[self.part].as_ref().expect("a part that is not sent");
-            let left = part.length() - self.sent;
-            if bytes < left {
-                self.sent += bytes;
-                return;
+            let part = self.parts.front_mut().expect("a part that is not sent");
+            let count = bytes.min(*part.length());
+            bytes -= count;
+            *part.length() -= count;
+            let left = *part.length();
+            match part {
+                Part::Bytes { .. } => self.start += count,
+                Part::Buffer { start, .. } => *start += count,
+                Part::Rest { .. } => {}
+                Part::Memory { offset, length, .. } => {
+                    *offset += count as u64;
+                    let rest = left.min((offset.next_multiple_of(PAGE) - *offset) as usize);
+                    if rest > 0 {
+                        self.rest.resize(rest, 0);
+                        let memory = pinned.expect("pinned memory");
+                        // SAFETY: the whole page is pinned, because the kernel has taken a part of it.
+                        unsafe { memory.copy_pinned(*offset, &mut self.rest) };
+                        *offset += rest as u64;
+                        *length -= rest;
+                        let all = *length == 0;
+                        if all {
+                            self.parts.pop_front();
+                        }
+                        self.parts.push_front(Part::Rest { length: rest });
+                        continue;
+                    }
+                }
             }
-            bytes -= left;
-            self.sending.parts[self.part] = None;
-            self.part += 1;
-            self.sent = 0;
+            if left == 0 {
+                self.parts.pop_front();
+            }
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.bytes.len() > KEPT_BYTES {
+                self.bytes = Vec::new();
+            }
         }
     }
 
-    /// Copies all unsent bytes to `to`, and counts them as sent. Used by tests that have no socket.
-    pub fn take(&mut self, to: &mut Vec<u8>) {
+    /// Moves all unsent bytes to `to`, and counts them as sent. Used by tests that have no socket.
+    pub fn take(&mut self, subsystem: &Subsystem, to: &mut Vec<u8>) {
         let mut vectors = Vec::new();
-        loop {
-            let bytes = self.next(&mut vectors);
-            if bytes == 0 {
-                return;
-            }
-            for vector in &vectors {
-                // SAFETY: `next` describes readable memory. This memory does not change until `advance` is
-                // called.
-                to.extend_from_slice(unsafe {
-                    std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len)
-                });
-            }
-            self.advance(bytes);
+        while self.total > 0 {
+            self.send(subsystem, 0, &mut vectors, |vectors| copy(vectors, usize::MAX, to) as isize);
         }
     }
+}
+
+/// Appends at most `most` bytes of memory ranges to `to`. Returns their number.
+pub(super) fn copy(vectors: &[libc::iovec], most: usize, to: &mut Vec<u8>) -> usize {
+    let before = to.len();
+    for vector in vectors {
+        let count = vector.iov_len.min(most - (to.len() - before));
+        // SAFETY: `Output::send` describes readable memory that does not change meanwhile.
+        to.extend_from_slice(unsafe { std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), count) });
+    }
+    to.len() - before
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::target::buffer::{Pool, Share};
+    use crate::target::connection::tests::subsystem;
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     fn put(output: &mut Output, pool: &Share, expected: &mut Vec<u8>, length: usize, byte: u8) {
         expected.extend(std::iter::repeat_n(byte, length));
@@ -208,24 +281,59 @@ mod tests {
         fn bytes_leave_in_order_whatever_the_kernel_takes(
             steps in prop::collection::vec((1_usize..100, any::<u8>(), 0_usize..150), 1..60)
         ) {
+            let subsystem = subsystem(&["memory:64K"], |_| {});
+            let memory = subsystem.memory(1).unwrap();
+            let contents: Vec<u8> = (0..64 << 10).map(|n| (n / 5) as u8).collect();
+            memory.write(0, &contents);
             let pool = Pool::new(64 << 20).share([127, 0, 0, 1].into(), 16 << 20);
             let (mut output, mut expected, mut found) = (Output::default(), Vec::new(), Vec::new());
             let mut vectors = Vec::new();
-            for (length, byte, sent) in steps {
+            for (length, byte, most) in steps {
                 put(&mut output, &pool, &mut expected, length, byte);
-                let total = output.next(&mut vectors);
-                let sent = sent.min(total);
-                let bytes: Vec<u8> = vectors.iter().flat_map(|vector| {
-                    // SAFETY: `next` describes readable memory.
-                    unsafe { std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len) }.to_vec()
-                }).collect();
-                prop_assert_eq!(bytes.len(), total);
-                found.extend_from_slice(&bytes[..sent]);
-                output.advance(sent);
+                let (offset, bytes) = (usize::from(byte) * 128, 512 * (length % 20));
+                if bytes > 0 {
+                    output.append_memory(1, offset as u64, bytes);
+                    expected.extend_from_slice(&contents[offset..][..bytes]);
+                }
+                let most = most * (length % 30);
+                output.send(&subsystem, 0, &mut vectors, |vectors| copy(vectors, most, &mut found) as isize);
             }
-            output.take(&mut found);
-            prop_assert_eq!(found, expected);
+            output.take(&subsystem, &mut found);
+            prop_assert!(found == expected);
             prop_assert_eq!(output.pending_bytes(), 0);
         }
+    }
+
+    /// Writers fill whole pages with one byte each, so a page with two different bytes is torn.
+    #[test]
+    fn a_page_leaves_whole_while_it_is_written() {
+        let subsystem = subsystem(&["memory:32K"], |_| {});
+        let memory = subsystem.memory(1).unwrap();
+        let (mut byte, end) = (0, AtomicBool::new(false));
+        let torn = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Relaxed) {
+                    byte = u8::wrapping_add(byte, 1);
+                    memory.write(8 << 10, &[byte; 16 << 10]);
+                    memory.zero(12 << 10, 4096);
+                }
+            });
+            let (mut output, mut vectors) = (Output::default(), Vec::new());
+            let torn = (0..400).find(|round| {
+                let mut found = Vec::new();
+                output.append_memory(1, 0, 32 << 10);
+                while output.pending_bytes() > 0 {
+                    // Take the page's bytes slowly, as a kernel with little space does.
+                    output.send(&subsystem, 0, &mut vectors, |vectors| {
+                        (0..4).for_each(|_| std::thread::yield_now());
+                        copy(vectors, 500 + 977 * (round % 17), &mut found) as isize
+                    });
+                }
+                found.chunks(4096).any(|page| page.iter().any(|it| *it != page[0]))
+            });
+            end.store(true, Relaxed);
+            torn
+        });
+        assert_eq!(torn, None, "the round in which a page was torn");
     }
 }

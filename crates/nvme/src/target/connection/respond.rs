@@ -1,16 +1,21 @@
 //! Sends responses to the host: the data of reads, and completions.
 
 use super::{Queue, TargetConnection};
-use crate::namespace::{Memory, Storage};
+use crate::namespace::Memory;
 use crate::target::fabrics::Connected;
 use crate::target::io::IoRequest;
-use crate::target::subsystem::Subsystem;
 use crate::wire::command::{Command, Completion, Status, io};
 use crate::wire::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
 
-/// The longest data of a memory namespace that is copied to the output, in bytes. Longer data is copied to a separate
-/// buffer. For short data, the separate buffer would cost more.
-const COPY_BYTES: usize = 16 << 10;
+/// The longest data of a memory namespace that is copied to the output, in bytes. For data this short, sending it from
+/// its place in memory would cost more than the copy.
+const COPY_BYTES: usize = 1 << 10;
+/// If data of a memory namespace needs a digest, data of up to this many bytes is copied to the output. Longer data is
+/// copied to a separate buffer. For short data, the separate buffer would cost more.
+const COPY_WITH_DIGEST_BYTES: usize = 16 << 10;
+/// How much of a read's data is prefetched when the read is processed. The kernel copies the data later, together with that
+/// of the other received reads. A longer prefetch would stall, because a core loads only a few cache lines at a time.
+const PREFETCHED_BYTES: usize = 1 << 10;
 /// Data is copied in blocks of this length. After each block, the digest is updated from the
 /// first-level cache, while the next block is loaded from memory.
 const DIGEST_BLOCK_BYTES: usize = 16 << 10;
@@ -91,32 +96,33 @@ impl TargetConnection {
 
     /// Sends the data and the completion of a read from a namespace in memory. `cid` identifies the command.
     /// Returns false, and sends nothing, if the read needs a buffer and none is available.
-    ///
-    /// The data is copied, because another host may write the memory before the kernel has sent all of it.
     #[inline]
     pub(super) fn send_memory(&mut self, cid: u16, request: IoRequest) -> bool {
-        let length = request.length as usize;
-        let with_digest = self.rules.digests.data;
-        if length <= COPY_BYTES && self.output.keeps(length) {
+        let IoRequest { namespace, offset, length, .. } = request;
+        let (bytes, with_digest) = (length as usize, self.rules.digests.data);
+        let memory = self.setup.subsystem.memory(namespace).expect("a namespace in memory");
+        if with_digest && (bytes > COPY_WITH_DIGEST_BYTES || !self.output.keeps(bytes)) {
+            let Some(mut buffer) = self.setup.share.allocate(bytes) else { return false };
+            let digest = read_with_digest(memory, offset, &mut buffer[..bytes]);
             self.data_header(cid, length as u32);
-            let memory = memory_of(&self.setup.subsystem, &request);
-            self.output.append(length + 4, |out| {
-                let (data, rest) = out.split_at_mut(length);
-                match copy(memory, request.offset, data, with_digest) {
-                    Some(digest) => {
-                        rest.copy_from_slice(&digest);
-                        length + 4
-                    }
-                    None => length,
+            self.output.append_buffer(buffer, bytes);
+            self.data_digest(Some(digest));
+        } else if with_digest || bytes <= COPY_BYTES {
+            self.data_header(cid, length as u32);
+            let memory = self.setup.subsystem.memory(namespace).expect("a namespace in memory");
+            self.output.append(bytes + 4, |out| {
+                let (data, rest) = out.split_at_mut(bytes);
+                if !with_digest {
+                    memory.read(offset, data);
+                    return bytes;
                 }
+                rest.copy_from_slice(&read_with_digest(memory, offset, data));
+                bytes + 4
             });
         } else {
-            let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
-            let memory = memory_of(&self.setup.subsystem, &request);
-            let digest = copy(memory, request.offset, &mut buffer[..length], with_digest);
+            memory.prefetch(offset, PREFETCHED_BYTES);
             self.data_header(cid, length as u32);
-            self.output.append_buffer(buffer, length);
-            self.data_digest(digest);
+            self.output.append_memory(namespace, offset, bytes);
         }
         self.data_end(cid);
         true
@@ -198,13 +204,8 @@ impl TargetConnection {
     }
 }
 
-/// Fills `data` with the bytes of the memory from `offset`. Returns their digest if `with_digest` is set.
-#[inline]
-fn copy(memory: &Memory, offset: u64, data: &mut [u8], with_digest: bool) -> Option<[u8; 4]> {
-    if !with_digest {
-        memory.read(offset, data);
-        return None;
-    }
+/// Fills `data` with the bytes of the memory from `offset`, and returns their digest.
+fn read_with_digest(memory: &Memory, offset: u64, data: &mut [u8]) -> [u8; 4] {
     let mut digest = RunningDigest::default();
     let (mut offset, end) = (offset, offset + data.len() as u64);
     for block in data.chunks_mut(DIGEST_BLOCK_BYTES) {
@@ -213,14 +214,5 @@ fn copy(memory: &Memory, offset: u64, data: &mut [u8], with_digest: bool) -> Opt
         memory.prefetch(offset, DIGEST_BLOCK_BYTES.min((end - offset) as usize));
         digest.update(block);
     }
-    Some(digest.bytes())
-}
-
-/// Returns the memory of a request's namespace.
-#[inline]
-fn memory_of<'a>(subsystem: &'a Subsystem, request: &IoRequest) -> &'a Memory {
-    match subsystem.namespace(request.namespace).map(|namespace| &namespace.storage) {
-        Some(Storage::Memory(memory)) => memory,
-        _ => unreachable!("only requests to memory are answered from memory"),
-    }
+    digest.bytes()
 }

@@ -10,6 +10,7 @@ mod flow;
 mod service;
 mod violation;
 
+use super::output::copy;
 use super::*;
 use crate::namespace::Namespace;
 use crate::target::buffer::Pool;
@@ -32,8 +33,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const NQN: &str = "nqn.2026-11.inlane:test";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0f01fb42-9f7f-4856-b0b3-51e60b8de349";
 
-fn subsystem(namespaces: &[&str], change: impl FnOnce(&mut Definition)) -> Arc<Subsystem> {
-    let open = |(text, id): (&&str, u32)| Namespace::open(&text.parse().unwrap(), id, NQN).unwrap();
+pub(super) fn subsystem(namespaces: &[&str], change: impl FnOnce(&mut Definition)) -> Arc<Subsystem> {
+    let open = |(text, id): (&&str, u32)| Namespace::open(&text.parse().unwrap(), id, NQN, 1).unwrap();
     let mut definition = Definition {
         nqn: NQN.into(),
         namespaces: namespaces.iter().zip(1..).map(open).collect(),
@@ -132,9 +133,15 @@ impl Host {
         if let Some(job) = self.connection.take_job() {
             self.connection.authentication_computed(job.run(), self.now_ms);
         }
-        self.connection.output().take(&mut self.received);
+        self.connection.take_output(&mut self.received);
         self.connection.resume(self.now_ms);
-        self.connection.output().take(&mut self.received);
+        self.connection.take_output(&mut self.received);
+    }
+
+    /// Receives at most `most` bytes as the host.
+    fn send_part(&mut self, most: usize) {
+        let received = &mut self.received;
+        self.connection.send(0, &mut Vec::new(), |vectors| copy(vectors, most, received) as isize);
     }
 
     fn answer(&mut self) -> Option<Answer> {

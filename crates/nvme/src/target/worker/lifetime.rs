@@ -44,13 +44,10 @@ impl Worker {
             socket,
             peer,
             receiving: false,
-            sending: false,
+            blocked: false,
             operations: 0,
             closing: Closing::No,
             more_to_receive: true,
-            vectors: Vec::new(),
-            // SAFETY: a message header of zeros is valid.
-            message: unsafe { std::mem::zeroed() },
             receive_vectors: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2],
             // SAFETY: a message header of zeros is valid.
             receive_message: unsafe { std::mem::zeroed() },
@@ -106,7 +103,7 @@ impl Worker {
             Some(end) => matches!(end, End::Terminated(_)),
             None => return,
         };
-        if link.closing != Closing::No || link.connection.output().pending_bytes() > 0 {
+        if link.closing != Closing::No || link.connection.pending_bytes() > 0 {
             return;
         }
         if terminated {
@@ -139,7 +136,7 @@ impl Worker {
 
     pub(super) fn remove_if_idle(&mut self, index: usize) {
         let link = self.link(index);
-        if link.receiving || link.sending || link.operations > 0 {
+        if link.receiving || link.blocked || link.operations > 0 {
             return;
         }
         tracing::debug!("{}: connection closed", link.peer);
@@ -166,7 +163,7 @@ impl Worker {
         for index in 0..self.links.len() {
             let Some(link) = self.links[index].as_mut() else { continue };
             link.data_wait.update(link.connection.awaits_data(), now);
-            link.response_wait.update(link.connection.output().pending_bytes() > 0, now);
+            link.response_wait.update(link.connection.pending_bytes() > 0, now);
             let authenticating = link.connection.authenticating_since_ms();
             let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
             let why = match link.closing {

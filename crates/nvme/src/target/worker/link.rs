@@ -55,14 +55,13 @@ pub(super) struct Link {
     pub(super) socket: OwnedFd,
     pub(super) peer: SocketAddr,
     pub(super) receiving: bool,
-    pub(super) sending: bool,
+    /// True while the connection waits until its socket is writable.
+    pub(super) blocked: bool,
     /// The number of file operations in flight.
     pub(super) operations: u32,
     pub(super) closing: Closing,
     /// True if the last receive left data in the socket.
     pub(super) more_to_receive: bool,
-    pub(super) vectors: Vec<libc::iovec>,
-    pub(super) message: libc::msghdr,
     /// The memory of a receive into two parts, and its message header.
     pub(super) receive_vectors: [libc::iovec; 2],
     pub(super) receive_message: libc::msghdr,

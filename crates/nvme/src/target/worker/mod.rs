@@ -7,8 +7,9 @@
 //!               -> if results are left: submit, take new completions, and repeat
 //! ```
 //!
-//! At queue depth 1, a round costs one system call. This call sends a response, receives the next command,
-//! and waits. With more commands in flight, one send carries several responses. If a disk completes many
+//! At queue depth 1, a round costs two system calls: one sends the response, the other receives the next command and
+//! waits. With more commands in flight, one send carries several responses. A send carries a limited number of bytes. The
+//! connection sends the rest once its socket is writable, after the other connections. If a disk completes many
 //! operations at once, the worker sends responses and starts new commands within the round. Otherwise, the
 //! host and the disk would wait for the end of the round.
 //!
@@ -53,7 +54,7 @@ const BATCH_BYTES: u64 = 64 << 10;
 /// the command's number.
 mod kind {
     pub const RECEIVE: u8 = 1;
-    pub const SEND: u8 = 2;
+    pub const WRITABLE: u8 = 2;
     pub const FILE: u8 = 3;
     pub const INBOX: u8 = 4;
     pub const TICK: u8 = 5;
@@ -65,6 +66,8 @@ fn tag(kind: u8, index: usize, slot: u16) -> u64 {
 
 /// A worker thread.
 pub struct Worker {
+    /// The number of the worker among those of the target.
+    index: usize,
     ring: Ring,
     inbox: Arc<Inbox>,
     subsystem: Arc<Subsystem>,
@@ -82,6 +85,8 @@ pub struct Worker {
     /// The indices of the connections that wait for buffers.
     starved: VecDeque<usize>,
     returned_buffers: u64,
+    /// Space for the memory ranges of a send.
+    vectors: Vec<libc::iovec>,
     next_id: u64,
     now_ms: u64,
     draining_since: Option<u64>,
@@ -101,7 +106,7 @@ impl Drop for Worker {
         for link in self.links.iter_mut().filter_map(Option::take) {
             // SAFETY: the descriptor is open.
             unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
-            if link.receiving || link.sending || link.operations > 0 {
+            if link.receiving || link.operations > 0 {
                 std::mem::forget(link);
             }
         }
@@ -115,6 +120,7 @@ impl Worker {
     /// # Errors
     /// If no io_uring can be created.
     pub fn new(
+        index: usize,
         subsystem: Arc<Subsystem>,
         inbox: Arc<Inbox>,
         load: Arc<WorkerLoad>,
@@ -122,6 +128,7 @@ impl Worker {
         jobs: Option<Arc<Jobs>>,
     ) -> Result<Self> {
         Ok(Self {
+            index,
             ring: Ring::new()?,
             inbox,
             pool: Pool::new(subsystem.limits.buffer_bytes),
@@ -132,6 +139,7 @@ impl Worker {
             due: Vec::new(),
             starved: VecDeque::new(),
             returned_buffers: 0,
+            vectors: Vec::new(),
             next_id: 0,
             now_ms: 0,
             draining_since: None,
@@ -145,7 +153,7 @@ impl Worker {
     /// # Errors
     /// Errors of the io_uring.
     pub fn run(mut self) -> std::io::Result<()> {
-        self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
+        self.ring.poll(self.inbox.event(), libc::POLLIN, tag(kind::INBOX, 0, 0));
         self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
         let (mut completed, mut files) = (Vec::new(), VecDeque::new());
         while self.draining_since.is_none() || self.load.connections.load(Relaxed) > 0 {
@@ -198,9 +206,14 @@ impl Worker {
     /// Serves the connections that are due because an operation of theirs has completed. If buffers became
     /// free, also serves the connections that wait for buffers.
     fn serve_due(&mut self) {
-        self.feed_starved();
-        while let Some(index) = self.due.pop() {
-            self.serve(index);
+        loop {
+            self.feed_starved();
+            if self.due.is_empty() {
+                return;
+            }
+            while let Some(index) = self.due.pop() {
+                self.serve(index);
+            }
         }
     }
 
@@ -211,14 +224,14 @@ impl Worker {
                 for message in self.inbox.take() {
                     self.message(message);
                 }
-                self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
+                self.ring.poll(self.inbox.event(), libc::POLLIN, tag(kind::INBOX, 0, 0));
             }
             kind::TICK => {
                 self.tick();
                 self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
             }
             kind::RECEIVE => self.received(index, item),
-            kind::SEND => self.sent(index, item.result),
+            kind::WRITABLE => self.writable(index),
             _ => self.file_returned(index, item.tag as u16, item.result),
         }
     }
@@ -308,12 +321,6 @@ impl Worker {
         // So the list may contain a connection without a link.
         let Some(link) = self.links[index].as_mut() else { return };
         link.due = false;
-        if link.closing == Closing::No
-            && link.connection.is_drained()
-            && link.connection.output().pending_bytes() == 0
-        {
-            self.close(index);
-        }
         while let Some(slot) = self.link(index).connection.next_operation() {
             self.start_call(index, slot);
         }
@@ -332,6 +339,11 @@ impl Worker {
             return self.remove_if_idle(index);
         }
         self.send(index);
+        let link = self.link(index);
+        if link.closing == Closing::No && link.connection.is_drained() && link.connection.pending_bytes() == 0
+        {
+            self.close(index);
+        }
         self.linger(index);
         self.receive(index);
     }

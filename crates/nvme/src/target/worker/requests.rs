@@ -31,18 +31,12 @@ impl Worker {
         self.mark(index);
     }
 
-    pub(super) fn sent(&mut self, index: usize, result: i32) {
-        let (now, least_rate) = (self.now_ms, self.subsystem.limits.least_rate);
+    /// Goes on sending, because the socket is writable.
+    pub(super) fn writable(&mut self, index: usize) {
+        let now = self.now_ms;
         let link = self.link(index);
-        link.sending = false;
-        if result > 0 {
-            link.response_wait.progress(result as u64, least_rate, now);
-            link.connection.output().advance(result as usize);
-            link.response_wait.update(link.connection.output().pending_bytes() > 0, now);
-            link.connection.resume(now);
-        } else if !is_transient(result) {
-            return self.close(index);
-        }
+        link.blocked = false;
+        link.connection.resume(now);
         self.mark(index);
     }
 
@@ -72,18 +66,32 @@ impl Worker {
         }
     }
 
+    /// Sends a part of the output. If more is left, waits until the socket is writable.
     pub(super) fn send(&mut self, index: usize) {
-        let Self { links, ring, .. } = self;
+        let (now, least_rate) = (self.now_ms, self.subsystem.limits.least_rate);
+        let Self { links, ring, vectors, .. } = self;
         let link = links[index].as_mut().expect("a link");
-        if link.sending || link.connection.output().next(&mut link.vectors) == 0 {
+        if link.blocked || link.connection.pending_bytes() == 0 {
             return;
         }
-        link.sending = true;
-        link.message.msg_iov = link.vectors.as_mut_ptr();
-        link.message.msg_iovlen = link.vectors.len();
-        // SAFETY: the link is boxed, so its vectors stay in place. The vectors and the output to which they
-        // point exist until the send has returned.
-        unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
+        let socket = link.socket.as_raw_fd();
+        let sent = link.connection.send(self.index, vectors, |vectors| {
+            // SAFETY: a message header of zeros is valid.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            (message.msg_iov, message.msg_iovlen) = (vectors.as_mut_ptr(), vectors.len());
+            // SAFETY: the vectors describe readable memory.
+            unsafe { libc::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
+        });
+        if sent < 0 && !is_transient(-std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) {
+            return self.close(index);
+        }
+        let pending = link.connection.pending_bytes() > 0;
+        link.response_wait.progress(u64::try_from(sent).unwrap_or(0), least_rate, now);
+        link.response_wait.update(pending, now);
+        if pending {
+            link.blocked = true;
+            ring.poll(socket, libc::POLLOUT, tag(kind::WRITABLE, index, 0));
+        }
     }
 
     pub(super) fn receive(&mut self, index: usize) {

@@ -41,7 +41,7 @@ fn messages(host: &mut Host) -> Vec<(u16, Call)> {
 
 /// Returns the statuses of the completions that were sent.
 fn statuses(host: &mut Host) -> Vec<Status> {
-    host.connection.output().take(&mut host.received);
+    host.connection.take_output(&mut host.received);
     std::iter::from_fn(|| match host.answer()? {
         Answer::Completed(completion) => Some(completion.status()),
         other => panic!("{other:?}"),
