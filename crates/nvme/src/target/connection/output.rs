@@ -20,8 +20,8 @@ use std::collections::VecDeque;
 /// The most parts (buffers) that one call of sendmsg may have.
 const MAX_PARTS: usize = 1024;
 /// When one call of sendmsg has at least this many bytes to send, no further part is added to it. Writers wait for the
-/// memory that a call sends, and other connections for the call.
-const ENOUGH_BYTES: usize = 256 << 10;
+/// memory that a call sends, and other connections for the call. Shorter calls would take more processor time.
+const ENOUGH_BYTES: usize = 1 << 20;
 
 /// The space for headers and small data grows in units of this many bytes. This is also the least size of the
 /// space.

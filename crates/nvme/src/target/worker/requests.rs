@@ -66,7 +66,7 @@ impl Worker {
         }
     }
 
-    /// Sends a part of the output. If more is left, waits until the socket is writable.
+    /// Sends a part of the output. If more is left, waits until the socket is writable, so that connections take turns.
     pub(super) fn send(&mut self, index: usize) {
         let (now, least_rate) = (self.now_ms, self.subsystem.limits.least_rate);
         let Self { links, ring, vectors, .. } = self;
