@@ -62,7 +62,7 @@ impl TargetConnection {
         let mut buffer = None;
         if length > 0
             && plan.is_ok_and(|(request, _)| {
-                !request.is_some_and(|it| self.setup.subsystem.memory(it.namespace).is_some())
+                request.is_none_or(|it| self.setup.subsystem.memory(it.namespace).is_none())
             })
         {
             buffer = self.buffer_for_capsule(&command, at, length);

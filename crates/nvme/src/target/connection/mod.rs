@@ -307,8 +307,9 @@ impl TargetConnection {
         self.output.pending_bytes()
     }
 
-    /// Passes the next bytes to `call`, which sends some of them: see [`Output::send`]. Call [`TargetConnection::resume`]
-    /// after bytes were sent.
+    /// Passes the next bytes to `call`, which sends some of them and returns their number, or a negative number. Returns
+    /// the result of `call`. `reader` is the number of the calling thread among those that pin memory of namespaces.
+    /// `vectors` is space for the list of memory ranges. Call [`TargetConnection::resume`] after bytes were sent.
     pub fn send(
         &mut self,
         reader: usize,

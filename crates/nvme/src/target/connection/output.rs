@@ -169,7 +169,7 @@ impl Output {
                 Part::Buffer { buffer, start, length } => (buffer[*start..].as_ptr(), *length, true),
                 Part::Memory { namespace, offset, length } => {
                     let memory = subsystem.memory(*namespace).expect("a namespace in memory");
-                    if *pinned.get_or_insert(memory) as *const _ != memory as *const _ {
+                    if !std::ptr::eq(*pinned.get_or_insert(memory), memory) {
                         break;
                     }
                     // End at the end of a page, because a later call may find the next bytes changed.

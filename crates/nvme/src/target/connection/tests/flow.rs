@@ -51,6 +51,27 @@ fn a_host_that_does_not_read_is_not_read() {
     assert!(queue.connection.pending_bytes() > 0);
 }
 
+/// A host with many large reads must not keep the thread from the hosts beside it.
+#[test]
+fn a_connection_sends_a_limited_part_at_a_time() {
+    let subsystem = subsystem(&["memory:4M"], |_| {});
+    let (_admin, mut queue) = connected(&subsystem, Digests::default());
+    for cid in 0..4 {
+        let bytes = queue.capsule(large(io::READ, cid), &[]);
+        queue.connection.space().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+        queue.connection.received(bytes.len(), 1);
+    }
+    let pending = queue.connection.pending_bytes();
+    assert!(pending > 4 << 20, "{pending}");
+    let mut offered = 0;
+    queue.connection.send(0, &mut Vec::new(), |vectors| {
+        offered = vectors.iter().map(|vector| vector.iov_len).sum();
+        0
+    });
+    assert!((1 << 19..=1 << 20).contains(&(offered - 24)), "{offered} of {pending} bytes at a time");
+    assert_eq!(queue.connection.pending_bytes(), pending);
+}
+
 /// Returns a command that transfers 1 MiB outside its capsule.
 fn large(opcode: u8, cid: u16) -> Command {
     let mut command = Command::blocks(opcode, 1, 0, 2048, Sgl::transport(1 << 20));
