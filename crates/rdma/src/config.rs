@@ -21,15 +21,21 @@ pub struct Config {
     pub send_capacity: u32,
     /// Bytes of the receive ring.
     pub receive_capacity: u32,
-    /// The most bytes of data in a packet. Both peers must use the same value.
+    /// The most bytes of data in a packet.
     pub payload: u16,
+    /// Bytes at the beginning of the stream that the peer may write before it has memory information. Their key
+    /// follows from [`Endpoint::token`]. Both peers must use the same value.
+    pub first_grant: u32,
+    /// A sample of the round-trip time from the handshake of the two peers, if there is one. Without it, a loss
+    /// at the beginning costs `initial_rto`.
+    pub rtt: Option<u64>,
     /// The retransmission timeout before the first sample of the round-trip time.
     pub initial_rto: u64,
     /// The least retransmission timeout.
     pub min_rto: u64,
     /// The greatest retransmission timeout.
     pub max_rto: u64,
-    /// The connection ends after this number of timeouts without a control message from the peer.
+    /// The connection ends after this number of timeouts in a row without a control message from the peer.
     pub retries: u32,
     /// The longest time by which an acknowledgment is delayed. Every second packet is acknowledged at once.
     pub ack_delay: u64,
@@ -43,6 +49,8 @@ impl Default for Config {
             send_capacity: 1 << 20,
             receive_capacity: 1 << 20,
             payload: 1408,
+            first_grant: 0,
+            rtt: None,
             initial_rto: 200 * MILLISECOND,
             min_rto: 20 * MILLISECOND,
             max_rto: 10 * SECOND,
@@ -63,7 +71,8 @@ impl Config {
         };
         range("send_capacity", self.send_capacity as u64, 1, 1 << 30)?;
         range("receive_capacity", self.receive_capacity as u64, 1, 1 << 30)?;
-        range("payload", self.payload as u64, 64, 9000)?;
+        range("first_grant", self.first_grant as u64, 0, self.receive_capacity as u64)?;
+        range("payload", self.payload as u64, 64, 65_000)?;
         range("max_rto", self.max_rto, MILLISECOND, 3600 * SECOND)?;
         range("initial_rto", self.initial_rto, MILLISECOND, self.max_rto)?;
         range("min_rto", self.min_rto, MILLISECOND, self.max_rto)?;

@@ -1,7 +1,7 @@
 //! The connection: both halves, the packets on the wire, and the application's indices.
 
 use crate::config::{Config, Endpoint};
-use crate::control::{self, CONTROL, Control, Fixed, MAX_HEADERS, PROBE, RESET};
+use crate::control::{self, CONTROL, Control, Fixed, Grant, MAX_HEADERS, PROBE, RESET};
 use crate::counters::Counters;
 use crate::receiver::{Memory, Receiver, Refused};
 use crate::sender::{Packet, Sender};
@@ -61,8 +61,13 @@ impl Connection {
         local.check()?;
         remote.check()?;
         Ok(Self {
-            sender: Sender::new(config, local.psn),
-            receiver: Receiver::new(config, remote.psn, secret),
+            sender: Sender::new(config, local.psn, Grant::first(remote.token, config.first_grant)),
+            receiver: Receiver::new(
+                config,
+                remote.psn,
+                Grant::first(local.token, config.first_grant),
+                secret,
+            ),
             config: config.clone(),
             local,
             remote,
@@ -122,8 +127,7 @@ impl Connection {
         };
         let data = &bytes[headers..headers + data];
         let reth = Reth::new(bytes).expect("the length was checked");
-        let most = if last { 0 } else { self.config.payload as usize };
-        if reth.length() as usize != data.len() || data.len() > most {
+        if reth.length() as usize != data.len() || last && !data.is_empty() {
             self.counters.refused_range += 1;
             return;
         }
@@ -178,7 +182,7 @@ impl Connection {
             self.acknowledge_at = None;
             self.acknowledge = true;
         }
-        if self.sender.on_timer(now, &self.config) && self.sender.backoff > self.config.retries {
+        if self.sender.on_timer(now, &self.config) && self.sender.silent > self.config.retries {
             self.end(EndReason::TimedOut, true);
         }
     }
@@ -203,6 +207,7 @@ impl Connection {
     fn control(&mut self, to: &mut [u8; MAX_HEADERS]) -> Transmit {
         self.acknowledge_at = None;
         self.unacknowledged = 0;
+        self.receiver.grant();
         let fixed = Fixed {
             flags: std::mem::take(&mut self.flags),
             token: self.remote.token,
@@ -305,6 +310,49 @@ impl Connection {
         self.sender.acknowledged
     }
 
+    /// Records that the peer has received everything that was sent, because another protocol has said so.
+    pub fn acknowledge_all(&mut self, now: u64) {
+        self.sender.acknowledge_all(now, &self.config);
+    }
+
+    /// Returns the index up to which this side has sent the stream.
+    pub fn sent(&self) -> u64 {
+        self.sender.next
+    }
+
+    /// Returns the index up to which the peer may send the stream.
+    pub fn granted(&self) -> u64 {
+        self.receiver.granted
+    }
+
+    /// Limits the bytes of the receive ring that the peer may fill, up to [`Config::receive_capacity`]. Memory
+    /// information that the peer already has stays valid.
+    pub fn set_receive_capacity(&mut self, bytes: u32) {
+        self.receiver.capacity = bytes.min(self.config.receive_capacity) as u64;
+        self.acknowledge |= self.receiver.grant();
+    }
+
+    /// Returns true if packets have arrived behind a missing one, so the receive ring has bytes behind
+    /// [`Connection::received`].
+    pub fn is_reassembling(&self) -> bool {
+        self.receiver.has_gap()
+    }
+
+    /// Returns true if the peer has sent a valid packet.
+    pub fn is_answered(&self) -> bool {
+        self.sender.answered || self.receiver.has_gap() || self.receiver.published > 0
+    }
+
+    /// Returns the smoothed round-trip time in nanoseconds, or `None` before the first sample.
+    pub fn smoothed_rtt(&self) -> Option<u64> {
+        (self.sender.srtt > 0).then_some(self.sender.srtt)
+    }
+
+    /// Returns the congestion window in bytes.
+    pub fn congestion_window(&self) -> u64 {
+        self.sender.window
+    }
+
     /// Returns the index up to which the stream has arrived without a gap.
     pub fn received(&self) -> u64 {
         self.receiver.published
@@ -327,6 +375,7 @@ impl Connection {
 
     /// Returns the counters.
     pub fn counters(&self) -> Counters {
-        Counters { retransmitted: self.sender.retransmitted, timeouts: self.sender.timeouts, ..self.counters }
+        let Sender { retransmitted, retransmitted_bytes, timeouts, .. } = self.sender;
+        Counters { retransmitted, retransmitted_bytes, timeouts, ..self.counters }
     }
 }

@@ -2,6 +2,8 @@
 
 use crate::config::MAX_SLOTS;
 use inlane_wire::roce::{self, Bth};
+use siphasher::sip::SipHasher13;
+use std::hash::Hasher;
 
 /// The opcode of control messages.
 pub const CONTROL: u8 = roce::opcode::MANUFACTURER;
@@ -30,6 +32,21 @@ pub struct Grant {
     pub key: u32,
     pub start: u64,
     pub end: u64,
+}
+
+impl Grant {
+    /// Returns the memory information that both peers know from a side's token: the first `bytes` of the stream to this
+    /// side. `None` if there are none.
+    pub fn first(token: u64, bytes: u32) -> Option<Self> {
+        let mut hasher = SipHasher13::new();
+        hasher.write_u64(token);
+        (bytes > 0).then_some(Self {
+            generation: 1,
+            key: hasher.finish() as u32 | 1,
+            start: 0,
+            end: bytes as u64,
+        })
+    }
 }
 
 /// The fixed part of a control message.

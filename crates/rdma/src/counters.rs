@@ -5,6 +5,8 @@
 pub struct Counters {
     /// Data packets sent again.
     pub retransmitted: u64,
+    /// Bytes in data packets sent again.
+    pub retransmitted_bytes: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
     /// Received data packets that had arrived before.

@@ -39,11 +39,11 @@ pub enum Refused {
 
 #[derive(Debug)]
 pub struct Receiver {
-    capacity: u64,
+    pub capacity: u64,
     hasher: SipHasher13,
     grants: VecDeque<Grant>,
     generation: u32,
-    granted: u64,
+    pub granted: u64,
     /// The first PSN that is missing.
     pub expected: u64,
     /// The PSN after the highest received one.
@@ -60,13 +60,13 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    pub fn new(config: &Config, psn: u32, secret: [u8; 16]) -> Self {
+    pub fn new(config: &Config, psn: u32, first_grant: Option<Grant>, secret: [u8; 16]) -> Self {
         let mut receiver = Self {
             capacity: config.receive_capacity as u64,
             hasher: SipHasher13::new_with_key(&secret),
             grants: VecDeque::with_capacity(MAX_GRANTS),
-            generation: 0,
-            granted: 0,
+            generation: first_grant.is_some() as u32,
+            granted: config.first_grant as u64,
             expected: (1 << 24) + psn as u64,
             highest: (1 << 24) + psn as u64,
             slots: vec![Slot::default(); config.slots() as usize].into(),
@@ -77,7 +77,7 @@ impl Receiver {
             posted: None,
             duplicates: 0,
         };
-        receiver.grant();
+        receiver.grants.extend(first_grant);
         receiver
     }
 
@@ -112,7 +112,7 @@ impl Receiver {
         let before = self.generation;
         while self.grants.len() < MAX_GRANTS && self.end.is_none() {
             let chunk = self.capacity.div_ceil(4);
-            let room = self.capacity - (self.granted - self.consumed);
+            let room = self.capacity.saturating_sub(self.granted - self.consumed);
             if room == 0 || (room < chunk && self.granted > self.published) {
                 break;
             }

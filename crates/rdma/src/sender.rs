@@ -18,6 +18,7 @@ pub struct Packet {
     pub start: u64,
     pub len: u32,
     pub key: u32,
+    first_sent_at: u64,
     sent_at: u64,
     progress: Progress,
     again: bool,
@@ -31,17 +32,17 @@ pub struct Sender {
     generation: u32,
     slots: u64,
     pub written: u64,
-    next: u64,
+    pub next: u64,
     pub acknowledged: u64,
     pub shutdown: bool,
     end_sent: bool,
     pub end_acknowledged: bool,
     in_flight: u64,
     lost: usize,
-    window: u64,
+    pub window: u64,
     threshold: u64,
     recovery: u64,
-    srtt: u64,
+    pub srtt: u64,
     variation: u64,
     /// The time at which the latest sent packet that has arrived was sent.
     latest: u64,
@@ -49,7 +50,11 @@ pub struct Sender {
     highest: u64,
     reordering: u64,
     duplicates: u32,
-    pub backoff: u32,
+    backoff: u32,
+    /// Timeouts in a row since the last control message.
+    pub silent: u32,
+    /// True once the peer has sent a control message.
+    pub answered: bool,
     timeout_at: Option<u64>,
     probe_at: Option<u64>,
     loss_at: Option<u64>,
@@ -57,17 +62,18 @@ pub struct Sender {
     /// True if a probe for memory information is due.
     pub ask: bool,
     pub retransmitted: u64,
+    pub retransmitted_bytes: u64,
     pub timeouts: u64,
 }
 
 impl Sender {
-    pub fn new(config: &Config, psn: u32) -> Self {
+    pub fn new(config: &Config, psn: u32, first_grant: Option<Grant>) -> Self {
         let first = (1 << 24) + psn as u64;
-        Self {
+        let mut sender = Self {
             first,
             packets: VecDeque::with_capacity(INITIAL_SLOTS as usize),
             grants: VecDeque::with_capacity(MAX_GRANTS),
-            generation: 0,
+            generation: first_grant.is_some() as u32,
             slots: INITIAL_SLOTS,
             written: 0,
             next: 0,
@@ -87,14 +93,22 @@ impl Sender {
             reordering: 1,
             duplicates: 0,
             backoff: 0,
+            silent: 0,
+            answered: false,
             timeout_at: None,
             probe_at: None,
             loss_at: None,
             tail: false,
             ask: false,
             retransmitted: 0,
+            retransmitted_bytes: 0,
             timeouts: 0,
+        };
+        sender.grants.extend(first_grant);
+        if let Some(rtt) = config.rtt {
+            sender.sample(rtt.max(1));
         }
+        sender
     }
 
     pub fn deadline(&self) -> Option<u64> {
@@ -107,7 +121,11 @@ impl Sender {
         } else {
             (self.srtt + (4 * self.variation).max(MILLISECOND) + config.ack_delay).max(config.min_rto)
         };
-        (base << self.backoff.min(16)).min(config.max_rto)
+        // The window is down to two packets after the first timeout, so the next two do not wait longer. The
+        // timeout doubles from the fourth on. Probes for memory information are small, so they never become rare:
+        // the message with that information may have been lost.
+        let most = if self.blocked() { 3 } else { 16 };
+        (base << self.backoff.saturating_sub(LINEAR_TIMEOUTS).min(most)).min(config.max_rto)
     }
 
     /// Returns true if something waits that only the peer's memory information can release.
@@ -143,6 +161,7 @@ impl Sender {
             return false;
         }
         self.backoff += 1;
+        self.silent += 1;
         self.timeouts += 1;
         if self.packets.is_empty() {
             self.ask = true;
@@ -170,6 +189,7 @@ impl Sender {
         if expected > sent {
             return false;
         }
+        (self.silent, self.answered) = (0, true);
         self.slots = (control.fixed.slots as u64).clamp(INITIAL_SLOTS, MAX_SLOTS);
         for grant in control.grants() {
             let end = self.grants.back().map_or(self.next, |last| last.end);
@@ -204,11 +224,12 @@ impl Sender {
             packet.progress = Progress::Arrived;
             arrived += packet.len as u64 + (packet.len == 0) as u64;
             self.highest = self.highest.max(psn + 1);
-            // The arrived copy of a retransmitted packet is unknown, unless it is too early for the second.
+            // It is unknown which copy of a retransmitted packet has arrived. If the last copy was sent too
+            // recently, only the first one is certain to be as late.
             let age = now.saturating_sub(packet.sent_at);
-            if !packet.again || age >= self.srtt / 2 {
-                self.latest = self.latest.max(packet.sent_at);
-            }
+            let certain = !packet.again || age >= self.srtt / 2;
+            let sent_at = if certain { packet.sent_at } else { packet.first_sent_at };
+            self.latest = self.latest.max(sent_at);
             if sampled {
                 sample = Some(sample.map_or(age, |least: u64| least.min(age)));
             }
@@ -224,7 +245,7 @@ impl Sender {
         if let Some(sample) = sample {
             self.sample(sample.max(1));
         }
-        if arrived > 0 || self.packets.is_empty() {
+        if arrived > 0 || !self.blocked() && self.packets.is_empty() {
             self.backoff = 0;
         }
         if arrived > 0 {
@@ -233,6 +254,13 @@ impl Sender {
         }
         self.arm(now, config, arrived > 0);
         true
+    }
+
+    pub fn acknowledge_all(&mut self, now: u64, config: &Config) {
+        self.first += self.packets.len() as u64;
+        self.packets.clear();
+        (self.acknowledged, self.in_flight, self.lost, self.tail) = (self.next, 0, 0, false);
+        self.arm(now, config, false);
     }
 
     fn sample(&mut self, rtt: u64) {
@@ -294,12 +322,17 @@ impl Sender {
                 self.in_flight += packet.len as u64;
                 packet.again = true;
                 self.retransmitted += 1;
+                self.retransmitted_bytes += packet.len as u64;
             }
             Progress::InFlight if packet.sent_at != NEVER => {
                 packet.again = true;
                 self.retransmitted += 1;
+                self.retransmitted_bytes += packet.len as u64;
             }
-            _ => self.in_flight += packet.len as u64,
+            _ => {
+                self.in_flight += packet.len as u64;
+                packet.first_sent_at = now;
+            }
         }
         packet.progress = Progress::InFlight;
         packet.sent_at = now;
@@ -333,8 +366,15 @@ impl Sender {
             _ if self.shutdown && !self.end_sent && self.written == self.next => (0, 0),
             _ => return None,
         };
-        let packet =
-            Packet { start: self.next, len, key, sent_at: NEVER, progress: Progress::InFlight, again: false };
+        let packet = Packet {
+            start: self.next,
+            len,
+            key,
+            first_sent_at: NEVER,
+            sent_at: NEVER,
+            progress: Progress::InFlight,
+            again: false,
+        };
         self.end_sent |= len == 0;
         self.next += len as u64;
         if self.grants.front().is_some_and(|grant| grant.end == self.next) {
@@ -345,5 +385,7 @@ impl Sender {
     }
 }
 
+/// The number of timeouts in a row after which the timeout is not doubled yet.
+const LINEAR_TIMEOUTS: u32 = 2;
 /// The time of a packet that was not sent yet.
 const NEVER: u64 = u64::MAX;

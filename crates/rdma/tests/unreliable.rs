@@ -66,7 +66,8 @@ fn every_byte_is_right_whatever_the_network_does() {
     for seed in 0..seeds(100) {
         let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1));
         let payload = [64, 511, 1408, 4096, 8192][random.below(5) as usize];
-        let configs = [draw_config(&mut random, payload), draw_config(&mut random, payload)];
+        let first_grant = [0, 0, 30][random.below(3) as usize];
+        let configs = [0, 1].map(|_| Config { first_grant, ..draw_config(&mut random, payload) });
         let link = draw_link(&mut random);
         let applications = [0, 1].map(|_| {
             let most = 1 << random.below(17);
@@ -93,7 +94,10 @@ fn every_byte_is_right_whatever_the_network_does() {
 
 #[test]
 fn no_stall_is_longer_than_a_retransmission_timeout() {
-    for seed in 0..seeds(30) {
+    // Seed 872 loses the first packets three times, before a packet has shown the round-trip time. With seed 1197,
+    // only a probe arrives behind 60 lost packets, while the round-trip time falls.
+    let mut worst = (0, 0);
+    for seed in (0..seeds(30)).chain([872, 1197]) {
         let mut random = Random(seed ^ 0xfeed);
         let link = Link {
             delay: [50_000, 500_000, 10 * MILLISECOND][random.below(3) as usize],
@@ -103,15 +107,18 @@ fn no_stall_is_longer_than_a_retransmission_timeout() {
             ..Link::default()
         };
         let name = format!("seed {seed}, {link:?}");
-        let configs = [Config::default(), Config::default()];
+        let config = Config { rtt: Some(2 * link.delay), ..Config::default() };
+        let configs = [config.clone(), config];
         let mut network = Network::new(&configs, link.clone(), seed, [writer(1_000_000), writer(0)]);
         network.run(&name);
-        // The timeout without backoff is at most 30 ms here, or 200 ms before the first sample. A burst of
-        // losses lasts up to 5 ms and hits retransmissions too. At 5 %, several in a row may be hit.
-        let bound = if link.burst == 1 && link.loss < 0.05 { 100 } else { 1000 };
+        // The timeout is 20 ms to 100 ms here. A burst of losses lasts up to 5 ms and hits retransmissions too.
+        // At 5 %, several in a row may be hit.
+        let bound = if link.burst == 1 && link.loss < 0.05 { 100 } else { 300 };
         let gap = network.hosts[1].longest_gap / MILLISECOND;
+        worst = worst.max((gap, seed));
         assert!(gap < bound, "{name}: a stall of {gap} ms, {:?}", network.hosts[0].connection.counters());
     }
+    println!("the longest stall and its seed: {worst:?}");
 }
 
 #[test]
