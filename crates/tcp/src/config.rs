@@ -89,6 +89,9 @@ pub struct Config {
     /// True to send small segments at once. False to use Nagle's algorithm: a small segment waits while an
     /// earlier small one is unacknowledged.
     pub no_delay: bool,
+    /// The offer of another transport in the SYN. A listener answers offers if this is set, with an offer of
+    /// [`crate::Secrets::offer`].
+    pub offer: Option<crate::Offer>,
     /// How long a connection that the application has closed waits in FIN-WAIT-2 for the peer's FIN, in
     /// nanoseconds.
     pub fin_timeout: u64,
@@ -120,6 +123,7 @@ impl Default for Config {
             user_timeout: None,
             keepalive: None,
             no_delay: false,
+            offer: None,
             fin_timeout: 60 * SECOND,
             time_wait: 60 * SECOND,
         }

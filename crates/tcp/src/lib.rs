@@ -72,7 +72,7 @@ mod time_wait;
 pub use config::{Config, EcnMode, Keepalive};
 pub use connection::{Connection, Counters, EndReason, Events, ReceiveBuffer, State};
 pub use listener::{Handshake, Listener, ListenerCounters, Verdict};
-pub use options::{Options, SackBlocks, Timestamps};
+pub use options::{Offer, Options, SackBlocks, Timestamps};
 pub use secrets::{Flow, InitialNumbers, Secrets};
 pub use segment::{Ecn, Header, Segment, Transmit, reset_for};
 pub use time_wait::{TimeWait, TimeWaitAction};

@@ -2,7 +2,7 @@
 //! SYN queue is full, the listener uses SYN cookies (RFC 4987).
 
 use crate::config::{Config, EcnMode};
-use crate::options::{Options, Timestamps};
+use crate::options::{Offer, Options, Timestamps};
 use crate::secrets::{Flow, Secrets};
 use crate::segment::{Header, Segment, reset_for};
 use crate::sequence::before;
@@ -30,6 +30,15 @@ pub struct Handshake {
     pub(crate) receive_scale: u8,
     pub(crate) rtt: Option<u64>,
     pub(crate) syn_retransmissions: u8,
+    /// This side's offer of another transport, if the SYN,ACK has one.
+    pub(crate) offer: Option<Offer>,
+}
+
+impl Handshake {
+    /// Returns the offers of another transport, this side's first, if both sides have made one.
+    pub fn offers(&self) -> Option<(Offer, Offer)> {
+        self.offer.zip(self.options.offer)
+    }
 }
 
 /// What to do after a segment was handed to a listener.
@@ -198,6 +207,7 @@ impl<C> Listener<C> {
             receive_scale: self.config.window_scale(),
             rtt: None,
             syn_retransmissions: 0,
+            offer: None,
         };
         if self.half_open.len() >= self.backlog {
             self.counters.cookies_sent += 1;
@@ -206,6 +216,9 @@ impl<C> Listener<C> {
         }
         if let Some(previous) = previous {
             handshake.sequence = previous.sequence_after(handshake.sequence);
+        }
+        if self.config.offer.is_some() && header.options.offer.is_some() {
+            handshake.offer = Some(self.secrets.offer(flow, handshake.sequence));
         }
         let deadline = now + TIMEOUT;
         self.half_open.insert(*flow, HalfOpen { handshake, sent: now, deadline });
@@ -290,6 +303,7 @@ impl<C> Listener<C> {
                     .map(|_| self.config.window_scale()),
                 sack_permitted: offered.sack_permitted && self.config.sack,
                 timestamps: self.timestamps(now, handshake),
+                offer: handshake.offer,
                 ..Options::default()
             },
         }

@@ -18,6 +18,12 @@ const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
+/// The kind of an experimental option (RFC 6994).
+const EXPERIMENT: u8 = 254;
+/// The identifier of this crate's experiment, which follows the option's kind and length.
+const EXPERIMENT_ID: [u8; 2] = *b"IL";
+/// The length of the option that carries an [`Offer`], in bytes.
+const OFFER_LEN: usize = 4 + Offer::LEN;
 
 /// The values of a timestamps option (RFC 7323, section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +87,16 @@ impl SackBlocks {
     }
 }
 
+/// An offer to carry the connection's data by another transport. A SYN and its SYN,ACK contain one as an
+/// experimental option (RFC 6994). The other transport defines the meaning of the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offer(pub [u8; Self::LEN]);
+
+impl Offer {
+    /// The number of bytes.
+    pub const LEN: usize = 14;
+}
+
 /// The TCP options of a segment, as far as this crate uses them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -94,6 +110,8 @@ pub struct Options {
     pub window_scale: Option<u8>,
     /// True if the SYN has the option SACK-permitted: its sender accepts selective acknowledgments.
     pub sack_permitted: bool,
+    /// The offer of another transport. Only SYN segments have it.
+    pub offer: Option<Offer>,
 }
 
 impl Options {
@@ -135,6 +153,9 @@ impl Options {
                 (TIMESTAMPS, 8) => {
                     options.timestamps = Some(Timestamps { value: number(value, 0), echo: number(value, 4) });
                 }
+                (EXPERIMENT, _) if value.len() == OFFER_LEN - 2 && value[..2] == EXPERIMENT_ID => {
+                    options.offer = value[2..].try_into().ok().map(Offer);
+                }
                 (SACK, len) if len % 8 == 0 => {
                     for block in value.chunks_exact(8) {
                         options.sack.push(number(block, 0), number(block, 4));
@@ -163,10 +184,19 @@ impl Options {
         if self.window_scale.is_some() {
             len += 4;
         }
-        if self.sack_permitted {
+        if self.sack_permitted && !self.shares_padding() {
             len += 4;
         }
+        if self.offer.is_some() {
+            len += OFFER_LEN.next_multiple_of(4);
+        }
         len
+    }
+
+    /// Returns true if SACK-permitted takes the place of the padding before the timestamps. Otherwise an offer
+    /// would not fit into the header.
+    fn shares_padding(&self) -> bool {
+        self.offer.is_some() && self.sack_permitted && self.timestamps.is_some()
     }
 
     /// Returns the timestamps if the segment has no other option.
@@ -189,14 +219,18 @@ impl Options {
             let [high, low] = mss.to_be_bytes();
             put(&[MSS, 4, high, low]);
         }
-        if self.sack_permitted {
+        if self.sack_permitted && !self.shares_padding() {
             put(&[NOP, NOP, SACK_PERMITTED, 2]);
         }
         if let Some(shift) = self.window_scale {
             put(&[NOP, WINDOW_SCALE, 3, shift]);
         }
         if let Some(timestamps) = self.timestamps {
-            put(&timestamps.to_bytes());
+            let mut option = timestamps.to_bytes();
+            if self.shares_padding() {
+                option[..2].copy_from_slice(&[SACK_PERMITTED, 2]);
+            }
+            put(&option);
         }
         if !self.sack.is_empty() {
             let mut option = [0; 4 + 8 * MAX_SACK_BLOCKS];
@@ -207,6 +241,13 @@ impl Options {
                 room[4..].copy_from_slice(&right.to_be_bytes());
             }
             put(&option[..len]);
+        }
+        if let Some(Offer(bytes)) = self.offer {
+            let mut option = [END; OFFER_LEN.next_multiple_of(4)];
+            option[..2].copy_from_slice(&[EXPERIMENT, OFFER_LEN as u8]);
+            option[2..4].copy_from_slice(&EXPERIMENT_ID);
+            option[4..OFFER_LEN].copy_from_slice(&bytes);
+            put(&option);
         }
         at
     }
@@ -231,9 +272,10 @@ mod tests {
 
         #[test]
         fn options_read_back_as_written(mss: Option<u16>, scale in proptest::option::of(0u8..=14), permitted: bool,
-                                        timestamps: Option<(u32, u32)>,
+                                        timestamps: Option<(u32, u32)>, offer: Option<[u8; Offer::LEN]>,
                                         blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..=2)) {
-            let mut options = Options { mss, window_scale: scale, sack_permitted: permitted, ..Options::default() };
+            let offer = offer.map(Offer);
+            let mut options = Options { mss, window_scale: scale, sack_permitted: permitted, offer, ..Options::default() };
             options.timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
             for (left, right) in blocks {
                 options.sack.push(left, right);
@@ -245,6 +287,20 @@ mod tests {
                 prop_assert_eq!(Options::parse(&bytes[..len]), options);
             }
         }
+    }
+
+    #[test]
+    fn an_offer_fits_beside_all_other_options_of_a_syn() {
+        let timestamps = Some(Timestamps { value: 1, echo: 2 });
+        let (mss, window_scale, offer) = (Some(1460), Some(7), Some(Offer([5; Offer::LEN])));
+        let options =
+            Options { mss, window_scale, timestamps, offer, sack_permitted: true, ..Options::default() };
+        assert_eq!(options.wire_len(), MAX_LEN);
+        let mut bytes = [0; MAX_LEN];
+        assert_eq!(options.write(&mut bytes), MAX_LEN);
+        assert_eq!(Options::parse(&bytes), options);
+        bytes[22] ^= 1; // another experiment
+        assert_eq!(Options::parse(&bytes), Options { offer: None, ..options });
     }
 
     #[test]

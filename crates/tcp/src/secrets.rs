@@ -1,6 +1,7 @@
 //! Computes initial sequence numbers and timestamp offsets that attackers cannot predict, by a keyed hash
 //! (RFC 6528).
 
+use crate::options::Offer;
 use siphasher::sip::SipHasher24;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
@@ -82,6 +83,22 @@ impl Secrets {
             sequence: (hash as u32).wrapping_add((now / 4_000) as u32),
             timestamp_offset: (hash >> 32) as u32,
         }
+    }
+
+    /// Returns the offer of another transport for a new connection: pseudo-random bytes that depend on the flow
+    /// and on the connection's first sequence number.
+    pub fn offer(&self, flow: &Flow, sequence: u32) -> Offer {
+        let mut bytes = [0; Offer::LEN];
+        let hashes = [2, 3].map(|purpose| self.hash(purpose, &(flow, sequence)).to_be_bytes());
+        bytes[..8].copy_from_slice(&hashes[0]);
+        bytes[8..].copy_from_slice(&hashes[1][..Offer::LEN - 8]);
+        Offer(bytes)
+    }
+
+    /// Returns a secret for the transport that `offer`, an offer of this side, has begun.
+    pub fn carrier(&self, flow: &Flow, offer: &Offer) -> [u8; 16] {
+        let hashes = [4, 5].map(|purpose| self.hash(purpose, &(flow, offer.0)));
+        (u128::from(hashes[0]) << 64 | u128::from(hashes[1])).to_be_bytes()
     }
 }
 

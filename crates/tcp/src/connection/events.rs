@@ -66,6 +66,9 @@ impl Events {
     pub const PEER_CLOSED: Self = Self(8);
     /// The connection has ended: it is in state TIME-WAIT or CLOSED.
     pub const ENDED: Self = Self(16);
+    /// The segment has data, but another transport carries the data: the peer has returned to TCP. Nothing else has
+    /// changed. Call [`crate::Connection::end_carried`], and then hand the segment over again.
+    pub const RETURNED: Self = Self(32);
 
     /// Returns true if all flags of `other` are set.
     #[inline]

@@ -146,12 +146,21 @@ impl Connection {
             return Events::NONE;
         }
 
-        let ack = extend(self.snd.una, header.acknowledgment);
+        let mut ack = extend(self.snd.una, header.acknowledgment);
         // RFC 5961, section 5.2.
         if ack > self.snd.next || ack + (self.snd.max_window as u64) < self.snd.una {
             self.counters.unacceptable += 1;
             self.challenge(now);
             return Events::NONE;
+        }
+        if self.flags.carried {
+            if !segment.payload.is_empty() {
+                return Events::RETURNED;
+            }
+            // The other transport acknowledges the data, and TCP only the FIN.
+            if ack <= self.snd.limit {
+                ack = self.snd.una;
+            }
         }
         let mut events = Events::NONE;
         if self.state == State::SynReceived {
@@ -342,7 +351,7 @@ impl Connection {
 
     /// Processes the peer's FIN once all data before the FIN has arrived. Set `again` if the current segment
     /// carries a FIN. The FIN is then acknowledged at once, even if it is a retransmission.
-    fn receive_fin(&mut self, now: u64, again: bool) -> Events {
+    pub(super) fn receive_fin(&mut self, now: u64, again: bool) -> Events {
         if again {
             self.ack.now = true;
         }
@@ -391,7 +400,8 @@ impl Connection {
     /// connection, does nothing while the peer can still send an initial congestion window, because an
     /// acknowledgment is due soon.
     pub(super) fn update_window(&mut self) {
-        if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
+        let open = matches!(self.state, State::Established | State::FinWait1 | State::FinWait2);
+        if !open || self.flags.carried {
             return;
         }
         let known = self.rcv.advertised.saturating_sub(self.rcv.next);

@@ -5,6 +5,7 @@
 //! | [`mod@self`] | opening |
 //! | `control` | the calls by the application: advance the ring indices, close, abort, set options |
 //! | `query`, `events` | state, events and counters, which an engine reads |
+//! | `carried` | connections whose data another transport carries |
 //! | `parts` | the parts of the state |
 //! | `input` | received segments (RFC 9293, section 3.10.7) |
 //! | `acknowledgment` | acknowledgments, loss recovery, RTT and window updates |
@@ -15,7 +16,7 @@
 use crate::config::{Config, EcnMode};
 use crate::congestion::Congestion;
 use crate::listener::Handshake;
-use crate::options::{DEFAULT_MSS, SackBlocks};
+use crate::options::{DEFAULT_MSS, Offer, SackBlocks};
 use crate::reassembly::Reassembly;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -24,6 +25,7 @@ use crate::sequence::{self, Sequence};
 use crate::{Error, Result, TimeWait};
 
 mod acknowledgment;
+mod carried;
 mod control;
 mod events;
 mod input;
@@ -58,6 +60,8 @@ pub struct Connection {
     stray_reset: Option<u32>,
     timestamp_offset: u32,
     syn_sent_at: u64,
+    /// The peer's offer of another transport.
+    peer_offer: Option<Offer>,
     config: Config,
 }
 
@@ -187,6 +191,7 @@ impl Connection {
             stray_reset: None,
             timestamp_offset: start.timestamp_offset,
             syn_sent_at: now,
+            peer_offer: None,
             config: config.clone(),
         }
     }
@@ -203,6 +208,7 @@ impl Connection {
             Some(shift) => self.snd.scale = shift,
             None => (self.snd.scale, self.rcv.scale) = (0, 0),
         }
+        self.peer_offer = options.offer;
         self.flags.sack = config.sack && options.sack_permitted;
         if let Some(timestamps) = options.timestamps.filter(|_| config.timestamps) {
             self.flags.timestamps = true;

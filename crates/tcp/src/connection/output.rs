@@ -42,7 +42,9 @@ impl Connection {
                 return Some(transmit);
             }
         }
+        // If another transport carries the data, only the FIN is left to TCP.
         if self.snd.next < self.snd.end()
+            && (!self.flags.carried || self.snd.next == self.snd.limit)
             && let Some(transmit) = self.transmit_new(now)
         {
             return Some(transmit);
@@ -68,6 +70,9 @@ impl Connection {
     /// window if SND.NXT is beyond it, as after a window probe. Peers drop segments that begin beyond their
     /// window.
     fn acceptable_sequence(&self) -> Sequence {
+        if self.flags.carried {
+            return self.snd.next;
+        }
         self.snd.next.min(self.snd.edge().max(self.snd.una))
     }
 
@@ -102,6 +107,11 @@ impl Connection {
                 echo: if active { 0 } else { self.rcv.ts_recent },
             }),
             sack: SackBlocks::default(),
+            // A middlebox may drop SYNs with unknown options, so a SYN that was lost twice comes without.
+            offer: self
+                .config
+                .offer
+                .filter(|_| if active { self.recovery.backoff < 2 } else { self.peer_offer.is_some() }),
         };
         // RFC 3168, section 6.1.1.1: a retransmitted SYN does not request ECN, because a middlebox may have
         // dropped the first SYN for its ECN flags.
@@ -245,9 +255,11 @@ impl Connection {
     }
 
     /// Returns the sequence number up to which a FIN may be sent, even if the peer's window is closed. A FIN
-    /// needs no room in the window. Returns 0 while data before the FIN is not acknowledged.
+    /// needs no room in the window. Returns 0 while data before the FIN is not acknowledged, unless
+    /// another transport carries the data.
     fn fin_edge(&self) -> Sequence {
-        if self.snd.fin && self.snd.una == self.snd.limit { self.snd.end() } else { 0 }
+        let ready = self.snd.una == self.snd.limit || self.flags.carried;
+        if self.snd.fin && ready { self.snd.end() } else { 0 }
     }
 
     /// Sends new data if possible, else the last segment again (RFC 8985, section 7.3).

@@ -236,6 +236,8 @@ pub(super) struct ConnectionFlags {
     /// True if the next segment with new data must carry the flag CWR, because the congestion window was
     /// reduced.
     pub(super) cwr: bool,
+    /// True while another transport carries the data.
+    pub(super) carried: bool,
     /// True once the application has closed the connection: nothing is read or written any more.
     pub(super) orphan: bool,
     /// True if the network has reported that the peer cannot be reached, and the peer has acknowledged

@@ -110,6 +110,7 @@ impl<C> Listener<C> {
             receive_scale: self.config.window_scale(),
             rtt: None,
             syn_retransmissions: 0,
+            offer: None,
         })
     }
 }
