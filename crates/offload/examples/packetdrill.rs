@@ -18,8 +18,8 @@
 //! * `mtu=BYTES`: the MTU of the engine's link.
 //! * `buffer=BYTES`: the size of each ring of a connection.
 
-use inlane_offload::Settings;
 use inlane_offload::stepped::Stepped;
+use inlane_offload::{Settings, Transport};
 use inlane_offload_protocol::SOCKET_VARIABLE;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_wire::ethernet::{self, Frame, Mac};
@@ -392,6 +392,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
         mac: Some(MAC),
         buffer: number("buffer", 1 << 20),
         sockets_per_program: 1024,
+        transport: Transport::Tcp,
         threads: 1,
         cores: Vec::new(),
         spin: Duration::ZERO,

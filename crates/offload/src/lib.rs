@@ -31,7 +31,7 @@ pub mod toml_error;
 pub use error::{Error, Result};
 pub use host::Threads;
 pub use host::link::{parse_port, shared_addresses};
-pub use settings::Settings;
+pub use settings::{Settings, Transport};
 pub use stack::network::LinkCounters;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -45,10 +45,22 @@ pub struct Settings {
     pub buffer: usize,
     /// The most sockets that one process may have.
     pub sockets_per_program: usize,
+    /// What carries the data of connections to other engines.
+    pub transport: Transport,
     /// The time for which the engine continues to poll after its last work, before it sleeps.
     pub spin: Duration,
     /// Faults to inject into received packets.
     pub faults: Faults,
+}
+
+/// What carries the data of connections to other engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// RDMA (RoCEv2), if the peer's engine has this setting, too. Otherwise TCP.
+    Rdma,
 }
 
 impl Settings {
@@ -231,6 +243,7 @@ mod tests {
             mac: None,
             buffer: 65536,
             sockets_per_program: 1,
+            transport: Transport::Tcp,
             spin: Duration::ZERO,
             faults: Faults::default(),
         }

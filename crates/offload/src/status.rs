@@ -1,6 +1,7 @@
 //! The state of an engine, as `inlane offload status` shows it.
 
 use crate::stack::network::LinkCounters;
+use crate::stack::rdma::RdmaCounters;
 use inlane_result::{Cell, Quantity, Row};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,8 @@ pub struct EngineStatus {
     pub down_interface: Option<String>,
     /// Counters of connections.
     pub connections: ConnectionCounters,
+    /// Counters of RDMA. Null unless the engine offers RDMA.
+    pub rdma: Option<RdmaCounters>,
     /// Counters of UDP datagrams.
     pub datagrams: DatagramTotals,
     /// The number of descriptors that the engine is closing: those that programs have sent, and ends of sockets in
@@ -182,6 +185,10 @@ pub struct SocketStatus {
     pub remote: Option<String>,
     /// Who runs the socket: always `engine`, because sockets of the kernel are listed apart.
     pub run_by: String,
+    /// What carries the data of a connection: `tcp` or `rdma`. Null unless the socket is a TCP connection.
+    pub transport: Option<String>,
+    /// Why TCP carries the data. Null if RDMA does, or if the engine does not offer RDMA.
+    pub transport_reason: Option<String>,
     /// The congestion window. Null unless the socket is a TCP connection.
     pub congestion_window_bytes: Option<u64>,
     /// The smoothed round-trip time. Null if none was measured.
@@ -219,6 +226,7 @@ impl Row for SocketStatus {
         let rate = |rate: Option<f64>| rate.map(|bytes| Quantity::bits_per_second(bytes * 8.0));
         vec![
             Cell::new("state", &self.state),
+            Cell::new("transport", self.transport.as_deref().filter(|_| self.shows_transport())),
             Cell::new("cwnd", self.congestion_window_bytes.map(Quantity::Bytes)),
             Cell::new("rtt us", self.rtt_ns.map(|ns| Quantity::Time(ns as f64).fixed(1e3, 0))),
             Cell::new("received", Quantity::Bytes(self.received_bytes)),
@@ -230,6 +238,13 @@ impl Row for SocketStatus {
             Cell::new("backlog", self.backlog),
             Cell::new("dropped", self.dropped_datagrams),
         ]
+    }
+}
+
+impl SocketStatus {
+    /// Returns true if the transport is worth a column: the engine offers RDMA.
+    fn shows_transport(&self) -> bool {
+        self.transport.as_deref() != Some("tcp") || self.transport_reason.is_some()
     }
 }
 

@@ -81,6 +81,10 @@ pub struct Serve {
     /// The most sockets of one process, 1 to 1048576
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = count::<usize>(1, 1 << 20))]
     sockets: usize,
+    /// What carries the data of connections to other engines. rdma sends RoCEv2 packets (UDP port 4791) that the peer's engine
+    /// places at once, in any order. It needs this setting on both engines; otherwise TCP carries the data
+    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
+    transport: Transport,
     /// Poll for this long after the last work, then sleep [default: 50us with four or more cores, else 0s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     spin: Option<Duration>,
@@ -92,6 +96,22 @@ pub struct Serve {
     /// reorder=P:N (N later frames overtake the frame), delay=P:TIME, seed=N. P is a probability such as 1%
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, value_parser = Faults::parse)]
     faults: Faults,
+}
+
+/// What carries the data of connections.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Transport {
+    Tcp,
+    Rdma,
+}
+
+impl From<Transport> for inlane_offload::Transport {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Tcp => Self::Tcp,
+            Transport::Rdma => Self::Rdma,
+        }
+    }
 }
 
 /// The numbers of cores.
@@ -158,6 +178,7 @@ impl Serve {
             mac: self.mac,
             buffer: usize::try_from(self.buffer)?,
             sockets_per_program: self.sockets,
+            transport: self.transport.into(),
             spin: self.spin.unwrap_or(spin),
             faults: self.faults,
         };

@@ -55,6 +55,11 @@ impl Status {
     }
 }
 
+/// Returns the share of `part` in `whole` as text.
+fn share_of(part: u64, whole: u64) -> String {
+    format!("{:.1} %", part.min(whole) as f64 / whole.max(1) as f64 * 100.0)
+}
+
 fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()> {
     for engine in &document.results {
         let counters = &engine.connections;
@@ -84,6 +89,17 @@ fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()
             "link: {} frames received, {} sent, {} malformed, {} dropped",
             link.received_packets, link.sent_packets, link.malformed, link.dropped
         )?;
+        if let Some(rdma) = &engine.rdma {
+            writeln!(
+                out,
+                "RDMA: {} connections, {} returned to TCP; {} placed into receive rings, {} of all received bytes; {} packets refused",
+                rdma.connections,
+                rdma.returned,
+                units::bytes(rdma.placed_bytes),
+                share_of(rdma.placed_bytes, counters.received_bytes),
+                rdma.refused(),
+            )?;
+        }
         if let Some(name) = &engine.down_interface {
             writeln!(out, "the interface {name} of the port is down; set it up: ip link set {name} up")?;
         }

@@ -110,7 +110,7 @@ impl Engine {
             return Err(Refusal::Errno(libc::EINVAL));
         };
         let open = matches!(stream.connection.state(), State::Established | State::CloseWait);
-        let moves = pair.direct.is_some() || !stream.connection.is_reassembling();
+        let moves = pair.direct.is_some() || !stream.is_reassembling();
         if !open || !moves || pair.program_finished || pair.filled.is_some() {
             return Err(Refusal::Errno(libc::EAGAIN));
         }
@@ -159,7 +159,7 @@ impl Engine {
         let unused = |(key, socket): (Key, &Socket)| {
             let Pair::Stream(pair) = &socket.attachment.pair else { return None };
             let direct = pair.direct.as_ref()?;
-            let movable = socket.stream().is_some_and(|stream| !stream.connection.is_reassembling());
+            let movable = socket.stream().is_some_and(|stream| !stream.is_reassembling());
             (Arc::ptr_eq(direct.location().0, area) && direct.is_unused(now, UNUSED_NS) && movable)
                 .then_some(key)
         };

@@ -63,7 +63,7 @@ impl Totals {
             self.received_bytes += stream.delivered;
             self.direct_bytes += stream_pair(socket).map_or(0, StreamPair::direct_bytes);
             self.sent_bytes += stream.connection.acknowledged();
-            self.retransmitted_bytes += stream.connection.counters().retransmitted_bytes;
+            self.retransmitted_bytes += stream.retransmitted_bytes();
         }
     }
 }
@@ -127,7 +127,7 @@ pub(super) fn tcp_info(socket: &Socket, stream: Option<&Stream>) -> [u8; 104] {
     put(76, segments(connection.slow_start_threshold()));
     put(80, segments(connection.congestion_window()));
     put(84, mss);
-    put(100, segments(connection.counters().retransmitted_bytes));
+    put(100, segments(stream.retransmitted_bytes()));
     bytes
 }
 
@@ -161,6 +161,7 @@ impl Engine {
             Some(datagram) => datagram.remote,
             None => stream.map(|stream| stream.flow.remote),
         };
+        let transport = stream.map(|stream| stream.transport.describe());
         SocketStatus {
             protocol: protocol(datagram.is_some()),
             program: socket.attachment.program.clone(),
@@ -169,13 +170,15 @@ impl Engine {
             local: socket.local.to_string(),
             remote: remote.map(|remote| remote.to_string()),
             run_by: "engine".into(),
-            congestion_window_bytes: connection.map(|connection| connection.congestion_window()),
-            rtt_ns: connection.and_then(|connection| connection.smoothed_rtt()),
+            transport: transport.map(|(name, _)| name.to_owned()),
+            transport_reason: transport.and_then(|(_, reason)| reason).map(str::to_owned),
+            congestion_window_bytes: stream.map(Stream::congestion_window),
+            rtt_ns: stream.and_then(Stream::smoothed_rtt),
             received_bytes: received,
             sent_bytes: sent,
             received_bytes_per_second: rate(received),
             sent_bytes_per_second: rate(sent),
-            retransmitted_bytes: connection.map_or(0, |connection| connection.counters().retransmitted_bytes),
+            retransmitted_bytes: stream.map_or(0, Stream::retransmitted_bytes),
             direct_bytes: stream_pair(socket).map_or(0, StreamPair::direct_bytes),
             backlog,
             dropped_datagrams: counters.map(|counters| counters.dropped),
@@ -239,6 +242,7 @@ impl Engine {
                 sent_bytes: totals.sent_bytes + sum(|socket| socket.sent_bytes),
                 retransmitted_bytes: totals.retransmitted_bytes + sum(|socket| socket.retransmitted_bytes),
             },
+            rdma: self.stack.rdma_counters(),
             datagrams: DatagramTotals { sockets: datagrams, no_port: totals.no_port },
             closing_descriptors: self.closer.unclosed() as u64,
             sockets,
@@ -322,6 +326,9 @@ impl Part {
         status.threads.extend(more.threads);
         status.link += more.link;
         status.connections += more.connections;
+        if let (Some(rdma), Some(more)) = (&mut status.rdma, more.rdma) {
+            *rdma += more;
+        }
         status.datagrams.sockets.add(&more.datagrams.sockets);
         status.datagrams.no_port += more.datagrams.no_port;
         status.sockets.extend(more.sockets);

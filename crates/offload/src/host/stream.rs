@@ -89,7 +89,7 @@ impl Engine {
         }
         let lease = pair.lease();
         let state = stream.connection.state();
-        let deadline = stream.connection.next_deadline();
+        let deadline = stream.next_deadline();
         let (undelivered, reason) = (stream.undelivered(), stream.connection.reason());
         let peer_closed = stream.connection.peer_closed();
         if let Some(direct) = &mut pair.direct {

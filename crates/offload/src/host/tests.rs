@@ -5,7 +5,7 @@ mod closing;
 use super::control::{Client, Request};
 use super::{Engine, Threads};
 use crate::host::pair;
-use crate::settings::Settings;
+use crate::settings::{Settings, Transport};
 use inlane_offload_protocol::message::{Handle, Message, Operation};
 use inlane_offload_protocol::name::{Asking, End};
 use inlane_offload_protocol::rules::Prefix;
@@ -109,6 +109,7 @@ pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
         mac: Some(MAC),
         buffer: 65536,
         sockets_per_program: sockets,
+        transport: Transport::Tcp,
         spin: Duration::ZERO,
         faults: Default::default(),
     }

@@ -9,7 +9,7 @@ use super::socket::Stack;
 use super::{Engine, random_bytes};
 use crate::error::{Error, Result};
 use crate::field;
-use crate::settings::Settings;
+use crate::settings::{Settings, Transport};
 use crate::stack::StackConfig;
 use crate::stack::network::BUFFERS;
 use inlane_core::clock::Clock;
@@ -62,6 +62,7 @@ impl Threads {
                 allocate: allocate_ring,
                 secrets: secrets.clone(),
                 seed: u64::from_ne_bytes(random_bytes()?),
+                rdma: settings.transport == Transport::Rdma,
             };
             let (link, network) = link;
             let stack = Stack::new(clock.now_ns(), config, network);

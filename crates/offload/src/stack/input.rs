@@ -6,6 +6,7 @@ use super::datagram::ReceivedDatagram;
 use super::icmp::Refusal;
 use super::network::{Heard, Outcome as Reassembled, Route};
 use super::packet::{Arrival, Headers, MOST_HEAD, ReceivedPacket, Refused, parse};
+use super::rdma::is_roce;
 use super::socket::{Role, Socket};
 use inlane_tcp::{Ecn, Flow, Handshake, Segment, State, TimeWaitAction, Verdict, reset_for};
 use inlane_wire::ethernet::{self, Frame};
@@ -144,6 +145,9 @@ impl<A> Stack<A> {
         }
         match packet.protocol {
             ipv4::TCP if own => self.on_tcp(now, packet),
+            ipv4::UDP if own && self.queue_pairs.is_some() && is_roce(packet.payload) => {
+                self.on_roce(now, &packet)
+            }
             ipv4::UDP if own => self.on_datagram(packet),
             ipv4::ICMP if own && packet.source.is_ipv4() => self.on_icmp(now, packet),
             ipv6::ICMP if packet.source.is_ipv6() && (own || packet.destination.is_multicast()) => {

@@ -26,6 +26,7 @@ pub mod options;
 pub mod owners;
 pub mod packet;
 mod ports;
+pub mod rdma;
 pub mod receive_window;
 pub mod ring;
 pub mod segment;
@@ -43,6 +44,7 @@ use flows::Flows;
 use inlane_tcp::{EndReason, Flow, Secrets, State};
 use network::{Network, Route};
 use owners::{Claim, Owner, Owners};
+use rdma::QueuePairs;
 use ring::Rings;
 use socket::{Role, Socket};
 use std::collections::{HashMap, HashSet};
@@ -65,6 +67,8 @@ pub struct StackConfig {
     pub secrets: Secrets,
     /// The start of the pseudo-random numbers for local ports.
     pub seed: u64,
+    /// True if connections offer RDMA.
+    pub rdma: bool,
 }
 
 /// What a stack has counted.
@@ -101,6 +105,8 @@ pub struct Stack<A> {
     held: Vec<Key>,
     /// What the stack has counted.
     pub counters: StackCounters,
+    /// The queue pairs. `None` if the engine does not use RDMA.
+    pub queue_pairs: Option<QueuePairs>,
     /// How many ICMP errors the stack may send now.
     icmp_budget: Budget,
     secrets: Secrets,
@@ -126,6 +132,7 @@ impl<A> Stack<A> {
             changed: Vec::new(),
             held: Vec::new(),
             counters: StackCounters::default(),
+            queue_pairs: config.rdma.then(QueuePairs::default),
             icmp_budget: Budget::default(),
             secrets: config.secrets,
             wheel: Wheel::new(now),
@@ -327,6 +334,7 @@ impl<A> Stack<A> {
         if claim != Claim::Refused {
             self.time_waits.remove(&flow);
             self.flows.insert(flow, key);
+            self.list_queue_pair(key);
         }
         claim
     }

@@ -65,13 +65,15 @@ pub enum Claim {
 pub struct Owners {
     /// The threads by flows.
     pub flows: Shards<Flow, Owner>,
+    /// The threads of RDMA's queue pairs, by their numbers.
+    queue_pairs: Shards<u32, usize>,
     threads: usize,
 }
 
 impl Owners {
     /// Creates the table of an engine with `threads` threads.
     pub fn new(threads: usize) -> Self {
-        Self { flows: Shards::default(), threads }
+        Self { flows: Shards::default(), queue_pairs: Shards::default(), threads }
     }
 
     /// Returns the number of threads.
@@ -93,6 +95,27 @@ impl Owners {
     /// Returns the thread that reassembles the fragments of packets from `source` to `destination`.
     pub fn thread_of_fragments(&self, source: IpAddr, destination: IpAddr) -> usize {
         self.flows.hasher.hash_one((source, destination)) as usize % self.threads
+    }
+
+    /// Returns the thread of a queue pair.
+    pub fn queue_pair_thread(&self, number: u32) -> Option<usize> {
+        self.queue_pairs.get(&number)
+    }
+
+    /// Makes `thread` the owner of a queue pair. Returns false if the queue pair has an owner.
+    pub fn claim_queue_pair(&self, number: u32, thread: usize) -> bool {
+        let mut part = self.queue_pairs.part(&number);
+        let free = !part.contains_key(&number);
+        part.entry(number).or_insert(thread);
+        free
+    }
+
+    /// Removes a queue pair of `thread`.
+    pub fn release_queue_pair(&self, number: u32, thread: usize) {
+        let mut part = self.queue_pairs.part(&number);
+        if part.get(&number) == Some(&thread) {
+            part.remove(&number);
+        }
     }
 
     /// Makes `thread` the owner of a flow, unless another thread has a connection of this flow.

@@ -5,7 +5,7 @@ use super::arena::Key;
 use super::network::Route;
 use super::options::SocketOptions;
 use super::socket::{Listening, Role, Socket};
-use inlane_tcp::{Flow, Header, Listener};
+use inlane_tcp::{Flow, Header, Listener, Offer};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -177,7 +177,9 @@ impl<A> Stack<A> {
         // A listener announces the same MSS in all its SYN,ACKs. If its address is a loopback address, this
         // is loopback's MSS, or else the port's. Each connection then sends with the MSS of its own route.
         let route = if local.ip().is_loopback() { Route::Own } else { Route::Port(local.ip()) };
+        let offer = self.queue_pairs.is_some().then(Offer::default);
         let config = options.config(self.buffer, self.network.mss(route, local.is_ipv6()));
+        let config = inlane_tcp::Config { offer, ..config };
         let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
         Ok(Listening { listener, backlog, waiting: Arc::default() })
     }

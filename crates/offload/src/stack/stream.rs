@@ -4,6 +4,7 @@ use super::Stack;
 use super::arena::Key;
 use super::network::{Network, Route};
 use super::options::SocketOptions;
+use super::rdma::{RdmaCounters, Reason, Transport};
 use super::receive_window::ReceiveWindow;
 use super::ring::{ByteRing, Span};
 use super::segment::Outgoing;
@@ -39,6 +40,12 @@ pub struct Stream {
     /// The position after the last byte that the program has sent with MSG_MORE. Counted from the same start
     /// as `written`. `None` if no such bytes wait for more bytes.
     pub more_end: Option<u64>,
+    /// What carries the data.
+    pub transport: Transport,
+    /// The number of the RDMA queue pair that the stack has registered for the connection.
+    pub(super) queue_pair: Option<u32>,
+    /// What RDMA has counted before the connection returned to TCP.
+    pub(super) carried: RdmaCounters,
 }
 
 impl Stream {
@@ -77,7 +84,7 @@ impl Stream {
     /// Replaces the rings, the send ring first, by others of the same capacity, with the bytes that they hold. Returns the
     /// earlier rings. Bytes that were received out of order would be lost, so the connection must have none.
     pub fn replace_rings(&mut self, [mut send, mut receive]: [ByteRing; 2]) -> [ByteRing; 2] {
-        debug_assert!(!self.connection.is_reassembling());
+        debug_assert!(!self.is_reassembling());
         send.copy_from(&self.send, self.connection.acknowledged()..self.written);
         receive.copy_from(&self.receive, self.delivered..self.connection.received());
         [std::mem::replace(&mut self.send, send), std::mem::replace(&mut self.receive, receive)]
@@ -98,8 +105,8 @@ impl Stream {
     /// Tells TCP how many bytes were taken. The announced window then grows.
     #[inline]
     pub fn publish_delivered(&mut self) {
-        if self.window.adapt(self.delivered, self.connection.is_reassembling()) {
-            self.connection.set_receive_capacity(self.window.bytes());
+        if self.window.adapt(self.delivered, self.is_reassembling()) {
+            self.set_receive_capacity();
         }
         let outcome = self.connection.set_consumed(self.delivered);
         debug_assert!(outcome.is_ok(), "{outcome:?}");
@@ -110,7 +117,28 @@ impl Stream {
         self.connection.set_send_limit(options.send_limit(self.send.capacity()) as u32);
         let most = options.receive_limit(self.receive.capacity()) as u32;
         self.window.limit(most, options.receive_buffer.is_some());
+        self.set_receive_capacity();
+    }
+
+    /// Limits the bytes that the peer may send ahead of the program to the receive window.
+    fn set_receive_capacity(&mut self) {
         self.connection.set_receive_capacity(self.window.bytes());
+        if let Transport::Rdma(carrier) = &mut self.transport {
+            carrier.connection.set_receive_capacity(self.window.bytes());
+        }
+    }
+
+    /// Returns true if bytes were received out of order, so the receive ring has bytes behind those that the program may read.
+    pub fn is_reassembling(&self) -> bool {
+        let carrier = self.carrier();
+        self.connection.is_reassembling()
+            || carrier.is_some_and(|carrier| carrier.connection.is_reassembling())
+    }
+
+    /// Returns the time of the connection's next timer, in nanoseconds.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let carrier = self.carrier().and_then(|carrier| carrier.connection.next_deadline());
+        self.connection.next_deadline().into_iter().chain(carrier).min()
     }
 
     /// Treats the program's bytes up to index `end` as sent with MSG_MORE. Holds small segments back until more bytes
@@ -130,9 +158,19 @@ impl Stream {
         }
     }
 
-    /// Sends segments until TCP has none or the link is congested. Returns true if the link was congested:
+    /// Sends packets until the connection has none or the link is congested. Returns true if the link was congested:
     /// the next round must then try again.
     pub fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
+        let congested = self.transmit_segments(now, network);
+        if congested || self.carrier().is_none() {
+            return congested;
+        }
+        // TCP sends the FIN when RDMA has sent all data.
+        self.transmit_carried(now, network) || self.transmit_segments(now, network)
+    }
+
+    /// Sends TCP's segments. Returns true if the link was congested.
+    fn transmit_segments(&mut self, now: u64, network: &mut Network) -> bool {
         while !network.is_congested() {
             let Some(transmit) = self.connection.poll_transmit(now) else { return false };
             let (local, remote) = (self.flow.local.ip(), self.flow.remote.ip());
@@ -178,6 +216,7 @@ impl<A> Stack<A> {
         if let Some(previous) = self.time_waits.get_mut(&flow) {
             start.sequence = previous.sequence_after(start.sequence);
         }
+        let config = inlane_tcp::Config { offer: self.offer(&flow, start.sequence), ..config };
         let connection = Connection::connect(now, &config, start)?;
         self.stream_of(now, flow, route, connection, options).ok_or(Unopened::Memory)
     }
@@ -194,7 +233,9 @@ impl<A> Stack<A> {
         let route = self.network.route(flow.remote.ip())?;
         let config = options.config(self.buffer, self.network.mss(route, flow.remote.is_ipv6()));
         let connection = Connection::accept(now, &config, handshake).ok()?;
-        self.stream_of(now, flow, route, connection, options)
+        let mut stream = self.stream_of(now, flow, route, connection, options)?;
+        self.agree(&mut stream, handshake.offers());
+        Some(stream)
     }
 
     fn stream_of(
@@ -226,11 +267,19 @@ impl<A> Stack<A> {
             connected: false,
             since: now,
             more_end: None,
+            transport: Transport::Tcp(match route {
+                _ if self.queue_pairs.is_none() => Reason::Disabled,
+                Route::Own => Reason::Own,
+                Route::Port(_) => Reason::Connecting,
+            }),
+            queue_pair: None,
+            carried: RdmaCounters::default(),
         })
     }
 
     /// Frees the memory of a connection that is in no table.
     pub fn drop_stream(&mut self, stream: Stream) {
+        self.forget_carried(&stream);
         let (sent, received) = (stream.written, stream.connection.received());
         self.put_rings([stream.send, stream.receive], [sent, received]);
     }
@@ -245,6 +294,9 @@ impl<A> Stack<A> {
     pub fn on_stream_segment(&mut self, now: u64, key: Key, segment: &Segment<'_>) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let events = stream.connection.on_segment(now, segment, &mut stream.receive);
+        if events.contains(Events::RETURNED) {
+            return self.on_returned(now, key, segment);
+        }
         self.after_events(now, key, events);
     }
 
@@ -254,6 +306,7 @@ impl<A> Stack<A> {
         {
             (stream.since, stream.connected) = (now, true);
             self.counters.connected += 1;
+            self.on_connected(key);
         }
         self.touch(key);
     }
@@ -265,9 +318,9 @@ impl<A> Stack<A> {
         if stream.held_until.take_if(|until| *until <= now).is_some() {
             return self.touch(key);
         }
-        match stream.connection.next_deadline() {
+        match stream.next_deadline() {
             Some(deadline) if deadline <= now => {
-                let events = stream.connection.on_timer(now);
+                let events = stream.on_timer(now);
                 self.after_events(now, key, events);
             }
             Some(deadline) => self.arm(key, deadline),

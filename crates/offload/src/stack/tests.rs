@@ -1,5 +1,7 @@
 //! Tests the stack with bytes and a clock: two stacks on a link in memory, which may lose, double and reorder frames.
 
+mod rdma;
+
 use super::arena::Key;
 use super::input::{Established, Outcome};
 use super::network::{Network, NetworkConfig};
@@ -81,7 +83,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(number: u8, segment_mtu: u16, capacity: usize, in_place: bool) -> Self {
+    fn new(number: u8, segment_mtu: u16, capacity: usize, in_place: bool, rdma: bool) -> Self {
         let sent = Frames::default();
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4096, usize::from(segment_mtu) + 64).unwrap());
         let config = NetworkConfig {
@@ -103,6 +105,7 @@ impl Machine {
             allocate: |len| Region::host(len).ok(),
             secrets: Secrets::new([number; 16]),
             seed: u64::from(number),
+            rdma,
         };
         Self {
             stack: Stack::new(0, config, network),
@@ -194,7 +197,7 @@ impl Machine {
                 let Stack { sockets, network, .. } = &mut self.stack;
                 let Some(Socket { role: Role::Stream(stream), .. }) = sockets.get_mut(key) else { continue };
                 let again = stream.transmit(now, network);
-                let (deadline, state) = (stream.connection.next_deadline(), stream.connection.state());
+                let (deadline, state) = (stream.next_deadline(), stream.connection.state());
                 match state {
                     State::Closed | State::TimeWait if stream.undelivered() == 0 => {
                         self.stack.enter_time_wait(key);
@@ -259,11 +262,20 @@ impl World {
         Self::with([1500, 1500], usize::MAX, false)
     }
 
+    /// Creates two machines of which some use RDMA.
+    fn with_rdma(rdma: [bool; 2]) -> Self {
+        Self::of([1500, 1500], usize::MAX, false, rdma)
+    }
+
     /// Creates two machines that accept packets with TCP segments of these sizes. Each step moves at most `capacity` frames
     /// in each direction. If `in_place` is set, frames are written and read in place where possible.
     fn with(segment_mtus: [u16; 2], capacity: usize, in_place: bool) -> Self {
-        let mut machines = [1, 2]
-            .map(|number| Machine::new(number, segment_mtus[usize::from(number) - 1], capacity, in_place));
+        Self::of(segment_mtus, capacity, in_place, [false; 2])
+    }
+
+    fn of(segment_mtus: [u16; 2], capacity: usize, in_place: bool, rdma: [bool; 2]) -> Self {
+        let mut machines = [0, 1]
+            .map(|at| Machine::new(at as u8 + 1, segment_mtus[at], capacity, in_place, rdma[at]));
         // A lossy link can lose all requests for a neighbour's address, and the connection then ends.
         for (machine, other) in [(0, 1), (1, 0)] {
             let (address, mac) = (machines[other].address(), machines[other].stack.network.mac());
@@ -272,9 +284,9 @@ impl World {
         Self { machines, now: 1, longest: 0, recorded: None }
     }
 
-    /// Advances the clock by 1 ms, and moves all frames. `fate` returns how often each frame arrives. If no frame was sent,
+    /// Advances the clock by 1 ms, and moves all frames. `fate` may change a frame, and returns how often it arrives. If no frame was sent,
     /// advances the clock to the next timer.
-    fn step(&mut self, fate: &mut impl FnMut() -> usize) {
+    fn step(&mut self, fate: &mut impl FnMut(&mut Vec<u8>) -> usize) {
         self.now += 1_000_000;
         let mut idle = true;
         for machine in &mut self.machines {
@@ -283,10 +295,10 @@ impl World {
         for from in 0..2 {
             let frames = std::mem::take(&mut *self.machines[from].sent.lock().unwrap());
             idle &= frames.is_empty();
-            for frame in frames {
+            for mut frame in frames {
                 self.longest = self.longest.max(frame.len());
                 self.recorded.iter_mut().for_each(|recorded| recorded.push(frame.clone()));
-                for _ in 0..fate() {
+                for _ in 0..fate(&mut frame) {
                     self.machines[1 - from].receive(self.now, &frame);
                 }
             }
@@ -300,7 +312,7 @@ impl World {
     }
 
     /// Sends `data` from machine 0 to the listener of machine 1, and closes both ends. Returns the received bytes.
-    fn transfer(&mut self, data: &[u8], mut fate: impl FnMut() -> usize) -> Vec<u8> {
+    fn transfer(&mut self, data: &[u8], mut fate: impl FnMut(&mut Vec<u8>) -> usize) -> Vec<u8> {
         let listener = self.machines[1].listen(80);
         let remote = SocketAddr::new(self.machines[1].address(), 80);
         let client = self.machines[0].connect(self.now, remote);
@@ -333,7 +345,7 @@ impl World {
 
     fn assert_empty(&mut self) {
         self.now += 300_000_000_000;
-        self.step(&mut || 1);
+        self.step(&mut |_| 1);
         for machine in &self.machines {
             let stack = &machine.stack;
             let left = stack.sockets.len() + stack.flows.len() + stack.ports.len() + stack.time_waits.len();
@@ -346,7 +358,7 @@ impl World {
 fn a_connection_carries_data_and_leaves_nothing() {
     let data: Vec<u8> = (0..500_000u32).map(|number| (number % 251) as u8).collect();
     let mut world = World::new();
-    assert!(world.transfer(&data, || 1) == data);
+    assert!(world.transfer(&data, |_| 1) == data);
     world.assert_empty();
 }
 
@@ -356,7 +368,7 @@ fn frames_in_place_are_those_of_packets() {
     let mut worlds = [false, true].map(|in_place| World::with([9000, 9000], usize::MAX, in_place));
     let recorded = worlds.each_mut().map(|world| {
         world.recorded = Some(Vec::new());
-        assert!(world.transfer(&data, || 1) == data);
+        assert!(world.transfer(&data, |_| 1) == data);
         world.recorded.take().unwrap()
     });
     assert!(recorded[0] == recorded[1]);
@@ -370,7 +382,7 @@ fn only_whole_and_intact_segments_of_connections_are_read_in_place() {
     let remote = SocketAddr::new(world.machines[1].address(), 80);
     let client = world.machines[0].connect(world.now, remote);
     for _ in 0..10 {
-        world.step(&mut || 1);
+        world.step(&mut |_| 1);
     }
     world.machines[0].write(client, &[7; 9000]);
     world.machines[0].serve(world.now);
@@ -395,7 +407,7 @@ fn segments_are_as_large_as_both_ends_accept() {
     for (segment_mtus, longest) in [([9000, 9000], 9014), ([9000, 1500], 1514), ([1500, 9000], 1514)] {
         let mut world = World::with(segment_mtus, usize::MAX, false);
         let data = vec![7; 200_000];
-        assert!(world.transfer(&data, || 1) == data);
+        assert!(world.transfer(&data, |_| 1) == data);
         assert_eq!(world.longest, longest, "{segment_mtus:?}");
         world.assert_empty();
     }
@@ -419,7 +431,7 @@ fn share_a_full_queue(mut world: World) {
         for &client in &clients {
             world.machines[0].write(client, &[7; 65536]);
         }
-        world.step(&mut || 1);
+        world.step(&mut |_| 1);
         let server = &mut world.machines[1];
         received.resize(server.accepted.len(), 0);
         for (received, key) in received.iter_mut().zip(server.accepted.clone()) {
@@ -437,7 +449,7 @@ fn share_a_full_queue(mut world: World) {
 fn a_connection_that_reuses_a_flow_in_time_wait_begins_above_the_earlier_one() {
     let mut world = World::new();
     // So many bytes in few milliseconds exceed the clock of the initial sequence numbers.
-    world.transfer(&vec![7; 500_000], || 1);
+    world.transfer(&vec![7; 500_000], |_| 1);
     let machine = &mut world.machines[0];
     let stack = &mut machine.stack;
     let (&flow, &entry) = stack.time_waits.iter().next().unwrap();
@@ -456,7 +468,7 @@ fn a_connection_that_reuses_a_flow_in_time_wait_begins_above_the_earlier_one() {
 #[test]
 fn a_connect_examines_few_ports_that_are_in_time_wait() {
     let mut world = World::new();
-    world.transfer(b"data", || 1);
+    world.transfer(b"data", |_| 1);
     let stack = &mut world.machines[0].stack;
     let (&flow, &entry) = stack.time_waits.iter().next().unwrap();
     let free = 32768;
@@ -478,7 +490,7 @@ fn a_connection_to_the_own_address_needs_no_frame() {
     let client = world.machines[0].connect(world.now, remote);
     for _ in 0..10 {
         world.machines[0].write(client, b"x");
-        world.step(&mut || panic!("a frame was sent"));
+        world.step(&mut |_| panic!("a frame was sent"));
     }
     let server = world.machines[0].accepted[0];
     let connected = world.machines[0].stack.sockets.get(client).unwrap().stream().unwrap().connected;
@@ -491,7 +503,7 @@ fn a_neighbour_that_does_not_answer_ends_the_connection() {
     let mut world = World::new();
     let client = world.machines[0].connect(world.now, "10.0.0.77:80".parse().unwrap());
     for _ in 0..10_000 {
-        world.step(&mut || 1);
+        world.step(&mut |_| 1);
     }
     assert!(world.machines[0].stack.sockets.get(client).is_none(), "ARP gives up after three seconds");
     world.assert_empty();
@@ -510,7 +522,7 @@ fn datagrams_larger_than_the_mtu_arrive_whole() {
         let outgoing = datagram::Outgoing { source: None, remote, class: 0, hops: 64, data: &data };
         assert_eq!(world.machines[0].stack.send_datagram(now, client, &outgoing), Ok(true));
         for _ in 0..4 {
-            world.step(&mut || 1);
+            world.step(&mut |_| 1);
         }
         assert_eq!(world.machines[1].datagrams.pop(), Some(data));
     }
@@ -531,7 +543,7 @@ proptest! {
         let data: Vec<u8> = (0..len).map(|number| (number % 253) as u8).collect();
         let mut world = World::with([1500, 1500], usize::MAX, in_place);
         let mut random = seed;
-        let fate = || {
+        let fate = |_: &mut Vec<u8>| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             match random >> 33 {
                 number if number % 100 < lost => 0,
@@ -568,13 +580,13 @@ proptest! {
                     world.machines[1].receive(now, &frame);
                 }
             }
-            world.step(&mut || 1);
+            world.step(&mut |_| 1);
         }
         let data: Vec<u8> = (0..10_000u32).map(|number| number as u8).collect();
         for key in std::mem::take(&mut world.machines[1].accepted) {
             world.machines[1].stack.remove(key);
         }
-        prop_assert!(world.transfer(&data, || 1) == data);
+        prop_assert!(world.transfer(&data, |_| 1) == data);
         prop_assert!(world.machines[1].stack.remove(listener).is_some());
         world.assert_empty();
     }

@@ -37,6 +37,10 @@ pub trait Payload {
     /// `pseudo`, the sum of the pseudo header. If `pseudo` is `None`, leaves the checksum out: the receiver
     /// does not check it.
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
+
+    /// Completes the IP packet, which has all its headers now. Most payloads have nothing to add. Not called if there is a
+    /// body.
+    fn finish(&self, _packet: &mut [u8]) {}
 }
 
 impl Network {
@@ -77,9 +81,10 @@ impl Network {
                 let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
                 write_ethernet(bytes, self.mac, ethertype);
                 let packet_bytes = &mut bytes[ethernet::HEADER..];
-                write_ip(packet_bytes, 0, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
+                write_ip(&mut *packet_bytes, 0, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
                     payload.write(buffer, Some(pseudo));
                 });
+                payload.finish(packet_bytes);
                 self.send_to(now, hop, &mut packet)
             }
         }
@@ -126,7 +131,7 @@ impl Network {
         });
         let packet = &mut head[ethernet::HEADER..];
         write_ip(
-            packet,
+            &mut *packet,
             body_len,
             source,
             destination,
@@ -138,6 +143,9 @@ impl Network {
                 None => payload.write(buffer, Some(pseudo)),
             },
         );
+        if sum.is_none() {
+            payload.finish(packet);
+        }
         // SAFETY: the queue has reserved the memory, outside of `head`.
         unsafe { memory.copy_from_nonoverlapping(head.as_ptr(), head_len) };
         self.tx.commit();
