@@ -16,6 +16,7 @@ mod direct;
 mod hostile;
 mod interface;
 mod musl;
+mod rdma;
 mod restart;
 mod threads;
 

@@ -17,15 +17,15 @@ const FAULTS: &str = "(ip.src==10.79.0.1 || ipv6.src==fd79::1) && (ip.checksum.s
 
 /// A tcpdump capture of the packets between the kernel and the engine. It captures at the kernel's end of
 /// their veth pair.
-struct Capture {
-    tcpdump: Running,
+pub struct Capture {
+    tcpdump: Option<Running>,
     file: std::path::PathBuf,
 }
 
 impl Capture {
     /// Starts tcpdump and waits until it captures. If tcpdump or tshark is missing, prints a message and
     /// returns `None`.
-    fn start(lab: &Lab, test: &str) -> Option<Self> {
+    pub fn start(lab: &Lab, test: &str) -> Option<Self> {
         for program in ["tcpdump", "tshark"] {
             if Command::new(program).arg("--version").output().is_err() {
                 eprintln!(
@@ -42,27 +42,27 @@ impl Capture {
         assert!(lines.any(|line| line.unwrap().contains("listening on")), "tcpdump does not start");
         // Read the output until tcpdump ends. If the pipe were closed, tcpdump's last messages would fail.
         std::thread::spawn(move || lines.count());
-        Some(Self { tcpdump, file })
+        Some(Self { tcpdump: Some(tcpdump), file })
     }
 
-    fn check(self) {
-        drop(self.tcpdump);
-        let tshark = |filter: &str| {
-            let mut command = Command::new("tshark");
-            command.args([
-                "-o",
-                "ip.check_checksum:TRUE",
-                "-o",
-                "udp.check_checksum:TRUE",
-                "-Y",
-                filter,
-                "-r",
-            ]);
-            String::from_utf8(must(command.arg(&self.file))).unwrap()
-        };
-        let sound = tshark("udp.checksum.status == \"Good\" && (ip.src==10.79.0.1 || ipv6.src==fd79::1)");
+    /// Ends the capture.
+    pub fn end(&mut self) {
+        self.tcpdump = None;
+    }
+
+    /// Returns tshark's lines about the captured frames that match `filter`.
+    pub fn frames(&self, filter: &str) -> String {
+        let mut command = Command::new("tshark");
+        command.args(["-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE", "-Y", filter, "-r"]);
+        String::from_utf8(must(command.arg(&self.file))).unwrap()
+    }
+
+    fn check(mut self) {
+        self.end();
+        let sound =
+            self.frames("udp.checksum.status == \"Good\" && (ip.src==10.79.0.1 || ipv6.src==fd79::1)");
         assert!(sound.lines().count() > 50, "tshark sees few datagrams of the engine: {sound}");
-        assert_eq!(tshark(FAULTS), "");
+        assert_eq!(self.frames(FAULTS), "");
     }
 }
 

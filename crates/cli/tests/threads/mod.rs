@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 const PEER: &str = include_str!("peer.py");
-const PYTHON: &str = "/usr/bin/python3";
+pub const PYTHON: &str = "/usr/bin/python3";
 
 /// Starts an engine with two threads. Returns `None` if the test cannot run on this machine.
 fn start(test: &str, more: &[&str]) -> Option<Lab> {
@@ -16,7 +16,7 @@ fn start(test: &str, more: &[&str]) -> Option<Lab> {
 }
 
 /// Starts `peer.py serve` and waits until it listens.
-fn serve(mut command: Command, address: &str) -> Running {
+pub fn serve(mut command: Command, address: &str) -> Running {
     command.args(["-c", PEER, "serve", address, "5000"]).stdout(Stdio::piped());
     let mut server = command.spawn().unwrap();
     let mut line = String::new();
@@ -26,7 +26,7 @@ fn serve(mut command: Command, address: &str) -> Running {
 }
 
 /// Runs `peer.py ROLE` against the server at `address`.
-fn check(mut command: Command, role: &str, address: &str) {
+pub fn check(mut command: Command, role: &str, address: &str) {
     let said = must(command.args(["-c", PEER, role, address, "5000"]));
     assert_eq!(String::from_utf8_lossy(&said), "all right\n");
 }
@@ -59,7 +59,7 @@ fn two_threads_serve_connections_in_all_directions() {
 
 #[test]
 fn two_threads_survive_loss_and_reordering() {
-    let Some(lab) = start("threads-faults", &["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,seed=5"])
+    let Some(lab) = start("threads-faults", FAULTS)
     else {
         return;
     };
@@ -99,7 +99,7 @@ fn sockets_of_two_threads_behave_as_programs_expect() {
 
 #[test]
 fn two_engines_with_two_threads_each_carry_streams_over_memif_with_faults() {
-    carry_streams_over_memif(&["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,seed=5"]);
+    carry_streams_over_memif(FAULTS);
 }
 
 /// Without faults, frames are read in place.
@@ -108,12 +108,36 @@ fn two_engines_with_two_threads_each_carry_streams_over_memif() {
     carry_streams_over_memif(&[]);
 }
 
+#[test]
+fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif() {
+    let Some(statuses) = carry_streams_over_memif(&["--transport", "rdma"]) else { return };
+    for status in statuses {
+        assert_eq!(status["rdma"]["placed_bytes"], status["connections"]["received_bytes"], "{status}");
+    }
+}
+
+#[test]
+fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif_with_faults() {
+    let flags = [&["--transport", "rdma"], FAULTS].concat();
+    let Some(statuses) = carry_streams_over_memif(&flags) else { return };
+    for status in statuses {
+        let count = |name: &str| status["rdma"][name].as_u64().unwrap();
+        let streams = status["connections"]["received_bytes"].as_u64().unwrap();
+        assert!(count("placed_bytes") > streams / 2, "{status}");
+        assert!(count("returned") * 10 < count("connections"), "{status}");
+        assert!(count("retransmitted") > 0 && count("duplicates") > 0, "{status}");
+    }
+}
+
+const FAULTS: &[&str] = &["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,seed=5"];
+
 /// Runs two clients at once. Usually each thread of their engine gets one client, so both queues of the link
-/// carry connections.
-fn carry_streams_over_memif(faults: &[&str]) {
+/// carry connections. `flags` are further ones of the engines. Returns their states, or `None` if the test cannot run on this
+/// machine.
+fn carry_streams_over_memif(flags: &[&str]) -> Option<[serde_json::Value; 2]> {
     if !std::path::Path::new(PYTHON).exists() {
         eprintln!("SKIPPED threads-memif: the program python3 is missing; apt-get install python3");
-        return;
+        return None;
     }
     build_library();
     let folder = tempfile::tempdir().unwrap();
@@ -128,7 +152,7 @@ fn carry_streams_over_memif(faults: &[&str]) {
         .enumerate()
         .map(|(side, role)| {
             let mut command = inlane();
-            command.args(["serve", "--threads", "2"]).args(faults);
+            command.args(["serve", "--threads", "2"]).args(flags);
             command.arg("--port").arg(format!("memif:{},role={role}", folder.path().join("link").display()));
             command.args(["--mac", &format!("02:00:00:00:00:0{}", side + 1)]);
             command.args(["--address", &format!("10.79.0.{}/24", side + 1), "--socket"]).arg(control(side));
@@ -170,10 +194,11 @@ fn carry_streams_over_memif(faults: &[&str]) {
             }
         });
     }
-    for side in (0..2).filter(|_| !faults.is_empty()) {
+    for side in (0..2).filter(|_| flags.contains(&FAULTS[0])) {
         let status = status_of(side);
         assert!(status["connections"]["retransmitted_bytes"].as_u64().unwrap() > 0, "{status}");
     }
+    Some([0, 1].map(status_of))
 }
 
 #[test]
