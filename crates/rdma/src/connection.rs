@@ -343,6 +343,12 @@ impl Connection {
         self.sender.answered || self.receiver.has_gap() || self.receiver.published > 0
     }
 
+    /// Returns the number of timeouts in a row without progress of the send stream. The peer may have answered, but
+    /// without memory information.
+    pub fn timeouts_in_a_row(&self) -> u32 {
+        self.sender.backoff
+    }
+
     /// Returns the smoothed round-trip time in nanoseconds, or `None` before the first sample.
     pub fn smoothed_rtt(&self) -> Option<u64> {
         (self.sender.srtt > 0).then_some(self.sender.srtt)

@@ -50,7 +50,7 @@ pub struct Sender {
     highest: u64,
     reordering: u64,
     duplicates: u32,
-    backoff: u32,
+    pub backoff: u32,
     /// Timeouts in a row since the last control message.
     pub silent: u32,
     /// True once the peer has sent a control message.

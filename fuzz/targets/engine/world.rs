@@ -2,7 +2,7 @@
 
 use crate::programs::{Program, path};
 use crate::{MAC, MILLISECOND, MOST_DEADLINES, PEER, PEER_MAC, SOCKETS};
-use inlane_offload::Settings;
+use inlane_offload::{Settings, Transport};
 use inlane_offload::stepped::Stepped;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_wire::ethernet::{self, Frame};
@@ -50,6 +50,7 @@ impl World {
             sockets_per_program: SOCKETS,
             threads: if choices & 8 == 0 { 1 } else { 3 },
             cores: Vec::new(),
+            transport: if choices & 16 == 0 { Transport::Tcp } else { Transport::Rdma },
             spin: Duration::ZERO,
             faults: Default::default(),
         };

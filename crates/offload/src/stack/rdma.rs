@@ -12,6 +12,7 @@ use super::ring::ByteRing;
 use super::socket::{Role, Socket};
 use super::stream::Stream;
 use inlane_rdma::{Connection, Counters, EndReason, Endpoint, MAX_HEADERS, Memory};
+use inlane_tcp::EndReason::{Aborted, TimedOut};
 use inlane_tcp::{Events, Flow, Offer, ReceiveBuffer, State};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{ipv4, roce, udp};
@@ -313,6 +314,10 @@ impl Stream {
             // The peer may have no queue pair yet, because the segment that ends the handshake was lost.
             self.connection.acknowledge();
         }
+        if self.connection.is_abandoned() && carrier.connection.timeouts_in_a_row() > RETRIES {
+            // The peer never makes room for the last data, and TCP limits how long that may last.
+            self.return_to_tcp(now, Reason::Unanswered);
+        }
         events | self.follow(now)
     }
 
@@ -326,6 +331,8 @@ impl Stream {
         let received = self.connection.carry_received(now, rdma.received(), rdma.granted());
         let sent = self.connection.carry_sent(now, rdma.sent(), rdma.acknowledged());
         let ended = match rdma.ended() {
+            // TCP, too, ignores resets in this state (RFC 1337).
+            Some(EndReason::Reset) if self.connection.state() == State::TimeWait => Events::NONE,
             Some(EndReason::Reset) => {
                 self.connection.fail(inlane_tcp::EndReason::Reset);
                 Events::ENDED
@@ -348,6 +355,10 @@ impl Stream {
         let Transport::Rdma(carrier) = &mut self.transport else { return false };
         let Carrier { connection: rdma, headers, .. } = &mut **carrier;
         if self.connection.state() == State::Closed {
+            // After a reset by the peer, it has nothing to be told.
+            if !matches!(self.connection.reason(), Some(Aborted | TimedOut)) {
+                return false;
+            }
             rdma.abort();
         } else {
             let written = rdma.set_written(now, self.written.max(rdma.acknowledged()));

@@ -55,7 +55,8 @@ impl Connection {
     /// send up to `granted`.
     pub fn carry_received(&mut self, now: u64, received: u64, granted: u64) -> Events {
         self.rcv.advertised = self.rcv.advertised.max(self.rcv.start + granted);
-        let next = self.rcv.start + received;
+        // Data behind the FIN would contradict it.
+        let next = (self.rcv.start + received).min(self.rcv.fin.unwrap_or(u64::MAX));
         let open = matches!(self.state, State::Established | State::FinWait1 | State::FinWait2);
         if !self.flags.carried || !open || next <= self.rcv.next {
             return Events::NONE;
@@ -73,6 +74,11 @@ impl Connection {
     /// Returns true if the peer has acknowledged the FIN.
     pub fn is_end_acknowledged(&self) -> bool {
         self.snd.una > self.snd.limit
+    }
+
+    /// Returns true if the application has closed the connection and waits for nothing.
+    pub fn is_abandoned(&self) -> bool {
+        self.flags.orphan
     }
 
     /// Acknowledges at once, because the peer may wait for the end of the handshake.
