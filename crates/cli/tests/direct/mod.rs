@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-const PEER: &str = include_str!("peer.py");
+pub const PEER: &str = include_str!("peer.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");

@@ -24,7 +24,8 @@ import termios
 import threading
 import time
 
-ADDRESS = "127.0.0.1"
+# The address of the server. If it is that of another engine, only clients of the role `serve` work.
+ADDRESS = os.environ.get("INLANE_TEST_ADDRESS", "127.0.0.1")
 libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -19,7 +19,16 @@ impl Second {
     fn start(lab: &Lab) -> Self {
         let socket = lab.folder.path().join("second");
         let mut command = lab.on_kernel(env!("CARGO_BIN_EXE_inlane"));
-        command.args(["offload", "serve", "--transport", "rdma", "--port", "af_packet:k0"]);
+        command.args([
+            "offload",
+            "serve",
+            "--transport",
+            "rdma",
+            "--port",
+            "af_packet:k0",
+            "--spin",
+            "300us",
+        ]);
         command
             .args(["--address", &format!("{PEER}/24"), "--address", "fd79::3/64", "--socket"])
             .arg(&socket);
@@ -74,6 +83,51 @@ fn two_engines_carry_streams_by_rdma_that_tshark_dissects() {
     assert_eq!(count("infiniband && (ip.checksum.status == \"Bad\" || udp.length.bad)"), 0);
     assert_eq!(count("tcp.len > 0"), 0, "TCP carries no data");
     assert_eq!(count("_ws.malformed"), 0, "{}", capture.frames("_ws.malformed"));
+}
+
+#[test]
+fn programs_with_shared_memory_use_rdma_as_they_use_tcp() {
+    let Some(mut lab) = Lab::new("rdma-direct", &[("python3", "python3")]) else { return };
+    lab.serve(&["--transport", "rdma", "--spin", "300us"]);
+    let second = Second::start(&lab);
+    let clients = [
+        "mixed",
+        "threads",
+        "forked",
+        "spawned",
+        "passed",
+        "killed",
+        "reads",
+        "reused",
+        "interrupted",
+        "ended",
+        "waits",
+        "signalled",
+        "limited",
+        "events",
+        "crowded",
+    ];
+    for (index, client) in clients.iter().enumerate() {
+        let port = (5000 + index).to_string();
+        let with_address = |command: &mut Command| {
+            command.args(["-c", super::direct::PEER]).env("INLANE_TEST_ADDRESS", PEER);
+        };
+        let mut server = second.inlane("run");
+        with_address(server.args(["--require", "--", PYTHON]));
+        let mut server = server.args(["serve", &port]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let _server = Running(server);
+        let mut command = lab.offloaded(PYTHON);
+        with_address(&mut command);
+        assert_eq!(String::from_utf8_lossy(&must(command.args([*client, &port]))), "all right\n", "{client}");
+    }
+    for status in [lab.status(), second.status()] {
+        assert_eq!(status["rdma"]["placed_bytes"], status["connections"]["received_bytes"], "{status}");
+        assert_eq!(status["rdma"]["returned"], 0, "{status}");
+    }
+    assert!(lab.status()["connections"]["direct_bytes"].as_u64().unwrap() > 10_000, "{}", lab.status());
 }
 
 #[test]
