@@ -18,17 +18,9 @@ struct Second {
 impl Second {
     fn start(lab: &Lab) -> Self {
         let socket = lab.folder.path().join("second");
-        let mut command = lab.on_kernel(env!("CARGO_BIN_EXE_inlane"));
-        command.args([
-            "offload",
-            "serve",
-            "--transport",
-            "rdma",
-            "--port",
-            "af_packet:k0",
-            "--spin",
-            "300us",
-        ]);
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &lab.name("k"), env!("CARGO_BIN_EXE_inlane"), "offload", "serve"]);
+        command.args(["--transport", "rdma", "--port", "af_packet:k0", "--spin", "300us"]);
         command
             .args(["--address", &format!("{PEER}/24"), "--address", "fd79::3/64", "--socket"])
             .arg(&socket);
