@@ -2,8 +2,8 @@
 
 use crate::programs::{Program, path};
 use crate::{MAC, MILLISECOND, MOST_DEADLINES, PEER, PEER_MAC, SOCKETS};
-use inlane_offload::{Settings, Transport};
 use inlane_offload::stepped::Stepped;
+use inlane_offload::{Settings, Transport};
 use inlane_offload_protocol::rules::Prefix;
 use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{ipv4, ipv6, tcp};

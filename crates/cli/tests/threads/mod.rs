@@ -59,8 +59,7 @@ fn two_threads_serve_connections_in_all_directions() {
 
 #[test]
 fn two_threads_survive_loss_and_reordering() {
-    let Some(lab) = start("threads-faults", FAULTS)
-    else {
+    let Some(lab) = start("threads-faults", FAULTS) else {
         return;
     };
     let server = serve(lab.offloaded(PYTHON), ENGINE);

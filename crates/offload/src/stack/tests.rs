@@ -274,8 +274,8 @@ impl World {
     }
 
     fn of(segment_mtus: [u16; 2], capacity: usize, in_place: bool, rdma: [bool; 2]) -> Self {
-        let mut machines = [0, 1]
-            .map(|at| Machine::new(at as u8 + 1, segment_mtus[at], capacity, in_place, rdma[at]));
+        let mut machines =
+            [0, 1].map(|at| Machine::new(at as u8 + 1, segment_mtus[at], capacity, in_place, rdma[at]));
         // A lossy link can lose all requests for a neighbour's address, and the connection then ends.
         for (machine, other) in [(0, 1), (1, 0)] {
             let (address, mac) = (machines[other].address(), machines[other].stack.network.mac());

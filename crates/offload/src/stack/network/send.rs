@@ -81,9 +81,18 @@ impl Network {
                 let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
                 write_ethernet(bytes, self.mac, ethertype);
                 let packet_bytes = &mut bytes[ethernet::HEADER..];
-                write_ip(&mut *packet_bytes, 0, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
-                    payload.write(buffer, Some(pseudo));
-                });
+                write_ip(
+                    &mut *packet_bytes,
+                    0,
+                    source,
+                    destination,
+                    class,
+                    P::PROTOCOL,
+                    true,
+                    |buffer, pseudo| {
+                        payload.write(buffer, Some(pseudo));
+                    },
+                );
                 payload.finish(packet_bytes);
                 self.send_to(now, hop, &mut packet)
             }
@@ -130,19 +139,12 @@ impl Network {
             ring.read_summed(range, to, Sum::new())
         });
         let packet = &mut head[ethernet::HEADER..];
-        write_ip(
-            &mut *packet,
-            body_len,
-            source,
-            destination,
-            class,
-            P::PROTOCOL,
-            true,
-            |buffer, pseudo| match sum {
+        write_ip(&mut *packet, body_len, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
+            match sum {
                 Some(sum) => payload.write_head(buffer, pseudo.add(sum.folded())),
                 None => payload.write(buffer, Some(pseudo)),
-            },
-        );
+            }
+        });
         if sum.is_none() {
             payload.finish(packet);
         }
