@@ -234,7 +234,8 @@ impl Job {
                 continue;
             }
             self.session.progress(false)?;
-            if completed + begun == 0 {
+            // Commands that have completed by now need no wait: nothing would wake the thread any more.
+            if completed + begun == 0 && self.collect(now)? == 0 {
                 self.wait_for_pace(now_ns, free);
             }
         }

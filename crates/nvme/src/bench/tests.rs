@@ -71,6 +71,27 @@ fn the_pace_of_a_bench_may_change_while_it_runs() {
     target.stop().unwrap();
 }
 
+#[test]
+fn a_thread_whose_commands_are_all_in_flight_follows_a_pace() {
+    let target = target("127.0.0.1:0", "memory:16M");
+    let options = options(target.subsystem().listeners()[0]);
+    let mut one = workload(Pattern::RandRead, 1);
+    one.depth = 1;
+    let mut bench = Bench::open(&one, &options).unwrap();
+    bench.pace().set(200.0);
+    run(&mut bench, |sampler, _, run| {
+        // Other programs on the cores can only lower a rate.
+        let rates: Vec<f64> = (0..20)
+            .map(|_| rate(sampler, Duration::from_millis(200)))
+            .take_while(|rate| *rate < 120.0)
+            .collect();
+        assert!(rates.len() < 20, "{rates:?} instead of 200 operations per second");
+        run.stop();
+    })
+    .unwrap();
+    target.stop().unwrap();
+}
+
 /// A proxy in front of a target that forwards nothing any more once `stalled` is set, but keeps its connections.
 fn stalling(target: std::net::SocketAddr, stalled: Arc<AtomicBool>) -> std::net::SocketAddr {
     use std::io::{Read, Write};
