@@ -111,8 +111,13 @@ impl Packets {
         self.config.drops_needed_privileges()
     }
 
-    /// Returns true if the packets come from outside this process.
+    /// Returns true if the source may deliver fewer packets than the load could take: it is outside this process, is read from a
+    /// file or a pipe, or generates packets at a rate of its own.
     pub(super) fn is_fed(&self) -> bool {
-        self.config.route.source().is_some_and(|rx| rx.properties().source == Source::Outside)
+        self.config.route.source().is_some_and(|rx| match rx {
+            PortSpec::Generator(generator) => generator.load.rate.is_some(),
+            PortSpec::Radio(_) => true,
+            _ => matches!(rx.properties().source, Source::Outside | Source::File),
+        })
     }
 }

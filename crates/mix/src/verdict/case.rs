@@ -10,6 +10,8 @@ use inlane_core::load::Resource;
 pub(super) const THROTTLED: f64 = 0.05;
 /// Changes of a rate below this fraction are not told apart from noise, however often they repeat.
 const NOISE: f64 = 0.02;
+/// A load whose threads wait for a processor for more of the time shares it with another program.
+const QUEUED: f64 = 0.1;
 /// A resource of which at least this share is used is full.
 const FULL: f64 = 0.93;
 /// A resource of which at most this share is used is not full. Capacities differ with the mixture of reads, writes and sizes,
@@ -114,8 +116,8 @@ impl<'a> Case<'a> {
                 .others()
                 .any(|other| self.measured.loads[other].uses.iter().any(|used| used.resource == *resource));
             let is_possible = match resource {
-                // Cores that no other load uses are the load's own.
-                Resource::Core(_) => stated && shared,
+                // Cores that nobody else uses are the load's own.
+                Resource::Core(_) => stated && (shared || self.waits_for_processors()),
                 // Antagonists show uses that the load does not state.
                 _ => used.map_or(stated || self.ran_beside(resource), |per_byte| per_byte > 0.0),
             };
@@ -136,6 +138,11 @@ impl<'a> Case<'a> {
             }
         }
         possible
+    }
+
+    /// Returns true if other programs use the cores of the load, because its threads wait for them.
+    fn waits_for_processors(&self) -> bool {
+        self.of_load(self.base, |rate| rate.queued).is_some_and(|queued| queued > QUEUED)
     }
 
     /// Returns true if the load ran beside an antagonist that may show a use of `resource`. A load that crosses only the other

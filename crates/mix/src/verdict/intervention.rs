@@ -17,6 +17,11 @@ const MOST_GAINED: f64 = 1.5;
 /// An antagonist that takes a larger share than this slows loads also if the resource was not full before.
 const LARGE: f64 = 0.62;
 
+/// A load whose threads wait for a processor for this much more of the time lost it to an antagonist of another resource.
+const DISPLACED: f64 = 0.1;
+/// Threads that wait for a processor for at least this share of the time may be limited by it.
+const WAITED: f64 = 0.25;
+
 /// An intervention on something else than the load.
 struct Change {
     /// The share of the changed load's or resource's rate.
@@ -57,7 +62,9 @@ impl Case<'_> {
             let observations = &self.measured.observations;
             let alone = statistics::rate(observations, Phase::Alone { load: antagonist }, antagonist)?.median;
             let beside = statistics::rate(observations, phase, antagonist)?.median;
-            (alone > 0.0 && beside > 0.0).then_some((phase, antagonist, beside / alone))
+            // Other processes may use a core too, so the antagonist alone does not show how much of it there is.
+            let time = self.time_on_core(phase, antagonist);
+            (alone > 0.0 && beside > 0.0).then_some((phase, antagonist, time.unwrap_or(beside / alone)))
         };
         phases.filter_map(beside).collect()
     }
@@ -145,6 +152,20 @@ impl Case<'_> {
         Some((time(self.base)? - time(phase)?) * threads as f64 / cores as f64)
     }
 
+    /// Returns the share of its cores' time that an antagonist of cores takes in `phase`. `None` for other antagonists, or if the
+    /// kernel does not report it.
+    fn time_on_core(&self, phase: Phase, antagonist: usize) -> Option<f64> {
+        let of = &self.measured.loads[antagonist];
+        let is_core = matches!(of.antagonist_of, Some(Resource::Core(_)));
+        self.signal(phase, |observation| observation.loads[antagonist].on_processor.filter(|_| is_core))
+    }
+
+    /// Returns true if the load's threads waited longer for a processor in `phase` because another load of the session had it.
+    fn is_displaced(&self, phase: Phase) -> bool {
+        let queued = |phase| self.of_load(phase, |rate| rate.queued);
+        queued(phase).zip(queued(self.base)).is_some_and(|(then, before)| then > before + DISPLACED)
+    }
+
     /// Compares an effect with the least one that is expected if the resource is full and limits the load.
     fn compare(&self, median: f64, low: f64, high: f64, expected: f64, least: f64, most: f64) -> Says {
         if expected < 1.5 * self.noise {
@@ -175,7 +196,10 @@ impl Case<'_> {
             let whole: f64 = parts.iter().map(capacity).sum();
             let is_part = parts.contains(&at);
             let taken = if is_part && whole > 0.0 { share * capacity(&at) / whole } else { share };
+            let is_core = matches!(resource, Resource::Core(_) | Resource::Processors);
             let says = match bottleneck {
+                // The antagonist took a core, and not only the resource.
+                _ if !is_core && self.is_displaced(phase) => Says::Neither,
                 _ if is_part => match self.loss(change, taken) {
                     Says::For if self.is_explained(phase, antagonist, &parts, bottleneck) => Says::Neither,
                     Says::Against if self.is_paid_by_others(phase, antagonist, &parts) => Says::Neither,
@@ -275,7 +299,13 @@ impl Case<'_> {
             self.change(phase, other).is_some_and(|gain| gain.low > 0.0 && gain.median > 0.2 * (1.0 - rate))
                 && !self.shared_is_excluded(other)
         });
+        let queued = both(|rate| rate.queued);
         let says = match (bottleneck, fall, blocked, throttled) {
+            (Bottleneck::Resource(Resource::Core(_) | Resource::Processors), ..)
+                if queued.is_some_and(|(before, then)| before > WAITED && then < 0.75 * before) =>
+            {
+                Says::For
+            }
             // Somebody takes what it leaves, so it shares a full resource. Its threads may wait for that all the time.
             (Bottleneck::OwnCores, ..) if others_gain => Says::Neither,
             (Bottleneck::OwnCores, Some(fall), ..) if (0.55..1.5).contains(&fall) => Says::For,
