@@ -662,6 +662,15 @@ mod tests {
     }
 
     #[test]
+    fn the_page_about_ports_has_a_row_for_each_kind() {
+        let page = include_str!("../../../docs/ports.md");
+        for kind in Kind::NAMED {
+            let row = format!("\n| `{}` |", kind.properties().syntax.replace('|', "\\|"));
+            assert!(page.contains(&row), "docs/ports.md lacks{row}");
+        }
+    }
+
+    #[test]
     fn options_decide_whether_a_source_ends_and_pauses() {
         let once = Playback::default();
         for (text, endless, ready) in [
