@@ -99,7 +99,10 @@ impl Engine {
             worked |= self.empty_inbox(now);
             worked |= self.poll_leases(now, false);
             let idle = !worked && self.stack.changed.is_empty() && !self.owes_reply();
-            let may_sleep = idle && now >= last_work + spin_ns && self.stack.network.flush();
+            let may_sleep = idle
+                && now >= last_work + spin_ns
+                && !self.stack.release_all_acknowledgments()
+                && self.stack.network.flush();
             let falls_asleep = may_sleep && self.end_leases(now) && self.falls_asleep();
             // Ask the port last, because it then wakes this thread for each packet.
             let sleep = match falls_asleep && self.link.rx.begin_sleep() {

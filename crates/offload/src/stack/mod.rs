@@ -210,6 +210,22 @@ impl<A> Stack<A> {
         }
     }
 
+    /// Lets all connections send the acknowledgments that they hold back. Call it before the thread sleeps, because no further
+    /// segments arrive now. Returns true if there were any: serve the changed sockets.
+    pub fn release_all_acknowledgments(&mut self) -> bool {
+        let held = std::mem::take(&mut self.held);
+        for &key in &held {
+            if let Some(socket) = self.sockets.get_mut(key) {
+                socket.held = false;
+                if let Role::Stream(stream) = &mut socket.role {
+                    stream.connection.release_acknowledgment();
+                }
+                self.touch(key);
+            }
+        }
+        !held.is_empty()
+    }
+
     /// Sends the acknowledgments that were held back for long enough.
     fn release_acknowledgments(&mut self, now: u64) {
         let mut index = 0;

@@ -80,6 +80,11 @@ impl Connection {
         self.ack.held
     }
 
+    /// Sends the acknowledgment that is held back with the next segment. Call [`Connection::poll_transmit`] afterwards.
+    pub fn release_acknowledgment(&mut self) {
+        self.ack.now |= self.ack.held;
+    }
+
     /// Returns true if the peer accepts selective acknowledgments.
     pub fn sack(&self) -> bool {
         self.flags.sack

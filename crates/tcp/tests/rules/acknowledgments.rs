@@ -56,6 +56,13 @@ fn a_run_of_segments_is_acknowledged_once_it_pauses_or_is_long() {
     script.silent();
     assert_eq!(script.next_timer(), MILLISECOND / 100, "since the last segment");
     script.acknowledges(end);
+    receive(&mut script);
+    let end = receive(&mut script);
+    script.silent();
+    script.connection.release_acknowledgment();
+    script.acknowledges(end);
+    script.connection.release_acknowledgment();
+    script.silent();
     // Data out of order is reported at once.
     receive(&mut script);
     let end = receive(&mut script);
