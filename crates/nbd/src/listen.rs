@@ -143,7 +143,7 @@ impl Server {
         let peer = session.path().to_string();
         session.close();
         // Each client is checked by the identity. Without one, a client could write to another drive.
-        namespace.check_identity().map_err(|why| Error::Invalid { what: peer, why })?;
+        namespace.check_identity().map_err(|why| Error::Invalid { what: peer.into(), why })?;
         let options = SessionOptions { nsid: Some(namespace.nsid), ..options.clone() };
         let failed = |source: io::Error| {
             let remedy = match (source.kind(), address) {
@@ -172,7 +172,7 @@ impl Server {
                 let is_socket = found.as_ref().is_ok_and(|file| file.file_type().is_socket());
                 if found.is_ok() && !is_socket {
                     let why = "it exists and is not a socket; choose another path".into();
-                    return Err(Error::Invalid { what: LISTEN.with(address).to_string(), why });
+                    return Err(Error::Invalid { what: LISTEN.with(address).into(), why });
                 }
                 if is_socket && UnixStream::connect(path).is_err() {
                     let _ = std::fs::remove_file(path);

@@ -20,6 +20,7 @@ pub use workload::{Pattern, Workload};
 use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
 use inlane_core::load::{self, Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
+use inlane_core::setting::Subject;
 use inlane_result::{PathExplanation, RowError};
 use job::{Control, Job, JobResult};
 use std::sync::Arc;
@@ -239,6 +240,6 @@ pub fn measure(
 }
 
 /// Returns an error for an invalid setting.
-fn invalid(what: impl std::fmt::Display, why: impl Into<String>) -> Error {
-    Error::Invalid { what: what.to_string(), why: why.into() }
+fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Error {
+    Error::Invalid { what: what.into(), why: why.into() }
 }

@@ -4,6 +4,7 @@ use crate::wire::command::Status;
 use crate::wire::nqn::InvalidNqn;
 use crate::wire::pdu::{Fault, Termination};
 use inlane_core::error::Class;
+use inlane_core::setting::Subject;
 use std::io::ErrorKind;
 
 /// An error of a connection, a command or a namespace.
@@ -35,7 +36,7 @@ pub enum Error {
     #[error("{what}: {why}")]
     Invalid {
         /// The setting or argument.
-        what: String,
+        what: Subject,
         /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
@@ -134,7 +135,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<InvalidNqn> for Error {
     fn from(InvalidNqn { nqn, why }: InvalidNqn) -> Self {
-        Error::Invalid { what: format!("NQN '{nqn}'"), why: why.into() }
+        Error::Invalid { what: format!("NQN '{nqn}'").into(), why: why.into() }
     }
 }
 

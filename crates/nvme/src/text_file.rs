@@ -23,7 +23,7 @@ pub(crate) fn read(
     check: impl FnOnce(&File) -> std::io::Result<Result<(), String>>,
 ) -> Result<Zeroizing<String>> {
     let name = field.with(path.display()).to_string();
-    let invalid = |why: String| Error::Invalid { what: name.clone(), why };
+    let invalid = |why: String| Error::Invalid { what: name.clone().into(), why };
     let os = |source| {
         let what = format!("{name}: it cannot be read");
         Error::with_remedy(what, source, "name a text file that you may read")

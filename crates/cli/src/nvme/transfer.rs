@@ -240,7 +240,7 @@ impl Destination {
         let file =
             file.map_err(|source| match path.is_dir() || source.kind() == io::ErrorKind::IsADirectory {
                 true => Error::Invalid {
-                    what: shown.to_string(),
+                    what: shown.to_string().into(),
                     why: "it is a directory; name a file in it".into(),
                 },
                 false => {
@@ -343,7 +343,7 @@ impl Write {
             "it has {size} bytes, and the blocks of the namespace have {block}; nothing was written; append zeros up to a \
              multiple ('truncate --size %{block}'){rest}"
         );
-        Err(Error::Invalid { what: self.file.display().to_string(), why }.into())
+        Err(Error::Invalid { what: self.file.display().to_string().into(), why }.into())
     }
 }
 
@@ -363,7 +363,7 @@ impl Write {
         let kind = file.metadata().map_err(os)?.file_type();
         if kind.is_dir() {
             let why = "it is a directory; name a file".into();
-            return Err(Error::Invalid { what: shown.to_string(), why }.into());
+            return Err(Error::Invalid { what: shown.to_string().into(), why }.into());
         }
         if !kind.is_file() && !kind.is_block_device() {
             return Ok((Box::new(TimedStream::new(file.into())), None));
@@ -380,7 +380,7 @@ impl Write {
                 units::bytes(size),
                 units::bytes(length)
             );
-            return Err(Error::Invalid { what: shown.to_string(), why }.into());
+            return Err(Error::Invalid { what: shown.to_string().into(), why }.into());
         }
         Ok((Box::new(file), size))
     }
@@ -398,6 +398,6 @@ impl Write {
             units::bytes(room),
             units::bytes(self.offset)
         );
-        Err(Error::Invalid { what: self.file.display().to_string(), why }.into())
+        Err(Error::Invalid { what: self.file.display().to_string().into(), why }.into())
     }
 }

@@ -33,7 +33,7 @@ impl SecretsFile {
             Ok(Err(format!("other users may access it (mode {mode:o}); protect it: chmod 600 {path}")))
         })?;
         Self::parse(&text).map_err(|(line, why)| Error::Invalid {
-            what: format!("{}, line {line}", SECRETS_FILE.with(path.display())),
+            what: format!("{}, line {line}", SECRETS_FILE.with(path.display())).into(),
             why,
         })
     }

@@ -56,7 +56,7 @@ impl FromStr for Address {
     /// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`. The host is a name or an IPv4 address.
     fn from_str(text: &str) -> Result<Self> {
         let invalid = |why: &str| Error::Invalid {
-            what: format!("'{text}'"),
+            what: format!("'{text}'").into(),
             why: format!("{why}; give HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420"),
         };
         if text.contains("://") {

@@ -57,7 +57,7 @@ impl HostIdentity {
     pub fn with_secrets_file(self, path: &Path) -> Result<Self> {
         let credentials = SecretsFile::read(path)?.hosts.get(&self.nqn).cloned();
         let credentials = credentials.ok_or_else(|| Error::Invalid {
-            what: SECRETS_FILE.with(path.display()).to_string(),
+            what: SECRETS_FILE.with(path.display()).into(),
             why: format!(
                 "it has no line for this host, {}; add one, or choose a line with {HOST_NQN}",
                 self.nqn

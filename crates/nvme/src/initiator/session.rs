@@ -153,7 +153,7 @@ impl Session {
                     false => format!("choose one of {}", ids.join(", ")),
                 };
                 let why = format!("the subsystem does not have it; {remedy}");
-                return Err(Error::Invalid { what: NAMESPACE.with(nsid).to_string(), why });
+                return Err(Error::Invalid { what: NAMESPACE.with(nsid).into(), why });
             }
             Err(error) => return Err(error),
         };

@@ -210,7 +210,7 @@ fn outside(session: &Session, offset: u64, length: u64) -> Error {
     let room = bytes.saturating_sub(offset);
     if room == 0 {
         let why = format!("the namespace ends at {}; give less", exact(bytes));
-        return Error::Invalid { what: OFFSET.with(exact(offset)).to_string(), why };
+        return Error::Invalid { what: OFFSET.with(exact(offset)).into(), why };
     }
     let why = format!(
         "the namespace has {} from {}; give {} or less",
@@ -218,7 +218,7 @@ fn outside(session: &Session, offset: u64, length: u64) -> Error {
         OFFSET.with(exact(offset)),
         LENGTH.with(room)
     );
-    Error::Invalid { what: LENGTH.with(exact(length)).to_string(), why }
+    Error::Invalid { what: LENGTH.with(exact(length)).into(), why }
 }
 
 fn status(done: &Done, what: &str) -> Result<()> {
@@ -336,7 +336,7 @@ pub fn write_from(
     let aligned = |field: Field, value: u64| match value.is_multiple_of(unit) {
         true => Ok(()),
         false => Err(Error::Invalid {
-            what: field.with(value).to_string(),
+            what: field.with(value).into(),
             why: format!("the blocks of the namespace have {unit} bytes; give a multiple of that"),
         }),
     };
@@ -347,7 +347,7 @@ pub fn write_from(
         return Err(outside(session, offset, length.unwrap_or(0)));
     };
     if session.namespace().read_only {
-        let what = format!("namespace {}", session.namespace().nsid);
+        let what = format!("namespace {}", session.namespace().nsid).into();
         return Err(Error::Invalid { what, why: "it is read-only; choose another".into() });
     }
     let nsid = session.namespace().nsid;

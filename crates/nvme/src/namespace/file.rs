@@ -57,13 +57,14 @@ impl FileStorage {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && direct.is_none() => (open(0), false),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && direct == Some(true) => {
                 let why = "the file system does not support direct=on; leave it out";
-                return Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
+                return Err(Error::Invalid { what: path.display().to_string().into(), why: why.into() });
             }
             file => (file, direct != Some(false)),
         };
         let file = file.map_err(|source| cannot_open(path, writable, block_device, source))?;
         let metadata = file.metadata().map_err(|source| os(path, "cannot read the size of", source))?;
-        let invalid = |why: &str| Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
+        let invalid =
+            |why: &str| Err(Error::Invalid { what: path.display().to_string().into(), why: why.into() });
         match (metadata.file_type().is_block_device(), metadata.is_file()) {
             (true, _) if !block_device => return invalid("it is a block device; give block:PATH"),
             (_, true) if block_device => return invalid("it is a regular file; give file:PATH"),
@@ -195,7 +196,7 @@ pub(super) fn create(specification: &Specification) -> Result<Option<&Path>> {
                 let why = format!(
                     "it exists and has {found} bytes, not {bytes}; leave out size= to serve it as it is"
                 );
-                return Err(Error::Invalid { what: path.display().to_string(), why });
+                return Err(Error::Invalid { what: path.display().to_string().into(), why });
             }
             Ok(None)
         }
@@ -212,7 +213,7 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
         Some(libc::ENOENT) => "add ,size=SIZE to create it",
         Some(libc::EISDIR) => {
             let why = "it is a directory; name a file in it".into();
-            return Error::Invalid { what: path.display().to_string(), why };
+            return Error::Invalid { what: path.display().to_string().into(), why };
         }
         Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable && File::open(path).is_ok() => {
             "add ,ro to serve it read-only"

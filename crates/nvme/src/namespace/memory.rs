@@ -39,7 +39,7 @@ impl Memory {
     /// # Errors
     /// If `bytes` is 0 or not a multiple of 512. If the address space is too small.
     pub fn new(bytes: u64, readers: usize) -> Result<Self> {
-        let what = || format!("memory:{bytes}");
+        let what = || format!("memory:{bytes}").into();
         if bytes == 0 || !bytes.is_multiple_of(512) {
             return Err(Error::Invalid {
                 what: what(),

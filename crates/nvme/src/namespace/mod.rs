@@ -135,7 +135,7 @@ impl Namespace {
                 "lba={requested} is impossible: it accepts multiples of {} bytes only",
                 file.alignment()
             );
-            return Err(Error::Invalid { what: name, why });
+            return Err(Error::Invalid { what: name.into(), why });
         }
         let block_shift = block_bytes.trailing_zeros() as u8;
         let blocks = bytes >> block_shift;
@@ -149,7 +149,7 @@ impl Namespace {
             let why = format!(
                 "it has {bytes} bytes, less than one block of {block_bytes} bytes; enlarge it or name another"
             );
-            return Err(Error::Invalid { what: name, why });
+            return Err(Error::Invalid { what: name.into(), why });
         }
         Ok(Self {
             name,

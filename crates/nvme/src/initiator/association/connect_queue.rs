@@ -30,7 +30,7 @@ pub(super) fn connect_queue(
     let peer = queue.peer();
     let hint = match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
         (Status::CONNECT_INVALID_PARAMETERS, 1, 256) => {
-            let what = format!("subsystem {subsystem}");
+            let what = format!("subsystem {subsystem}").into();
             let why = format!(
                 "{peer} does not have it ({status}); 'inlane nvme discover {peer}' lists those that it has"
             );

@@ -136,7 +136,7 @@ impl Association {
     pub fn namespace(&mut self, nsid: u32) -> Result<NamespaceInfo> {
         let page = self.identify_page(cns::NAMESPACE, nsid)?;
         let namespace = IdentifyNamespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
-        let what = || format!("namespace {nsid} of {}", self.admin.peer());
+        let what = || format!("namespace {nsid} of {}", self.admin.peer()).into();
         let blocks = namespace.nsze.get();
         if blocks == 0 {
             let why = format!("it does not exist or is inactive; choose another with {NAMESPACE}");

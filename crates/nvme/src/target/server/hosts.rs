@@ -52,7 +52,7 @@ impl Hosts {
                         continue;
                     }
                     names::check(nqn).map_err(|error| Error::Invalid {
-                        what: format!("{}, line {number}", HOSTS_FILE.with(path.display())),
+                        what: format!("{}, line {number}", HOSTS_FILE.with(path.display())).into(),
                         why: error.to_string(),
                     })?;
                     named.insert(nqn.into());
