@@ -5,6 +5,7 @@
 
 use crate::contexts::Remote;
 use crate::world::{check, invalid, world};
+use inlane_pgas::transport::Reuse::{AtQuiet, AtReturn};
 use inlane_pgas::world::Signal;
 use std::ffi::{c_int, c_void};
 
@@ -18,7 +19,9 @@ pub fn bytes(count: usize, width: usize) -> usize {
 /// Copies `bytes` bytes to `destination` on the remote PE. The source may be reused once this returns.
 pub unsafe extern "C" fn put(destination: *mut c_void, source: *const c_void, bytes: usize, remote: Remote) {
     // SAFETY: the caller's pointers are valid.
-    check(unsafe { remote.context.put_bytes(destination as usize, source.cast(), bytes, remote.pe) });
+    check(unsafe {
+        remote.context.put_bytes(destination as usize, source.cast(), bytes, remote.pe, AtReturn)
+    });
 }
 
 /// Copies one value to a PE.
@@ -36,14 +39,18 @@ pub unsafe extern "C" fn put_nbi(
     remote: Remote,
 ) {
     // SAFETY: the caller's pointers are valid until the next quiet.
-    check(unsafe { remote.context.put_bytes_nbi(destination as usize, source.cast(), bytes, remote.pe) });
+    check(unsafe {
+        remote.context.put_bytes(destination as usize, source.cast(), bytes, remote.pe, AtQuiet)
+    });
 }
 
 /// Copies `bytes` bytes from the symmetric address `source` of the remote PE to `destination`. Blocks until all
 /// bytes have arrived.
 pub unsafe extern "C" fn get(destination: *mut c_void, source: *const c_void, bytes: usize, remote: Remote) {
     // SAFETY: the caller's pointers are valid.
-    check(unsafe { remote.context.get_bytes(destination.cast(), source as usize, bytes, remote.pe) });
+    check(unsafe {
+        remote.context.get_bytes(destination.cast(), source as usize, bytes, remote.pe, AtReturn)
+    });
 }
 
 /// Starts to copy `bytes` bytes from `source` on the remote PE. They have arrived after the next quiet.
@@ -54,7 +61,9 @@ pub unsafe extern "C" fn get_nbi(
     remote: Remote,
 ) {
     // SAFETY: the caller's pointers are valid until the next quiet.
-    check(unsafe { remote.context.get_bytes_nbi(destination.cast(), source as usize, bytes, remote.pe) });
+    check(unsafe {
+        remote.context.get_bytes(destination.cast(), source as usize, bytes, remote.pe, AtQuiet)
+    });
 }
 
 /// Copies one value from a PE.

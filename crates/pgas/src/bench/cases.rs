@@ -6,6 +6,7 @@ use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, COUNTER, MeasuredOperation, NANOSECONDS, Point, SIGNAL, peer};
 use crate::error::{Error, Lost, Result};
 use crate::transport::Operation as Atomic;
+use crate::transport::Reuse::AtReturn;
 use crate::transport::windows::Windows;
 use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use inlane_ntb::device::{Event, Ntb};
@@ -21,7 +22,7 @@ impl<T: Measured> Bench<T> {
         let at = self.inbox.as_ptr() as usize;
         for _ in 0..count {
             // SAFETY: the source is private memory of `size` bytes.
-            unsafe { self.world.put_bytes(at, self.source.as_ptr(), size, self.other)? };
+            unsafe { self.world.put_bytes(at, self.source.as_ptr(), size, self.other, AtReturn)? };
         }
         self.world.quiet()
     }
@@ -114,7 +115,7 @@ impl<T: Measured> Bench<T> {
             let mut getting = |count| {
                 for _ in 0..count {
                     // SAFETY: `into` is a private buffer of `size` bytes.
-                    unsafe { self.world.get_bytes(into.as_mut_ptr(), from, size, self.other)? };
+                    unsafe { self.world.get_bytes(into.as_mut_ptr(), from, size, self.other, AtReturn)? };
                 }
                 Ok(())
             };

@@ -7,6 +7,7 @@ use super::measured::Measured;
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, DONE, MeasuredOperation, Point, SIGNAL};
 use crate::error::Result;
+use crate::transport::Reuse::AtReturn;
 use crate::transport::windows::Windows;
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
@@ -44,7 +45,13 @@ impl<T: Measured> Bench<T> {
     fn put_and_signal(&self, size: usize, index: usize, value: u64) -> Result<()> {
         // SAFETY: the source has `size` bytes.
         unsafe {
-            self.world.put_bytes(self.inbox.as_ptr() as usize, self.source.as_ptr(), size, self.other)?
+            self.world.put_bytes(
+                self.inbox.as_ptr() as usize,
+                self.source.as_ptr(),
+                size,
+                self.other,
+                AtReturn,
+            )?
         };
         self.world.fence()?;
         self.world.put(self.words, index, &[value], self.other)

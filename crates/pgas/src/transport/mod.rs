@@ -18,6 +18,15 @@ use crate::error::{Error, Result};
 use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 
+/// When the memory that the caller of a put or get passes is no longer in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// When the function returns. The stores of a put are then issued, and the bytes of a get have arrived.
+    AtReturn,
+    /// When the next [`Transport::quiet`] returns. The function only starts the copy.
+    AtQuiet,
+}
+
 /// An atomic operation. Every operation returns the previous value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -138,42 +147,38 @@ pub trait Transport: Send + Sync + 'static {
     /// Returns the transport's name, how it reaches the PEs, and what carries out atomics.
     fn capabilities(&self) -> Capabilities;
 
-    /// Copies to `pe`. When this method returns, the stores are issued and the source may be reused.
+    /// Copies to `pe`. `reuse` says until when the source stays in use.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist; errors of the window for bytes outside
     /// symmetric memory, and of the mover.
     ///
     /// # Safety
-    /// `source` is readable for `length` bytes and does not overlap the destination.
-    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()>;
+    /// `source` is readable for `length` bytes and does not overlap the destination, as long as it is in use.
+    unsafe fn put(
+        &self,
+        pe: u32,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()>;
 
-    /// Starts a copy to `pe`. The source stays in use until the next [`Transport::quiet`].
-    ///
-    /// # Errors
-    /// As for [`Transport::put`].
-    ///
-    /// # Safety
-    /// As for [`Transport::put`], until the next quiet.
-    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()>;
-
-    /// Copies from `pe`. The bytes have arrived when this method returns.
+    /// Copies from `pe`. `reuse` says until when the bytes have arrived.
     ///
     /// # Errors
     /// As for [`Transport::put`]; [`crate::error::Error::LinkLost`] and [`crate::error::Error::Timeout`].
     ///
     /// # Safety
-    /// `destination` is writable for `length` bytes and does not overlap the source.
-    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
-
-    /// Starts a copy from `pe`. The bytes have arrived after the next [`Transport::quiet`].
-    ///
-    /// # Errors
-    /// As for [`Transport::get`].
-    ///
-    /// # Safety
-    /// As for [`Transport::get`], until the next quiet.
-    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
+    /// `destination` is writable for `length` bytes and does not overlap the source, as long as it is in use.
+    unsafe fn get(
+        &self,
+        pe: u32,
+        offset: usize,
+        destination: *mut u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()>;
 
     /// Carries out an atomic on `pe`'s memory. Returns the previous value.
     ///
@@ -227,7 +232,7 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Sends a notification to `pe`. Each PE counts the notifications from every other PE separately. The
     /// notification arrives after all earlier [`Transport::put`]s to `pe`. It may arrive before copies that
-    /// [`Transport::put_nbi`] started. Only one thread at a time may call it.
+    /// a put with [`Reuse::AtQuiet`] started. Only one thread at a time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.

@@ -1,7 +1,7 @@
 //! The list of transports, and the choice between them. [`AnyTransport`] holds the transport that the user chose.
 
 use super::bootstrap::{Exchange, JobControl, JobSettings, MeetingPoint, Network, Opening};
-use super::{Atomic, Awaited, Capabilities, Check, Statics, Transport};
+use super::{Atomic, Awaited, Capabilities, Check, Reuse, Statics, Transport};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
 use std::str::FromStr;
@@ -217,29 +217,30 @@ impl Transport for AnyTransport {
     }
 
     #[inline(always)]
-    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+    unsafe fn put(
+        &self,
+        pe: u32,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()> {
         // SAFETY: the caller keeps the safety contract of this function. The called function has the same
         // contract.
-        held!(self, transport => unsafe { transport.put(pe, offset, source, length) })
+        held!(self, transport => unsafe { transport.put(pe, offset, source, length, reuse) })
     }
 
     #[inline]
-    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the safety contract of this function. The called function has the same
-        // contract.
-        held!(self, transport => unsafe { transport.put_nbi(pe, offset, source, length) })
-    }
-
-    #[inline]
-    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+    unsafe fn get(
+        &self,
+        pe: u32,
+        offset: usize,
+        destination: *mut u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()> {
         // SAFETY: both functions have the same safety contract, and the caller guarantees it.
-        held!(self, transport => unsafe { transport.get(pe, offset, destination, length) })
-    }
-
-    #[inline]
-    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller guarantees the contract of `get_nbi`, which both transports share.
-        held!(self, transport => unsafe { transport.get_nbi(pe, offset, destination, length) })
+        held!(self, transport => unsafe { transport.get(pe, offset, destination, length, reuse) })
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {

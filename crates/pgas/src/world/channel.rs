@@ -17,6 +17,7 @@
 
 use super::{CHUNK, Heap, Set, WORD, World};
 use crate::error::{Error, Result};
+use crate::transport::Reuse::AtReturn;
 use crate::transport::Transport;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -264,7 +265,7 @@ impl<T: Transport> World<T> {
                 Some(channel) => channel.theirs(pe)? + LENGTH,
             };
             // SAFETY: the source is a local variable, and the destination is a word of the workspace.
-            unsafe { self.transport.put(pe, to, (&raw const length).cast(), 8) }
+            unsafe { self.transport.put(pe, to, (&raw const length).cast(), 8, AtReturn) }
         })
     }
 
@@ -313,7 +314,7 @@ impl<T: Transport> World<T> {
         let count = link.sent.fetch_add(1, Ordering::Relaxed) + 1;
         self.transport.order()?;
         // SAFETY: the source is a local variable, and the destination is a word of the workspace.
-        unsafe { self.transport.put(pe, channel.theirs(pe)?, (&raw const count).cast(), 8) }
+        unsafe { self.transport.put(pe, channel.theirs(pe)?, (&raw const count).cast(), 8, AtReturn) }
     }
 
     /// Returns a word of this PE's workspace.

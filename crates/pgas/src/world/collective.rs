@@ -8,6 +8,7 @@
 use super::channel::{Entered, Group};
 use super::{CHUNK, World};
 use crate::error::{Error, Result};
+use crate::transport::Reuse::AtReturn;
 use crate::transport::Transport;
 
 /// The size in bytes and the number of PEs from which a broadcast is cut into slices. The root then sends
@@ -199,7 +200,9 @@ impl<T: Transport> World<T> {
             for receiver in 0..receivers {
                 let (first, length) = slice(receiver);
                 // SAFETY: the slice lies inside the source, and the destination was checked.
-                unsafe { self.transport.put(pe(receiver), offset + first, source.add(first), length)? };
+                unsafe {
+                    self.transport.put(pe(receiver), offset + first, source.add(first), length, AtReturn)?
+                };
                 self.notify(entered, pe(receiver))?;
             }
             return Ok(());
@@ -210,7 +213,15 @@ impl<T: Transport> World<T> {
         let others = || (1..receivers).map(|distance| pe((own + distance) % receivers));
         for other in others() {
             // SAFETY: the slice lies inside the destination, which was checked.
-            unsafe { self.transport.put(other, offset + first, self.address_of(offset + first), length)? };
+            unsafe {
+                self.transport.put(
+                    other,
+                    offset + first,
+                    self.address_of(offset + first),
+                    length,
+                    AtReturn,
+                )?
+            };
             self.notify(entered, other)?;
         }
         others().try_for_each(|other| self.take_notification(entered, other))
@@ -245,7 +256,7 @@ impl<T: Transport> World<T> {
             if relative + reach < set.size {
                 // SAFETY: at the root, the caller promises the source. At other PEs, the source is their own
                 // symmetric memory.
-                unsafe { self.transport.put(pe(relative + reach), offset, from, bytes)? };
+                unsafe { self.transport.put(pe(relative + reach), offset, from, bytes, AtReturn)? };
                 self.notify(entered, pe(relative + reach))?;
             }
         }
@@ -312,7 +323,7 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         for pe in entered.set.others(entered.index) {
             // SAFETY: the caller keeps the promises that this call needs.
-            unsafe { self.transport.put(pe, offset, source, bytes)? };
+            unsafe { self.transport.put(pe, offset, source, bytes, AtReturn)? };
         }
         // Copy to this PE's own destination last, because source and destination may be the same memory.
         // SAFETY: `offset_of` checked the destination. `copy` allows source and destination to overlap.
@@ -349,7 +360,15 @@ impl<T: Transport> World<T> {
         for distance in 0..set.size {
             let other = (index + distance) % set.size;
             // SAFETY: the caller promises that the source contains block `other`.
-            unsafe { self.transport.put(set.pe(other), offset, source.add(other as usize * bytes), bytes)? };
+            unsafe {
+                self.transport.put(
+                    set.pe(other),
+                    offset,
+                    source.add(other as usize * bytes),
+                    bytes,
+                    AtReturn,
+                )?
+            };
         }
         self.exchange(&entered)
     }
@@ -383,7 +402,7 @@ impl<T: Transport> World<T> {
                 let offset = self.offset_of(destination.wrapping_add_signed(to), width)?;
                 let from = source.wrapping_offset(at(other as usize * count + element, strides.1));
                 // SAFETY: the caller promises that the source contains this element.
-                unsafe { self.transport.put(set.pe(other), offset, from, width)? };
+                unsafe { self.transport.put(set.pe(other), offset, from, width, AtReturn)? };
             }
         }
         self.exchange(&entered)
@@ -435,7 +454,7 @@ impl<T: Transport> World<T> {
                     let parent = set.pe(index - distance);
                     let chunk = self.chunk(&entered, parent, self.me(), distance)?;
                     // SAFETY: `sum` has `piece` bytes.
-                    unsafe { self.transport.put(parent, chunk, sum.as_ptr().cast(), piece)? };
+                    unsafe { self.transport.put(parent, chunk, sum.as_ptr().cast(), piece, AtReturn)? };
                     self.notify(&entered, parent)?;
                     break;
                 }
@@ -498,10 +517,10 @@ impl<T: Transport> World<T> {
                     };
                     match (one, mapped) {
                         (0, Some(elements)) => std::ptr::copy_nonoverlapping(elements, sum, piece),
-                        (0, None) => self.transport.get(pe, source + at, sum, piece)?,
+                        (0, None) => self.transport.get(pe, source + at, sum, piece, AtReturn)?,
                         (_, Some(elements)) => reduce(sum, elements, number),
                         (_, None) => {
-                            self.transport.get(pe, source + at, other, piece)?;
+                            self.transport.get(pe, source + at, other, piece, AtReturn)?;
                             reduce(sum, other, number);
                         }
                     }
@@ -510,7 +529,7 @@ impl<T: Transport> World<T> {
                 // no other PE reads this slice of any source.
                 std::ptr::copy_nonoverlapping(sum, self.address_of(destination + at), piece);
                 for pe in set.others(*index) {
-                    self.transport.put(pe, destination + at, sum, piece)?;
+                    self.transport.put(pe, destination + at, sum, piece, AtReturn)?;
                 }
             }
         }

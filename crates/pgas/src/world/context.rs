@@ -2,7 +2,7 @@
 
 use super::{Heap, Signal};
 use crate::error::{Error, Result};
-use crate::transport::{Atomic, Operation, Transport};
+use crate::transport::{Atomic, Operation, Reuse, Transport};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -136,14 +136,13 @@ impl<T: Transport> Context<T> {
         self.transport.direct(pe, offset)
     }
 
-    /// Copies to the object at symmetric address `destination` of `pe`. The stores are issued when this
-    /// function returns.
+    /// Copies to the object at symmetric address `destination` of `pe`. `reuse` says until when the source stays in use.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], and those of [`Transport::put`].
     ///
     /// # Safety
-    /// `source` is readable for `bytes` and does not overlap the destination.
+    /// `source` is readable for `bytes` and does not overlap the destination, as long as it is in use.
     #[inline]
     pub unsafe fn put_bytes(
         &self,
@@ -151,72 +150,39 @@ impl<T: Transport> Context<T> {
         source: *const u8,
         bytes: usize,
         pe: u32,
+        reuse: Reuse,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.transport.put(pe, offset, source, bytes) }
+        unsafe { self.transport.put(pe, offset, source, bytes, reuse) }
     }
 
-    /// Starts a copy like [`Context::put_bytes`], without waiting for it. The source stays in use until the
-    /// next quiet.
-    ///
-    /// # Errors
-    /// As for [`Context::put_bytes`].
-    ///
-    /// # Safety
-    /// The conditions of [`Context::put_bytes`] hold until the next quiet.
-    #[inline]
-    pub unsafe fn put_bytes_nbi(
-        &self,
-        destination: usize,
-        source: *const u8,
-        bytes: usize,
-        pe: u32,
-    ) -> Result<()> {
-        let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.transport.put_nbi(pe, offset, source, bytes) }
-    }
-
-    /// Copies from the object at symmetric address `source` of `pe`.
+    /// Copies from the object at symmetric address `source` of `pe`. `reuse` says until when the bytes have arrived.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], and those of [`Transport::get`].
     ///
     /// # Safety
-    /// `destination` is writable for `bytes` and does not overlap the source.
+    /// `destination` is writable for `bytes` and does not overlap the source, as long as it is in use.
     #[inline]
-    pub unsafe fn get_bytes(&self, destination: *mut u8, source: usize, bytes: usize, pe: u32) -> Result<()> {
+    pub unsafe fn get_bytes(
+        &self,
+        destination: *mut u8,
+        source: usize,
+        bytes: usize,
+        pe: u32,
+        reuse: Reuse,
+    ) -> Result<()> {
         let offset = self.offset_of(source, bytes)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.transport.get(pe, offset, destination, bytes)? };
-        if self.shares_processors && bytes <= 8 {
+        unsafe { self.transport.get(pe, offset, destination, bytes, reuse)? };
+        if self.shares_processors && bytes <= 8 && reuse == Reuse::AtReturn {
             let mut value = [0u8; 8];
             // SAFETY: the get has filled the destination, and the variable has room for 8 bytes.
             unsafe { std::ptr::copy_nonoverlapping(destination, value.as_mut_ptr(), bytes) };
             self.polled(pe, offset, u64::from_ne_bytes(value));
         }
         Ok(())
-    }
-
-    /// Starts a copy like [`Context::get_bytes`]. The bytes have arrived after the next quiet.
-    ///
-    /// # Errors
-    /// As for [`Context::get_bytes`].
-    ///
-    /// # Safety
-    /// As for [`Context::get_bytes`], until the next quiet.
-    #[inline]
-    pub unsafe fn get_bytes_nbi(
-        &self,
-        destination: *mut u8,
-        source: usize,
-        bytes: usize,
-        pe: u32,
-    ) -> Result<()> {
-        let offset = self.offset_of(source, bytes)?;
-        // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.transport.get_nbi(pe, offset, destination, bytes) }
     }
 
     /// Returns the symmetric offset of an atomic's word.
@@ -308,11 +274,13 @@ impl<T: Transport> Context<T> {
         let (address, how, value) = signal;
         self.offset_of(address, 8)?;
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.put_bytes(destination, source, bytes, pe)? };
+        unsafe { self.put_bytes(destination, source, bytes, pe, Reuse::AtReturn)? };
         self.transport.order()?;
         match how {
             // SAFETY: the source is a local variable of 8 bytes.
-            Signal::Set => unsafe { self.put_bytes(address, (&raw const value).cast(), 8, pe) },
+            Signal::Set => unsafe {
+                self.put_bytes(address, (&raw const value).cast(), 8, pe, Reuse::AtReturn)
+            },
             Signal::Add => self.atomic_nbi(Operation::Add, address, 8, value, pe),
         }
     }

@@ -4,6 +4,7 @@ use super::channel::Group;
 use super::collective::SCATTERED_FROM;
 use super::*;
 use crate::transport::Operation;
+use crate::transport::Reuse::AtReturn;
 use crate::transport::windows::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
 use inlane_core::completion::CompletionMode;
@@ -206,10 +207,13 @@ fn addresses_outside_symmetric_memory_are_refused() {
         // copies 0 bytes.
         unsafe {
             let at = array.as_ptr() as usize;
-            assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1).is_err());
-            assert!(world.put_bytes(at, local.as_ptr(), usize::MAX, 1).is_err());
-            assert!(world.put_bytes(at, local.as_ptr(), 8, 2).is_err());
-            assert!(world.put_bytes(0, local.as_ptr(), 0, 1).is_ok(), "0 bytes may have any address");
+            assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1, AtReturn).is_err());
+            assert!(world.put_bytes(at, local.as_ptr(), usize::MAX, 1, AtReturn).is_err());
+            assert!(world.put_bytes(at, local.as_ptr(), 8, 2, AtReturn).is_err());
+            assert!(
+                world.put_bytes(0, local.as_ptr(), 0, 1, AtReturn).is_ok(),
+                "0 bytes may have any address"
+            );
         }
         let misaligned = world.atomic(Operation::Add, array.as_ptr() as usize + 3, 8, 1, 0, 1).unwrap_err();
         assert!(misaligned.to_string().contains("be aligned to its width"), "{misaligned}");

@@ -2,6 +2,7 @@
 
 use super::{Compare, Group, Signal, World};
 use crate::error::{Error, Result};
+use crate::transport::Reuse::AtReturn;
 use crate::transport::{Operation, Transport};
 use std::marker::PhantomData;
 
@@ -93,7 +94,7 @@ impl<T: Transport> World<T> {
     pub fn put<E: Element>(&self, array: Symmetric<E>, index: usize, source: &[E], pe: u32) -> Result<()> {
         let at = array.at(index, source.len())?;
         // SAFETY: the slice has plain elements, so its bytes are readable.
-        unsafe { self.put_bytes(at, source.as_ptr().cast(), size_of_val(source), pe) }
+        unsafe { self.put_bytes(at, source.as_ptr().cast(), size_of_val(source), pe, AtReturn) }
     }
 
     /// Gets elements of `pe`'s copy, starting at index `index`.
@@ -103,7 +104,7 @@ impl<T: Transport> World<T> {
     pub fn get<E: Element>(&self, array: Symmetric<E>, index: usize, into: &mut [E], pe: u32) -> Result<()> {
         let at = array.at(index, into.len())?;
         // SAFETY: the slice has plain elements, so any bytes are valid values.
-        unsafe { self.get_bytes(into.as_mut_ptr().cast(), at, size_of_val(into), pe) }
+        unsafe { self.get_bytes(into.as_mut_ptr().cast(), at, size_of_val(into), pe, AtReturn) }
     }
 
     /// Puts elements and then updates a signal at the same PE. If that PE sees the new value of `signal`, it

@@ -11,6 +11,7 @@
 use super::channel::Entered;
 use super::{WORD, World};
 use crate::error::{Error, Result};
+use crate::transport::Reuse::AtReturn;
 use crate::transport::{Awaited, Transport, no_check};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -52,7 +53,7 @@ impl<T: Transport> World<T> {
     fn is_leaving(&self, pe: u32) -> Result<bool> {
         let mut word = 0u64;
         // SAFETY: the destination is a local variable of 8 bytes.
-        unsafe { self.transport.get(pe, leaving(pe), (&raw mut word).cast(), 8)? };
+        unsafe { self.transport.get(pe, leaving(pe), (&raw mut word).cast(), 8, AtReturn)? };
         Ok(word != 0)
     }
 
@@ -135,7 +136,7 @@ impl<T: Transport> World<T> {
         while distance < pes {
             let (to, from) = ((me + distance) % pes, (me + pes - distance) % pes);
             // SAFETY: the source lives during the call. The destination is a word of the workspace.
-            unsafe { self.transport.put(to, leaving(me), (&raw const ONE).cast(), 8)? };
+            unsafe { self.transport.put(to, leaving(me), (&raw const ONE).cast(), 8, AtReturn)? };
             let word = self.word(leaving(from));
             let awaited = Awaited { word: Some((leaving(from), 8)), pe: Some(from), mode: None };
             self.transport.wait(awaited, &mut || word.load(Ordering::Acquire) != 0, &mut no_check)?;

@@ -3,7 +3,7 @@
 use super::library::OperationParameters;
 use super::{ALIGNMENT, MOST_CONTEXTS, NOTIFICATION, Peer, Segment, Ucx, Worker};
 use crate::error::Result;
-use crate::transport::{Atomic, Awaited, Capabilities, Check, Transport};
+use crate::transport::{Atomic, Awaited, Capabilities, Check, Reuse, Transport};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
@@ -104,24 +104,28 @@ impl Transport for Ucx {
     }
 
     #[inline]
-    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+    unsafe fn put(
+        &self,
+        pe: u32,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()> {
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.worker.copy_to(pe, offset, source, length, true) }
+        unsafe { self.worker.copy_to(pe, offset, source, length, reuse) }
     }
 
-    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+    unsafe fn get(
+        &self,
+        pe: u32,
+        offset: usize,
+        destination: *mut u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()> {
         // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.worker.copy_to(pe, offset, source, length, false) }
-    }
-
-    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.worker.copy_from(pe, offset, destination, length, true) }
-    }
-
-    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.worker.copy_from(pe, offset, destination, length, false) }
+        unsafe { self.worker.copy_from(pe, offset, destination, length, reuse) }
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
@@ -198,7 +202,7 @@ impl Transport for Ucx {
         let source = (&raw const count).cast();
         // SAFETY: `count` lives until `put_reached` returns. If `put_reached` fails, UCX does not read the 8
         // bytes later: either it has copied them, or this process does not call UCX again.
-        unsafe { worker.put_reached(pe, reached, source, 8, true, "a notification") }
+        unsafe { worker.put_reached(pe, reached, source, 8, Reuse::AtReturn, "a notification") }
     }
 
     fn take_notification(&self, pe: u32, check: Check<'_>) -> Result<()> {

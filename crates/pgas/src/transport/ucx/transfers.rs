@@ -3,6 +3,7 @@
 use super::library::{self, IN_PROGRESS, OperationParameters, RequestPointer, Status};
 use super::{Endpoint, Flow, Handles, Peer, Segment, Worker, buffered};
 use crate::error::Result;
+use crate::transport::Reuse;
 #[cfg(doc)]
 use crate::transport::Transport;
 use std::ffi::c_void;
@@ -163,17 +164,17 @@ impl Worker {
         }
     }
 
-    /// Copies to `pe`. If `wait` is set, waits until the source may be reused.
+    /// Copies to `pe`, as [`Transport::put`] does.
     ///
     /// # Safety
-    /// As for [`Transport::put`] or [`Transport::put_nbi`].
+    /// As for [`Transport::put`].
     pub(super) unsafe fn copy_to(
         &self,
         pe: u32,
         offset: usize,
         source: *const u8,
         length: usize,
-        wait: bool,
+        reuse: Reuse,
     ) -> Result<()> {
         let (peer, segment) = (self.peer(pe)?, self.segment_of(offset, length)?);
         // Count without an atomic addition, because a race is harmless. Some bytes are then not counted, so
@@ -191,23 +192,24 @@ impl Worker {
         self.wait_for_room(pe, "a put")?;
         let reached = self.reach(pe, segment, offset)?;
         // SAFETY: the caller keeps the source until the operation is complete.
-        unsafe { self.put_reached(pe, reached, source, length, wait, "a put") }
+        unsafe { self.put_reached(pe, reached, source, length, reuse, "a put") }
     }
 
-    /// Starts a put to an address that [`Shared::reach`] has returned. If `wait` is set, the source may be
-    /// reused at the return: a short put by TCP is copied, and any other put is waited for.
+    /// Starts a put to an address that [`Worker::reach`] has returned. If the source may be reused at the return, a short put
+    /// by TCP is copied, and any other put is waited for.
     ///
     /// # Safety
-    /// As for [`Transport::put`] or [`Transport::put_nbi`].
+    /// As for [`Transport::put`].
     pub(super) unsafe fn put_reached(
         &self,
         pe: u32,
         (handles, endpoint, address, key): Reached<'_>,
         source: *const u8,
         length: usize,
-        wait: bool,
+        reuse: Reuse,
         what: &'static str,
     ) -> Result<()> {
+        let wait = reuse == Reuse::AtReturn;
         let (peer, flow) = (self.peer(pe)?, &self.flows[pe as usize]);
         if wait && length <= buffered::LONGEST && peer.only_tcp.load(Ordering::Relaxed) {
             // SAFETY: the source is valid during this call.
@@ -234,18 +236,19 @@ impl Worker {
         }
     }
 
-    /// Copies from `pe`. If `wait` is set, waits until the bytes have arrived.
+    /// Copies from `pe`, as [`Transport::get`] does.
     ///
     /// # Safety
-    /// As for [`Transport::get`] or [`Transport::get_nbi`].
+    /// As for [`Transport::get`].
     pub(super) unsafe fn copy_from(
         &self,
         pe: u32,
         offset: usize,
         destination: *mut u8,
         length: usize,
-        wait: bool,
+        reuse: Reuse,
     ) -> Result<()> {
+        let wait = reuse == Reuse::AtReturn;
         let (peer, segment) = (self.peer(pe)?, self.segment_of(offset, length)?);
         if let Some(address) = self.mapped_address(pe, peer, segment, offset)? {
             // SAFETY: the caller promises the destination. The source lies in mapped symmetric memory.

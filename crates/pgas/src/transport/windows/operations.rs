@@ -5,7 +5,7 @@ use super::wait::{FailureScope, WaitOptions};
 use super::wakeup::{Interest, Stored};
 use super::{PeContext, Peer, Windows};
 use crate::error::{Error, Result};
-use crate::transport::{Atomic, Awaited, Capabilities, Check, Operation, Transport};
+use crate::transport::{Atomic, Awaited, Capabilities, Check, Operation, Reuse, Transport};
 use inlane_core::access::store_fence;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
@@ -60,13 +60,25 @@ impl Transport for Windows {
     }
 
     #[inline]
-    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+    unsafe fn put(
+        &self,
+        pe: u32,
+        offset: usize,
+        source: *const u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<()> {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let at = context.symmetric_offset(offset);
         match &context.mover {
             Some(mover) if length >= context.mover_from => {
-                let ticket = context.submit(mover, peer, at, (source, length), false)?;
+                let later = reuse == Reuse::AtQuiet;
+                let ticket = context.submit(mover, peer, at, (source, length), later)?;
+                if later {
+                    context.count(peer, length);
+                    return Ok(());
+                }
                 let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
                 mover.wait(ticket, context.completion)?;
             }
@@ -79,21 +91,14 @@ impl Transport for Windows {
         Ok(())
     }
 
-    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        let context = &*self.context;
-        match &context.mover {
-            Some(mover) if length >= context.mover_from => {
-                let peer = context.peer(pe)?;
-                context.submit(mover, peer, context.symmetric_offset(offset), (source, length), true)?;
-                context.count(peer, length);
-                Ok(())
-            }
-            // SAFETY: the caller keeps the promises that this call needs.
-            _ => unsafe { self.put(pe, offset, source, length) },
-        }
-    }
-
-    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+    unsafe fn get(
+        &self,
+        pe: u32,
+        offset: usize,
+        destination: *mut u8,
+        length: usize,
+        _reuse: Reuse,
+    ) -> Result<()> {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         if length < context.push_from || pe == context.me {
@@ -105,11 +110,6 @@ impl Transport for Windows {
         }
         // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.get_pushed(pe, offset, destination, length, None) }
-    }
-
-    unsafe fn get_nbi(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        // SAFETY: the caller keeps the promises that this call needs.
-        unsafe { self.get(pe, offset, destination, length) }
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {

@@ -6,6 +6,7 @@ use super::record::CONTENTS;
 use super::requests::sequence;
 use super::{Settings, Windows};
 use crate::error::{Error, Result};
+use crate::transport::Reuse::{AtQuiet, AtReturn};
 use crate::transport::{Atomic, Awaited, Operation, Transport, no_check};
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
@@ -214,7 +215,7 @@ fn every_word_of_the_inbox_may_be_garbage() {
             hostile.peer_doorbell_set(0, random.next_u64()).unwrap();
             let word = [round as u8; 8];
             // SAFETY: the source is 8 bytes.
-            unsafe { honest.put(1, 0, word.as_ptr(), 8) }.unwrap();
+            unsafe { honest.put(1, 0, word.as_ptr(), 8, AtReturn) }.unwrap();
             honest.progress();
             honest.fence().unwrap();
             honest.quiet().unwrap();
@@ -227,7 +228,7 @@ fn a_peer_that_never_answers_is_a_timeout() {
     against_a_hostile_peer(|honest, _hostile, _window, _tag| {
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
         // SAFETY: the source has as many bytes as are put.
-        unsafe { honest.put(1, 0, [1u8; 24].as_ptr(), 24) }.unwrap();
+        unsafe { honest.put(1, 0, [1u8; 24].as_ptr(), 24, AtReturn) }.unwrap();
         honest.quiet().unwrap();
         let error = honest.atomic(1, atomic).unwrap_err();
         let Error::Timeout { peer: 1, lost, .. } = error else { panic!("{error}") };
@@ -357,7 +358,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
         |first, theirs| {
             let put = |offset: usize, value: u64| {
                 // SAFETY: the source is a local variable of 8 bytes.
-                unsafe { first.put(1, offset, (&raw const value).cast(), 8) }.unwrap();
+                unsafe { first.put(1, offset, (&raw const value).cast(), 8, AtReturn) }.unwrap();
             };
             let mut rung = [0; 2];
             for (rung, end) in rung.iter_mut().zip([0, 1]) {
@@ -422,7 +423,7 @@ fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     let mover = inlane_twin::DmaEngine::new("dma twin", inlane_twin::DmaCosts::unlimited()).unwrap();
     wakes_by_doorbell(Some(Box::new(mover)), |first, round| {
         // SAFETY: the source is a local variable of 8 bytes. The variable lives until quiet has returned.
-        unsafe { first.put_nbi(1, 64, (&raw const round).cast(), 8) }.unwrap();
+        unsafe { first.put(1, 64, (&raw const round).cast(), 8, AtQuiet) }.unwrap();
         first.quiet().unwrap();
     });
 }
@@ -440,7 +441,7 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
                 // other PE announces its sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
                 // SAFETY: the source is a local variable of 8 bytes.
-                unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8) }.unwrap();
+                unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8, AtReturn) }.unwrap();
             };
             if turn == 0 {
                 put();
@@ -473,8 +474,8 @@ fn a_mover_puts_any_bytes_anywhere() {
                 // SAFETY: the source lives until quiet has returned, and has `length` bytes behind its first
                 // byte.
                 unsafe {
-                    first.put(1, index * 512 + offset, sent.as_ptr().add(1), length).unwrap();
-                    first.put_nbi(1, index * 512 + 256 + offset, sent.as_ptr().add(1), length).unwrap();
+                    first.put(1, index * 512 + offset, sent.as_ptr().add(1), length, AtReturn).unwrap();
+                    first.put(1, index * 512 + 256 + offset, sent.as_ptr().add(1), length, AtQuiet).unwrap();
                 }
             }
             first.quiet().unwrap();
@@ -508,7 +509,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
                 first.atomic_nbi(1, add).unwrap();
                 first.fence().unwrap();
                 // SAFETY: the source is a local variable of 8 bytes.
-                unsafe { first.put(1, 512, (&raw const round).cast(), 8) }.unwrap();
+                unsafe { first.put(1, 512, (&raw const round).cast(), 8, AtReturn) }.unwrap();
                 first.take_notification(1, &mut no_check).unwrap();
             }
         },
@@ -543,10 +544,10 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
             let honest = honest.join().unwrap();
             let bytes = [7u8; 1000];
             // SAFETY: the source has as many bytes as are put.
-            unsafe { honest.put(1, 0, bytes.as_ptr(), 1000) }.unwrap();
+            unsafe { honest.put(1, 0, bytes.as_ptr(), 1000, AtReturn) }.unwrap();
             honest.quiet().unwrap();
             // SAFETY: the source has as many bytes as are put.
-            unsafe { honest.put(1, 0, bytes.as_ptr(), 500) }.unwrap();
+            unsafe { honest.put(1, 0, bytes.as_ptr(), 500, AtReturn) }.unwrap();
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
                 hostile.link_enable(false);
@@ -577,7 +578,7 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
             let outcome = (|| {
                 let bytes = [rounds as u8; 4000];
                 // SAFETY: the source has as many bytes as are put.
-                unsafe { windows.put(1 - port, 0, bytes.as_ptr(), bytes.len())? };
+                unsafe { windows.put(1 - port, 0, bytes.as_ptr(), bytes.len(), AtReturn)? };
                 windows.quiet()?;
                 windows.notify(1 - port)?;
                 windows.take_notification(1 - port, &mut no_check)
