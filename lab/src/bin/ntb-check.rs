@@ -14,7 +14,7 @@ use inlane_ntb::device::{Event, Ntb};
 use inlane_ntb::ivshmem::{HEARTBEAT_TIMEOUT, Ivshmem};
 use inlane_pgas::error::Error;
 use inlane_pgas::transport::windows::{Settings, Windows};
-use inlane_pgas::transport::{Operation, Transport, no_check};
+use inlane_pgas::transport::{Operation, Reuse, Transport, no_check};
 use inlane_pgas::world::{Compare, Signal, World};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -167,7 +167,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     println!("again: {lost}");
     // SAFETY: the source is a constant outside the heaps, so it is readable and does not overlap the
     // destination. The heap of each PE is longer than AT + NEWS.len(). No allocation reaches AT.
-    unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len())? };
+    unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len(), Reuse::AtReturn)? };
     transport.quiet()?;
     transport.notify(peer)?;
     transport.take_notification(peer, &mut no_check)?;
