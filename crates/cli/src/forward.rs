@@ -52,6 +52,7 @@ impl Forward {
             return Err(inlane_core::Error::invalid(fields::flag("interval"), why).into());
         }
         let control = Arc::new(Control::default());
+        control.set_on_stuck(end_stuck);
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture may be written to standard output. The result then goes to standard error instead.
         let sends_to_stdout = sends_to_stdout(&config);
@@ -97,6 +98,14 @@ impl Forward {
             baseline: !self.experiment.no_baseline,
         }
     }
+}
+
+/// Ends the process, because a packet function that never returns keeps its thread for ever.
+fn end_stuck(error: inlane_forward::Error) {
+    inlane_report::remove_fresh();
+    let status = crate::exit::report(&error.into(), &Settings::default());
+    // SAFETY: the call only ends the process. Handlers of a normal exit could wait for the stuck thread.
+    unsafe { libc::_exit(status.into()) }
 }
 
 fn nothing_to_draw() -> inlane_core::Error {

@@ -119,6 +119,11 @@ pub struct Config {
     pub route: Route,
     /// The packet function.
     pub function: FunctionSpec,
+    /// The packet function whose verdicts and bytes checkers expect: `None` for the reference of a built-in function.
+    pub reference: Option<String>,
+    /// The longest time that the packet function may take for a burst on the CPU. After that the run cannot go on: see
+    /// [`Control::set_on_stuck`](crate::control::Control::set_on_stuck). GPUs have a setting of their own.
+    pub watchdog: Duration,
     /// The executor of the packet function.
     pub executor: Executor,
     /// Pipelines of each direction, 1 to 64. Each has a receive queue and threads of its own.
@@ -154,6 +159,8 @@ impl Config {
         Self {
             route,
             function: "io".into(),
+            reference: None,
+            watchdog: Duration::from_secs(2),
             executor: Executor::default(),
             pipelines: 1,
             per_pipeline: PipelineSettings::default(),

@@ -5,9 +5,10 @@ mod idle;
 pub use idle::Idle;
 pub(crate) use idle::publish_times;
 
+use crate::error::Error;
 use inlane_core::load::Counts;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// The flags that end a run. The run's threads and the caller of the run share the flags, so each of these
 /// threads can stop or abort the run.
@@ -16,6 +17,7 @@ pub struct Control {
     stop: AtomicBool,
     abort: AtomicBool,
     parent: Option<Arc<Control>>,
+    on_stuck: OnceLock<fn(Error)>,
 }
 
 impl Control {
@@ -35,6 +37,21 @@ impl Control {
             self.abort();
         } else if parent.stopping() {
             self.stop();
+        }
+    }
+
+    /// Sets what happens if a packet function on the CPU never returns. Its thread cannot be ended, and so the run cannot
+    /// end either: the command ends the process. Without this call, the run logs the error and goes on waiting.
+    pub fn set_on_stuck(&self, act: fn(Error)) {
+        let _ = self.on_stuck.set(act);
+    }
+
+    /// Reports a packet function that does not return: see [`Control::set_on_stuck`].
+    pub(crate) fn stuck(&self, error: Error) {
+        match (self.on_stuck.get(), &self.parent) {
+            (Some(act), _) => act(error),
+            (None, Some(parent)) => parent.stuck(error),
+            (None, None) => tracing::error!("{error}"),
         }
     }
 

@@ -80,6 +80,18 @@ pub enum Error {
         /// The watchdog's timeout, in seconds.
         seconds: f64,
     },
+    /// The packet function did not return on the CPU.
+    #[error(
+        "packet function {function} is stuck on the CPU: it has not returned for {seconds:.1} s; check that it ends for every \
+         packet, or raise {}",
+        field::WATCHDOG
+    )]
+    NeverReturned {
+        /// The packet function's name.
+        function: String,
+        /// How long it has not returned, in seconds.
+        seconds: f64,
+    },
     /// The competing job failed or did not end.
     #[error("competing job: {0}")]
     Competitor(String),
@@ -164,7 +176,10 @@ impl Error {
             Error::Config { .. } => Class::Usage,
             Error::TooSlow { .. } | Error::Panicked { .. } => Class::Failed,
             Error::Verification(_) | Error::NoRate { .. } | Error::Leaked { .. } => Class::Failed,
-            Error::Stuck { .. } | Error::Competitor(_) | Error::Interrupted(_) => Class::Failed,
+            Error::NeverReturned { .. }
+            | Error::Stuck { .. }
+            | Error::Competitor(_)
+            | Error::Interrupted(_) => Class::Failed,
             Error::Function(error) => error.class(),
             #[cfg(feature = "dpdk")]
             Error::Dpdk(error) => error.class(),

@@ -24,6 +24,8 @@ fields! {
     RATE = "rate";
     /// The packet function.
     FUNCTION = "function";
+    /// The function that checkers compare the packet function with.
+    REFERENCE = "reference";
     /// The device that runs the packet function.
     ON = "on";
     /// How control flows between threads and device.

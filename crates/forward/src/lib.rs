@@ -19,6 +19,7 @@ pub mod field;
 pub mod gpu;
 pub mod method;
 pub mod pipeline;
+mod reference;
 pub mod result;
 pub mod run;
 mod trial;

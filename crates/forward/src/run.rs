@@ -6,6 +6,9 @@ mod open;
 mod outcome;
 #[cfg(test)]
 mod own_tests;
+mod stuck;
+#[cfg(test)]
+mod stuck_tests;
 #[cfg(test)]
 mod tests;
 mod uses;
@@ -17,6 +20,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use inlane_core::load::{Counts, Load, LoadError, Running, prepare, run_together};
 use std::time::Duration;
+use stuck::StuckCalls;
 
 pub use load::ForwardLoad;
 pub(crate) use open::ports;
@@ -44,6 +48,7 @@ pub fn run(
     let drop_privileges = || inlane_process::privileges::drop_privileges().map(drop);
     prepare(&mut [&mut load], drop_privileges)?.into_iter().collect::<Result<(), _>>().map_err(own)?;
     let (run, meters, flags) = (Running::new(load.threads()), load.meters(), load.control());
+    let mut stuck = StuckCalls::new(config.function.name().into(), config.watchdog, load.calls());
     let mut next_watch = WATCH_EVERY;
     let outcomes = run_together(&mut [&mut load], &run, |_| {
         let flowed = run.start.started().map_or(Duration::ZERO, |started| started.elapsed());
@@ -53,6 +58,9 @@ pub fn run(
         }
         if control.stopping() || config.duration.is_some_and(|duration| flowed >= duration) {
             run.stop();
+        }
+        if let Some(error) = stuck.check(run.stopping()) {
+            control.stuck(error);
         }
         if flowed >= next_watch {
             watch(flowed, meters.iter().map(|meter| meter.read()).sum());

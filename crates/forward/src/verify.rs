@@ -3,12 +3,13 @@
 
 use crate::config::{Config, Route};
 use crate::error::Result;
+use crate::reference::Reference;
 use inlane_core::verification::Verification;
-use inlane_ports::check::{captures, reference};
+use inlane_ports::check::captures;
 use inlane_ports::spec::PortSpec;
 
 /// Compares the packets and timestamps of the written capture with the expected ones. The expected packets
-/// come from the capture that was read and the packet function's reference implementation.
+/// come from the capture that was read and the packet function's reference.
 ///
 /// Returns `None` in these cases:
 ///
@@ -29,6 +30,9 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     // Compare regular files only, because a pipe cannot be read twice.
     let file = |port: &'_ PortSpec| port.file().filter(|path| path.is_file()).map(ToOwned::to_owned);
     let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };
-    let Some(Ok(reference)) = config.function.named().map(reference::find) else { return Ok(None) };
-    Ok(Some(captures::compare(&read, &written, &*reference)?))
+    let Some(reference) = Reference::of(config)? else { return Ok(None) };
+    if let Some(own) = &reference.own {
+        own.load()?;
+    }
+    Ok(Some(captures::compare(&read, &written, &*reference.function)?))
 }

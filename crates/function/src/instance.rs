@@ -9,6 +9,27 @@ use inlane_core::packet::Packet;
 use inlane_core::region::Region;
 use inlane_core::ring::layout::{Descriptor, MAX_BURST, PacketVerdict, VERDICTS};
 use std::mem::size_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counts the calls of an instance, so that a watchdog finds a call that never returns.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Calls(AtomicU64);
+
+impl Calls {
+    /// Returns the number of the call that runs now, or `None` between calls.
+    pub fn running(&self) -> Option<u64> {
+        let count = self.0.load(Relaxed);
+        (count % 2 == 1).then_some(count / 2)
+    }
+
+    /// Records that a call begins or ends. Only the instance's thread calls it.
+    #[inline]
+    fn step(&self) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+}
 
 /// A packet function with a state and an output region. One thread at a time uses it.
 pub struct Instance {
@@ -18,6 +39,7 @@ pub struct Instance {
     output: Option<Region>,
     /// The arguments of a call besides the packets. Stored here, because only the time changes between calls.
     context: CallContext,
+    calls: Arc<Calls>,
 }
 
 // SAFETY: `function` keeps the entry loaded. Only `&mut self` changes state and output.
@@ -61,12 +83,17 @@ impl Instance {
             room: 0,
             reserved: 0,
         };
-        Ok(Self { processor, function, state, output, context })
+        Ok(Self { processor, function, state, output, context, calls: Arc::default() })
     }
 
     /// Returns the function that the instance runs.
     pub fn function(&self) -> &PacketFunction {
         &self.function
+    }
+
+    /// Returns the count of calls, which other threads may read while the instance runs.
+    pub fn calls(&self) -> Arc<Calls> {
+        self.calls.clone()
     }
 
     /// Sets the most bytes to which packets may grow, usually [`inlane_core::Pool::room`]. Without this call,
@@ -107,7 +134,8 @@ impl Instance {
         );
         assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
         self.context.now_ns = now_ns;
-        match &mut self.processor {
+        self.calls.step();
+        let info = match &mut self.processor {
             // SAFETY: the code is loaded, and state and output have the declared sizes. The caller promises the
             // rest.
             Processor::Compiled(entry) => unsafe {
@@ -131,7 +159,9 @@ impl Instance {
                 }
                 VERDICTS
             }
-        }
+        };
+        self.calls.step();
+        info
     }
 
     /// Runs the function on packets from a port.
@@ -197,8 +227,10 @@ impl Instance {
     pub fn tick(&mut self, now_ns: u64) {
         self.context.now_ns = now_ns;
         if let Processor::Compiled(entry) = self.processor {
+            self.calls.step();
             // SAFETY: as in `run`.
             unsafe { ((*entry).tick)(&self.context) }
+            self.calls.step();
         }
     }
 

@@ -26,7 +26,7 @@ pub use abi::{CallKind, FunctionInfo};
 pub use builtins::{Builtin, DeliveryReason, Flow, OranSlot, builtins, flows, oran_slot};
 pub use error::{Error, FUNCTION, Result};
 pub use headers::HEADERS;
-pub use instance::Instance;
+pub use instance::{Calls, Instance};
 pub use packet_function::PacketFunction;
 pub use report::FunctionReport;
 pub use rust_function::{FunctionPacket, FunctionSpec, OwnFunction, RustFunction, Verdict};

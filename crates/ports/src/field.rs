@@ -17,5 +17,8 @@ pub const CAPTURE: Field = Field::new("capture");
 /// The injected faults.
 pub const FAULTS: Field = Field::new("faults");
 
+/// The function that a checker compares the packet function with.
+pub const REFERENCE: Field = Field::new("reference");
+
 /// All fields of this module.
-pub const ALL: &[Field] = &[RX, TX, ROOM, MEMORY, PACKETS, CAPTURE, FAULTS];
+pub const ALL: &[Field] = &[RX, TX, ROOM, MEMORY, PACKETS, CAPTURE, FAULTS, REFERENCE];

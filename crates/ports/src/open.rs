@@ -1,6 +1,7 @@
 //! Opens the ports of a run from their specifications.
 
-use crate::check::{Checker, reference};
+use crate::check::Checker;
+use crate::check::reference::ReferenceFunction;
 use crate::error::Result;
 use crate::field;
 use crate::generate::Generator;
@@ -22,9 +23,9 @@ pub struct OpenRequest<'a> {
     pub rx: Option<&'a PortSpec>,
     /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow both ways.
     pub tx: &'a [PortSpec],
-    /// The packet function with its settings, as on the command line. Checkers expect its verdicts and changes. `None` for a
-    /// function in Rust.
-    pub function: Option<&'a str>,
+    /// The reference whose verdicts and changes checkers expect. `None` if the packet function has none: checkers then read
+    /// only the stamps of packets.
+    pub reference: Option<&'a Arc<dyn ReferenceFunction>>,
     /// The rate at which inlane's own ports create packets. `None` means as fast as possible.
     pub rate: Option<Rate>,
     /// How a capture is played: at which pace, and whether it is repeated.
@@ -144,8 +145,16 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
                     _ => None,
                 };
                 let number = numbers.find(|(tx, _)| *tx == spec).map_or(0, |(_, number)| number);
-                let reference = reference::find(request.function.unwrap_or("of your own"))?;
-                Box::new(Checker::new(check.clone(), clock, generator, reference, number)?)
+                if request.reference.is_none()
+                    && let Some(other) = request.tx.iter().find(|tx| !matches!(tx, PortSpec::Checker(_)))
+                {
+                    return refused(format!(
+                        "the packet function has no reference, and some of its packets go to {other}, so the checker cannot know \
+                         which packets it must get; send to checkers only, or give {} a function that does the same",
+                        field::REFERENCE
+                    ));
+                }
+                Box::new(Checker::new(check.clone(), clock, generator, request.reference.cloned(), number)?)
             }
             PortSpec::Null(spec) => {
                 let mut null = Null::new(spec.clone(), clock);
@@ -268,16 +277,18 @@ fn no_mbufs(port: &PortSpec) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::reference;
 
     fn open(rx: &str, tx: &[&str]) -> Result<OpenPorts> {
         let rx = PortSpec::parse(rx)?;
         let tx = tx.iter().map(|text| PortSpec::parse(text)).collect::<Result<Vec<_>>>()?;
         let all = [&[rx.clone()][..], &tx].concat();
+        let io = reference::find("io").unwrap();
         let request = OpenRequest {
             ports: &all,
             rx: Some(&rx),
             tx: &tx,
-            function: Some("io"),
+            reference: Some(&io),
             rate: None,
             playback: Playback::default(),
             queues: 1,
@@ -315,11 +326,12 @@ mod tests {
             properties: *Kind::Null.properties(),
             open: Arc::new(|clock| Ok(Box::new(Null::open("null:100", clock)?))),
         });
+        let io = reference::find("io").unwrap();
         let request = OpenRequest {
             ports: std::slice::from_ref(&own),
             rx: Some(&own),
             tx: &[],
-            function: Some("io"),
+            reference: Some(&io),
             rate: None,
             playback: Playback::default(),
             queues: 1,

@@ -139,6 +139,13 @@ pub(super) struct FunctionArgs {
     /// Run this packet function: a built-in one, or your own as FILE.cu:NAME
     #[arg(long, default_value = "io", value_name = "FUNCTION")]
     pub(super) function: String,
+    /// Compare packets with this packet function's: a built-in one, or your own as FILE.cu:NAME, which then runs on the
+    /// CPU. For --tx check, and from one capture to another [default: a reference for built-in functions]
+    #[arg(long, value_name = "FUNCTION")]
+    pub(super) reference: Option<String>,
+    /// End the run with an error if the packet function does not finish a burst, or the GPU an item, in this time
+    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) watchdog: Duration,
     /// List the built-in packet functions and exit
     #[arg(long)]
     pub(super) list_functions: bool,
@@ -198,9 +205,6 @@ pub(super) struct GpuArgs {
     /// reads the ring less often and adds latency
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
     pub(super) pause: Duration,
-    /// End the run with an error if the GPU does not finish an item in this time
-    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
-    pub(super) watchdog: Duration,
     /// The order in which the GPU starts waiting kernels of inlane and of other jobs
     #[arg(long = "priority", action = ArgAction::Set, default_value = "high", value_name = "PRIORITY", value_parser = high_priority())]
     pub(super) high_priority: bool,

@@ -187,7 +187,7 @@ fn gpu_setting(set: &gpu::Settings) -> Option<Subject> {
         Memory::Split(bytes) => field::HEADER_SPLIT.with(bytes),
         memory => field::MEMORY.with(memory),
     };
-    let settings: [(Subject, bool); 10] = [
+    let settings: [(Subject, bool); 9] = [
         (memory.into(), set.memory != default.memory),
         (field::BLOCKS.into(), set.blocks != default.blocks),
         (field::THREADS.into(), set.threads != default.threads),
@@ -195,7 +195,6 @@ fn gpu_setting(set: &gpu::Settings) -> Option<Subject> {
         (field::GRAPH_ITEMS.into(), set.graph_items != default.graph_items),
         (field::GRAPH_BRANCHES.into(), set.graph_branches != default.graph_branches),
         (field::PAUSE.into(), set.pause != default.pause),
-        (field::WATCHDOG.into(), set.watchdog != default.watchdog),
         (field::PRIORITY.into(), set.high_priority != default.high_priority),
         (field::MEASURE_PCIE.into(), set.measure_pcie != default.measure_pcie),
     ];

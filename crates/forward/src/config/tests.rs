@@ -62,7 +62,7 @@ fn wrong_settings_are_refused_with_the_flag() {
 #[test]
 fn settings_of_the_other_device_are_refused() {
     type Set = fn(&mut Settings);
-    let cases: [(&str, Set); 10] = [
+    let cases: [(&str, Set); 9] = [
         ("memory=gpu-pool", |s| s.memory = Memory::Pool),
         ("header-split=64", |s| s.memory = Memory::Split(64)),
         ("blocks", |s| s.blocks = 8),
@@ -71,7 +71,6 @@ fn settings_of_the_other_device_are_refused() {
         ("graph-items", |s| s.graph_items = 8),
         ("graph-branches", |s| s.graph_branches = 2),
         ("pause", |s| s.pause = Duration::from_micros(1)),
-        ("watchdog", |s| s.watchdog = Duration::from_secs(1)),
         ("measure-pcie", |s| s.measure_pcie = true),
     ];
     for (flag, set) in cases {

@@ -49,6 +49,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
         plain.route = Route::OneWay { rx: rx.clone(), tx: vec![discard()] };
     }
     plain.function = "io".into();
+    plain.reference = None;
     plain.per_pipeline.work = Duration::ZERO;
     // Loop the capture, because a short one would end before its rate is meaningful.
     plain.playback = Playback { pace: Pace::Full, repeat: true };

@@ -190,7 +190,7 @@ fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<
     alone.route = Route::OneWay { rx: source.clone(), tx: vec![discard()] };
     alone.playback = Playback { pace: Pace::Full, repeat: true };
     alone.rate = None;
-    let mut opened = ports(&[source], &alone, &Clock::new())?;
+    let mut opened = ports(&[source], &alone, None, &Clock::new())?;
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(2 * SAMPLE, opened.room)?);
     let port = &mut opened.ports[0];
     port.configure(std::slice::from_ref(&pool), 0)?;

@@ -18,12 +18,13 @@ use crate::error::{Error, Result};
 use crate::field;
 use crate::gpu::{self, Gpu, LinkMeter, LinkSamples};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally, panicked};
+use crate::reference::{OwnReference, Reference};
 use crate::result::Competitor;
 use inlane_core::clock::Clock;
 use inlane_core::load::{Load, LoadError, Member, Meter, Pace, Running, Use};
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
-use inlane_function::PacketFunction;
+use inlane_function::{Calls, Instance, PacketFunction};
 use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::fault;
 use inlane_process::cgroup::CpuQuota;
@@ -43,6 +44,7 @@ pub struct ForwardLoad {
     pub(super) ports: Vec<Box<dyn Port>>,
     pub(super) config: Config,
     pub(super) function: PacketFunction,
+    pub(super) reference: Option<Reference>,
     pub(super) specs: Vec<PortSpec>,
     pub(super) directions: Vec<Direction>,
     pub(super) clock: Clock,
@@ -83,7 +85,9 @@ impl ForwardLoad {
         let function = PacketFunction::new(&config.function)?;
         let (specs, directions) = wiring::directions(&config.route)?;
         let clock = Clock::new();
-        let open::OpenPorts { mut ports, room } = open::ports(&specs, config, &clock)?;
+        let reference = Reference::of(config)?;
+        let expected = reference.as_ref().map(|reference| &reference.function);
+        let open::OpenPorts { mut ports, room } = open::ports(&specs, config, expected, &clock)?;
         let gpu = match config.executor {
             Executor::Cpu(_) => None,
             Executor::Gpu { index, .. } => Some(gpu::open(index)?),
@@ -112,6 +116,7 @@ impl ForwardLoad {
             ports,
             config: config.clone(),
             function,
+            reference,
             specs,
             directions,
             clock,
@@ -146,6 +151,16 @@ impl ForwardLoad {
         self.outcome
     }
 
+    /// Returns the reference that is loaded after the privileges are dropped.
+    fn own_reference(&self) -> Option<&OwnReference> {
+        self.reference.as_ref().and_then(|reference| reference.own.as_deref())
+    }
+
+    /// Returns the calls of the packet function on the CPU. Empty before the load is prepared.
+    pub(super) fn calls(&self) -> Vec<Arc<Calls>> {
+        self.pipelines.iter().flat_map(|pipeline| &pipeline.instances).map(Instance::calls).collect()
+    }
+
     fn start_ports(&mut self) -> Result<()> {
         if !std::mem::replace(&mut self.ports_started, true) {
             self.ports.iter_mut().try_for_each(|port| port.start())?;
@@ -160,6 +175,9 @@ impl ForwardLoad {
         self.competing =
             CompetingJob::new(&self.config, self.gpu.as_ref(), self.pipelines.len(), &self.cores)?;
         self.prepare_executors()?;
+        if let Some(own) = self.own_reference() {
+            own.load()?;
+        }
         self.start_ports()
     }
 
@@ -296,7 +314,9 @@ impl Load for ForwardLoad {
     /// Returns true if the settings ask for it, and a port needed privileges or code of the user will be loaded.
     fn drops_privileges(&self) -> bool {
         self.config.drops_needed_privileges()
-            || self.config.drop_privileges && gpu::runs_user_code(self.gpu.is_some(), &self.function)
+            || self.config.drop_privileges
+                && (gpu::runs_user_code(self.gpu.is_some(), &self.function)
+                    || self.own_reference().is_some_and(OwnReference::is_user_code))
     }
 
     fn prepare(&mut self) -> Result<(), LoadError> {

@@ -8,6 +8,7 @@ use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool};
 #[cfg(feature = "dpdk")]
 use inlane_dpdk::MbufPool;
+use inlane_ports::check::reference::ReferenceFunction;
 pub(crate) use inlane_ports::open::OpenPorts;
 use inlane_ports::open::{self, OpenRequest};
 use inlane_ports::spec::PortSpec;
@@ -17,7 +18,12 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// When a port cannot be opened.
-pub(crate) fn ports(specs: &[PortSpec], config: &Config, clock: &Clock) -> Result<OpenPorts> {
+pub(crate) fn ports(
+    specs: &[PortSpec],
+    config: &Config,
+    reference: Option<&Arc<dyn ReferenceFunction>>,
+    clock: &Clock,
+) -> Result<OpenPorts> {
     let (rx, tx) = match &config.route {
         Route::OneWay { rx, tx } => (Some(rx), tx.as_slice()),
         Route::Between(..) => (None, [].as_slice()),
@@ -26,7 +32,7 @@ pub(crate) fn ports(specs: &[PortSpec], config: &Config, clock: &Clock) -> Resul
         ports: specs,
         rx,
         tx,
-        function: config.function.named(),
+        reference,
         rate: config.rate,
         playback: config.playback,
         queues: config.pipelines,

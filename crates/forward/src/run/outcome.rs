@@ -14,6 +14,7 @@ use crate::result::{
 use inlane_core::Port;
 use inlane_core::port::Counters;
 use inlane_core::stats::{LatencyHistogram, Summary};
+use inlane_core::verification::Verification;
 use inlane_function::FunctionReport;
 use inlane_process::cgroup::CpuQuota;
 use inlane_result::{PathExplanation, Quantity};
@@ -127,10 +128,7 @@ impl RunOutcome {
             shape,
             ceiling: None,
             baseline: None,
-            verification: ports.iter().filter_map(|port| port.verification()).reduce(|mut sum, one| {
-                sum.add(&one);
-                sum
-            }),
+            verification: verification(ports, load.reference.is_some(), sum.dropped_verdict),
             duration_ns: nanoseconds,
             rx: PacketTotals::over(&sum.rx, elapsed.as_secs_f64()),
             tx: PacketTotals::over(&sum.tx, elapsed.as_secs_f64()),
@@ -174,6 +172,20 @@ impl RunOutcome {
             errors,
         }
     }
+}
+
+/// Adds up what checkers found. Without a reference, each checker expects all packets, and the function's verdicts tell how
+/// many it dropped.
+fn verification(ports: &[Box<dyn Port>], has_reference: bool, dropped: u64) -> Option<Verification> {
+    let mut found = ports.iter().filter_map(|port| port.verification());
+    let mut sum = found.next()?;
+    let sent = sum.expected;
+    found.for_each(|one| sum.add(&one));
+    if !has_reference {
+        sum.expected = sent.map(|sent| sent.saturating_sub(dropped));
+        sum.lost = sum.expected.unwrap_or(0).saturating_sub(sum.checked - sum.duplicated);
+    }
+    Some(sum)
 }
 
 /// Returns the hops of each direction: port, packet function with its executor, ports.

@@ -90,13 +90,63 @@ fn a_panic_of_the_function_ends_the_run_with_an_error() {
 }
 
 #[test]
-fn a_function_in_rust_is_refused_on_a_gpu_and_before_a_checker() {
+fn a_function_in_rust_is_refused_on_a_gpu() {
     let (mut config, _) = config(0);
     config.executor = Executor::new(Device::Gpu(0), Method::Single, 0, Default::default()).unwrap();
     let refused = run_it(&config).err().unwrap().to_string();
     assert!(refused.contains("sort is a function in Rust, which runs on the CPU only"), "{refused}");
-    config.executor = Executor::default();
-    config.route = Route::one_way("gen:64", ["check"]).unwrap();
+}
+
+/// Drops packets of flow 1 and pushes four bytes in front of the others.
+struct PushOrDrop;
+
+impl RustFunction for PushOrDrop {
+    fn process(&mut self, packet: &mut FunctionPacket<'_>) -> Verdict {
+        let length = packet.bytes().len();
+        let flow = packet.bytes()[length - 15];
+        if flow == 1 {
+            return Verdict::Drop;
+        }
+        assert!(packet.set_length(length + 4));
+        packet.bytes_mut().copy_within(..length, 4);
+        Verdict::Forward
+    }
+}
+
+#[test]
+fn a_checker_counts_the_packets_of_a_function_without_a_reference() {
+    let mut config = Config::new(Route::one_way("gen:64,flows=3,packets=600", ["check"]).unwrap());
+    config.cores = Some(Vec::new());
+    config.function = OwnFunction::new("push-or-drop", || PushOrDrop).into();
+    let outcome = run_it(&config).unwrap();
+    let found = outcome.result.verification.unwrap();
+    assert_eq!(outcome.result.dropped_verdict, 200);
+    assert!(found.passed(), "{found:?}");
+    assert_eq!((found.expected, found.checked), (Some(400), 400));
+    assert!(found.method.contains("the function has no reference"), "{}", found.method);
+    assert!(outcome.result.latency.is_some());
+    config.faults = Some("drop=10%:1,seed=3".into());
+    let found = run_it(&config).unwrap().result.verification.unwrap();
+    assert!(found.lost > 0 && found.altered == 0, "{found:?}");
+    config.faults = None;
+    config.route = Route::one_way("gen:64,packets=600", ["check", "null"]).unwrap();
     let refused = run_it(&config).err().unwrap().to_string();
-    assert!(refused.contains("the checker has no reference for it"), "{refused}");
+    assert!(refused.contains("some of its packets go to null"), "{refused}");
+}
+
+#[test]
+fn a_reference_of_the_users_finds_wrong_bytes_and_verdicts() {
+    let mut config = Config::new(Route::one_way("gen:64,flows=3,packets=600", ["check"]).unwrap());
+    config.cores = Some(Vec::new());
+    config.function = OwnFunction::new("push-or-drop", || PushOrDrop).into();
+    for (reference, altered, lost) in [("io", 400, 200), ("drop-rule:all", 400, 0)] {
+        config.reference = Some(reference.into());
+        let found = run_it(&config).unwrap().result.verification.unwrap();
+        assert_eq!((found.altered, found.lost), (altered, lost), "{reference}: {found:?}");
+    }
+    config.reference = Some("nothing".into());
+    assert!(run_it(&config).err().unwrap().to_string().contains("there is no such packet function"));
+    config.route = Route::one_way("gen:64", ["null"]).unwrap();
+    config.reference = Some("io".into());
+    assert!(run_it(&config).err().unwrap().to_string().contains("nothing compares packets with it"));
 }

@@ -53,7 +53,7 @@ impl Link {
                     ports,
                     rx: None,
                     tx: &[],
-                    function: Some("io"),
+                    reference: None,
                     rate: None,
                     playback: Playback::default(),
                     queues,

@@ -2,6 +2,9 @@
 //! their flow. Also finds packets with changes that the packet function does not make.
 //!
 //! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
+//! If the function has no reference, only its packets' [stamps](crate::generate::stamp) are checked: loss, duplication,
+//! order and latency, but not the bytes of headers.
+//!
 //! Each packet has a [stamp] with its flow and number. Packets that the generator did not send count as
 //! foreign.
 //!
@@ -17,7 +20,7 @@ mod tracker;
 #[cfg(test)]
 mod tests;
 
-use crate::field::RX;
+use crate::field::{REFERENCE, RX};
 use crate::generate::{Generator, SentCounts, Traffic, require_cpu_memory};
 use expect::{Classification, ExpectedPackets};
 use inlane_core::clock::Clock;
@@ -86,7 +89,7 @@ impl Checker {
         text: &str,
         clock: &Clock,
         source: Option<&Generator>,
-        reference: Box<dyn ReferenceFunction>,
+        reference: impl Into<Option<Arc<dyn ReferenceFunction>>>,
         number: u16,
     ) -> Result<Self> {
         Self::new(CheckSpec::parse(text)?, clock, source, reference, number)
@@ -97,18 +100,30 @@ impl Checker {
     /// options. `reference` models the packet function between generator and checker. The checker expects the
     /// packets that this function sends to port `number`.
     ///
+    /// Without a reference, the checker reads only stamps, and expects every packet of `source`. The caller must then subtract
+    /// the packets that the function drops.
+    ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
     /// # Errors
-    /// If neither `spec` nor `source` tells which packets are sent, or if they differ.
+    /// If neither `spec` nor `source` tells which packets are sent, or if they differ. Also if there is neither a reference nor
+    /// a generator in this process.
     pub fn new(
         spec: CheckSpec,
         clock: &Clock,
         source: Option<&Generator>,
-        reference: Box<dyn ReferenceFunction>,
+        reference: impl Into<Option<Arc<dyn ReferenceFunction>>>,
         number: u16,
     ) -> Result<Self> {
         let CheckSpec { text, traffic: own } = spec;
+        let reference = reference.into();
+        if reference.is_none() && source.is_none() {
+            let why = format!(
+                "the generator is in another process, and the packet function has no reference, so the checker cannot know which \
+                 packets it drops; give {REFERENCE} a function that does the same"
+            );
+            return Err(Error::port_usage(text, why));
+        }
         let (traffic, sent) = match (own, source) {
             (Some(own), Some(source)) if own != **source.traffic() => {
                 let why = format!(
@@ -118,7 +133,11 @@ impl Checker {
                 );
                 return Err(Error::port_usage(text, why));
             }
-            (Some(traffic), _) => (Arc::new(traffic), None),
+            (Some(traffic), None) => (Arc::new(traffic), None),
+            (Some(_), Some(source)) if reference.is_none() => {
+                (source.traffic().clone(), Some(source.sent().clone()))
+            }
+            (Some(traffic), Some(_)) => (Arc::new(traffic), None),
             (None, Some(source)) => (source.traffic().clone(), Some(source.sent().clone())),
             (None, None) => {
                 let why = format!(
@@ -296,10 +315,12 @@ impl CheckerTx {
 unsafe impl Tx for CheckerTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
+        let expectation = self.expectation.clone();
+        let cases = expectation.cases();
         for packet in packets {
             // SAFETY: the caller holds the packet. `take_tx` checked that the CPU maps the pool's memory.
             let bytes = unsafe { packet.bytes() };
-            if let Some(stamp) = self.expectation.matches_template(bytes) {
+            if let Some(stamp) = expectation.matches_template(cases, bytes) {
                 self.tracker.record(stamp.flow, stamp.sequence);
                 if self.timed {
                     self.found.latency.record(stamp.age_ns(now_ns), 1);

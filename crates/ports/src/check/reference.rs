@@ -5,6 +5,7 @@
 use inlane_core::{Error, Result};
 use inlane_wire::{FiveTuple, Layers, checksum, ethernet, icmp, ipv4, ipv6, tcp, udp};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// The verdict that a packet function must give on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,12 @@ pub trait ReferenceFunction: Send + Sync {
     /// Changes `frame` as the packet function must, and returns the expected verdict.
     fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
+    /// Returns true if [`ReferenceFunction::apply`] can be called. A function of the user's is compiled after the ports have
+    /// been opened.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
     /// Returns true if the result depends on the payload or the transport checksum. The checker then builds
     /// every expected packet, which is slower than templates.
     fn depends_on_payload(&self) -> bool {
@@ -49,20 +56,18 @@ pub trait ReferenceFunction: Send + Sync {
 ///
 /// # Errors
 /// If the function is not built in or has no reference, or if its settings are wrong.
-pub fn find(function: &str) -> Result<Box<dyn ReferenceFunction>> {
+pub fn find(function: &str) -> Result<Arc<dyn ReferenceFunction>> {
     let (name, settings) = function.split_once(':').unwrap_or((function, ""));
     Ok(match name {
-        "io" | "flow-count" => Box::new(Simple("io", |_| ExpectedVerdict::Forward)),
-        "macswap" => Box::new(Simple("macswap", macswap)),
-        "l3-decrement" => Box::new(Simple("l3-decrement", l3_decrement)),
-        "checksum" => Box::new(Checksum),
-        "drop-rule" => Box::new(DropRule::parse(settings)?),
+        "io" | "flow-count" => Arc::new(Simple("io", |_| ExpectedVerdict::Forward)),
+        "macswap" => Arc::new(Simple("macswap", macswap)),
+        "l3-decrement" => Arc::new(Simple("l3-decrement", l3_decrement)),
+        "checksum" => Arc::new(Checksum),
+        "drop-rule" => Arc::new(DropRule::parse(settings)?),
         _ => {
             return Err(Error::Invalid {
                 what: format!("check of function {function}").into(),
-                why: "the checker has no reference for it; use io, macswap, l3-decrement, flow-count, checksum or \
-                      drop-rule, or send to another port"
-                    .into(),
+                why: "there is no reference for it; use io, macswap, l3-decrement, flow-count, checksum or drop-rule".into(),
             });
         }
     })

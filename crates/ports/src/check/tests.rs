@@ -11,10 +11,13 @@ struct TestRun {
 }
 
 fn test_run(text: &str, function: &str) -> TestRun {
+    test_run_against(text, reference::find(function).unwrap().into())
+}
+
+fn test_run_against(text: &str, reference: Option<Arc<dyn ReferenceFunction>>) -> TestRun {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();
-    let mut checker =
-        Checker::open("check", &clock, Some(&generator), reference::find(function).unwrap(), 0).unwrap();
+    let mut checker = Checker::open("check", &clock, Some(&generator), reference, 0).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
     generator.configure(std::slice::from_ref(&pool), 0).unwrap();
     checker.configure(&[], 1).unwrap();
@@ -326,4 +329,56 @@ fn a_checker_that_receives_nothing_says_so() {
     let TestRun { checker, .. } = test_run("gen:64", "io");
     let idle = checker.verification().unwrap();
     assert!(idle.received_nothing() && !idle.passed(), "the generator sent nothing: {idle:?}");
+}
+
+#[test]
+fn without_a_reference_stamps_find_loss_and_duplicates_behind_any_headers() {
+    let traffic = "gen:imix,flows=3";
+    let counts = |work: &mut dyn FnMut(usize, &mut Vec<Packet>, &dyn Pool)| {
+        let (found, _) = test_run_against(traffic, None).run(2, work);
+        (found.checked, found.lost, found.duplicated, found.reordered, found.altered)
+    };
+    assert_eq!(counts(&mut |_, _, _| ()), (64, 0, 0, 0, 0));
+    // Puts bytes in front of a packet.
+    let push = |packet: &mut Packet, at: usize, new: &[u8]| {
+        let length = packet.length as usize;
+        packet.length += new.len() as u32;
+        let bytes = bytes(packet);
+        bytes.copy_within(at..length, at + new.len());
+        bytes[at..at + new.len()].copy_from_slice(new);
+    };
+    // New bytes in front, another protocol, and changed headers are the function's business.
+    let tunnel = &mut |_, packets: &mut Vec<Packet>, _: &dyn Pool| {
+        packets.iter_mut().for_each(|packet| push(packet, 0, &[0x88; 50]));
+    };
+    assert_eq!(counts(tunnel), (64, 0, 0, 0, 0));
+    let tag = &mut |_, packets: &mut Vec<Packet>, _: &dyn Pool| {
+        packets.iter_mut().for_each(|packet| push(packet, 12, &[0x81, 0, 0, 42]));
+        packets.iter().for_each(|packet| bytes(packet)[20] ^= 1);
+    };
+    assert_eq!(counts(tag), (64, 0, 0, 0, 0));
+    let lose = &mut |_, packets: &mut Vec<Packet>, pool: &dyn Pool| {
+        let lost = packets.remove(7);
+        // SAFETY: the packet is from this pool, and is not used again.
+        unsafe { pool.free(&[lost]) };
+    };
+    assert_eq!(counts(lose), (62, 2, 0, 0, 0));
+    let damage = &mut |_, packets: &mut Vec<Packet>, _: &dyn Pool| {
+        *bytes(&packets[9]).last_mut().unwrap() ^= 1;
+    };
+    assert_eq!(counts(damage), (64, 0, 0, 0, 2));
+    let twice = &mut |_, packets: &mut Vec<Packet>, pool: &dyn Pool| {
+        let mut copy = [Packet::EMPTY];
+        assert_eq!(pool.allocate(&mut copy), 1);
+        copy[0].length = packets[3].length;
+        bytes(&copy[0]).copy_from_slice(bytes(&packets[3]));
+        packets.push(copy[0]);
+    };
+    assert_eq!(counts(twice), (66, 0, 2, 0, 0));
+}
+
+#[test]
+fn without_a_reference_the_generator_must_be_here() {
+    let refused = Checker::open("check:64", &Clock::new(), None, None, 0).err().unwrap().to_string();
+    assert!(refused.contains("the generator is in another process"), "{refused}");
 }
