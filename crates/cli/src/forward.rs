@@ -16,12 +16,13 @@ use args::OutputArgs;
 use inlane_forward::control::Control;
 use inlane_forward::experiment::{Goal, Watch, sends_to_stdout};
 use inlane_forward::result::PacketResult;
+use inlane_forward::run::Reading;
 use inlane_forward::{MeasureOptions, Session};
 use inlane_result::Document;
 use live::Live;
 use options::MethodChoice;
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use args::Forward;
 
@@ -51,17 +52,29 @@ impl Forward {
             let why = "a series prints a line after each run instead; leave it out";
             return Err(inlane_core::Error::invalid(fields::flag("interval"), why).into());
         }
+        if self.output.metrics.is_some() && !series.is_plain() {
+            let why = "a series has several runs, whose counters begin again; leave it out";
+            return Err(inlane_core::Error::invalid(fields::flag("metrics"), why).into());
+        }
         let control = Arc::new(Control::default());
         control.set_on_stuck(end_stuck);
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture may be written to standard output. The result then goes to standard error instead.
         let sends_to_stdout = sends_to_stdout(&config);
         outputs::check(self, &config.route, settings.file.as_deref())?;
-        let OutputArgs { json, csv, svg, interval } = &self.output;
+        let OutputArgs { json, csv, svg, interval, metrics } = &self.output;
         let output = Output::open(json.as_deref(), csv.as_deref(), svg.as_deref())?;
-        let mut live = Live::new(*interval);
+        let mut live = Live::new(*interval, json.is_some());
+        let newest = Arc::new(Mutex::new(Reading::default()));
+        if let Some(address) = *metrics {
+            let shown = newest.clone();
+            crate::metrics::serve(address, move || Ok(crate::metrics::forward_page(&locked(&shown))))?;
+        }
         let (mut document, failure) = if series.is_plain() {
-            let watch: Watch = Box::new(|elapsed, reading| live.show(elapsed, reading));
+            let watch: Watch = Box::new(|elapsed, reading| {
+                live.show(elapsed, reading);
+                locked(&newest).clone_from(reading);
+            });
             let mut session = Session { control: control.clone(), watch, ..Session::default() };
             let found = session.measure(&config, &self.measure_options())?;
             let mut document = Document::new("forward");
@@ -98,6 +111,11 @@ impl Forward {
             baseline: !self.experiment.no_baseline,
         }
     }
+}
+
+/// Returns the newest reading. A thread that panicked while it held the lock left a whole one.
+fn locked(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
+    reading.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends the process, because a packet function that never returns keeps its thread for ever.

@@ -13,6 +13,7 @@ pub mod batch;
 mod competing;
 pub mod config;
 pub mod control;
+mod counters;
 mod error;
 pub mod experiment;
 pub mod field;
@@ -25,6 +26,7 @@ pub mod run;
 mod trial;
 pub mod verify;
 
+pub use counters::PortCounters;
 pub use error::{Error, Result};
 pub use experiment::{MeasureOptions, Measurement, Session, measure};
 pub use inlane_function::builtins as functions;

@@ -17,6 +17,7 @@ mod wrappers;
 
 use crate::config::Config;
 use crate::control::Control;
+use crate::counters::PortCounters;
 use crate::error::{Error, Result};
 use inlane_core::load::{Counts, Load, LoadError, Running, prepare, run_together};
 use std::time::Duration;
@@ -26,6 +27,15 @@ pub use load::ForwardLoad;
 pub(crate) use open::ports;
 pub use outcome::RunOutcome;
 
+/// The counters of a run up to a moment.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// The sum of the meters.
+    pub counts: Counts,
+    /// The counters of each port.
+    pub ports: Vec<PortCounters>,
+}
+
 /// The time between two calls of `watch` in [`run`].
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// The longest time until the run notices a signal.
@@ -34,7 +44,7 @@ const NOTICE_WITHIN: Duration = Duration::from_millis(100);
 /// Executes a run. The run ends when the source is exhausted, or when the requested time or number of packets
 /// is reached. The caller can stop or abort it through `control`.
 ///
-/// Calls `watch` about once a second with the time since the start and the sum of the meters.
+/// Calls `watch` about once a second with the time since the start and the counters.
 ///
 /// # Errors
 /// When the run cannot start because of its settings, a port, a device or memory. Later errors are in
@@ -42,12 +52,13 @@ const NOTICE_WITHIN: Duration = Duration::from_millis(100);
 pub fn run(
     config: &Config,
     control: &Control,
-    watch: &mut dyn FnMut(Duration, Counts),
+    watch: &mut dyn FnMut(Duration, &Reading),
 ) -> Result<RunOutcome> {
     let mut load = ForwardLoad::open(config, None)?;
     let drop_privileges = || inlane_process::privileges::drop_privileges().map(drop);
     prepare(&mut [&mut load], drop_privileges)?.into_iter().collect::<Result<(), _>>().map_err(own)?;
     let (run, meters, flags) = (Running::new(load.threads()), load.meters(), load.control());
+    let counters = load.counters.clone();
     let mut stuck = StuckCalls::new(config.function.name().into(), config.watchdog, load.calls());
     let mut next_watch = WATCH_EVERY;
     let outcomes = run_together(&mut [&mut load], &run, |_| {
@@ -63,7 +74,8 @@ pub fn run(
             control.stuck(error);
         }
         if flowed >= next_watch {
-            watch(flowed, meters.iter().map(|meter| meter.read()).sum());
+            let counts = meters.iter().map(|meter| meter.read()).sum();
+            watch(flowed, &Reading { counts, ports: counters.read() });
             next_watch += WATCH_EVERY;
         }
         let mut wait = next_watch - flowed.min(next_watch);

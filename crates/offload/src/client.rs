@@ -20,7 +20,11 @@ pub fn fetch(path: &Path) -> Result<EngineStatus> {
     fetch_within(path, Duration::from_secs(ANSWER_SECONDS))
 }
 
-fn fetch_within(path: &Path, limit: Duration) -> Result<EngineStatus> {
+/// Asks the engine as [`fetch`] does, and waits for at most `limit`.
+///
+/// # Errors
+/// As for [`fetch`].
+pub fn fetch_within(path: &Path, limit: Duration) -> Result<EngineStatus> {
     let shown = path.display().to_string();
     if let Some(kind) = kind_of_no_socket(path) {
         let why = format!("it is {kind}, not a socket; give the control socket of an engine");

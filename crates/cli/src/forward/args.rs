@@ -12,6 +12,7 @@ use inlane_forward::gpu::Memory;
 use inlane_forward::pipeline::Overload;
 use inlane_ports::pcap::Pace;
 use inlane_ports::spec::{Kind, Properties};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -308,8 +309,11 @@ pub(super) struct OutputArgs {
     /// Draw rate and latency to an SVG file, against the first swept number or the offered load
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
-    /// Print a line with the current rates to standard error at this interval, 1s or more. On a terminal, the
-    /// rates are shown without this flag
+    /// Print a line with the current rates to standard error at this interval, 1s or more. With --json, the line is a
+    /// JSON object with the counters of each port. On a terminal, the rates are shown without this flag
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) interval: Option<Duration>,
+    /// Serve the counters of each port for Prometheus at http://ADDRESS:PORT/metrics while the run lasts
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(super) metrics: Option<SocketAddr>,
 }

@@ -19,6 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
@@ -107,6 +108,9 @@ pub struct Target {
     /// Write the counters as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
+    /// Serve the counters for Prometheus at http://ADDRESS:PORT/metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
 }
 
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
@@ -163,22 +167,39 @@ impl Target {
             }
         })
         .context("cannot watch for Ctrl-C")?;
+        let newest = Arc::<Mutex<Option<TargetResult>>>::default();
+        if let Some(address) = self.metrics {
+            let shown = newest.clone();
+            let page = move || {
+                let newest = shown.lock().unwrap_or_else(PoisonError::into_inner);
+                newest
+                    .as_ref()
+                    .map(crate::metrics::target_page)
+                    .ok_or_else(|| "the target is starting".to_owned())
+            };
+            crate::metrics::serve(address, page)?;
+        }
         let target = inlane_nvme::target::Target::start(config)?;
         if !self.keep_privileges {
             drop_privileges(successor)?;
         }
         announce(&target);
+        crate::systemd::notify("READY=1");
         let end = self.duration.map(|duration| Instant::now() + duration);
         while !target.has_failed() {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 break;
             }
+            if self.metrics.is_some() {
+                *newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(TargetResult::of(&target));
+            }
             let pause = Duration::from_millis(500).min(left.unwrap_or(Duration::MAX));
             if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                 break;
             }
         }
+        crate::systemd::notify("STOPPING=1");
         let ended = target.stop()?;
         let mut document = Document::new("nvme target");
         document.results = vec![ended];

@@ -1,22 +1,25 @@
 //! `inlane offload serve`: runs the engine.
 
 use super::run::read_rules;
+use super::status::totals;
 use crate::fields::flag;
 use crate::values::{core_list, count, power_of_two};
 use clap::Args;
 use inlane_core::units;
 use inlane_offload::Settings;
 use inlane_offload::Threads;
+use inlane_offload::client::{fetch, fetch_within};
+use inlane_offload::status::EngineStatus;
 use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
 use inlane_process::limits::allow_descriptors;
 use inlane_process::privileges::{Successor, drop_privileges_to, group_named};
 use inlane_wire::Mac;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Runs an engine until it is interrupted
@@ -92,6 +95,9 @@ pub struct Serve {
     /// engine gives up its capabilities in both cases
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
+    /// Serve the engine's counters for Prometheus at http://ADDRESS:PORT/metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Faults to inject into received frames, joined by commas: drop=P:N (N in a row), duplicate=P, corrupt=P,
     /// reorder=P:N (N later frames overtake the frame), delay=P:TIME, seed=N. P is a probability such as 1%
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, value_parser = Faults::parse)]
@@ -113,6 +119,9 @@ impl From<Transport> for inlane_offload::Transport {
         }
     }
 }
+
+/// How long an engine that was told to end may take to give its sums.
+const LAST_ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 /// The numbers of cores.
 #[derive(Clone)]
@@ -193,9 +202,15 @@ impl Serve {
             return Err(inlane_core::Error::invalid(what, why).into());
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let stopping = stop.clone();
+        let (stopping, last, asked) =
+            (stop.clone(), Arc::<OnceLock<EngineStatus>>::default(), self.socket.clone());
+        let state = last.clone();
         crate::signal::on_signal(move |signal, before| match before {
             0 => {
+                // Only a running engine answers. Without an answer, the engine ends without its sums.
+                if let Ok(status) = fetch_within(&asked, LAST_ANSWER_WITHIN) {
+                    let _ = state.set(status);
+                }
                 stopping.store(true, Ordering::Relaxed);
                 crate::devices::stop_waiting();
             }
@@ -211,6 +226,14 @@ impl Serve {
                 ));
             }
         }
+        if let Some(address) = self.metrics {
+            let socket = self.socket.clone();
+            let page = move || match fetch(&socket) {
+                Ok(status) => Ok(crate::metrics::engine_page(&status)),
+                Err(error) => Err(error.to_string()),
+            };
+            crate::metrics::serve(address, page)?;
+        }
         let mut engine = Threads::open(settings)?;
         drop_privileges_to(successor)?;
         let (mac, path) = engine.link();
@@ -218,8 +241,13 @@ impl Serve {
             "inlane: engine ready: {path}, MAC address {mac}, control socket {}",
             self.socket.display()
         ));
+        crate::systemd::notify("READY=1");
         let outcome = engine.run(&stop);
+        crate::systemd::notify("STOPPING=1");
         engine.close();
+        if let Some(status) = last.get() {
+            crate::print(|out| totals(out, status))?;
+        }
         Ok(outcome?)
     }
 }

@@ -62,44 +62,7 @@ fn share_of(part: u64, whole: u64) -> String {
 
 fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()> {
     for engine in &document.results {
-        let counters = &engine.connections;
-        let share = engine.cpu_ns as f64 / engine.uptime_ns.max(1) as f64 * 100.0;
-        writeln!(
-            out,
-            "engine on {} ({}), MAC {}, {}",
-            engine.port,
-            engine.path,
-            engine.mac,
-            engine.addresses.join(", ")
-        )?;
-        writeln!(
-            out,
-            "up {:.0} s, {share:.1} % of a core; connections: {} opened, {} accepted, {} in TIME-WAIT; {} received, {} sent, {} retransmitted",
-            engine.uptime_ns as f64 / 1e9,
-            counters.connected,
-            counters.accepted,
-            counters.time_wait,
-            units::bytes(counters.received_bytes),
-            units::bytes(counters.sent_bytes),
-            units::bytes(counters.retransmitted_bytes),
-        )?;
-        let link = &engine.link;
-        writeln!(
-            out,
-            "link: {} frames received, {} sent, {} malformed, {} dropped",
-            link.received_packets, link.sent_packets, link.malformed, link.dropped
-        )?;
-        if let Some(rdma) = &engine.rdma {
-            writeln!(
-                out,
-                "RDMA: {} connections, {} returned to TCP; {} placed into receive rings, {} of all received bytes; {} packets refused",
-                rdma.connections,
-                rdma.returned,
-                units::bytes(rdma.placed_bytes),
-                share_of(rdma.placed_bytes, counters.received_bytes),
-                rdma.refused(),
-            )?;
-        }
+        totals(out, engine)?;
         if let Some(name) = &engine.down_interface {
             writeln!(out, "the interface {name} of the port is down; set it up: ip link set {name} up")?;
         }
@@ -136,6 +99,57 @@ fn text(out: &mut dyn Write, document: &Document<EngineStatus>) -> io::Result<()
                 socket.reason
             )?;
         }
+    }
+    Ok(())
+}
+
+/// Writes what an engine is and what it has carried.
+pub(super) fn totals(out: &mut dyn Write, engine: &EngineStatus) -> io::Result<()> {
+    let counters = &engine.connections;
+    let share = engine.cpu_ns as f64 / engine.uptime_ns.max(1) as f64 * 100.0;
+    writeln!(
+        out,
+        "engine on {} ({}), MAC {}, {}",
+        engine.port,
+        engine.path,
+        engine.mac,
+        engine.addresses.join(", ")
+    )?;
+    writeln!(
+        out,
+        "up {:.0} s, {share:.1} % of a core; connections: {} opened, {} accepted, {} in TIME-WAIT; {} received, {} sent, {} retransmitted",
+        engine.uptime_ns as f64 / 1e9,
+        counters.connected,
+        counters.accepted,
+        counters.time_wait,
+        units::bytes(counters.received_bytes),
+        units::bytes(counters.sent_bytes),
+        units::bytes(counters.retransmitted_bytes),
+    )?;
+    let link = &engine.link;
+    writeln!(
+        out,
+        "link: {} frames received, {} sent, {} malformed, {} dropped",
+        link.received_packets, link.sent_packets, link.malformed, link.dropped
+    )?;
+    if let Some(rdma) = &engine.rdma {
+        writeln!(
+            out,
+            "RDMA: {} connections, {} returned to TCP; {} placed into receive rings, {} of all received bytes; {} packets refused",
+            rdma.connections,
+            rdma.returned,
+            units::bytes(rdma.placed_bytes),
+            share_of(rdma.placed_bytes, counters.received_bytes),
+            rdma.refused(),
+        )?;
+    }
+    let datagrams = &engine.datagrams.sockets;
+    if datagrams.received + datagrams.sent + datagrams.dropped > 0 {
+        writeln!(
+            out,
+            "datagrams: {} received, {} sent, {} dropped because a buffer was full",
+            datagrams.received, datagrams.sent, datagrams.dropped
+        )?;
     }
     Ok(())
 }

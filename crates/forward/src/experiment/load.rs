@@ -8,8 +8,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::field;
 use crate::result::{FailedRate, Note, PacketResult, TrialFailure};
-use crate::run::{RunOutcome, run};
-use inlane_core::load::Counts;
+use crate::run::{Reading, RunOutcome, run};
 use inlane_core::units::Rate;
 use inlane_ports::spec::Kind;
 use inlane_result::Quantity;
@@ -102,7 +101,7 @@ pub(super) fn against_load(
     loads: &[f64],
     control: &Arc<Control>,
     ceilings: &mut Ceilings,
-    watch: &mut dyn FnMut(Duration, Counts),
+    watch: &mut dyn FnMut(Duration, &Reading),
 ) -> Result<Measurement> {
     if !config.route.source().is_some_and(|rx| rx.properties().paces_itself) {
         let [generator, null] = [Kind::Generator, Kind::Null].map(|kind| kind.properties().name);

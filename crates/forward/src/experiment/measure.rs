@@ -12,9 +12,8 @@ use crate::config::{Config, Route};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::result::{MethodReason, Note, PacketResult};
-use crate::run::run;
+use crate::run::{Reading, run};
 use crate::verify;
-use inlane_core::load::Counts;
 use inlane_core::verification::Verification;
 use inlane_ports::spec::{Kind, PortSpec};
 use inlane_result::Quantity;
@@ -63,8 +62,8 @@ pub fn measure(config: &Config) -> Result<Measurement> {
     Session::default().measure(config, &MeasureOptions::default())
 }
 
-/// Called about once a second during a run, with the time since its start and the counters of packets.
-pub type Watch<'a> = Box<dyn FnMut(Duration, Counts) + 'a>;
+/// Called about once a second during a run, with the time since its start and the counters.
+pub type Watch<'a> = Box<dyn FnMut(Duration, &Reading) + 'a>;
 
 /// Makes measurements one after another.
 pub struct Session<'a> {

@@ -149,8 +149,8 @@ impl Circulation {
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
         // Count packets that are still in the receiving stage as unsent. This happens only in an aborted run.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
-        rx_stage.publish(context.meter());
-        tx_stage.publish(context.meter(), tally.dropped());
+        rx_stage.publish(context);
+        tx_stage.publish(context, tally.dropped());
         let (counters, error) = rx_stage.finish();
         tally.rx = counters;
         tally.errors.extend(error.map(Error::from));
@@ -168,7 +168,7 @@ impl Circulation {
         context: &PipelineContext<'_>,
     ) -> Result<()> {
         let Self { rx_stage, tx_stage, dispatcher, room, limits, tally } = self;
-        let (&PipelineContext { control, clock, .. }, meter) = (context, context.meter());
+        let &PipelineContext { control, clock, .. } = context;
         let mut idle = Idle::default();
         let mut publication = Publication::new();
         let mut receiving = true;
@@ -200,8 +200,8 @@ impl Circulation {
                 items.spare.push(item.packets);
                 if publication.is_due() {
                     publication.done(clock);
-                    rx_stage.publish(meter);
-                    tx_stage.publish(meter, tally.dropped());
+                    rx_stage.publish(context);
+                    tx_stage.publish(context, tally.dropped());
                 }
             } else if control.aborting() {
                 break;
@@ -245,8 +245,8 @@ impl Circulation {
                 idle.wait();
                 if idle.is_first_round() {
                     tx_stage.flush(control);
-                    rx_stage.publish(meter);
-                    tx_stage.publish(meter, tally.dropped());
+                    rx_stage.publish(context);
+                    tx_stage.publish(context, tally.dropped());
                 }
             }
         }

@@ -16,6 +16,7 @@ mod tests;
 mod tx_stage;
 
 use crate::control::{Control, Idle};
+use crate::counters::QueueCounters;
 use crate::error::Error;
 use inlane_core::clock::{Clock, ThreadTime};
 use inlane_core::load::{self, Member, Meter, Pace};
@@ -110,6 +111,7 @@ pub struct PipelineContext<'a> {
     cores: &'a [usize],
     member: Mutex<Option<Member<'a>>>,
     pace: Option<&'a Pace>,
+    counters: Option<&'a QueueCounters>,
 }
 
 impl<'a> PipelineContext<'a> {
@@ -129,7 +131,7 @@ impl<'a> PipelineContext<'a> {
         cores: &'a [usize],
     ) -> Self {
         assert!(!meters.is_empty(), "the dispatching thread needs a meter");
-        Self { control, meters, clock, index, cores, member: Mutex::default(), pace: None }
+        Self { control, meters, clock, index, cores, member: Mutex::default(), pace: None, counters: None }
     }
 
     /// Makes the pipeline wait at the start line of which `member` is a membership.
@@ -142,6 +144,12 @@ impl<'a> PipelineContext<'a> {
     #[must_use]
     pub fn parked_by(self, pace: &'a Pace) -> Self {
         Self { pace: Some(pace), ..self }
+    }
+
+    /// Makes the pipeline publish the counters of its queues, too.
+    #[must_use]
+    pub(crate) fn counted_by(self, counters: &'a QueueCounters) -> Self {
+        Self { counters: Some(counters), ..self }
     }
 
     /// Sleeps for a millisecond if the load is parked and the calling thread has long had no work. Otherwise a thread that

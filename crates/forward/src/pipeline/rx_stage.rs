@@ -1,10 +1,9 @@
 //! The receiving stage of a pipeline: receives packets and gathers them into bursts.
 
 use super::burst_buffer::BurstBuffer;
-use super::{Overload, PipelineSettings};
+use super::{Overload, PipelineContext, PipelineSettings};
 use crate::control::{Control, publish_times};
 use inlane_core::clock::Clock;
-use inlane_core::load::Meter;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Rx};
 use std::sync::Arc;
@@ -108,10 +107,14 @@ impl RxStage {
         }
     }
 
-    /// Publishes the count of the packets received so far, and the times of the calling thread.
-    pub fn publish(&self, meter: &Meter) {
-        meter.set_begun(self.rx.counters().packets);
+    /// Publishes the counters of the packets received so far, and the times of the calling thread.
+    pub fn publish(&self, context: &PipelineContext<'_>) {
+        let (meter, counters) = (context.meter(), self.rx.counters());
+        meter.set_begun(counters.packets);
         publish_times(meter);
+        if let Some(queues) = context.counters {
+            queues.rx.set(counters);
+        }
     }
 
     /// Ends the stage. Returns the queue's counters, and the receive error if there was one.

@@ -33,7 +33,7 @@ pub fn run(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineCo
 fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineContext<'_>) -> Tally {
     let Pipeline { rx, txs, pool, mut instances } = pipeline;
     let _owner = pool.own();
-    let (&PipelineContext { control, clock, .. }, meter) = (context, context.meter());
+    let &PipelineContext { control, clock, .. } = context;
     let instance = &mut instances[0];
     let room = pool.room() as u32;
     let mut tx_stage = TxStage::new(txs, &pool, settings);
@@ -85,16 +85,16 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                 bursts = bursts.wrapping_add(1);
                 if publication.is_due() {
                     publication.done(clock);
-                    rx_stage.publish(meter);
-                    tx_stage.publish(meter, tally.dropped());
+                    rx_stage.publish(context);
+                    tx_stage.publish(context, tally.dropped());
                 }
             }
             ReceiveState::Incomplete => {
                 idle.wait();
                 if idle.is_first_round() {
                     tx_stage.flush(control);
-                    rx_stage.publish(meter);
-                    tx_stage.publish(meter, tally.dropped());
+                    rx_stage.publish(context);
+                    tx_stage.publish(context, tally.dropped());
                 }
                 if ticks {
                     instance.tick(clock.now_ns());
@@ -103,8 +103,8 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
             ReceiveState::Ended => break,
         }
     }
-    rx_stage.publish(meter);
-    tx_stage.publish(meter, tally.dropped());
+    rx_stage.publish(context);
+    tx_stage.publish(context, tally.dropped());
     let (rx, error) = rx_stage.finish();
     tally.rx = rx;
     tally.errors.extend(error.map(Error::from));

@@ -1,10 +1,9 @@
 //! The sending stage of a pipeline: sends packets to the ports that their verdicts name.
 
 use super::burst_buffer::BurstBuffer;
-use super::{Overload, PipelineSettings, Tally};
+use super::{Overload, PipelineContext, PipelineSettings, Tally};
 use crate::control::{Control, Idle};
 use inlane_core::clock::Clock;
-use inlane_core::load::Meter;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Tx};
 use std::sync::Arc;
@@ -216,8 +215,11 @@ impl TxStage {
     }
 
     /// Publishes the counts of sent and dropped packets. `dropped` is the number that other stages dropped.
-    pub fn publish(&self, meter: &Meter, dropped: u64) {
-        let counters = self.counters();
+    pub fn publish(&self, context: &PipelineContext<'_>, dropped: u64) {
+        let (meter, counters) = (context.meter(), self.counters());
+        if let Some(queues) = context.counters {
+            queues.txs.iter().zip(&self.txs).for_each(|(queue, tx)| queue.set(tx.counters()));
+        }
         meter.set(counters.packets, counters.bytes);
         meter.set_dropped(dropped + self.refused + self.dropped_invalid + self.dropped_unsent);
     }

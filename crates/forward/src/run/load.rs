@@ -14,6 +14,7 @@ use super::wrappers::Wrappers;
 use crate::competing::CompetingJob;
 use crate::config::{Config, CpuMethod, Executor};
 use crate::control::Control;
+use crate::counters::RunCounters;
 use crate::error::{Error, Result};
 use crate::field;
 use crate::gpu::{self, Gpu, LinkMeter, LinkSamples};
@@ -28,7 +29,7 @@ use inlane_function::{Calls, Instance, PacketFunction};
 use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::fault;
 use inlane_process::cgroup::CpuQuota;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Packet processing as a load: pipelines between ports.
@@ -53,6 +54,7 @@ pub struct ForwardLoad {
     pub(super) cores: Vec<usize>,
     /// The meters of all threads, pipeline by pipeline.
     pub(super) meters: Vec<Arc<Meter>>,
+    pub(super) counters: Arc<RunCounters>,
     pace: Arc<Pace>,
     control: Arc<Control>,
     ports_started: bool,
@@ -107,7 +109,13 @@ impl ForwardLoad {
         let wrappers = Wrappers::new(config, &specs, &clock, pace.clone())?;
         let (pipelines, faults) = wiring::connect(config, &mut ports, &pools, &directions, &wrappers)?;
         let threads = config.executor.threads() * pipelines.len();
+        let names = specs.iter().map(|spec| spec.text().to_owned()).collect();
+        let queues = directions
+            .iter()
+            .flat_map(|direction| (0..config.pipelines).map(|_| (direction.rx, direction.tx.clone())));
+        let counters = Arc::new(RunCounters::new(names, queues));
         let mut load = Self {
+            counters,
             pipelines,
             lanes: Vec::new(),
             competing: None,
@@ -242,12 +250,21 @@ impl ForwardLoad {
     }
 
     fn run_threads(&mut self, members: Vec<Member<'_>>) -> Vec<(Tally, Option<gpu::LaneReport>)> {
-        let Self { pipelines, lanes, config, clock, control, meters, cores, pace, .. } = self;
+        let Self { pipelines, lanes, ports, config, clock, control, meters, counters, cores, pace, .. } =
+            self;
+        let counters = &**counters;
         let (config, clock, control, pace) = (&*config, &*clock, &**control, &**pace);
         let threads = config.executor.threads();
         let pipelines = std::mem::take(pipelines).into_iter();
         let mut lanes = lanes.iter_mut();
         std::thread::scope(|scope| {
+            let (asking, ended) = mpsc::channel();
+            // A port can be used by one thread at a time, so this thread alone has them until the pipelines have ended.
+            let ask = move || counters.ask_devices(ports, &ended);
+            let asked = std::thread::Builder::new().name("inlane-counters".into()).spawn_scoped(scope, ask);
+            if let Err(error) = asked {
+                tracing::warn!("what devices have missed is shown at the end only: {error}");
+            }
             let mut running = Vec::new();
             for (index, (pipeline, member)) in pipelines.zip(members).enumerate() {
                 let lane = lanes.next();
@@ -255,7 +272,8 @@ impl ForwardLoad {
                 let meters = &meters[index * threads..][..threads];
                 let context = PipelineContext::new(control, meters, clock, index, cores)
                     .starting_with(member)
-                    .parked_by(pace);
+                    .parked_by(pace)
+                    .counted_by(counters.of_pipeline(index));
                 running.push(scope.spawn(move || {
                     let _stop = StopOnPanic(control);
                     let ended = run_pipeline(pipeline, lane, config, &context);
@@ -271,7 +289,9 @@ impl ForwardLoad {
                     .join()
                     .unwrap_or_else(|panic| (Tally::failed(panicked(index, "supervising", panic)), None))
             };
-            running.into_iter().enumerate().map(join).collect()
+            let tallies = running.into_iter().enumerate().map(join).collect();
+            drop(asking);
+            tallies
         })
     }
 

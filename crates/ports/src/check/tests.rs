@@ -334,7 +334,8 @@ fn a_checker_that_receives_nothing_says_so() {
 #[test]
 fn without_a_reference_stamps_find_loss_and_duplicates_behind_any_headers() {
     let traffic = "gen:imix,flows=3";
-    let counts = |work: &mut dyn FnMut(usize, &mut Vec<Packet>, &dyn Pool)| {
+    type Work<'a> = &'a mut dyn FnMut(usize, &mut Vec<Packet>, &dyn Pool);
+    let counts = |work: Work<'_>| {
         let (found, _) = test_run_against(traffic, None).run(2, work);
         (found.checked, found.lost, found.duplicated, found.reordered, found.altered)
     };
