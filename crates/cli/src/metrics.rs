@@ -11,7 +11,7 @@ pub use engine::page as engine_page;
 pub use forward::page as forward_page;
 pub use target::page as target_page;
 
-use inlane_core::Error;
+use crate::exit::NotReady;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -86,8 +86,10 @@ pub fn serve(
     page: impl Fn() -> Result<String, String> + Send + 'static,
 ) -> anyhow::Result<()> {
     let failed = |error: io::Error| {
-        let why = format!("cannot listen there: {error}; choose an address of this machine and a free port");
-        Error::invalid(crate::fields::flag("metrics").with(address), why)
+        let what = crate::fields::flag("metrics").with(address);
+        NotReady(format!(
+            "{what}: cannot listen there: {error}; choose an address of this machine and a free port"
+        ))
     };
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
