@@ -30,7 +30,7 @@ fn open(text: &str, in_place: bool) -> End {
                 ports: std::slice::from_ref(&spec),
                 rx: None,
                 tx: &[],
-                function: Some("io"),
+                reference: None,
                 rate: None,
                 playback: Playback::default(),
                 queues: 1,
