@@ -1,8 +1,8 @@
 //! A memif port without DPDK: shared memory with another process, in which frames are written and read in place.
 //!
 //! DPDK's port copies each frame between its packet buffers and the shared memory. A program that builds frames itself, such as
-//! a network stack, can write them directly to shared memory here ([`Tx::reserve`](inlane_core::Tx::reserve)) and read them
-//! there ([`Rx::receive_in_place`](inlane_core::Rx::receive_in_place)). Packets of any pool work too, and are copied. The
+//! a network stack, can write them directly to shared memory here ([`Tx::reserve`]) and read them
+//! there ([`Rx::receive_in_place`]). Packets of any pool work too, and are copied. The
 //! peer may be any program that implements memif 2.0. A thread without work can sleep until the peer sends.
 
 mod control;
