@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import struct
+import time
 
 C = ctypes.CDLL(None, use_errno=True)
 # A page that nobody may access.
