@@ -13,6 +13,9 @@ from pathlib import Path
 import inlane
 import numpy
 
+# A shell that starts programs in the background lets them ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 FRAMES = [bytes([index]) * (60 + index) for index in range(200)]
 
 
