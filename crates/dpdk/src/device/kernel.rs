@@ -151,8 +151,9 @@ fn no_program(spec: &EthSpec, interface: &str, refusal: Refusal) -> Error {
                     "{error}; if {interface} is a veth, its peer sends from more queues than {interface} receives on: \
                      'ethtool -L PEER tx N' with the N of 'ethtool -l {interface}'"
                 ),
-                Some(libc::EINVAL | libc::EOPNOTSUPP) => {
-                    format!("{error}; AF_XDP ports need Linux 5.9 or newer")
+                Some(libc::EINVAL) => format!("{error}; AF_XDP ports need Linux 5.9 or newer"),
+                Some(libc::EOPNOTSUPP) => {
+                    format!("{error}: this kind of interface takes no XDP program; use af_packet:{interface}")
                 }
                 _ => error.to_string(),
             };

@@ -148,8 +148,11 @@ impl EthPort {
                     format!("give {room}, or lower the MTU: ip link set {name} mtu {accepted}")
                 }
                 None => {
-                    let accepted = most_frame - device::LINK_HEADERS;
-                    format!("lower the MTU: ip link set {name} mtu {accepted}; or use af_packet:{name}")
+                    let [here, at_most] = [longest, *most_frame].map(|frame| frame - device::LINK_HEADERS);
+                    let with = field::ROOM.with(most);
+                    format!(
+                        "lower the MTU: ip link set {name} mtu {here}, or mtu {at_most} with {with}; or use af_packet:{name}"
+                    )
                 }
             };
             return Err(self.usage(format!(

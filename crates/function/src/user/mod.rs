@@ -17,6 +17,7 @@ use inlane_core::error::Cause;
 use inlane_core::names::{did_you_mean, similar};
 use inlane_process::code_cache::CodeCache;
 use libloading::Library;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -164,7 +165,12 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     };
     let cache = CodeCache::open("functions").unwrap_or_else(|error| {
         static WARNED: std::sync::Once = std::sync::Once::new();
+        // Root gives up its privileges before it compiles, and then cannot use its own cache. It need not act on that.
+        let gave_up = error.kind() == std::io::ErrorKind::PermissionDenied && is_cache_of_root();
         WARNED.call_once(|| {
+            if gave_up {
+                return tracing::debug!("compiled packet functions are not cached: {error}");
+            }
             tracing::warn!(
                 "compiled packet functions are not cached: {error}; set INLANE_CACHE to a directory that the run's user may write"
             );
@@ -184,6 +190,14 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     // Load the object before this function returns. After the return, a temporary cache removes its files,
     // but a loaded object no longer needs its file.
     open(&path)
+}
+
+/// Returns true if the cache lies in the home directory of root, and this process no longer runs as root.
+fn is_cache_of_root() -> bool {
+    // SAFETY: geteuid only reads a number and cannot fail.
+    let own = unsafe { libc::geteuid() };
+    let home = std::env::var_os("HOME").and_then(|home| std::fs::metadata(home).ok());
+    own != 0 && std::env::var_os("INLANE_CACHE").is_none() && home.is_some_and(|home| home.uid() == 0)
 }
 
 /// Returns the names that the source passes to INLANE_FUNCTION, ignoring comments.
