@@ -5,7 +5,7 @@
 #![no_main]
 
 use inlane_offload_protocol::datagram::{self, Header};
-use inlane_offload_protocol::lease::{PostedReceive, RECEIVE, SendLease};
+use inlane_offload_protocol::lease::{POSITION, ReceiveRing, SendLease};
 use inlane_offload_protocol::message::{Message, read_options};
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::{Rule, Use, decide};
@@ -61,13 +61,29 @@ fn shared_words(bytes: &[u8]) {
         assert_eq!(lease.revoke().unwrap_or(committed), committed);
         assert_eq!(lease.abandon(), Ok(committed));
         word.store(words[0], Ordering::Relaxed);
-        let receive = PostedReceive(&word);
-        if let Some((post, len)) = receive.posted() {
-            assert!(len <= RECEIVE as u64);
-            let offer = receive.offer(post, len).unwrap();
-            word.store(words[1], Ordering::Relaxed);
-            let _ = receive.settle(offer);
-            let _ = receive.withdraw(offer);
-        }
+        receive_ring(&word, words[1]);
     }
+}
+
+/// Opens, fills and ends a receive ring whose word the program has written, and writes again as `next` while the ring is open.
+fn receive_ring(word: &AtomicU64, next: u64) {
+    let filled = AtomicU64::new(next);
+    let ring = ReceiveRing { word, filled: &filled };
+    let most = next & 0xffff;
+    if let Some(received) = ring.received(most) {
+        assert!((1..=most).contains(&received.len) && received.position() <= POSITION);
+    }
+    let (_, taken) = ring.taken();
+    if ring.is_asked() {
+        assert!(ring.open(taken));
+        let start = taken.wrapping_add(1) & POSITION;
+        assert_eq!(ring.taken(), (true, start));
+        ring.fill(start.wrapping_add(most));
+        assert_eq!(ring.received(most).map(|received| received.len), (most > 0).then_some(most));
+        word.store(next, Ordering::Relaxed);
+    }
+    assert!(ring.end() <= POSITION);
+    assert!(!ring.taken().0 && !ring.is_asked());
+    ring.close();
+    assert!(!ring.ask() && !ring.taken().0);
 }
