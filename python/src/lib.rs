@@ -17,7 +17,19 @@ create_exception!(
     _native,
     RunFailed,
     PyRuntimeError,
-    "A run failed: packets were lost, a device broke, or a defect was found."
+    "The run failed: packets were lost, a device broke, or a defect was found. `result` has what was measured, if anything."
+);
+create_exception!(
+    _native,
+    UsageError,
+    PyValueError,
+    "A setting is wrong. The message names it as a flag of the command: `--rx` is the setting `rx`."
+);
+create_exception!(
+    _native,
+    Unavailable,
+    PyOSError,
+    "A device, file, program, right or peer is missing or in use. `inlane doctor` checks devices and rights."
 );
 
 /// How often a call that waits looks for Ctrl-C.
@@ -27,8 +39,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 fn exception(error: &Error) -> PyErr {
     let text = error.to_string();
     match error.class() {
-        Class::Usage => PyValueError::new_err(text),
-        Class::Environment => PyOSError::new_err(text),
+        Class::Usage => UsageError::new_err(text),
+        Class::Environment => Unavailable::new_err(text),
         Class::Failed => RunFailed::new_err(text),
     }
 }
@@ -51,5 +63,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<receiver::Receiver>()?;
     module.add_class::<sender::Sender>()?;
     module.add_function(wrap_pyfunction!(needs_command, module)?)?;
-    module.add("RunFailed", module.py().get_type::<RunFailed>())
+    module.add("RunFailed", module.py().get_type::<RunFailed>())?;
+    module.add("UsageError", module.py().get_type::<UsageError>())?;
+    module.add("Unavailable", module.py().get_type::<Unavailable>())
 }

@@ -120,17 +120,17 @@ class Packets(unittest.TestCase):
         self.assertGreater(receiver.row.rx.packets, 0)
 
     def test_errors_are_exceptions(self):
-        with self.assertRaisesRegex(ValueError, "nosuch"):
+        with self.assertRaisesRegex(inlane.UsageError, "nosuch"):
             inlane.receive("nosuch:1")
-        with self.assertRaisesRegex(OSError, "/nonexistent"):
+        with self.assertRaisesRegex(inlane.Unavailable, "/nonexistent"):
             list(inlane.receive("pcap:/nonexistent"))
         with self.assertRaisesRegex(ValueError, "duration"):
             inlane.receive("gen:64", duration=-1)
-        with self.assertRaisesRegex(Exception, "5000 bytes"), inlane.Sender("null") as sender:
+        with self.assertRaisesRegex(inlane.RunFailed, "5000 bytes"), inlane.Sender("null") as sender:
             sender.send([b"x" * 5000])
         with self.assertRaisesRegex(TypeError, "uint8"), inlane.Sender("null") as sender:
             sender.send(numpy.zeros((2, 60)))
-        with self.assertRaisesRegex(ValueError, "no port|at least one port"):
+        with self.assertRaisesRegex(inlane.UsageError, "at least one port"):
             inlane.Sender()
 
     def test_ports_of_dpdk_are_opened_by_the_command(self):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._native import RunFailed as _NativeRunFailed
+from ._native import RunFailed, Unavailable, UsageError
 
 if TYPE_CHECKING:
     import pandas
@@ -77,20 +77,8 @@ class Result:
         return f"<inlane.Result of {command}: {len(self.rows)} row{'' if len(self.rows) == 1 else 's'}>"
 
 
-class RunFailed(_NativeRunFailed):
-    """The run failed: packets were lost, a device broke, or a defect was found. `result` has what was measured, if anything."""
-
-    def __init__(self, message: str, result: Result | None = None) -> None:
-        super().__init__(message)
-        self.result = result
-
-
-class UsageError(ValueError):
-    """A setting is wrong. The message names it as a flag of the command: `--rx` is the setting `rx`."""
-
-
-class Unavailable(OSError):
-    """A device, file, program, right or peer is missing or in use. `inlane doctor` checks devices and rights."""
+# Only what a command has measured comes with its failure.
+RunFailed.result = None
 
 
 class Interrupted(KeyboardInterrupt):
@@ -200,7 +188,9 @@ def _failure(status: int, messages: str, result: Result | None) -> Exception:
         case 3:
             return Unavailable(why)
         case _:
-            return RunFailed(why, result)
+            failure = RunFailed(why)
+            failure.result = result
+            return failure
 
 
 class Child:

@@ -2,7 +2,13 @@
 
 from typing_extensions import Buffer as HasBuffer
 
-class RunFailed(RuntimeError): ...
+from ._command import Result
+
+class RunFailed(RuntimeError):
+    result: Result | None
+
+class UsageError(ValueError): ...
+class Unavailable(OSError): ...
 
 def needs_command(port: str) -> bool: ...
 
