@@ -261,14 +261,24 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
         }
         Err(error) => {
             let text = error.to_string();
-            // The error message advises a data room. A port with this room must open.
-            if let Some((_, advised)) = text.split_once("--room ") {
-                let room: usize = advised.split(',').next().unwrap().parse().unwrap();
-                let pool = MbufPool::new(8192, room).unwrap();
+            // The error message advises data rooms and MTUs. A port with each of them must open.
+            let number = |text: &str| -> usize {
+                let digits = text.split(|character: char| !character.is_ascii_digit()).next();
+                digits.unwrap().parse().unwrap()
+            };
+            let open_with = |room: &str| {
+                let pool = MbufPool::new(8192, number(room)).unwrap();
                 open_port("af_xdp:v0", &pool).unwrap().0.stop();
+            };
+            if let Some((_, room)) = text.split_once("give room=") {
+                open_with(room);
+            }
+            if let Some((_, advised)) = text.split_once(", or mtu ") {
+                ip(&format!("link set v0 mtu {}", number(advised)));
+                open_with(advised.split_once(" with room=").unwrap().1);
             }
             let (_, advised) = text.split_once("ip link set v0 mtu ").unwrap();
-            ip(&format!("link set v0 mtu {}", advised.split(';').next().unwrap()));
+            ip(&format!("link set v0 mtu {}", number(advised)));
             open_port("af_xdp:v0", &pool).unwrap().0.stop();
             false
         }

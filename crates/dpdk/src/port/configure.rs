@@ -148,11 +148,16 @@ impl EthPort {
                     format!("give {room}, or lower the MTU: ip link set {name} mtu {accepted}")
                 }
                 None => {
-                    let [here, at_most] = [longest, *most_frame].map(|frame| frame - device::LINK_HEADERS);
-                    let with = field::ROOM.with(most);
-                    format!(
-                        "lower the MTU: ip link set {name} mtu {here}, or mtu {at_most} with {with}; or use af_packet:{name}"
-                    )
+                    let accepted = longest - device::LINK_HEADERS;
+                    let or = match *most_frame > longest {
+                        true => format!(
+                            ", or mtu {} with {}",
+                            most_frame - device::LINK_HEADERS,
+                            field::ROOM.with(most)
+                        ),
+                        false => String::new(),
+                    };
+                    format!("lower the MTU: ip link set {name} mtu {accepted}{or}; or use af_packet:{name}")
                 }
             };
             return Err(self.usage(format!(
