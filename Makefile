@@ -27,7 +27,7 @@ install: build ## install inlane, its man pages, completions and the OpenSHMEM l
 wheel: setup ## build the wheel of the Python package, with the command inside, in .out/wheels
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" packaging/wheel
 
-test: ## install what tests need and run every check (under 15 minutes on two cores)
+test: ## install what tests need and run every check (about 20 minutes on two cores)
 	@packaging/setup test
 	@packaging/test
 
