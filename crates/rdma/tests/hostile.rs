@@ -6,7 +6,7 @@ use inlane_wire::roce::{self, Bth, Reth, opcode};
 const LOCAL: Endpoint = Endpoint { queue_pair: 17, psn: 100, token: 0x1111 };
 const REMOTE: Endpoint = Endpoint { queue_pair: 18, psn: 0xff_ffff, token: 0x2222 };
 
-/// Records what is written where.
+/// Keeps the position and the bytes of each write.
 #[derive(Default)]
 struct Record {
     ring: Vec<(u64, Vec<u8>)>,

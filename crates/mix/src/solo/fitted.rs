@@ -144,7 +144,8 @@ fn can_tell(runs: &SoloRuns, fitted: &Fitted, load: usize, at: usize) -> bool {
     if states(resource) {
         return true;
     }
-    // A load that states other uses takes nothing of the opposite direction, or descriptors only, unless what it states is wrong.
+    // A load that states which resources it uses, and leaves out the opposite direction, sends nothing or only descriptors that way. Otherwise
+    // its statement is wrong.
     let opposite = match resource {
         Resource::LinkToDevice(device) => Some(Resource::LinkFromDevice(device.clone())),
         Resource::LinkFromDevice(device) => Some(Resource::LinkToDevice(device.clone())),

@@ -116,7 +116,7 @@ impl<'a> Case<'a> {
                 .others()
                 .any(|other| self.measured.loads[other].uses.iter().any(|used| used.resource == *resource));
             let is_possible = match resource {
-                // Cores that nobody else uses are the load's own.
+                // A core that neither another load nor another program uses is not a shared core.
                 Resource::Core(_) => stated && (shared || self.waits_for_processors()),
                 // Antagonists show uses that the load does not state.
                 _ => used.map_or(stated || self.ran_beside(resource), |per_byte| per_byte > 0.0),

@@ -366,7 +366,7 @@ pub(super) fn facts_of(
     ]
 }
 
-/// Writes what was run where, and the data.
+/// Writes the section about the run: settings, command, machine and build, and the data.
 pub(super) fn about(out: &mut String, result: &Stored, rows: &[Measured<'_>], differing: &[String]) {
     out.push_str("<h3>What was run</h3>\n");
     facts(out, &facts_of(result, rows, differing));
