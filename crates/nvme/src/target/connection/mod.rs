@@ -467,6 +467,15 @@ impl TargetConnection {
         }
     }
 
+    /// Ends the controller of the connection's queue, because the host uses the queue too slowly. Other queues of the
+    /// controller may wait for the memory that this queue holds, and would then hold it as long. A host that loses one
+    /// queue connects all of them again.
+    pub fn end_controller(&self) {
+        if let Some(queue) = self.queue.as_ref().filter(|queue| queue.usable) {
+            self.setup.subsystem.end(&queue.controller);
+        }
+    }
+
     /// Removes the queue from its controller. Call this when the connection has ended, because other threads
     /// must not reach it any more. The end of the admin queue ends the controller.
     pub fn disconnected(&mut self) {

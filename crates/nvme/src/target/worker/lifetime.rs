@@ -188,6 +188,7 @@ impl Worker {
             if link.closing == Closing::No && drained_by.is_none() {
                 self.subsystem.counters.refused.fetch_add(1, Relaxed);
                 self.subsystem.warn(format_args!("{}: connection closed: {why}", link.peer));
+                link.connection.end_controller();
             }
             self.close(index);
         }
