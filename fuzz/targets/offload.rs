@@ -5,10 +5,10 @@
 #![no_main]
 
 use inlane_offload_protocol::datagram::{self, Header};
-use inlane_offload_protocol::lease::{POSITION, ReceiveRing, SendLease};
 use inlane_offload_protocol::message::{Message, read_options};
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::{Rule, Use, decide};
+use inlane_offload_protocol::slots::{POSITION, ReceiveRing, SendRing};
 use inlane_offload_protocol::{address, message};
 use libfuzzer_sys::fuzz_target;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,11 +55,10 @@ fn shared_words(bytes: &[u8]) {
         bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
     for words in words.windows(2) {
         let word = AtomicU64::new(words[0]);
-        let lease = SendLease(&word);
-        lease.grant();
-        let committed = lease.committed();
-        assert_eq!(lease.revoke().unwrap_or(committed), committed);
-        assert_eq!(lease.abandon(), Ok(committed));
+        let ring = SendRing(&word);
+        let committed = ring.committed();
+        assert_eq!(ring.close().unwrap_or(committed), committed);
+        assert_eq!(ring.close_by_force(), Ok(committed));
         word.store(words[0], Ordering::Relaxed);
         receive_ring(&word, words[1]);
     }

@@ -9,10 +9,10 @@
 pub mod address;
 pub mod datagram;
 pub mod filler;
-pub mod lease;
 pub mod message;
 pub mod name;
 pub mod rules;
+pub mod slots;
 
 /// The environment variable that names the engine's control socket.
 pub const SOCKET_VARIABLE: &str = "_INLANE_OFFLOAD_SOCKET";

@@ -15,7 +15,7 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. In every version, it is the first byte of a message. A side that refuses a
 /// message can therefore name the message's version.
-pub const VERSION: u8 = 9;
+pub const VERSION: u8 = 10;
 /// The most requests of one client that the engine processes in one turn. A client sends [`Operation::Open`]
 /// only if it has sent fewer requests since the engine's last reply. So an engine with one thread processes
 /// all these requests before the first request of a client that connects later. This order matters because a
@@ -72,7 +72,7 @@ pub enum Operation {
     /// Asks whether the engine has a route from a UDP socket to [`Message::remote`]. The request carries the
     /// program's end. The status of the reply is an errno if there is no route.
     Route = 12,
-    /// Asks for a connection's slot in shared memory ([`crate::lease`]). The request carries the program's
+    /// Asks for a connection's slot in shared memory ([`crate::slots`]). The request carries the program's
     /// end of the socket pair. `number` is 1 if this client already has its shared memory, otherwise 0.
     ///
     /// In the reply, `number` is the index of the slot, and `level` the length of its rings in bytes. `name` is the time for

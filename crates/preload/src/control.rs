@@ -7,8 +7,8 @@
 
 use crate::direct::now_ns;
 use crate::{real, settings, wait};
-use inlane_offload_protocol::lease::{Area, Slot};
 use inlane_offload_protocol::message::{self, MOST_AHEAD, Message, Operation};
+use inlane_offload_protocol::slots::{Area, Slot};
 use libc::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;

@@ -1,5 +1,5 @@
 //! Sends and receives the bytes of offloaded connections through memory that the process shares with the
-//! engine ([`inlane_offload_protocol::lease`]).
+//! engine ([`inlane_offload_protocol::slots`]).
 //!
 //! A connection gets a slot of this memory if it sends often, or if it often receives much with a blocking
 //! descriptor. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
@@ -18,7 +18,7 @@ use crate::epoll::ready;
 use crate::wait::{self, Patience};
 use crate::{control, errno, real, set_errno, socket};
 use inlane_offload_protocol::address::is_possible;
-use inlane_offload_protocol::lease::Slot;
+use inlane_offload_protocol::slots::Slot;
 use libc::iovec;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -38,7 +38,7 @@ const LARGE: usize = 32 << 10;
 /// this many of them, the library asks for a slot again.
 const AGAIN: u32 = 1024;
 
-/// The library uses a lease for this many nanoseconds after the engine's last heartbeat. After that, the
+/// The library relies on the engine for this many nanoseconds after its last heartbeat. After that, the
 /// engine may have ended.
 const ALIVE_NS: u64 = 20_000_000;
 
@@ -61,7 +61,7 @@ struct Entry {
     /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
     receives: AtomicU32,
     patience: Patience,
-    /// Decides whether a large send waits for the lease.
+    /// Decides whether a large send waits until the engine has read the pair.
     send_patience: Patience,
 }
 
@@ -304,10 +304,15 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns true if the engine's last heartbeat is less than `ALIVE_NS` ago. Returns false if the engine may
-/// have ended.
+/// Returns true if the engine's heartbeat at the time `alive_ns` is recent. Returns false if the engine sleeps, or may have
+/// ended.
+fn is_recent(alive_ns: u64) -> bool {
+    now_ns() < alive_ns.wrapping_add(ALIVE_NS)
+}
+
+/// Returns true if the engine is awake.
 pub fn is_alive(slot: Slot) -> bool {
-    now_ns() < slot.header().alive_ns.load(Ordering::Relaxed).wrapping_add(ALIVE_NS)
+    is_recent(slot.doorbell().alive_ns.load(Ordering::Relaxed))
 }
 
 /// Returns false if the kernel certainly refuses one of the buffers.

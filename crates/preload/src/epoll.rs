@@ -12,7 +12,7 @@ pub mod ready;
 mod table;
 
 use crate::{control, errno, real, set_errno, wait};
-use inlane_offload_protocol::lease::SLOTS;
+use inlane_offload_protocol::slots::SLOTS;
 use instance::Instance;
 use libc::{c_int, c_uint, epoll_event};
 use std::ops::RangeInclusive;

@@ -788,8 +788,8 @@ def hostile(port):
         try:
             for _ in range(40):
                 for slot in slots()[:8]:
-                    # Not the length of the rings, because the program itself would then write elsewhere.
-                    at = slot + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 26, 27])
+                    # Not the length of the rings or the distance of the doorbell, because the program itself would then write elsewhere.
+                    at = slot + 8 * choose.choice([0, 0, 8, 8, 16, 24, 25, 27])
                     word = choose.choice([choose.getrandbits(64), choose.getrandbits(15) | choose.choice([1, 2]) << 62])
                     ctypes.c_uint64.from_address(at).value = word
                 client.socket.send(client.next(50))
@@ -804,7 +804,7 @@ def slots():
     for line in open("/proc/self/maps"):
         if "memfd:inlane" in line:
             start, end = (int(address, 16) for address in line.split()[0].split("-"))
-            distance = (end - start - 4096) // 64
+            distance = (end - start - 8192) // 64
             return [start + slot * distance + slot % 16 * 256 for slot in range(64)]
     return []
 

@@ -1,6 +1,7 @@
 //! The memory that the engine shares with a process: creates it, and assigns its slots.
 
-use inlane_offload_protocol::lease::{Area, SLOTS, Slot};
+use crate::stack::arena::Key;
+use inlane_offload_protocol::slots::{Area, SLOTS, Slot};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -25,6 +26,8 @@ pub struct SharedArea {
     /// take the send ring from a program's thread while the thread writes to it. The slot then stays
     /// reserved, because the thread may still write.
     used: AtomicU64,
+    /// The key of each slot's connection in the table of the thread that runs it.
+    keys: [AtomicU64; SLOTS],
 }
 
 // SAFETY: this value owns the mapping. The memory is accessed only by atomics and by copies.
@@ -50,7 +53,8 @@ impl SharedArea {
             rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)?
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let area = Self { start, ring, len, process, user, used: AtomicU64::new(0) };
+        let keys = [const { AtomicU64::new(0) }; SLOTS];
+        let area = Self { start, ring, len, process, user, used: AtomicU64::new(0), keys };
         area.area().initialise();
         Ok((area, file))
     }
@@ -65,9 +69,9 @@ impl SharedArea {
         unsafe { Area::new(self.start, self.ring) }
     }
 
-    /// Reserves a slot of shared memory. Returns the slot's index and the slot. Returns `None` if all slots
-    /// are reserved.
-    pub(super) fn reserve(&self) -> Option<(usize, Slot)> {
+    /// Reserves a slot of shared memory for the connection `key`. Returns the slot's index and the slot. Returns `None` if all
+    /// slots are reserved.
+    pub(super) fn reserve(&self, key: Key) -> Option<(usize, Slot)> {
         // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
         // with which another thread gave back the slot.
         let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
@@ -76,7 +80,13 @@ impl SharedArea {
         });
         let index = reserved.ok()?.trailing_ones() as usize;
         let slot = self.area().slot(index)?;
+        self.keys[index].store(key.to_u64(), Ordering::Relaxed);
         Some((index, slot))
+    }
+
+    /// Returns the key of the connection that uses slot `index`, or that has used it last.
+    pub(super) fn key(&self, index: usize) -> Key {
+        Key::from_u64(self.keys[index].load(Ordering::Relaxed))
     }
 
     /// Returns true if all slots are reserved.

@@ -1,12 +1,14 @@
-//! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::lease`]).
+//! The engine's side of the memory that it shares with programs ([`inlane_offload_protocol::slots`]).
 //!
 //! Programs may write anything into this memory at any time. So the engine checks each number that it reads
 //! from this memory. It keeps its own copy of every number on which it relies.
 
 use super::area::SharedArea;
+use super::slots::Polled;
+use crate::stack::arena::Key;
 use crate::stack::ring::ByteRing;
 use inlane_core::region::{Location, Region};
-use inlane_offload_protocol::lease::{POSITION, Slot};
+use inlane_offload_protocol::slots::{Claim, POSITION, Slot};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +21,7 @@ const CLAIM_LIMIT_NS: u64 = 100_000_000;
 /// bytes to the pair. Normally a program takes them within a microsecond.
 const UNTAKEN_LIMIT_NS: u64 = 500_000;
 /// The number of taken bytes after which the engine tells TCP at once. Otherwise it does so with its next work, and in the
-/// next check of all leases.
+/// next check of all connections with received bytes.
 const TAKEN: u64 = 16 << 10;
 /// The time during which the engine does not open the receive ring after it has moved bytes from there to the pair, in
 /// nanoseconds. The program then probably waits for events in a way that the preloaded library does not see. The
@@ -27,55 +29,24 @@ const TAKEN: u64 = 16 << 10;
 const SHUN_NS: u64 = 1_000_000;
 /// The most times that `SHUN_NS` is doubled.
 const MOST_DOUBLINGS: u32 = 10;
-/// The nanoseconds after which the engine ends an unused lease.
-const IDLE_NS: u64 = 1_000_000;
 /// The most bytes that a connection may have moved through its slot so that the slot's memory is kept for the next
 /// connection.
 const KEPT: u64 = 64 << 10;
-/// The interval, in nanoseconds, at which the engine writes the time into a leased slot of shared memory.
-const ALIVE_NS: u64 = 1_000_000;
 
 /// The error that the program broke the protocol of the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostile;
 
-/// The result of [`Direct::end_lease`]: whether the engine may read the socket pair now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The result of [`Direct::claim`]: whether the engine may read the socket pair now.
+#[derive(Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The engine may read the socket pair. The program commits no more bytes to its slot of shared memory,
-    /// and the engine has collected all committed bytes.
-    Pair,
-    /// The engine may not read the pair yet. It must first call [`Direct::collect`] for bytes that the program has committed
-    /// before.
-    Behind,
-
+    /// The engine may read the pair into the send ring, and must then commit the claim.
+    Claimed(Claim),
+    /// The engine may read the pair. The program cannot use the slot's send ring any more.
+    Closed,
     /// The engine may not read the pair yet, because a thread of the program is writing into the send ring.
     /// Try again in the next round.
-    Claimed,
-}
-
-/// The value of a slot's send word when the engine last read it. An array of these structures takes few cache
-/// lines, so the engine can check all of them in each round.
-#[derive(Debug)]
-pub struct Watch {
-    /// Keeps the slot mapped.
-    _area: Arc<SharedArea>,
-    slot: Slot,
-    seen: u64,
-}
-
-// SAFETY: the slot lies in the area of shared memory, which this value keeps mapped. The value only reads an
-// atomic of the slot.
-unsafe impl Send for Watch {}
-
-impl Watch {
-    /// Returns true if the slot's send word has changed since the last call. The first call compares the word
-    /// with 0.
-    #[inline]
-    pub fn has_changed(&mut self) -> bool {
-        let word = self.slot.header().send.0.load(Ordering::Acquire);
-        std::mem::replace(&mut self.seen, word) != word
-    }
+    Busy,
 }
 
 /// A connection's slot in shared memory.
@@ -84,12 +55,14 @@ pub struct Direct {
     area: Arc<SharedArea>,
     index: usize,
     slot: Slot,
-    /// The position up to which the engine has taken note of committed bytes.
+    /// Makes a thread of the engine look at the doorbell of the area.
+    _polled: Polled,
+    /// The index up to which the engine has taken note of committed bytes.
     collected: u64,
-    /// The time in nanoseconds at which the engine first deferred the end of the connection's lease. It
-    /// defers the end while a thread of the program writes to the send ring (a claim). `None` if no claim
-    /// defers it.
+    /// When the engine first saw that a thread of the program writes to the send ring, in nanoseconds. `None` if it does not.
     claimed_since: Option<u64>,
+    /// True once the engine has closed the send ring for the program.
+    closed: bool,
     /// True while the receive ring is open: received bytes go there. The program may have left it since.
     open: bool,
     /// The index of the byte at position 0 of the receive ring.
@@ -114,20 +87,13 @@ pub struct Direct {
     /// True if the engine found the socket pair empty, and has written nothing to the pair since then. If
     /// false, the engine checks the pair before it opens the receive ring.
     pair_empty: bool,
-    /// When the slot was last used to send or receive, or the lease was granted, in nanoseconds.
+    /// When the slot was last used to send or receive, or the connection got it, in nanoseconds.
     used_at: u64,
-    /// When the engine last wrote the time into the slot, in nanoseconds. 0 if it never did.
-    alive_at: u64,
     /// True if the engine took the send ring of the slot away while a thread of the program was writing to
     /// the ring. The thread may still write, so this slot of shared memory is not used again.
     abandoned: bool,
-    /// True if the engine must not put bytes of the pair into the slot's send ring, because the thread may still write there.
-    leaves_ring: bool,
-    /// True if at least half of the send ring was free at the last [`Direct::publish`].
-    has_room: bool,
-    /// The index of this connection in the engine's list of leases. `None` if the connection is not in the
-    /// list.
-    pub listed: Option<usize>,
+    /// True if the connection is in the engine's list of connections with bytes in the receive ring.
+    pub listed: bool,
     /// The number of bytes that the program has sent through shared memory.
     pub sent: u64,
     /// The number of bytes that the program has received through shared memory.
@@ -139,25 +105,37 @@ pub struct Direct {
 unsafe impl Send for Direct {}
 
 impl Direct {
-    /// Assigns a slot in the shared memory of `area` to a connection. `inode` and `device` identify the
-    /// program's end of the socket pair. Returns `None` if no slot is free.
-    pub fn new(now: u64, area: &Arc<SharedArea>, inode: u64, device: u64) -> Option<Self> {
-        let (index, slot) = area.reserve()?;
+    /// Assigns a slot in the shared memory of `polled` to the connection `key`. `inode` and `device` identify the
+    /// program's end of the socket pair. The program's next byte has the index `written`. Returns `None` if no slot is free.
+    pub fn new(
+        now: u64,
+        polled: Polled,
+        key: Key,
+        (inode, device): (u64, u64),
+        written: u64,
+    ) -> Option<Self> {
+        let area = polled.area().clone();
+        let (index, slot) = area.reserve(key)?;
         let header = slot.header();
-        slot.send().reset(0);
         let position = slot.receive().reset();
+        let doorbell = area.area().distance_to_doorbell(slot, polled.thread());
+        header.doorbell.store(doorbell as u64, Ordering::Relaxed);
+        header.number.store(index as u32, Ordering::Relaxed);
         header.ring.store(area.ring() as u32, Ordering::Relaxed);
         header.shut.store(0, Ordering::Relaxed);
         header.low_water.store(0, Ordering::Relaxed);
         header.sleeper.store(0, Ordering::Relaxed);
         header.device.store(device, Ordering::Relaxed);
         header.inode.store(inode, Ordering::Release);
+        slot.send().open(written);
         Some(Self {
-            area: area.clone(),
+            area,
             index,
             slot,
-            collected: 0,
+            _polled: polled,
+            collected: written,
             claimed_since: None,
+            closed: false,
             open: false,
             base: 0,
             taken: position,
@@ -170,11 +148,8 @@ impl Direct {
             shunned_until: 0,
             pair_empty: false,
             used_at: now,
-            alive_at: 0,
             abandoned: false,
-            leaves_ring: false,
-            has_room: true,
-            listed: None,
+            listed: false,
             sent: 0,
             received: 0,
         })
@@ -186,21 +161,15 @@ impl Direct {
         (&self.area, self.index)
     }
 
-    /// Returns the user of the process that shares the memory.
-    pub fn user(&self) -> u32 {
-        self.area.user
+    /// Returns true if the connection has slot `index` of `area`.
+    pub fn is_at(&self, area: &Arc<SharedArea>, index: usize) -> bool {
+        Arc::ptr_eq(&self.area, area) && self.index == index
     }
 
     /// Returns the slot of shared memory, for tests that act as the program.
     #[cfg(test)]
     pub fn slot(&self) -> Slot {
         self.slot
-    }
-
-    /// Returns a [`Watch`]. The engine uses it in each round to detect changes of the send word in this slot
-    /// of shared memory.
-    pub fn watch(&self) -> Watch {
-        Watch { _area: self.area.clone(), slot: self.slot, seen: 0 }
     }
 
     /// Returns the connection's rings in the slot: the send ring and the receive ring.
@@ -216,43 +185,40 @@ impl Direct {
         })
     }
 
-    /// Tells the program which bytes of the send ring it may overwrite. `written` is the index at which the connection's
-    /// data ends, and `acknowledged` the index before which the peer has acknowledged it. At most `limit` bytes may be
-    /// unacknowledged. Call this after each of them has changed. Between two leases, the next bytes of the program then follow `written`.
-    pub fn publish(&mut self, written: u64, acknowledged: u64, limit: u64) {
-        let header = self.slot.header();
-        self.has_room = limit.saturating_sub(written.wrapping_sub(acknowledged)) >= limit / 2;
-        header.base.store(written.wrapping_sub(self.collected), Ordering::Release);
-        header.room.limit.store(limit, Ordering::Relaxed);
-        header.room.acknowledged.store(acknowledged, Ordering::Release);
+    /// Tells the program which bytes of the send ring it may overwrite: the peer has acknowledged all bytes before the index
+    /// `acknowledged`, and at most `limit` bytes may be unacknowledged. Call this after each of them has changed. Wakes threads
+    /// that wait for room if half of the ring is free.
+    pub fn publish(&mut self, acknowledged: u64, limit: u64) {
+        let room = &self.slot.header().room;
+        room.limit.store(limit, Ordering::Relaxed);
+        room.acknowledged.store(acknowledged, Ordering::Release);
+        if self.collected.wrapping_sub(acknowledged) <= limit / 2 {
+            self.wake_sleepers();
+        }
     }
 
-    /// Returns how many of the first `committed` bytes the engine has not collected yet.
+    /// Returns how many of the bytes before index `committed` the engine has not collected yet.
     ///
     /// # Errors
-    /// If `committed` is less than the number of collected bytes, or more than the send ring can hold. The
-    /// program wrote this number, so it can be wrong.
+    /// If there are more than the send ring can hold, or fewer than 0. The program wrote this number, so it can be wrong.
     fn ahead(&self, committed: u64) -> Result<u64, Hostile> {
         committed.checked_sub(self.collected).filter(|&ahead| ahead <= self.area.ring() as u64).ok_or(Hostile)
     }
 
     /// Returns how many committed bytes were not collected yet, or 0 if the program broke the protocol.
     pub fn uncollected(&self) -> u64 {
-        self.ahead(self.slot.send().committed()).unwrap_or(0)
+        if self.closed { 0 } else { self.ahead(self.slot.send().committed()).unwrap_or(0) }
     }
 
-    /// Returns true if the connection has work for the engine: committed bytes, taken bytes that TCP should know of, or
-    /// bytes in the receive ring that must be moved to the pair. If `all` is true, counts any taken bytes.
+    /// Returns true if the program has taken bytes that TCP should know of, or has left bytes in the receive ring that must be
+    /// moved to the pair. If `all` is true, counts any taken bytes.
     #[inline]
-    pub fn has_work(&self, now: u64, all: bool) -> bool {
-        self.slot.send().committed() != self.collected || self.open && self.has_receive_work(now, all)
-    }
-
-    fn has_receive_work(&self, now: u64, all: bool) -> bool {
+    pub fn has_receive_work(&self, now: u64, all: bool) -> bool {
         let (open, taken) = self.slot.receive().taken();
         let (all, rest) = (all || self.ends && taken == self.filled, self.filled != taken);
-        rest && (!open || now >= self.progress_at + UNTAKEN_LIMIT_NS)
-            || taken != self.taken && (all || taken.wrapping_sub(self.taken) >= TAKEN)
+        self.open
+            && (rest && (!open || now >= self.progress_at + UNTAKEN_LIMIT_NS)
+                || taken != self.taken && (all || taken.wrapping_sub(self.taken) >= TAKEN))
     }
 
     /// Returns how many bytes the program has committed since the last call. They are in the send ring. `room` is the number
@@ -261,7 +227,7 @@ impl Direct {
     /// # Errors
     /// If the program broke the protocol.
     pub fn collect(&mut self, now: u64, room: u64) -> Result<u64, Hostile> {
-        let len = self.ahead(self.slot.send().committed())?;
+        let len = if self.closed { 0 } else { self.ahead(self.slot.send().committed())? };
         if len > room {
             return Err(Hostile);
         }
@@ -273,43 +239,64 @@ impl Direct {
         Ok(len)
     }
 
-    /// Tries to end the lease, so that the engine may read the socket pair. The lease goes on while a thread
-    /// of the program writes into the send ring (a claim). If a claim lasts longer than 100 ms, the engine
-    /// ends it by force. The connection then never sends through its slot of shared memory again.
+    /// Returns true while a thread of the program is writing into the send ring.
+    pub fn is_claimed(&mut self, now: u64) -> bool {
+        let claimed = !self.closed && self.slot.send().is_claimed();
+        self.claimed_since = claimed.then(|| self.claimed_since.unwrap_or(now));
+        claimed
+    }
+
+    /// Returns true if a thread has been writing for so long that it was probably stopped.
+    pub fn is_stuck(&self, now: u64) -> bool {
+        self.claimed_since.is_some_and(|since| now >= since + CLAIM_LIMIT_NS)
+    }
+
+    /// Closes the send ring, even if a thread of the program is writing into it. The connection then never sends through its
+    /// slot again. Returns how many bytes were committed before and not collected.
     ///
     /// # Errors
     /// If the program broke the protocol.
-    pub fn end_lease(&mut self, now: u64) -> Result<Turn, Hostile> {
-        let send = self.slot.send();
-        let committed = match send.revoke() {
-            Ok(committed) => committed,
-            Err(_) => {
-                let since = *self.claimed_since.get_or_insert(now);
-                if now < since + CLAIM_LIMIT_NS {
-                    return Ok(Turn::Claimed);
-                }
-                (self.abandoned, self.leaves_ring) = (true, true);
-                send.abandon().map_err(|_| Hostile)?
-            }
-        };
-        self.claimed_since = None;
-        self.wake_sleepers();
-        Ok(if self.ahead(committed)? == 0 { Turn::Pair } else { Turn::Behind })
+    pub fn abandon(&mut self) -> Result<u64, Hostile> {
+        let committed = self.slot.send().close_by_force().map_err(|_| Hostile)?;
+        let len = self.ahead(committed)?;
+        (self.abandoned, self.closed, self.claimed_since) = (true, true, None);
+        self.collected += len;
+        self.sent += len;
+        Ok(len)
     }
 
-    /// Returns true, once, if the connection must send from another ring before the engine reads the pair.
-    pub fn take_leaves_ring(&mut self) -> bool {
-        std::mem::take(&mut self.leaves_ring)
-    }
-
-    /// Lets the program send through shared memory, until the engine ends the lease.
-    pub fn grant(&mut self, now: u64) {
+    /// Claims the send ring, so that the engine may read the pair. Then call [`Direct::collect`], because the program may have
+    /// committed further bytes.
+    pub fn claim(&mut self, now: u64) -> Turn {
         self.used_at = now;
-        self.refresh(now);
-        self.slot.send().grant();
-        if self.has_room {
-            self.wake_sleepers();
+        match self.closed {
+            true => Turn::Closed,
+            false => self.slot.send().claim().map_or(Turn::Busy, Turn::Claimed),
         }
+    }
+
+    /// Ends the engine's claim, with `len` bytes of the pair in the ring.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn commit(&mut self, claim: Claim, len: u64) -> Result<(), Hostile> {
+        self.collected += len;
+        if self.slot.send().commit(claim, len) { Ok(()) } else { Err(Hostile) }
+    }
+
+    /// Ends the engine's claim, and closes the send ring, because the program has finished sending.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn end(&mut self, claim: Claim) -> Result<(), Hostile> {
+        self.closed = true;
+        if self.slot.send().end(claim) { Ok(()) } else { Err(Hostile) }
+    }
+
+    /// Closes the send ring. Returns false if a thread is writing into it.
+    pub fn close(&mut self) -> bool {
+        self.closed = self.closed || self.slot.send().close().is_ok();
+        self.closed
     }
 
     /// Wakes the program's threads that sleep until they may write to the send ring.
@@ -320,20 +307,6 @@ impl Direct {
             // SAFETY: the kernel takes the word's address only as the name of the futex.
             unsafe { libc::syscall(libc::SYS_futex, sleeper.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         }
-    }
-
-    /// Writes the current time into the slot of shared memory, if the time in the slot is at least 1 ms old.
-    /// The program uses a lease only if the slot's time is recent.
-    pub fn refresh(&mut self, now: u64) {
-        if now >= self.alive_at + ALIVE_NS || self.alive_at == 0 {
-            self.alive_at = now;
-            self.slot.header().alive_ns.store(monotonic_ns(), Ordering::Relaxed);
-        }
-    }
-
-    /// Returns true if the receive ring is empty and the slot was not used for at least 1 ms.
-    pub fn is_idle(&self, now: u64) -> bool {
-        !self.has_untaken() && now >= self.used_at + IDLE_NS
     }
 
     /// Returns true if the slot was not used to send or receive for at least `limit` nanoseconds, and the engine may take it
@@ -456,14 +429,14 @@ impl Direct {
     }
 
     /// Closes the receive ring, because the connection has failed. Returns how many further bytes the program has taken.
-    pub fn end(&mut self) -> u64 {
+    pub fn end_receiving(&mut self) -> u64 {
         // A program that breaks the protocol gets its bytes again.
         self.leave().unwrap_or(0)
     }
 
     /// Closes the receive ring, and ends a move of its bytes to the pair. Call this when the received bytes are discarded.
     pub fn discard(&mut self) {
-        self.end();
+        self.end_receiving();
         if self.moving {
             self.unread = true;
             self.end_move();
@@ -492,12 +465,11 @@ impl Drop for Direct {
         self.slot.header().inode.store(0, Ordering::Relaxed);
         self.wake_sleepers();
         self.slot.receive().close();
-        // If a claim was ended by force, never use the slot of shared memory again. The thread with the claim
-        // may still write to the slot.
-        match self.slot.send().revoke() {
+        // If a thread has the claim, never use the slot of shared memory again, because the thread may still write.
+        match self.slot.send().close() {
             Ok(_) if !self.abandoned => self.area.release(self.index, self.moved() > KEPT),
             Ok(_) => {}
-            Err(_) => drop(self.slot.send().abandon()),
+            Err(_) => drop(self.slot.send().close_by_force()),
         }
     }
 }
@@ -505,14 +477,6 @@ impl Drop for Direct {
 /// Returns the position `len` bytes behind `position` of the receive ring.
 fn next_position(position: u64, len: u64) -> u64 {
     position.wrapping_add(len) & POSITION
-}
-
-/// Returns the time of CLOCK_MONOTONIC in nanoseconds. All processes share this clock.
-fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Returns true if the program has read all bytes that the engine has written to the socket pair. `fd` is the

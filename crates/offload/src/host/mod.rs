@@ -22,7 +22,6 @@ mod datagram_request;
 mod direct;
 mod input;
 mod interface;
-mod lease;
 pub mod link;
 mod memory;
 mod open;
@@ -35,6 +34,7 @@ mod report;
 mod request;
 mod run;
 mod shared;
+mod slots;
 mod socket;
 pub mod step;
 mod stream;
@@ -106,7 +106,7 @@ pub struct Engine {
     /// The number of the socket that was created last.
     last_id: u64,
     totals: report::Totals,
-    leases: lease::Leases,
+    slots: slots::Slots,
 }
 
 /// Removes a descriptor from an epoll instance of the calling thread. Call this before another thread closes the descriptor.
@@ -163,7 +163,7 @@ impl Engine {
             due: Vec::new(),
             last_id: 0,
             totals: report::Totals::default(),
-            leases: lease::Leases::default(),
+            slots: slots::Slots::default(),
         };
         if let Some(listener) = engine.control.listener() {
             engine.watch(listener, CONTROL, epoll::EventFlags::IN)?;

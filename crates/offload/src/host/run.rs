@@ -23,7 +23,7 @@ const LONGEST_POLLED_SLEEP_NS: u64 = 1_000_000;
 /// The most consecutive rounds with work in which the engine does not ask epoll for events.
 const MOST_ROUNDS: u32 = 4;
 /// The nanoseconds for which the engine polls shared memory without asking epoll for events. Applies if the
-/// engine has leases but no work. The system call for epoll takes longer than a poll, so it would delay bytes
+/// engine has connections with slots but no work. The system call for epoll takes longer than a poll, so it would delay bytes
 /// that arrive in shared memory during the call.
 const UNASKED_NS: u64 = 4000;
 /// The most events that one call of epoll returns.
@@ -97,13 +97,13 @@ impl Engine {
             let mut worked = self.receive(now, &mut packets)?;
             worked |= self.receive_own(now);
             worked |= self.empty_inbox(now);
-            worked |= self.poll_leases(now, false);
+            worked |= self.poll_slots(now);
             let idle = !worked && self.stack.changed.is_empty() && !self.owes_reply();
             let may_sleep = idle
                 && now >= last_work + spin_ns
                 && !self.stack.release_all_acknowledgments()
                 && self.stack.network.flush();
-            let falls_asleep = may_sleep && self.end_leases(now) && self.falls_asleep();
+            let falls_asleep = may_sleep && self.falls_asleep_beside_programs() && self.falls_asleep();
             // Ask the port last, because it then wakes this thread for each packet.
             let sleep = match falls_asleep && self.link.rx.begin_sleep() {
                 true => self.sleep_ns(now, pause),
@@ -113,7 +113,7 @@ impl Engine {
             // pairs. Asking is a system call and would delay the packets.
             let asks = match worked {
                 true => rounds == MOST_ROUNDS,
-                false => may_sleep || !self.has_leases() || now >= asked_at + UNASKED_NS,
+                false => may_sleep || !self.has_slots() || now >= asked_at + UNASKED_NS,
             };
             rounds += u32::from(worked);
             if worked && asks {
@@ -129,8 +129,9 @@ impl Engine {
             if falls_asleep {
                 self.link.rx.end_sleep();
             }
-            if may_sleep && let Some(inbox) = self.inbox() {
-                inbox.wakes_up();
+            if may_sleep {
+                self.leaves_sleep();
+                self.inbox().into_iter().for_each(Inbox::wakes_up);
             }
             now = self.clock.now_ns();
             worked |= self.expire(now);

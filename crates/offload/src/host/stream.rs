@@ -12,6 +12,7 @@ use crate::stack::ring::ByteRing;
 use crate::stack::socket::Role;
 use crate::stack::stream::Stream;
 use inlane_offload_protocol::name::End;
+use inlane_offload_protocol::slots::Claim;
 use inlane_tcp::{EndReason, State};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -24,9 +25,6 @@ const TURN: u64 = 256 << 10;
 /// the program has finished sending. If it has, the FIN is sent with the data. Later reads are not checked,
 /// because a longer connection seldom ends right after a given read.
 pub(super) const CHECKED_READS: u32 = 4;
-
-/// The most times that the engine tries to end a lease in a turn.
-const MOST_ROUNDS: usize = 8;
 
 /// Returns the errno of a failed connection.
 fn errno(reason: EndReason) -> i32 {
@@ -87,14 +85,13 @@ impl Engine {
             stream.connection.abort();
             again |= stream.transmit(now, network);
         }
-        let lease = pair.lease();
         let state = stream.connection.state();
         let deadline = stream.next_deadline();
         let (undelivered, reason) = (stream.undelivered(), stream.connection.reason());
         let peer_closed = stream.connection.peer_closed();
         if let Some(direct) = &mut pair.direct {
             let limit = options.send_limit(stream.send.capacity()) as u64;
-            direct.publish(stream.written, stream.connection.acknowledged(), limit);
+            direct.publish(stream.connection.acknowledged(), limit);
             direct.set_ends(peer_closed);
         }
         if peer_closed && undelivered == 0 && !pair.end_passed {
@@ -139,9 +136,7 @@ impl Engine {
                 if again {
                     self.stack.touch(key);
                 }
-                if let Some(grants) = lease {
-                    self.list_lease(now, key, grants);
-                }
+                self.note_received(key);
             }
         }
     }
@@ -244,7 +239,7 @@ impl StreamPair {
     /// an error: the program then reads the bytes before it gets the error. Bytes that do not fit into the
     /// pair are lost.
     fn move_undelivered(&mut self, stream: &mut Stream, fd: RawFd) {
-        stream.delivered += self.direct.as_mut().map_or(0, |direct| direct.end());
+        stream.delivered += self.direct.as_mut().map_or(0, |direct| direct.end_receiving());
         if self.discards || stream.undelivered() == 0 {
             return;
         }
@@ -262,50 +257,54 @@ impl StreamPair {
         stream.discard();
     }
 
-    /// Decides whether the connection must be in the list of leases:
-    ///
-    /// | result | meaning |
-    /// | --- | --- |
-    /// | `Some(true)` | yes: the program may send through shared memory now |
-    /// | `Some(false)` | yes: the receive ring has bytes for the program, which may not send through shared memory |
-    /// | `None` | no |
-    fn lease(&self) -> Option<bool> {
-        let direct = self.direct.as_ref()?;
-        let grants = !self.readable && !self.program_finished;
-        (grants || direct.has_untaken()).then_some(grants)
+    /// Takes note of the program's data that shared memory has in the send ring. Returns true while a thread of the program is
+    /// still writing: the next round must then look again.
+    fn collect_direct(&mut self, now: u64, stream: &mut Stream) -> Result<bool, Hostile> {
+        let Some(direct) = &mut self.direct else { return Ok(false) };
+        // Look at the claim first: bytes of a claim that has ended are then found.
+        let (claimed, stuck) = (direct.is_claimed(now), direct.is_stuck(now));
+        self.note_committed(now, stream)?;
+        let Some(direct) = self.direct.as_mut().filter(|_| stuck) else { return Ok(claimed) };
+        // Reset the connection if there is no memory.
+        let ring = allocate_ring(stream.send.capacity()).ok_or(Hostile)?;
+        let len = direct.abandon()?;
+        if len > stream.room(stream.send.capacity() as u64) {
+            return Err(Hostile);
+        }
+        stream.add_written(len);
+        stream.replace_send_ring(ByteRing::new(ring));
+        Ok(false)
     }
 
-    /// Takes note of the program's data that shared memory has in the send ring. Returns true if the socket pair may be read
-    /// now. Sets `again` if a thread of the program is still writing: the next round must then try again.
-    fn collect_direct(&mut self, now: u64, stream: &mut Stream, again: &mut bool) -> Result<bool, Hostile> {
-        let Some(direct) = &mut self.direct else { return Ok(true) };
-        // A lease ends in the second round, unless a program changes the word by other means than the protocol's.
-        for _ in 0..MOST_ROUNDS {
-            let room = stream.room(stream.send.capacity() as u64);
-            match direct.collect(now, room)? {
-                0 => {}
-                // The lease has ended, so only a hostile program changes the word.
-                _ if self.program_finished => return Err(Hostile),
-                len => stream.add_written(len),
-            }
-            if !self.readable {
-                return Ok(true);
-            }
-            match direct.end_lease(now)? {
-                Turn::Pair if direct.take_leaves_ring() => {
-                    // Reset the connection if there is no memory.
-                    let ring = allocate_ring(stream.send.capacity()).ok_or(Hostile)?;
-                    stream.replace_send_ring(ByteRing::new(ring));
-                }
-                Turn::Pair => return Ok(true),
-                Turn::Behind => {}
-                Turn::Claimed => {
-                    *again = true;
-                    return Ok(false);
-                }
-            }
+    /// Claims the send ring for bytes of the pair. Takes note of the data before them.
+    fn claim(&mut self, now: u64, stream: &mut Stream) -> Result<Turn, Hostile> {
+        if self.collect_direct(now, stream)? {
+            return Ok(Turn::Busy);
         }
-        Err(Hostile)
+        let turn = self.direct.as_mut().map_or(Turn::Closed, |direct| direct.claim(now));
+        self.note_committed(now, stream)?;
+        Ok(turn)
+    }
+
+    /// Takes note of bytes in the send ring that the program has committed.
+    fn note_committed(&mut self, now: u64, stream: &mut Stream) -> Result<(), Hostile> {
+        let Some(direct) = &mut self.direct else { return Ok(()) };
+        match direct.collect(now, stream.room(stream.send.capacity() as u64))? {
+            0 => {}
+            len => stream.add_written(len),
+        }
+        Ok(())
+    }
+
+    /// Ends a claim with `len` bytes of the pair in the ring, which may be 0.
+    fn commit(&mut self, stream: &mut Stream, claim: Option<Claim>, len: u64) -> Result<(), Hostile> {
+        if let (Some(direct), Some(claim)) = (&mut self.direct, claim) {
+            direct.commit(claim, len)?;
+        }
+        if len > 0 {
+            stream.add_written(len);
+        }
+        Ok(())
     }
 
     /// Moves the program's data from shared memory and the pair into the send ring. Returns true if the next
@@ -322,33 +321,38 @@ impl StreamPair {
         closer: &Arc<UserCloser>,
     ) -> Result<bool, Hostile> {
         let share = options.send_limit(stream.send.capacity()) as u64;
-        let mut again = false;
-        if !self.collect_direct(now, stream, &mut again)? {
-            return Ok(again);
-        }
         let mut moved = 0;
+        let writing = self.collect_direct(now, stream)?;
         while self.readable && !self.program_finished {
+            let claim = match self.claim(now, stream)? {
+                Turn::Claimed(claim) => Some(claim),
+                Turn::Closed => None,
+                Turn::Busy => return Ok(true),
+            };
             let room = stream.room(share);
-            if room == 0 {
-                if self.hung_up && pair::is_closed(fd) {
+            if room == 0 || moved >= TURN {
+                self.commit(stream, claim, 0)?;
+                if room == 0 && self.hung_up && pair::is_closed(fd) {
                     // The program has closed the socket while the send ring is full. The remaining data in
                     // the socket pair fits into the ring only if the peer opens its window. End the
                     // connection if the window stays closed.
                     stream.connection.abandon();
                 }
-                return Ok(false);
-            }
-            if moved >= TURN {
-                return Ok(true);
+                return Ok(room > 0 || writing);
             }
             let wanted = room.min(TURN) as usize;
-            // SAFETY: the spans are those of the stream's ring, and no lease lets the program write there.
-            match unsafe { pair::take_spans(fd, stream.writable(wanted as u64), closer) } {
+            // SAFETY: the spans are those of the stream's ring, and the engine has claimed it.
+            let taken = unsafe { pair::take_spans(fd, stream.writable(wanted as u64), closer) };
+            match (&taken, &mut self.direct, claim) {
+                (Ok((0, _)), Some(direct), Some(claim)) => direct.end(claim)?,
+                (Ok((len, _)), _, claim) => self.commit(stream, claim, *len as u64)?,
+                (Err(_), _, claim) => self.commit(stream, claim, 0)?,
+            }
+            match taken {
                 Ok((0, _)) => self.finish_sending(now, stream, fd, options),
                 Ok((len, cut)) => {
                     self.unaccepted = false;
                     moved += len as u64;
-                    stream.add_written(len as u64);
                     // A read that returns fewer bytes than it asked for has emptied the socket pair. The
                     // exception is `cut`: the read stopped early because the program had sent file
                     // descriptors with the bytes.
@@ -379,7 +383,7 @@ impl StreamPair {
             self.readable = false;
             self.close_or_reset(now, stream, fd, options);
         }
-        Ok(false)
+        Ok(writing)
     }
 
     /// Returns true if a close resets the connection: the program has set SO_LINGER to 0, has left bytes unread

@@ -54,7 +54,7 @@ impl Threads {
         let closer = Closer::new(settings.threads.into());
         let mut engines: Vec<Engine> = Vec::new();
         for ((thread, link), control) in links.into_iter().enumerate().zip(controls) {
-            let leases = engines.first().map(|first| first.leases.share()).unwrap_or_default();
+            let slots = engines.first().map(|first| first.slots.share()).unwrap_or_default();
             let config = StackConfig {
                 thread,
                 owners: shared.as_ref().map(|shared| shared.owners.clone()),
@@ -67,7 +67,7 @@ impl Threads {
             let (link, network) = link;
             let stack = Stack::new(clock.now_ns(), config, network);
             let mut engine = Engine::assemble(&settings, &clock, link, stack, control, closer.clone())?;
-            (engine.number, engine.leases) = (number, leases);
+            (engine.number, engine.slots) = (number, slots);
             engine.join(shared.clone())?;
             if thread == 0 {
                 engine.watch_interface()?;

@@ -3,7 +3,7 @@
 
 use super::{blocks, entry, is_alive, is_same, now_ns, slot};
 use crate::{errno, real, set_errno};
-use inlane_offload_protocol::lease::Slot;
+use inlane_offload_protocol::slots::Slot;
 use libc::c_long;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;

@@ -5,7 +5,7 @@ use super::{Entry, are_possible, blocks, entry, is_same, is_same_quietly, now_ns
 use crate::signals::BlockedSignals;
 use crate::{errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::is_possible;
-use inlane_offload_protocol::lease::Slot;
+use inlane_offload_protocol::slots::Slot;
 use libc::{c_void, iovec, ssize_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;

@@ -1,16 +1,16 @@
 //! Sends through shared memory.
 //!
 //! ```text
-//! lease granted, room in the ring  ---> copy into the ring, commit
-//! the ring is full                 ---> a blocking send sleeps until half of it is free
-//! no lease, bytes in the pair      ---> a large blocking send sleeps until the engine has read them and grants the lease
-//! otherwise                        ---> the kernel sends the rest through the pair
+//! room in the ring, the pair is empty  ---> copy into the ring, commit
+//! the ring is full                     ---> a blocking send sleeps until half of it is free
+//! bytes in the pair                    ---> a large blocking send sleeps until the engine has read them
+//! otherwise                            ---> the kernel sends the rest through the pair
 //! ```
 
 use super::leave::is_hung_up;
-use super::{Entry, are_possible, entry, identity, is_alive, is_same, now_ns, slot};
+use super::{Entry, are_possible, entry, identity, is_recent, is_same, now_ns, slot};
 use crate::{errno, fail, real, set_errno, signals, socket};
-use inlane_offload_protocol::lease::Slot;
+use inlane_offload_protocol::slots::Slot;
 use libc::{c_int, c_long, iovec, ssize_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
@@ -27,8 +27,9 @@ const SLEEP_NS: i64 = 200_000;
 /// How long a send waits for room in the ring, in nanoseconds. After this time it sends the rest through the kernel, where the
 /// thread sleeps at no cost and notices the end of the engine.
 const ROOM_NS: u64 = 100_000_000;
-/// How long a send waits for the lease, in nanoseconds. The engine needs about a millisecond to read what fits into the pair.
-const GRANT_NS: u64 = 20_000_000;
+/// How long a send waits until the engine has read the pair, in nanoseconds. The engine needs about a millisecond to read what
+/// fits into the pair.
+const PAIR_NS: u64 = 20_000_000;
 
 /// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
 /// some bytes are unread, or if the kernel gives no answer.
@@ -103,7 +104,7 @@ impl Rest<'_> {
 
 /// How a wait for the ring has ended.
 enum Waited {
-    /// The next attempt will probably find the lease and room.
+    /// The next attempt will probably find room in the ring and an empty pair.
     Ready,
     /// The send may not wait, or has waited for too long.
     InVain,
@@ -160,19 +161,19 @@ impl Send<'_> {
     /// # Safety
     /// The buffers are readable.
     unsafe fn write(&mut self) -> (usize, bool) {
-        let Some(claim) = self.slot.send().claim() else {
-            let busy = self.slot.send().granted().is_some();
-            return (0, busy || self.sent() > 0 || self.total > CHUNK);
-        };
+        let stays = self.sent() > 0 || self.total > CHUNK;
+        let Some(claim) = self.slot.send().claim() else { return (0, stays) };
         let same = self.slot.header().inode.load(Ordering::Acquire) == self.inode;
-        let most = self.slot.room(claim.position).min(self.rest.len).min(CHUNK);
-        if !same || most == 0 || !(self.checked || self.may_send()) {
+        let most = self.slot.room(claim.index).min(self.rest.len).min(CHUNK);
+        // Ring first, because the engine then finds the bytes before it falls asleep.
+        let alive_ns = self.slot.ring_doorbell();
+        if !same || most == 0 || alive_ns == 0 || !(self.checked || self.may_send(alive_ns)) {
             let _ = self.slot.send().commit(claim, 0);
-            return (0, same && (most == 0 || self.sent() > 0));
+            return (0, same && (most == 0 || stays));
         }
         self.checked = true;
         let rest = Rest { ..self.rest };
-        let (start, mut at) = (claim.position, claim.position);
+        let (start, mut at) = (claim.index, claim.index);
         while let Some(part) = self.rest.first()
             && at - start < most as u64
         {
@@ -185,46 +186,40 @@ impl Send<'_> {
         if self.slot.send().commit(claim, most as u64) {
             return (most, true);
         }
-        // The engine has ended the claim, so it has none of these bytes.
+        // The engine has closed the ring, so it has none of these bytes.
         self.rest = rest;
         (0, false)
     }
 
     /// Returns true if a thread that has claimed the send ring may write into it. Sending must not be shut down,
     /// the engine must run, and the socket pair must be empty. The descriptor must still belong to the slot.
-    fn may_send(&self) -> bool {
+    fn may_send(&self, alive_ns: u64) -> bool {
         self.slot.header().shut.load(Ordering::Relaxed) == 0
-            && (is_alive(self.slot) || !is_hung_up(self.fd))
+            && (is_recent(alive_ns) || !is_hung_up(self.fd))
             && is_same(self.fd, self.slot)
             && pair_is_empty(self.fd)
     }
 
-    /// Waits until the lease is granted and half of the ring is free, if the program's call may sleep. Does not wait for the
-    /// lease if the pair is empty: the engine may then sleep, and bytes in the pair wake it.
+    /// Waits until half of the ring is free and the engine has read the pair, if the program's call may sleep. Does not wait
+    /// for an engine that sleeps: bytes in the pair wake it.
     fn wait(&mut self) -> Waited {
-        let granted = self.slot.send().granted().is_some();
-        let limit = if granted { ROOM_NS } else { GRANT_NS };
-        if !self.may_sleep()
-            || !granted
-                && (self.entry.send_patience.skips()
-                    || !is_same(self.fd, self.slot)
-                    || pair_is_empty(self.fd))
+        let is_full = self.checked || pair_is_empty(self.fd);
+        let limit = if is_full { ROOM_NS } else { PAIR_NS };
+        if !self.may_sleep() || !is_full && (self.entry.send_patience.skips() || !is_same(self.fd, self.slot))
         {
             return Waited::InVain;
         }
         let start = now_ns();
         let mut now = start;
         while now < start + limit {
-            if self.slot.header().inode.load(Ordering::Acquire) != self.inode {
+            if self.slot.header().inode.load(Ordering::Acquire) != self.inode
+                || is_full && self.slot.doorbell().alive_ns.load(Ordering::Relaxed) == 0
+            {
                 return Waited::InVain;
             }
             if self.is_ready() {
                 self.entry.send_patience.note(true);
                 return Waited::Ready;
-            }
-            // The engine ends the lease before it sleeps. Bytes in the pair then wake it.
-            if granted && self.slot.send().granted().is_none() {
-                return Waited::InVain;
             }
             if now < start + SPIN_NS {
                 std::hint::spin_loop();
@@ -245,11 +240,11 @@ impl Send<'_> {
         })
     }
 
-    /// Returns true if the lease is granted, enough of the ring is free, and the engine has read the pair.
+    /// Returns true if enough of the ring is free, and the engine has read the pair.
     fn is_ready(&self) -> bool {
-        self.slot.send().granted().is_some_and(|position| {
+        self.slot.send().next().is_some_and(|index| {
             let enough = self.rest.len.min(self.slot.limit() as usize / 2).max(1);
-            self.slot.room(position) >= enough && (self.checked || pair_is_empty(self.fd))
+            self.slot.room(index) >= enough && (self.checked || pair_is_empty(self.fd))
         })
     }
 

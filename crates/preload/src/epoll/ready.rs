@@ -1,7 +1,7 @@
 //! Reports bytes in shared memory as events of epoll_wait.
 //!
 //! The engine puts received bytes into the receive ring of a slot of shared memory
-//! ([`inlane_offload_protocol::lease`]) if the program has asked for it. The kernel then does not know that the descriptor is readable. This
+//! ([`inlane_offload_protocol::slots`]) if the program has asked for it. The kernel then does not know that the descriptor is readable. This
 //! module watches the registrations whose events it can find itself: level-triggered registrations of
 //! connections with a slot. The kernel also has all registrations and finds all other events.
 //!
@@ -21,7 +21,7 @@ use super::Registration;
 use super::instance::{self, Instance, set};
 use super::table::{self, Entry};
 use crate::{control, direct, errno, set_errno};
-use inlane_offload_protocol::lease::{SLOTS, Slot};
+use inlane_offload_protocol::slots::{SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -318,8 +318,6 @@ fn is_readable(fd: RawFd, slot: Slot) -> bool {
 /// free.
 fn has_room(slot: Slot) -> bool {
     let header = slot.header();
-    let Some(position) = slot.send().granted() else { return false };
-    slot.room(position) >= slot.ring() / 2
-        && header.shut.load(Ordering::Relaxed) == 0
-        && direct::is_alive(slot)
+    let Some(index) = slot.send().next() else { return false };
+    slot.room(index) >= slot.ring() / 2 && header.shut.load(Ordering::Relaxed) == 0 && direct::is_alive(slot)
 }

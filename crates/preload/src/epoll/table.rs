@@ -11,7 +11,7 @@
 //! Any thread may read an entry while another thread changes it. Only [`Entry::watched_data`] needs all fields of
 //! one registration, and detects a change by the inode.
 
-use inlane_offload_protocol::lease::{SLOTS, Slot};
+use inlane_offload_protocol::slots::{SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};

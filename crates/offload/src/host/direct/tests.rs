@@ -1,7 +1,7 @@
 //! Tests of the engine's side of shared memory. The test code plays the program.
 
 use super::*;
-use inlane_offload_protocol::lease::SLOTS;
+use inlane_offload_protocol::slots::SLOTS;
 use inlane_tcp::ReceiveBuffer;
 use proptest::prelude::*;
 use std::os::fd::AsRawFd;
@@ -14,71 +14,102 @@ fn area() -> Arc<SharedArea> {
     Arc::new(SharedArea::new(1, 1000, RING).unwrap().0)
 }
 
+fn connection_in(area: &Arc<SharedArea>, written: u64) -> Option<Direct> {
+    let mut direct = Direct::new(0, Polled::new(area, 0), Key::from_u64(3), (7, DEVICE), written)?;
+    direct.publish(written, RING as u64);
+    Some(direct)
+}
+
 fn connection() -> Direct {
-    Direct::new(0, &area(), 7, DEVICE).unwrap()
+    connection_in(&area(), 0).unwrap()
+}
+
+/// Claims the send ring as the engine does.
+fn claim(direct: &mut Direct) -> Claim {
+    match direct.claim(1) {
+        Turn::Claimed(claim) => claim,
+        turn => panic!("{turn:?}"),
+    }
 }
 
 /// Commits bytes as the preloaded library does.
 fn commit(direct: &Direct, bytes: &[u8]) {
     let claim = direct.slot.send().claim().unwrap();
-    assert!(direct.slot.room(claim.position) >= bytes.len());
+    assert!(direct.slot.room(claim.index) >= bytes.len());
     // SAFETY: the test has claimed the ring.
-    unsafe { direct.slot.write_send(claim.position, bytes.as_ptr(), bytes.len()) };
+    unsafe { direct.slot.write_send(claim.index, bytes.as_ptr(), bytes.len()) };
     assert!(direct.slot.send().commit(claim, bytes.len() as u64));
 }
 
 #[test]
 fn committed_bytes_are_in_the_ring_in_front_of_those_of_the_pair() {
-    let mut direct = connection();
+    let mut direct = connection_in(&area(), 7).unwrap();
     let [mut ring, _] = direct.rings();
-    assert!(direct.slot.send().claim().is_none(), "no lease was granted");
-    direct.publish(7, 7, RING as u64);
-    direct.grant(1);
     commit(&direct, &[3; 5000]);
-    assert!(direct.has_work(1, true) && direct.uncollected() == 5000);
-    assert_eq!(direct.end_lease(1), Ok(Turn::Behind));
-    assert_eq!(direct.collect(1, RING as u64), Ok(5000));
-    assert_eq!(direct.end_lease(1), Ok(Turn::Pair));
-    assert!(!direct.has_work(1, true) && direct.slot.send().claim().is_none());
+    assert_eq!(direct.uncollected(), 5000);
+    let held = claim(&mut direct);
+    assert!(direct.slot.send().claim().is_none() && direct.is_claimed(1));
+    assert_eq!((direct.collect(1, RING as u64), held.index), (Ok(5000), 5007));
     // The engine reads 3 bytes of the pair, and the peer acknowledges 1000 bytes.
     ring.write(5007, &[4; 3]);
-    direct.publish(5010, 1007, RING as u64);
-    direct.grant(1);
-    assert_eq!(direct.slot.room(direct.slot.send().granted().unwrap()), RING - 4003);
+    assert_eq!(direct.commit(held, 3), Ok(()));
+    direct.publish(1007, RING as u64);
+    assert_eq!(direct.slot.room(direct.slot.send().next().unwrap()), RING - 4003);
     commit(&direct, &[5; 1000]);
     assert_eq!(direct.collect(1, RING as u64 - 4003), Ok(1000));
     let mut bytes = vec![0; 6003];
     ring.read(7..6010, &mut bytes);
     assert_eq!(bytes, [vec![3; 5000], vec![4; 3], vec![5; 1000]].concat());
+    assert_eq!(direct.sent, 6000);
+    let held = claim(&mut direct);
+    assert_eq!((direct.end(held), direct.claim(1)), (Ok(()), Turn::Closed));
 }
 
 #[test]
 fn more_committed_bytes_than_fit_are_hostile() {
     let mut direct = connection();
-    direct.publish(0, 0, 1000);
-    direct.grant(1);
+    direct.publish(0, 1000);
     let claim = direct.slot.send().claim().unwrap();
-    assert_eq!(direct.slot.room(claim.position), 1000);
+    assert_eq!(direct.slot.room(claim.index), 1000);
     assert!(direct.slot.send().commit(claim, 1001));
     assert_eq!(direct.collect(1, 1000), Err(Hostile));
 }
 
 #[test]
+fn a_program_that_takes_the_engines_claim_is_hostile() {
+    for ends in [false, true] {
+        let mut direct = connection();
+        let held = claim(&mut direct);
+        direct.slot.send().open(held.index);
+        assert_eq!(if ends { direct.end(held) } else { direct.commit(held, 1) }, Err(Hostile));
+    }
+}
+
+#[test]
 fn a_claim_that_lasts_too_long_is_ended_and_its_slot_is_not_used_again() {
     let area = area();
-    let mut direct = Direct::new(0, &area, 7, DEVICE).unwrap();
-    direct.grant(1);
+    let mut direct = connection_in(&area, 0).unwrap();
+    commit(&direct, b"sent");
     let claim = direct.slot.send().claim().unwrap();
-    assert_eq!(direct.end_lease(1), Ok(Turn::Claimed));
-    assert_eq!(direct.end_lease(1 + CLAIM_LIMIT_NS), Ok(Turn::Pair));
-    assert!(direct.take_leaves_ring() && !direct.take_leaves_ring());
-    assert!(!direct.slot.send().commit(claim, 5));
-    direct.grant(2);
+    assert!(direct.is_claimed(1) && !direct.is_stuck(1) && direct.claim(1) == Turn::Busy && !direct.close());
+    assert!(direct.is_claimed(1 + CLAIM_LIMIT_NS) && direct.is_stuck(1 + CLAIM_LIMIT_NS));
+    assert_eq!((direct.abandon(), direct.claim(1)), (Ok(4), Turn::Closed));
+    assert!(!direct.slot.send().commit(claim, 5) && !direct.is_claimed(2 + CLAIM_LIMIT_NS));
     assert!(direct.slot.send().claim().is_none());
     drop(direct);
-    let next: Vec<_> = (0..SLOTS).map_while(|_| Direct::new(0, &area, 8, DEVICE)).collect();
+    let next: Vec<_> = (0..SLOTS).map_while(|_| connection_in(&area, 0)).collect();
     assert_eq!(next.len(), SLOTS - 1);
     assert!(next.iter().all(|direct| direct.index != 0));
+}
+
+#[test]
+fn a_slot_whose_ring_is_claimed_at_the_end_is_not_used_again() {
+    let area = area();
+    let direct = connection_in(&area, 0).unwrap();
+    let (slot, claim) = (direct.slot, direct.slot.send().claim().unwrap());
+    drop(direct);
+    assert!(!slot.send().commit(claim, 1));
+    assert_eq!(connection_in(&area, 0).unwrap().index, 1);
 }
 
 /// Takes `len` bytes as the preloaded library does.
@@ -106,13 +137,13 @@ fn received_bytes_are_in_the_ring_as_long_as_the_program_takes_them() {
     assert!(direct.fill(1, fd, start, 3000) && ready(&direct) == 1 && direct.has_unread());
     assert!(direct.fill(2, fd, start, 8000) && ready(&direct) == 1);
     assert_eq!(take(&direct, 4000), [[1; 3000].as_slice(), &[2; 1000]].concat());
-    assert!(direct.has_work(2, true) && !direct.has_work(2, false));
+    assert!(direct.has_receive_work(2, true) && !direct.has_receive_work(2, false));
     assert_eq!(direct.settle(2), Ok(4000));
-    assert!(!direct.has_work(2, true) && direct.has_untaken() && direct.has_unread());
+    assert!(!direct.has_receive_work(2, true) && direct.has_untaken() && direct.has_unread());
     assert_eq!(take(&direct, 4000), [2; 4000]);
-    assert!(direct.has_work(2, true) && !direct.has_work(2, false) && !direct.has_unread());
+    assert!(direct.has_receive_work(2, true) && !direct.has_receive_work(2, false) && !direct.has_unread());
     direct.set_ends(true);
-    assert!(direct.has_work(2, false));
+    assert!(direct.has_receive_work(2, false));
     assert_eq!(direct.settle(3 + UNTAKEN_LIMIT_NS), Ok(4000));
     assert!(direct.slot.received().is_none() && direct.fill(4 + UNTAKEN_LIMIT_NS, fd, start + 8000, 0));
     assert_eq!(ready(&direct), 0);
@@ -126,11 +157,11 @@ fn bytes_that_nobody_takes_go_to_the_pair() {
     assert!(direct.slot.receive().ask() && direct.fill(3, fd, 8, 5));
     take(&direct, 4);
     let end = 3 + UNTAKEN_LIMIT_NS;
-    assert!(direct.has_work(end, false));
+    assert!(direct.has_receive_work(end, false));
     assert_eq!(direct.settle(end), Ok(4));
     assert!(direct.has_untaken(), "the program has just taken bytes");
     let end = end + UNTAKEN_LIMIT_NS;
-    assert!(direct.has_work(end, false));
+    assert!(direct.has_receive_work(end, false));
     assert_eq!(direct.settle(end), Ok(0));
     assert!(direct.slot.receive().is_moving() && !direct.slot.receive().ask());
     assert!(!direct.fill(end, fd, 12, 1));
@@ -147,7 +178,7 @@ fn a_program_that_leaves_the_ring_gets_the_rest_through_the_pair() {
     let mut direct = connection();
     assert!(direct.slot.receive().ask() && direct.fill(1, fd, 0, 8));
     take(&direct, 8);
-    assert!(direct.slot.receive().stop() && !direct.has_work(2, false));
+    assert!(direct.slot.receive().stop() && !direct.has_receive_work(2, false));
     assert_eq!(direct.settle(2), Ok(8));
     assert!(!direct.fill(2, fd, 8, 1));
     direct.note_pair_written();
@@ -156,7 +187,7 @@ fn a_program_that_leaves_the_ring_gets_the_rest_through_the_pair() {
     assert!(!direct.fill(3, fd, 9, 1), "the pair has earlier bytes");
     std::io::Read::read_exact(&mut &_program, &mut [0]).unwrap();
     assert!(direct.fill(3, fd, 9, 1) && direct.slot.receive().leave());
-    assert!(direct.has_work(3, false));
+    assert!(direct.has_receive_work(3, false));
     assert_eq!(direct.settle(3), Ok(0));
     assert!(!direct.fill(3, fd, 9, 1));
     direct.note_pair_written();
@@ -210,10 +241,14 @@ proptest! {
             now += CLAIM_LIMIT_NS / 3;
             let Ok(len) = direct.collect(now, RING as u64) else { break };
             prop_assert!(len <= RING as u64);
-            if direct.end_lease(now).is_err() {
+            if direct.is_claimed(now) && direct.is_stuck(now) && direct.abandon().is_err() {
                 break;
             }
-            direct.grant(now);
+            if let Turn::Claimed(claim) = direct.claim(now)
+                && direct.commit(claim, 0).is_err()
+            {
+                break;
+            }
             direct.fill(now, engine.as_raw_fd(), delivered, 200);
             match direct.settle(now) {
                 Ok(taken) => {

@@ -4,41 +4,47 @@
 //! A process has one area, a sealed memfd of [`SLOTS`] slots. The engine assigns slots to connections. TCP's two rings of a
 //! connection with a slot lie in the slot: a sent byte is copied from the program's buffer into the ring and from there into
 //! the packet, a received byte from the packet into the ring and from there into the program's buffer. Bytes that go through
-//! the pair are read into the send ring, or written from the receive ring, by the engine. A
-//! program sends through a slot only while the engine runs. If the ring is full, a blocking send sleeps on
-//! [`Header::sleeper`] until half of the ring is free. A program receives through a slot only
-//! while it polls the slot. In all other cases, and if a step fails, the bytes go through the pair.
+//! the pair are read into the send ring, or written from the receive ring, by the engine.
+//!
+//! A program sends through its slot while the engine is awake. If the engine sleeps, the program sends through the pair, which
+//! wakes the engine. If the ring is full, a blocking send sleeps on [`Header::sleeper`] until half of the ring is free. A
+//! program receives through a slot only while it polls the slot.
 //!
 //! ```text
 //!                     program                                     engine
-//! send lease          claim, copy into the send ring, commit ---> sends segments from the ring
-//! receive ring        ask for the ring, poll it               ---> opens it, and counts up with each received byte
-//!                     copy bytes out, take them               ---> counts them as delivered
+//! send ring           claim, ring the doorbell, copy, commit ---> sends segments from the ring
+//!                     send through the pair                  ---> claims, reads the pair into the ring, commits
+//! receive ring        ask for the ring, poll it              ---> opens it, and counts up with each received byte
+//!                     copy bytes out, take them              ---> counts them as delivered
 //! ```
 //!
-//! # Send lease
+//! # Send ring
 //!
-//! The send word holds a state and the position up to which the program has committed bytes.
+//! The send word holds a state, and the index up to which the ring has bytes of the program. An index counts all bytes of its
+//! direction of the connection.
 //!
 //! ```text
-//!              grant (engine)               claim (program)
-//!       PAIR ------------------> GRANTED --------------------> CLAIMED
-//!         ^                       |   ^                           |
-//!         +----- revoke (engine) -+   +---- commit (program) -----+          abandon (engine): any state -> ENDED
+//!          claim (program or engine)
+//!       OPEN --------------------> CLAIMED          close (engine): any state -> CLOSED
+//!         ^---- commit (holder) ------+
 //! ```
 //!
-//! No byte is lost, doubled or reordered, because:
+//! The holder of the claim alone writes into the ring, behind the index. A thread of the program writes the bytes of its send.
+//! The engine writes bytes that it reads from the pair. No byte is lost, doubled or reordered, because:
 //!
-//! * Only one thread holds the claim, so threads and processes that share the socket do not write the same
-//!   bytes of the ring.
-//! * The engine reads the pair only after it has revoked the lease and taken note of all committed bytes. So these
-//!   bytes are sent before later bytes in the pair. It reads the pair into the same ring, and adds the number of these bytes to
-//!   [`Header::base`], so the next claim writes behind them.
-//! * After the claim, the program checks that the pair holds no bytes, and otherwise writes nothing to the
-//!   ring. So the engine has read all earlier bytes of the pair.
-//! * A commit is one compare-and-exchange. If the engine has ended the claim meanwhile, the commit fails, and
-//!   the program sends all these bytes through the pair. The engine then sends from a ring of its own, because the thread
-//!   may still write.
+//! * The engine reads the pair only while it holds the claim.
+//! * After the claim, the program checks that the pair holds no bytes, and otherwise sends through the pair. So the ring has
+//!   all earlier bytes.
+//! * A commit is one compare-and-exchange. If the engine has closed the ring meanwhile, because the thread was stopped, the
+//!   commit fails, and the program sends all these bytes through the pair. The engine then sends from a ring of its own,
+//!   because the thread may still write.
+//!
+//! # Doorbell
+//!
+//! Each thread of the engine has a [`Doorbell`] in the area. It has a bit for each slot, and the time of the thread's last
+//! heartbeat, which is 0 while the thread sleeps. The program sets the slot's bit and then looks at the time. A thread
+//! of the engine that falls asleep stores 0 and then looks at the bits. So the program finds that the thread sleeps, or the
+//! thread finds the bit and stays awake.
 //!
 //! # Receive ring
 //!
@@ -69,7 +75,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-pub use slot::{Area, Header, Slot};
+pub use slot::{Area, Header, MOST_THREADS, Slot};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -87,6 +93,12 @@ pub trait Word {
     /// Stores `new` if the word is `current`. Returns true if `new` was stored, and false if the word had
     /// another value.
     fn exchange(&self, current: u64, new: u64) -> bool;
+    /// Sets the bits `bits`.
+    fn set(&self, bits: u64);
+    /// Stores 0. Returns the earlier value.
+    fn take(&self) -> u64;
+    /// Orders all earlier accesses of the thread before all later ones.
+    fn fence();
 }
 
 impl Word for AtomicU64 {
@@ -104,136 +116,181 @@ impl Word for AtomicU64 {
     fn exchange(&self, current: u64, new: u64) -> bool {
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
+
+    #[inline]
+    fn set(&self, bits: u64) {
+        self.fetch_or(bits, Ordering::AcqRel);
+    }
+
+    #[inline]
+    fn take(&self) -> u64 {
+        self.swap(0, Ordering::AcqRel)
+    }
+
+    #[inline]
+    fn fence() {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
 }
 
 /// The lowest bit of a send word's state. The word:
 ///
 /// ```text
 ///  63   62 61                    0
-/// | state | committed position   |
+/// | state | committed index      |
 /// ```
 const STATE_SHIFT: u32 = 62;
-const PAIR: u64 = 0;
-const GRANTED: u64 = 1;
-const CLAIMED: u64 = 2;
-const ENDED: u64 = 3;
-/// The bits of a position in the words of a slot.
+const OPEN: u64 = 0;
+const CLAIMED: u64 = 1;
+const CLOSED: u64 = 3;
+/// The bits of an index or a position in the words of a slot.
 pub const POSITION: u64 = (1 << STATE_SHIFT) - 1;
 
 /// The engine tries this many times to change a word before it gives up. If the program follows the protocol,
 /// it changes the word only once or twice during these attempts.
 const ATTEMPTS: usize = 100;
 
-fn send_word(state: u64, position: u64) -> u64 {
+fn pack(state: u64, position: u64) -> u64 {
     state << STATE_SHIFT | position & POSITION
 }
 
-/// The error of an attempt to end a lease. The engine cannot end the lease now, because the program has
-/// claimed the ring or keeps changing the word.
+/// The error of an attempt to close a send ring: a thread of the program has claimed it, or keeps changing the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed;
 
-/// The send lease of a slot: the program's permission to put bytes into the slot's send ring. It wraps the
-/// slot's send word.
-pub struct SendLease<'a, W>(pub &'a W);
+/// The send ring of a slot. It wraps the slot's send word.
+pub struct SendRing<'a, W>(pub &'a W);
 
-/// The exclusive right of one thread to write bytes into the send ring, from `position` on.
-/// [`SendLease::commit`] ends the claim.
+/// The exclusive right to write bytes into the send ring, from `index` on. [`SendRing::commit`] ends the claim.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Claim {
-    /// The position of the first byte to write. Positions count the bytes that go through the slot.
-    pub position: u64,
+    /// The index of the first byte to write.
+    pub index: u64,
 }
 
-impl<W: Word> SendLease<'_, W> {
-    /// Makes all bytes go through the socket pair until the next [`SendLease::grant`]. The engine calls this
-    /// for a slot that no connection uses. `position` is the position of the next byte that will be sent
-    /// through the slot.
-    pub fn reset(&self, position: u64) {
-        self.0.store(send_word(PAIR, position));
+impl<W: Word> SendRing<'_, W> {
+    /// Opens the ring. The next byte of the program has the index `index`. The engine calls this for a slot that no
+    /// connection uses.
+    pub fn open(&self, index: u64) {
+        self.0.store(pack(OPEN, index));
     }
 
-    /// Lets the program put bytes into the send ring. The engine calls this after it has read all bytes from
-    /// the socket pair. Does nothing if the lease is already granted or has been abandoned.
-    pub fn grant(&self) {
-        let word = self.0.load();
-        if word >> STATE_SHIFT == PAIR {
-            self.0.exchange(word, send_word(GRANTED, word));
-        }
-    }
-
-    /// Returns the position up to which bytes are committed. Check the position, because a hostile program
-    /// can write any value.
+    /// Returns the index up to which bytes are committed. The engine must check it, because a hostile program can write any
+    /// value.
+    #[inline]
     pub fn committed(&self) -> u64 {
         self.0.load() & POSITION
     }
 
-    /// Ends the lease until the next grant. Returns the position of the end of the committed bytes. If no
-    /// lease is granted, only returns the position.
-    ///
-    /// # Errors
-    /// If a thread of the program has claimed the ring. That thread may still commit bytes, so call this
-    /// again later. Also if another process changed the word in each of many attempts, which only a hostile
-    /// program does.
-    pub fn revoke(&self) -> Result<u64, Claimed> {
-        for _ in 0..ATTEMPTS {
-            let word = self.0.load();
-            match word >> STATE_SHIFT {
-                CLAIMED => return Err(Claimed),
-                GRANTED if !self.0.exchange(word, send_word(PAIR, word)) => {}
-                _ => return Ok(word & POSITION),
-            }
-        }
-        Err(Claimed)
+    /// Returns true while a thread of the program or the engine holds the claim.
+    #[inline]
+    pub fn is_claimed(&self) -> bool {
+        self.0.load() >> STATE_SHIFT == CLAIMED
     }
 
-    /// Ends the lease permanently, even if a thread has claimed the ring. The commit of that thread will then
-    /// fail. Returns the position up to which bytes are committed.
+    /// Returns the index at which the next claim would write. Returns `None` if the ring is claimed or closed.
+    #[inline]
+    pub fn next(&self) -> Option<u64> {
+        let word = self.0.load();
+        (word >> STATE_SHIFT == OPEN).then_some(word & POSITION)
+    }
+
+    /// Claims the ring. Returns `None` if the ring is claimed or closed. A program must then send through the socket pair.
+    #[inline]
+    pub fn claim(&self) -> Option<Claim> {
+        let word = self.0.load();
+        (word >> STATE_SHIFT == OPEN && self.0.exchange(word, pack(CLAIMED, word)))
+            .then_some(Claim { index: word & POSITION })
+    }
+
+    /// Ends a claim and commits the `len` bytes that its holder wrote into the ring. Returns false if the engine has closed
+    /// the ring meanwhile. The bytes must then go through the socket pair.
+    #[inline]
+    pub fn commit(&self, claim: Claim, len: u64) -> bool {
+        self.0.exchange(pack(CLAIMED, claim.index), pack(OPEN, claim.index.wrapping_add(len)))
+    }
+
+    /// Ends a claim without bytes, and closes the ring permanently. Returns false if the word has changed meanwhile.
+    pub fn end(&self, claim: Claim) -> bool {
+        self.0.exchange(pack(CLAIMED, claim.index), pack(CLOSED, claim.index))
+    }
+
+    /// Closes the ring permanently. Returns the index up to which bytes are committed.
+    ///
+    /// # Errors
+    /// If the ring is claimed. Also if another process changed the word in each of many attempts, which only a hostile
+    /// program does.
+    pub fn close(&self) -> Result<u64, Claimed> {
+        self.close_if(|state| state != CLAIMED)
+    }
+
+    /// Closes the ring permanently, even if it is claimed. The commit of the claim's holder will then fail. Returns the index
+    /// up to which bytes are committed.
     ///
     /// # Errors
     /// If a hostile program changed the word during each of many attempts.
-    pub fn abandon(&self) -> Result<u64, Claimed> {
+    pub fn close_by_force(&self) -> Result<u64, Claimed> {
+        self.close_if(|_| true)
+    }
+
+    fn close_if(&self, may_close: impl Fn(u64) -> bool) -> Result<u64, Claimed> {
         for _ in 0..ATTEMPTS {
             let word = self.0.load();
-            if self.0.exchange(word, send_word(ENDED, word)) {
+            if !may_close(word >> STATE_SHIFT) {
+                break;
+            }
+            if self.0.exchange(word, pack(CLOSED, word)) {
                 return Ok(word & POSITION);
             }
         }
         Err(Claimed)
     }
+}
 
-    /// Claims the send ring for the calling thread. Returns `None` if the lease is not granted, or if another
-    /// thread has claimed the ring. The bytes must then go through the socket pair.
+/// The doorbell of a thread of the engine, for the slots of one area.
+pub struct Doorbell<'a, W> {
+    /// Bit n is 1 if slot n needs the thread.
+    pub rung: &'a W,
+    /// The time of the thread's last heartbeat, in nanoseconds of CLOCK_MONOTONIC. 0 while it sleeps. Only the engine
+    /// writes it.
+    pub alive_ns: &'a W,
+}
+
+impl<W: Word> Doorbell<'_, W> {
+    /// Asks the thread to look at the slots with these bits. Returns the time of its last heartbeat, or 0 if it sleeps, and may
+    /// not look at them.
     #[inline]
-    pub fn claim(&self) -> Option<Claim> {
-        let word = self.0.load();
-        (word >> STATE_SHIFT == GRANTED && self.0.exchange(word, send_word(CLAIMED, word)))
-            .then_some(Claim { position: word & POSITION })
+    pub fn ring(&self, bits: u64) -> u64 {
+        self.rung.set(bits);
+        W::fence();
+        self.alive_ns.load()
     }
 
-    /// Returns the position in the send ring at which the next claim would write. Returns `None` if no lease
-    /// is granted, or if a thread has claimed the ring.
+    /// Returns the slots that need the thread, and clears their bits.
     #[inline]
-    pub fn granted(&self) -> Option<u64> {
-        let word = self.0.load();
-        (word >> STATE_SHIFT == GRANTED).then_some(word & POSITION)
+    pub fn answer(&self) -> u64 {
+        if self.rung.load() == 0 { 0 } else { self.rung.take() }
     }
 
-    /// Ends a claim and commits the `len` bytes that the thread wrote into the ring. Returns false if the
-    /// engine has ended the claim meanwhile. The bytes must then go through the socket pair.
-    #[inline]
-    pub fn commit(&self, claim: Claim, len: u64) -> bool {
-        let next = claim.position.wrapping_add(len);
-        self.0.exchange(send_word(CLAIMED, claim.position), send_word(GRANTED, next))
+    /// Records that the thread lives at the time `now`, and does not sleep.
+    pub fn beat(&self, now: u64) {
+        self.alive_ns.store(now);
+    }
+
+    /// Records that the thread falls asleep. Returns false if a slot needs it. The thread must then stay awake.
+    pub fn falls_asleep(&self) -> bool {
+        self.alive_ns.store(0);
+        W::fence();
+        self.rung.load() == 0
     }
 }
 
 /// The modes of a receive word, which has the same layout as a send word: the mode, and the position up to which the program
-/// has taken bytes. The modes PAIR and CLOSED have the values of the send word's states [`PAIR`] and [`ENDED`].
+/// has taken bytes. The mode CLOSED has the value of the send word's state [`CLOSED`].
+const PAIR: u64 = 0;
 const ASKED: u64 = 1;
 const RING: u64 = 2;
-const CLOSED: u64 = 3;
 
 /// The receiving side of a slot. It wraps the receive word and the filled position.
 pub struct ReceiveRing<'a, W> {
@@ -266,13 +323,13 @@ impl<W: Word> ReceiveRing<'_, W> {
         // No thread of an earlier connection has seen a higher position.
         let position = self.filled.load().wrapping_add(1) & POSITION;
         self.filled.store(position);
-        self.word.store(send_word(PAIR, position));
+        self.word.store(pack(PAIR, position));
         position
     }
 
     /// Refuses the ring to the program from now on.
     pub fn close(&self) {
-        self.word.store(send_word(CLOSED, self.filled.load()));
+        self.word.store(pack(CLOSED, self.filled.load()));
     }
 
     /// Asks the engine for the ring. Returns false if the ring is not in mode PAIR, or if the engine is moving bytes to the
@@ -281,7 +338,7 @@ impl<W: Word> ReceiveRing<'_, W> {
         let word = self.word.load();
         word >> STATE_SHIFT == PAIR
             && self.filled.load() == word
-            && self.word.exchange(word, send_word(ASKED, word))
+            && self.word.exchange(word, pack(ASKED, word))
     }
 
     /// Returns true if all received bytes go through the pair, and the program has not asked for the ring.
@@ -303,7 +360,7 @@ impl<W: Word> ReceiveRing<'_, W> {
     /// program must then discard its copy.
     #[must_use]
     pub fn take(&self, received: Received, len: u64) -> bool {
-        self.word.exchange(received.word, send_word(RING, received.word.wrapping_add(len)))
+        self.word.exchange(received.word, pack(RING, received.word.wrapping_add(len)))
     }
 
     /// Returns true while the engine moves received bytes from the ring to the socket pair.
@@ -320,7 +377,7 @@ impl<W: Word> ReceiveRing<'_, W> {
             let word = self.word.load();
             match word >> STATE_SHIFT {
                 RING if self.filled.load() != word & POSITION => return false,
-                ASKED | RING if !self.word.exchange(word, send_word(PAIR, word)) => {}
+                ASKED | RING if !self.word.exchange(word, pack(PAIR, word)) => {}
                 // The engine may have added bytes before it sees the new mode.
                 _ => return !self.is_moving(),
             }
@@ -339,8 +396,7 @@ impl<W: Word> ReceiveRing<'_, W> {
     pub fn end(&self) -> u64 {
         for _ in 0..ATTEMPTS {
             let word = self.word.load();
-            if !matches!(word >> STATE_SHIFT, ASKED | RING) || self.word.exchange(word, send_word(PAIR, word))
-            {
+            if !matches!(word >> STATE_SHIFT, ASKED | RING) || self.word.exchange(word, pack(PAIR, word)) {
                 return word & POSITION;
             }
         }
@@ -367,7 +423,7 @@ impl<W: Word> ReceiveRing<'_, W> {
     pub fn open(&self, taken: u64) -> bool {
         let start = taken.wrapping_add(1) & POSITION;
         self.filled.store(start);
-        self.word.exchange(send_word(ASKED, taken), send_word(RING, start)) || {
+        self.word.exchange(pack(ASKED, taken), pack(RING, start)) || {
             self.filled.store(taken);
             false
         }

@@ -1,4 +1,4 @@
-//! Checks the lease protocol with the model checker loom and with random words. Also checks that the bytes
+//! Checks the protocol of slots with the model checker loom and with random words. Also checks that the bytes
 //! read from a slot are the bytes that were written to it.
 
 use super::*;
@@ -19,6 +19,18 @@ impl Word for Modelled {
     fn exchange(&self, current: u64, new: u64) -> bool {
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
+
+    fn set(&self, bits: u64) {
+        self.fetch_or(bits, Ordering::AcqRel);
+    }
+
+    fn take(&self) -> u64 {
+        self.swap(0, Ordering::AcqRel)
+    }
+
+    fn fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
 }
 
 /// The size of the send ring in the model, in bytes. The tests send fewer bytes, so the ring never wraps.
@@ -27,7 +39,8 @@ const RING: usize = 8;
 /// A connection for tests. The program sends through the send ring or through the socket pair.
 struct Sending {
     word: Modelled,
-    base: Modelled,
+    rung: Modelled,
+    alive_ns: Modelled,
     ring: Vec<UnsafeCell<u8>>,
     pair: Mutex<Vec<u8>>,
 }
@@ -36,24 +49,29 @@ impl Sending {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             word: Modelled::new(0),
-            base: Modelled::new(0),
+            rung: Modelled::new(0),
+            alive_ns: Modelled::new(1),
             ring: (0..RING).map(|_| UnsafeCell::new(0)).collect(),
             pair: Mutex::new(Vec::new()),
         })
     }
 
+    fn doorbell(&self) -> Doorbell<'_, Modelled> {
+        Doorbell { rung: &self.rung, alive_ns: &self.alive_ns }
+    }
+
     /// Sends a byte as the preloaded library does. If `checks` is false, omits the check that the pair is
     /// empty. The model checker must find this error.
     fn send(&self, byte: u8, checks: bool) {
-        let lease = SendLease(&self.word);
-        if let Some(claim) = lease.claim() {
-            let empty = !checks || self.pair.lock().unwrap().is_empty();
-            let at = (claim.position + self.base.load(Ordering::Acquire)) as usize;
-            if empty {
+        let ring = SendRing(&self.word);
+        if let Some(claim) = ring.claim() {
+            let awake = self.doorbell().ring(1) != 0;
+            let writes = awake && (!checks || self.pair.lock().unwrap().is_empty());
+            if writes {
                 // SAFETY: loom fails the test if another thread accesses the byte.
-                self.ring[at].with_mut(|to| unsafe { *to = byte });
+                self.ring[claim.index as usize].with_mut(|to| unsafe { *to = byte });
             }
-            if lease.commit(claim, empty.into()) && empty {
+            if ring.commit(claim, writes.into()) && writes {
                 return;
             }
         }
@@ -65,46 +83,35 @@ impl Sending {
         self.pair.lock().unwrap().push(byte);
     }
 
-    /// Sends the bytes of the send ring up to `position`, as the engine does.
-    fn copy(&self, position: u64, sent: &mut Sent) {
-        while sent.bytes.len() < (position + sent.base) as usize {
+    /// Sends the bytes of the send ring up to `index`, as the engine does.
+    fn collect(&self, index: u64, sent: &mut Vec<u8>) {
+        while sent.len() < index as usize {
             // SAFETY: loom fails the test if another thread writes the byte.
-            sent.bytes.push(self.ring[sent.bytes.len()].with(|byte| unsafe { *byte }));
+            sent.push(self.ring[sent.len()].with(|byte| unsafe { *byte }));
         }
     }
 
-    /// Reads the bytes of the pair into the ring behind the others, and sends them.
-    fn read_pair(&self, sent: &mut Sent) {
-        for byte in std::mem::take(&mut *self.pair.lock().unwrap()) {
-            // SAFETY: loom fails the test if another thread accesses the byte.
-            self.ring[sent.bytes.len()].with_mut(|to| unsafe { *to = byte });
-            sent.bytes.push(byte);
-            sent.base += 1;
-        }
-        self.base.store(sent.base, Ordering::Release);
-    }
-
-    /// Runs one round of the engine. Takes the program's bytes from the ring and the socket pair. Grants or
-    /// ends the lease.
-    fn serve(&self, sent: &mut Sent) {
-        let lease = SendLease(&self.word);
+    /// Runs one round of the engine, which reads the pair if it holds bytes. Returns true if another round must follow.
+    fn serve(&self, sent: &mut Vec<u8>) -> bool {
+        let ring = SendRing(&self.word);
+        // Look at the state first: bytes of a claim that has ended are then found.
+        let writing = ring.is_claimed();
+        self.collect(ring.committed(), sent);
         if self.pair.lock().unwrap().is_empty() {
-            self.copy(lease.committed(), sent);
-            return lease.grant();
+            return writing;
         }
-        if let Ok(position) = lease.revoke() {
-            self.copy(position, sent);
-            self.read_pair(sent);
+        let Some(claim) = ring.claim() else { return true };
+        self.collect(claim.index, sent);
+        let bytes = std::mem::take(&mut *self.pair.lock().unwrap());
+        let len = bytes.len() as u64;
+        for byte in bytes {
+            // SAFETY: loom fails the test if another thread accesses the byte.
+            self.ring[sent.len()].with_mut(|to| unsafe { *to = byte });
+            sent.push(byte);
         }
+        assert!(ring.commit(claim, len));
+        false
     }
-}
-
-/// The bytes that the engine has taken from the ring and the socket pair, in order.
-#[derive(Default)]
-struct Sent {
-    bytes: Vec<u8>,
-    /// The number of bytes that went through the pair.
-    base: u64,
 }
 
 fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
@@ -127,14 +134,13 @@ fn sends_in_order(raw: u8, checks: bool) {
                 }
             })
         };
-        let mut sent = Sent::default();
+        let mut sent = Vec::new();
         for _ in 0..3 {
             sending.serve(&mut sent);
         }
         program.join().unwrap();
         sending.serve(&mut sent);
-        sending.serve(&mut sent);
-        assert_eq!(sent.bytes, [1, 2, 3]);
+        assert_eq!(sent, [1, 2, 3]);
     });
 }
 
@@ -159,7 +165,6 @@ fn model_finds_the_error_of_a_library_that_does_not_check_the_pair() {
 fn model_two_threads_do_not_write_the_same_bytes() {
     model(2, || {
         let sending = Sending::new();
-        SendLease(&sending.word).grant();
         let other = {
             let sending = sending.clone();
             loom::thread::spawn(move || sending.send(9, true))
@@ -167,19 +172,17 @@ fn model_two_threads_do_not_write_the_same_bytes() {
         sending.send(1, true);
         sending.send(2, true);
         other.join().unwrap();
-        let mut sent = Sent::default();
+        let mut sent = Vec::new();
         sending.serve(&mut sent);
-        sending.serve(&mut sent);
-        let own: Vec<u8> = sent.bytes.iter().copied().filter(|&byte| byte != 9).collect();
-        assert_eq!((own, sent.bytes.len()), (vec![1, 2], 3));
+        let own: Vec<u8> = sent.iter().copied().filter(|&byte| byte != 9).collect();
+        assert_eq!((own, sent.len()), (vec![1, 2], 3));
     });
 }
 
 #[test]
-fn model_an_abandoned_claim_sends_its_bytes_through_the_pair_once() {
+fn model_a_thread_whose_ring_is_closed_sends_its_bytes_through_the_pair_once() {
     model(3, || {
         let sending = Sending::new();
-        SendLease(&sending.word).grant();
         let program = {
             let sending = sending.clone();
             loom::thread::spawn(move || {
@@ -187,13 +190,38 @@ fn model_an_abandoned_claim_sends_its_bytes_through_the_pair_once() {
                 sending.send(2, true);
             })
         };
-        let mut sent = Sent::default();
-        let position = SendLease(&sending.word).abandon().unwrap();
-        sending.copy(position, &mut sent);
+        let mut sent = Vec::new();
+        let index = SendRing(&sending.word).close_by_force().unwrap();
+        sending.collect(index, &mut sent);
         program.join().unwrap();
-        assert_eq!(SendLease(&sending.word).revoke(), Ok(position));
-        sent.bytes.append(&mut sending.pair.lock().unwrap());
-        assert_eq!(sent.bytes, [1, 2]);
+        assert_eq!(SendRing(&sending.word).close(), Ok(index));
+        sent.append(&mut sending.pair.lock().unwrap());
+        assert_eq!(sent, [1, 2]);
+    });
+}
+
+/// The engine falls asleep while the program sends. From then on, only bytes in the pair wake it.
+#[test]
+fn model_no_byte_waits_in_the_ring_of_an_engine_that_sleeps() {
+    model(3, || {
+        let sending = Sending::new();
+        let program = {
+            let sending = sending.clone();
+            loom::thread::spawn(move || sending.send(1, true))
+        };
+        let mut sent = Vec::new();
+        let falls_asleep = sending.doorbell().falls_asleep();
+        if !falls_asleep {
+            sending.doorbell().beat(1);
+            assert_eq!(sending.doorbell().answer(), 1);
+            while sending.serve(&mut sent) {
+                loom::thread::yield_now();
+            }
+            // The program may still send through the pair, which wakes the engine later.
+        }
+        program.join().unwrap();
+        let in_pair = sending.pair.lock().unwrap().len();
+        assert_eq!(sent.len() + in_pair, 1, "falls asleep: {falls_asleep}");
     });
 }
 
@@ -398,13 +426,13 @@ proptest! {
     #[test]
     fn any_words_are_refused_or_bounded(send: u64, receive: u64, next: u64) {
         let word = AtomicU64::new(send);
-        let lease = SendLease(&word);
-        lease.grant();
-        let committed = lease.committed();
+        let ring = SendRing(&word);
+        let committed = ring.committed();
         prop_assert!(committed <= POSITION);
-        prop_assert_eq!(lease.revoke().unwrap_or(committed), committed);
-        prop_assert_eq!(lease.abandon(), Ok(committed));
-        prop_assert!(lease.claim().is_none());
+        prop_assert_eq!(ring.next(), ring.claim().map(|claim| claim.index));
+        prop_assert_eq!(ring.close().unwrap_or(committed), committed);
+        prop_assert_eq!(ring.close_by_force(), Ok(committed));
+        prop_assert!(ring.claim().is_none());
         let (word, filled) = (AtomicU64::new(receive), AtomicU64::new(next));
         let ring = ReceiveRing { word: &word, filled: &filled };
         prop_assert!(ring.received(4096).is_none_or(|received| received.len <= 4096 && received.position() <= POSITION));
@@ -414,7 +442,7 @@ proptest! {
     }
 
     #[test]
-    fn a_slot_returns_the_bytes_that_were_written(position in 0u64..1 << 40, base in 0u64..1 << 40, received in 0u64..1 << 40, bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+    fn a_slot_returns_the_bytes_that_were_written(index in 0u64..1 << 40, received in 0u64..1 << 40, bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
         const RING: usize = 4096;
         let layout = std::alloc::Layout::from_size_align(Area::len(RING).unwrap(), 4096).unwrap();
         // SAFETY: the layout is not empty, the copies stay within `bytes` and `read`, and the memory is freed
@@ -429,18 +457,21 @@ proptest! {
             prop_assert_eq!(area.ready().load(Ordering::Relaxed), 0);
             let header = slot.header();
             header.ring.store(RING as u32, Ordering::Relaxed);
-            header.base.store(base, Ordering::Relaxed);
-            header.room.acknowledged.store(position + base, Ordering::Relaxed);
+            header.doorbell.store(area.distance_to_doorbell(slot, MOST_THREADS - 1) as u64, Ordering::Relaxed);
+            header.number.store(SLOTS as u32 - 1, Ordering::Relaxed);
+            area.doorbell(MOST_THREADS - 1).beat(7);
+            prop_assert_eq!((slot.ring_doorbell(), area.doorbell(MOST_THREADS - 1).answer()), (7, 1 << (SLOTS - 1)));
+            prop_assert_eq!((area.doorbell(0).answer(), area.doorbell(0).ring(0)), (0, 0));
+            header.room.acknowledged.store(index, Ordering::Relaxed);
             header.room.limit.store(1000, Ordering::Relaxed);
-            prop_assert_eq!((slot.room(position), slot.room(position + 1001)), (1000, 0));
+            prop_assert_eq!((slot.room(index), slot.room(index + 1001)), (1000, 0));
             header.room.limit.store(RING as u64, Ordering::Relaxed);
-            prop_assert_eq!(slot.room(position), RING);
-            prop_assert_eq!(slot.room(position + bytes.len() as u64), RING - bytes.len());
-            slot.write_send(position, bytes.as_ptr(), bytes.len());
-            for (index, byte) in bytes.iter().enumerate() {
-                let at = (position + base) as usize + index;
-                prop_assert_eq!(slot.rings().add(at % RING).read(), *byte);
-                slot.rings().add(RING + (received as usize + index) % RING).write(*byte);
+            prop_assert_eq!(slot.room(index), RING);
+            prop_assert_eq!(slot.room(index + bytes.len() as u64), RING - bytes.len());
+            slot.write_send(index, bytes.as_ptr(), bytes.len());
+            for (offset, byte) in bytes.iter().enumerate() {
+                prop_assert_eq!(slot.rings().add((index as usize + offset) % RING).read(), *byte);
+                slot.rings().add(RING + (received as usize + offset) % RING).write(*byte);
             }
             let receive = slot.receive();
             prop_assert!(receive.ask() && receive.open(0));

@@ -1,21 +1,32 @@
 //! The layout of the shared memory.
 //!
 //! ```text
-//! area:  slot 0 | slot 1 | ... | slot 63 | ready word (4096 bytes)
+//! area:  slot 0 | slot 1 | ... | slot 63 | ready word (4096 bytes) | doorbells (64 bytes for each thread of the engine)
 //! slot:  header (4096 bytes) | send ring | receive ring
 //! ```
 //!
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{ReceiveRing, Received, SLOTS, SendLease};
+use super::{Doorbell, ReceiveRing, Received, SLOTS, SendRing};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The most threads of an engine.
+pub const MOST_THREADS: usize = 64;
 
 /// A 64-bit word on a cache line of its own.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Line(pub AtomicU64);
+
+/// The words of a [`Doorbell`].
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+struct DoorbellWords {
+    rung: AtomicU64,
+    alive_ns: AtomicU64,
+}
 
 /// Which bytes of a slot's send ring the program may overwrite. Only the engine writes it.
 #[repr(C, align(64))]
@@ -32,7 +43,7 @@ pub struct SendRoom {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Header {
-    /// The word of [`SendLease`].
+    /// The word of [`SendRing`].
     pub send: Line,
     /// The word of [`ReceiveRing`].
     pub receive: Line,
@@ -42,12 +53,9 @@ pub struct Header {
     pub filled: AtomicU64,
     /// The index of the byte at position 0 of [`ReceiveRing`]. Only the engine writes it, before it opens the ring.
     pub received: AtomicU64,
-    /// The index of the byte at position 0 of [`SendLease`]. It grows by the bytes that go through the pair. Only the engine
-    /// writes it, while no lease is granted.
-    pub base: AtomicU64,
-    /// The last time at which the engine recorded that it is running, in nanoseconds of CLOCK_MONOTONIC. Only
-    /// the engine writes this word.
-    pub alive_ns: AtomicU64,
+    /// The distance in bytes from the slot to the doorbell of the engine's thread that runs the connection. Only the engine
+    /// writes it, before the program gets the slot.
+    pub doorbell: AtomicU64,
     /// The inode of the program's end of the socket pair, or 0 if no connection uses the slot. Only the
     /// engine writes it.
     pub inode: AtomicU64,
@@ -55,6 +63,8 @@ pub struct Header {
     pub device: AtomicU64,
     /// The length of each ring in bytes, a power of two. Only the engine writes it, before the program gets the slot.
     pub ring: AtomicU32,
+    /// The number of the slot in its area. Only the engine writes it, before the program gets the slot.
+    pub number: AtomicU32,
     /// 1 once the program has shut down its sending direction. Only the program writes it.
     pub shut: AtomicU32,
     /// 1 once the program has set SO_RCVLOWAT. All received bytes must then go through the socket pair,
@@ -100,7 +110,7 @@ impl Area {
     /// ring.
     pub const fn len(ring: usize) -> Option<usize> {
         if ring.is_power_of_two() && ring >= Self::LEAST_RING && ring <= Self::MOST_RING {
-            Some(distance(ring) * SLOTS + 4096)
+            Some(distance(ring) * SLOTS + 4096 + MOST_THREADS * size_of::<DoorbellWords>())
         } else {
             None
         }
@@ -138,6 +148,18 @@ impl Area {
         unsafe { self.start.add(distance(self.ring) * SLOTS).cast().as_ref() }
     }
 
+    /// Returns the distance in bytes from `slot` to the doorbell of the engine's thread `thread`.
+    pub fn distance_to_doorbell(&self, slot: Slot, thread: usize) -> usize {
+        let start = self.start.as_ptr() as usize + distance(self.ring) * SLOTS + 4096;
+        start + thread % MOST_THREADS * size_of::<DoorbellWords>() - slot.0.as_ptr() as usize
+    }
+
+    /// Returns the doorbell of the engine's thread `thread`.
+    pub fn doorbell(&self, thread: usize) -> Doorbell<'_, AtomicU64> {
+        // SAFETY: the doorbell lies in the mapped area.
+        unsafe { doorbell_behind(self.start, self.distance_to_doorbell(Slot(self.start), thread)) }
+    }
+
     /// Returns the index of `slot` in this area, or `None` if the slot belongs to another area.
     pub fn index_of(self, slot: Slot) -> Option<usize> {
         let offset = (slot.0.as_ptr() as usize).checked_sub(self.start.as_ptr() as usize)?;
@@ -150,6 +172,17 @@ impl Area {
         (index < SLOTS)
             .then(|| Slot(unsafe { self.start.add(index * distance(self.ring) + index % SHIFTS * SHIFT) }))
     }
+}
+
+/// Returns the doorbell `distance` bytes behind `start`.
+///
+/// # Safety
+/// The area stays mapped as long as the result is used, and has a doorbell there.
+#[inline]
+unsafe fn doorbell_behind<'a>(start: NonNull<u8>, distance: usize) -> Doorbell<'a, AtomicU64> {
+    // SAFETY: the caller's promise. Atomics are valid for any bytes and may be shared with other processes.
+    let words: &DoorbellWords = unsafe { start.byte_add(distance).cast().as_ref() };
+    Doorbell { rung: &words.rung, alive_ns: &words.alive_ns }
 }
 
 /// A slot of an area of shared memory. Other processes may write to the slot at any time. So its bytes are
@@ -179,9 +212,23 @@ impl Slot {
         unsafe { self.0.cast().as_ref() }
     }
 
-    /// Returns the send lease.
-    pub fn send(&self) -> SendLease<'_, AtomicU64> {
-        SendLease(&self.header().send.0)
+    /// Returns the send ring.
+    pub fn send(&self) -> SendRing<'_, AtomicU64> {
+        SendRing(&self.header().send.0)
+    }
+
+    /// Returns the doorbell of the engine's thread that runs the connection. Call this only for a slot that the engine has
+    /// assigned to a connection.
+    #[inline]
+    pub fn doorbell(&self) -> Doorbell<'_, AtomicU64> {
+        // SAFETY: the engine has stored the distance of a doorbell in this area.
+        unsafe { doorbell_behind(self.0, self.header().doorbell.load(Ordering::Relaxed) as usize) }
+    }
+
+    /// Asks the engine to look at the slot. Returns the time of the engine's last heartbeat, or 0 if it sleeps.
+    #[inline]
+    pub fn ring_doorbell(&self) -> u64 {
+        self.doorbell().ring(1 << (self.header().number.load(Ordering::Relaxed) % SLOTS as u32))
     }
 
     /// Returns the receiving side.
@@ -208,12 +255,10 @@ impl Slot {
         unsafe { self.0.as_ptr().add(HEADER) }
     }
 
-    /// Returns the number of bytes that fit into the send ring. `position` is that of a claim.
+    /// Returns the number of bytes that fit into the send ring. `index` is that of a claim.
     #[inline]
-    pub fn room(self, position: u64) -> usize {
-        let header = self.header();
-        let index = position.wrapping_add(header.base.load(Ordering::Acquire));
-        let used = index.wrapping_sub(header.room.acknowledged.load(Ordering::Acquire));
+    pub fn room(self, index: u64) -> usize {
+        let used = index.wrapping_sub(self.header().room.acknowledged.load(Ordering::Acquire));
         self.limit().saturating_sub(used) as usize
     }
 
@@ -223,13 +268,12 @@ impl Slot {
         self.header().room.limit.load(Ordering::Relaxed).min(self.ring() as u64)
     }
 
-    /// Copies `len` bytes at `from` into the send ring, at the position of a claim.
+    /// Copies `len` bytes at `from` into the send ring, at the index of a claim.
     ///
     /// # Safety
     /// `from` has `len` bytes. The calling thread has claimed the ring, and the bytes fit ([`Slot::room`]).
-    pub unsafe fn write_send(self, position: u64, from: *const u8, len: usize) {
+    pub unsafe fn write_send(self, index: u64, from: *const u8, len: usize) {
         let ring = self.ring();
-        let index = position.wrapping_add(self.header().base.load(Ordering::Acquire));
         let offset = index as usize & (ring - 1);
         let first = len.min(ring - offset);
         // SAFETY: both parts lie within the ring, and the caller promises that `from` has `len` bytes.

@@ -1,10 +1,10 @@
-//! The list of connections whose programs may use shared memory now. Also processes the requests of programs
-//! for a slot of shared memory.
+//! Assigns slots of shared memory to connections, and looks at the slots that need the engine: a program has rung the
+//! doorbell after a send, or has taken received bytes.
 
 use super::Engine;
 use super::area::SharedArea;
 use super::control::Request;
-use super::direct::{Direct, Turn, Watch};
+use super::direct::Direct;
 use super::memory::allocate_ring;
 use super::open::is_trusted;
 use super::request::{Refusal, Reply};
@@ -13,8 +13,8 @@ use crate::lock;
 use crate::stack::arena::Key;
 use crate::stack::ring::ByteRing;
 use crate::stack::socket::Role;
-use inlane_offload_protocol::lease::Area;
 use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::slots::Area;
 use inlane_tcp::State;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -23,47 +23,86 @@ use std::sync::{Arc, Mutex, Weak};
 const MOST_AREAS: usize = 256;
 /// The most shared areas of one process.
 const MOST_AREAS_OF_PROCESS: usize = 2;
-/// The most leases at once. The limit is needed because the engine checks each lease in every round.
-const MOST_LEASES: usize = 128;
-
 /// How long a connection must leave its slot unused, in nanoseconds, before another one may get the slot.
 const UNUSED_NS: u64 = 1_000_000_000;
 
-/// The interval at which the engine checks all leases, in nanoseconds. Between these checks, it looks only at
-/// leases that have bytes in the receive ring or a changed send word.
+/// The interval at which the engine tells TCP of all bytes that programs have taken, in nanoseconds. Between these checks, it
+/// looks for much data.
 const CHECK_NS: u64 = 100_000;
 
-/// With at most this many leases, the engine tells TCP at once of each byte that a program has taken. With more leases, it
-/// saves work and does so later.
-const FEW_LEASES: usize = 4;
+/// If at most this many connections have received bytes in shared memory, the engine tells TCP at once of each byte that a
+/// program has taken. With more, it saves work and does so later.
+const FEW: usize = 4;
 
-/// A connection whose program may use shared memory now.
-struct Listed {
-    key: Key,
-    watch: Watch,
-    /// The user of the program.
-    user: u32,
-    /// True if the receive ring had bytes for the program when the engine last checked the connection. The
-    /// program may have taken them since.
-    untaken: bool,
+/// The interval at which the engine writes the time into shared memory, in nanoseconds.
+const BEAT_NS: u64 = 1_000_000;
+
+/// An area whose doorbell a thread of the engine polls. A copy of it is kept with each connection of this thread and area.
+#[derive(Clone, Debug)]
+pub(super) struct Polled(Arc<(Arc<SharedArea>, usize)>);
+
+impl Polled {
+    pub fn new(area: &Arc<SharedArea>, thread: usize) -> Self {
+        Self(Arc::new((area.clone(), thread)))
+    }
+
+    pub fn area(&self) -> &Arc<SharedArea> {
+        &self.0.0
+    }
+
+    pub fn thread(&self) -> usize {
+        self.0.1
+    }
 }
 
-/// The leases, and the existing areas of shared memory.
+/// The slots of a thread's connections, and the existing areas of shared memory.
 #[derive(Default)]
-pub(super) struct Leases {
-    listed: Vec<Listed>,
-    /// When to check all leases next, in nanoseconds.
+pub(super) struct Slots {
+    /// The areas with slots of this thread's connections.
+    polled: Vec<Polled>,
+    /// The connections that had bytes in the receive ring when the engine last looked.
+    receiving: Vec<Key>,
+    /// When to check all of `receiving` next, in nanoseconds.
     check_at: u64,
+    /// When to write the time into the areas next, in nanoseconds.
+    beat_at: u64,
     /// The shared areas of all threads.
     areas: Arc<Mutex<Vec<Weak<SharedArea>>>>,
 }
 
-impl Leases {
-    /// Returns an empty list of leases for another thread of the engine. Both lists share the list of memory
-    /// areas, because the limits count the areas of all threads.
+impl Slots {
+    /// Returns the empty lists of another thread of the engine. The list of areas is shared, because the limits count the areas
+    /// of all threads.
     pub fn share(&self) -> Self {
-        Self { listed: Vec::new(), check_at: 0, areas: self.areas.clone() }
+        Self { areas: self.areas.clone(), ..Self::default() }
     }
+
+    /// Returns the area in the list of polled ones, after it was added if necessary.
+    fn poll(&mut self, area: &Arc<SharedArea>, thread: usize) -> Polled {
+        let known = self.polled.iter().find(|polled| Arc::ptr_eq(polled.area(), area));
+        known.cloned().unwrap_or_else(|| {
+            let polled = Polled::new(area, thread);
+            area.area().doorbell(thread).beat(monotonic_ns());
+            self.polled.push(polled.clone());
+            polled
+        })
+    }
+
+    /// Writes the time into all areas: this thread is awake.
+    fn beat(&self) {
+        let now = monotonic_ns();
+        for polled in &self.polled {
+            polled.area().area().doorbell(polled.thread()).beat(now);
+        }
+    }
+}
+
+/// Returns the time of CLOCK_MONOTONIC in nanoseconds. All processes share this clock.
+fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Returns true if a user who has `own` of `all` things may have one more, of which there are at most `most`. A user may have at
@@ -85,8 +124,8 @@ fn direct_of(stack: &mut Stack, key: Key) -> Option<&mut Direct> {
 
 impl Engine {
     /// Returns true if programs may use shared memory. Shared memory needs an engine that polls for some time
-    /// before it sleeps. An engine that sleeps at once when it has no work would end each lease at once.
-    fn leases(&self) -> bool {
+    /// before it sleeps. Most sends find an engine asleep that sleeps as soon as it has no work.
+    fn shares_memory(&self) -> bool {
         !self.settings.spin.is_zero() && self.settings.buffer <= Area::MOST_RING
     }
 
@@ -98,7 +137,7 @@ impl Engine {
     /// Processes a request for a slot: assigns a slot to the connection, in the memory that is shared with
     /// the client.
     pub(super) fn adopt(&mut self, now: u64, request: &Request) -> Reply {
-        if !self.leases() {
+        if !self.shares_memory() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
         }
         let key = self.attached(request)?;
@@ -130,11 +169,13 @@ impl Engine {
         };
         let mut unused = None;
         if pair.direct.is_none() {
-            let mut direct = Direct::new(now, &area, status.st_ino, status.st_dev).ok_or(libc::ENOBUFS)?;
+            let polled = self.slots.poll(&area, self.stack.thread);
+            let inode = (status.st_ino, status.st_dev);
+            let mut direct = Direct::new(now, polled, key, inode, stream.written).ok_or(libc::ENOBUFS)?;
             let written = [stream.written, stream.connection.received()];
             unused = Some((stream.replace_rings(direct.rings()), written));
             let limit = options.send_limit(stream.send.capacity()) as u64;
-            direct.publish(stream.written, stream.connection.acknowledged(), limit);
+            direct.publish(stream.connection.acknowledged(), limit);
             pair.direct = Some(Box::new(direct));
         }
         let direct = pair.direct.as_ref().ok_or(libc::ENOBUFS)?;
@@ -175,7 +216,8 @@ impl Engine {
         let capacity = stream.send.capacity();
         if let (Some(direct), Some(send), Some(receive)) =
             (&mut pair.direct, allocate_ring(capacity), allocate_ring(capacity))
-            && direct.end_lease(now) == Ok(Turn::Pair)
+            && direct.uncollected() == 0
+            && direct.close()
         {
             stream.replace_rings([send, receive].map(ByteRing::new));
             pair.direct_before += direct.moved();
@@ -192,7 +234,7 @@ impl Engine {
             (None, 0) => {}
             _ => return Err(Refusal::Errno(libc::EINVAL)),
         }
-        let mut areas = lock(&self.leases.areas);
+        let mut areas = lock(&self.slots.areas);
         areas.retain(|area| area.strong_count() > 0);
         let of_process =
             areas.iter().filter_map(Weak::upgrade).filter(|area| area.process == request.process);
@@ -210,102 +252,73 @@ impl Engine {
         Ok((area, Some(file)))
     }
 
-    /// Returns true if the list of leases contains a connection. The program of such a connection may use
-    /// shared memory now.
-    pub(super) fn has_leases(&self) -> bool {
-        !self.leases.listed.is_empty()
+    /// Returns true if programs of this thread's connections may use shared memory now.
+    pub(super) fn has_slots(&self) -> bool {
+        !self.slots.polled.is_empty()
     }
 
-    /// Adds a connection to the list of leases. If `grants` is true, also lets the program send through
-    /// shared memory. If the list is full, adds the connection only if its receive ring has bytes for the program.
-    pub(super) fn list_lease(&mut self, now: u64, key: Key, grants: bool) {
-        let Some(direct) = direct_of(&mut self.stack, key) else { return };
-        let (listed, untaken) = (&mut self.leases.listed, direct.has_untaken());
-        match direct.listed {
-            Some(index) => {
-                if let Some(listed) = listed.get_mut(index) {
-                    listed.untaken = untaken;
-                }
-            }
-            None if !untaken
-                && !has_share(
-                    direct.user(),
-                    listed.iter().filter(|one| one.user == direct.user()).count(),
-                    listed.len(),
-                    MOST_LEASES,
-                ) =>
-            {
-                return;
-            }
-            None => {
-                direct.listed = Some(listed.len());
-                listed.push(Listed { key, watch: direct.watch(), user: direct.user(), untaken });
-            }
-        }
-        if grants {
-            direct.grant(now);
+    /// Adds a connection to the list of those with bytes in the receive ring, if it has some.
+    pub(super) fn note_received(&mut self, key: Key) {
+        if let Some(direct) = direct_of(&mut self.stack, key)
+            && direct.has_untaken()
+            && !std::mem::replace(&mut direct.listed, true)
+        {
+            self.slots.receiving.push(key);
         }
     }
 
-    /// Checks the shared memory of all leases for work. Returns true if there is work. Ends leases that were
-    /// not used for 1 ms. If `sleeps` is true, the engine is about to sleep, so this ends all leases without
-    /// work.
-    pub(super) fn poll_leases(&mut self, now: u64, sleeps: bool) -> bool {
-        let all = sleeps || now >= self.leases.check_at;
+    /// Marks the connections as changed whose programs have sent or received through shared memory. Returns true if there are
+    /// any.
+    pub(super) fn poll_slots(&mut self, now: u64) -> bool {
+        let all = now >= self.slots.check_at;
         if all {
-            self.leases.check_at = now + CHECK_NS;
-        }
-        let few = self.leases.listed.len() <= FEW_LEASES;
-        let mut worked = false;
-        let mut index = 0;
-        while let Some(listed) = self.leases.listed.get_mut(index) {
-            let changed = listed.watch.has_changed();
-            if !(changed || listed.untaken || all) {
-                index += 1;
-                continue;
+            self.slots.check_at = now + CHECK_NS;
+            self.slots.polled.retain(|polled| Arc::strong_count(&polled.0) > 1);
+            if now >= self.slots.beat_at {
+                self.slots.beat_at = now + BEAT_NS;
+                self.slots.beat();
             }
-            let key = listed.key;
-            let Some(direct) = direct_of(&mut self.stack, key) else {
-                self.unlist(index);
-                continue;
-            };
-            listed.untaken = direct.has_untaken();
-            direct.refresh(now);
-            let mut work = direct.has_work(now, all || few);
-            if !work && !direct.has_untaken() && (sleeps || direct.is_idle(now)) {
-                match direct.end_lease(now) {
-                    Ok(Turn::Pair) => {
-                        direct.listed = None;
-                        self.unlist(index);
-                        continue;
-                    }
-                    Ok(Turn::Claimed) => {}
-                    Ok(_) | Err(_) => work = true,
+        }
+        let mut worked = false;
+        let Slots { polled, receiving, .. } = &mut self.slots;
+        for polled in polled {
+            let mut rung = polled.area().area().doorbell(polled.thread()).answer();
+            worked |= rung != 0;
+            while rung != 0 {
+                let index = rung.trailing_zeros() as usize;
+                rung &= rung - 1;
+                let key = polled.area().key(index);
+                let here = |direct: &mut Direct| direct.is_at(polled.area(), index);
+                // A hostile program may set any bit.
+                if direct_of(&mut self.stack, key).is_some_and(here) {
+                    self.stack.touch(key);
                 }
             }
-            if work {
+        }
+        let all = all || receiving.len() <= FEW;
+        receiving.retain(|&key| {
+            let Some(direct) = direct_of(&mut self.stack, key) else { return false };
+            direct.listed = direct.has_untaken();
+            let listed = direct.listed;
+            if direct.has_receive_work(now, all) {
                 worked = true;
                 self.stack.touch(key);
             }
-            index += 1;
-        }
+            listed
+        });
         worked
     }
 
-    /// Removes the entry at `index` from the list of leases, and moves the last entry into the gap.
-    fn unlist(&mut self, index: usize) {
-        self.leases.listed.swap_remove(index);
-        if let Some(moved) = self.leases.listed.get(index)
-            && let Some(direct) = direct_of(&mut self.stack, moved.key)
-        {
-            direct.listed = Some(index);
-        }
+    /// Tells programs that this thread falls asleep. Returns false if it must not sleep yet, because a program has sent bytes
+    /// through shared memory, or has not taken received bytes. Then call [`Engine::leaves_sleep`].
+    pub(super) fn falls_asleep_beside_programs(&self) -> bool {
+        let falls_asleep = |polled: &Polled| polled.area().area().doorbell(polled.thread()).falls_asleep();
+        self.slots.receiving.is_empty() && self.slots.polled.iter().all(falls_asleep)
     }
 
-    /// Ends all leases of shared memory before the engine sleeps. Returns false if the engine must not sleep
-    /// yet. This is so if a program has committed bytes, holds a claim, or has not taken received bytes.
-    pub(super) fn end_leases(&mut self, now: u64) -> bool {
-        !self.poll_leases(now, true) && self.leases.listed.is_empty()
+    /// Tells programs that this thread is awake.
+    pub(super) fn leaves_sleep(&self) {
+        self.slots.beat();
     }
 }
 
@@ -314,8 +327,8 @@ mod tests {
     use super::super::pair;
     use super::super::tests::Bench;
     use super::*;
-    use inlane_offload_protocol::lease::SLOTS;
     use inlane_offload_protocol::name::SOCKET_LEN;
+    use inlane_offload_protocol::slots::SLOTS;
     use std::os::fd::AsRawFd;
 
     #[test]
