@@ -14,14 +14,14 @@ setup: ## install what building needs (announces each step; DRY_RUN=1 only print
 demo: setup ## build, forward a real capture with MAC addresses swapped, check every packet, measure a rate
 	@packaging/demo
 
-build: setup ## build the release binary, target/release/inlane, and the OpenSHMEM library
+build: setup ## build the release binary, target/release/inlane, and the libraries for C
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release --bin inlane
-	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload -p inlane-run
 	@packaging/openshmem/weaken "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.a"
 	@ln -sf libinlane_shmem.so "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.so.0"
 	@cp -P packaging/openshmem/osh* "$${CARGO_TARGET_DIR:-target}/release"
 
-install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
+install: build ## install inlane, its man pages, completions, units and the libraries for C under PREFIX (/usr/local)
 	@DESTDIR="$(DESTDIR)" packaging/install "$(PREFIX)"
 
 wheel: setup ## build the wheel of the Python package, with the command inside, in .out/wheels

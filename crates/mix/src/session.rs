@@ -29,10 +29,14 @@ use std::time::{Duration, Instant};
 /// The most observations of a reference.
 const REFERENCES: usize = 3;
 
+/// The least operations of a load at its pace in a phase, and the longest phase that they may need.
+const LEAST_PACED: f64 = 4.0;
+const LONGEST: Duration = Duration::from_secs(5);
+
 /// How a session measures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// How long a phase is measured.
+    /// How long a phase is measured. Phases of a load with a slow pace are longer, up to 5 s, so that it does 4 operations.
     pub duration: Duration,
     /// How long the rates of a phase may settle before it is measured.
     pub settle: Duration,
@@ -308,14 +312,23 @@ impl Run<'_> {
         }
     }
 
+    /// Returns how long `phase` is measured.
+    fn duration(&self, phase: Phase) -> Duration {
+        let runs = |load: &usize| phase.level(*load, self.measured.users) != Level::Parked;
+        let loads = (0..self.measured.loads.len()).filter(runs);
+        let paces = loads.filter_map(|load| self.measured.loads[load].asked).filter(|asked| *asked > 0.0);
+        let needed = paces.map(|asked| LEAST_PACED / asked).fold(0.0, f64::max);
+        self.plan.duration.max(Duration::from_secs_f64(needed.min(LONGEST.as_secs_f64())))
+    }
+
     /// Waits until the rates have settled, and measures them.
     fn measure(&mut self, phase: Phase, block: usize) -> Result<Observation, Woken> {
         self.loads.wait(self.plan.settle, self.interrupted)?;
         let before = self.loads.signals.read();
-        let began = Instant::now();
+        let (began, duration) = (Instant::now(), self.duration(phase));
         let mut samples = vec![self.loads.sampler.take()];
         for part in 1..=PARTS as u32 {
-            let due = began + self.plan.duration * part / PARTS as u32;
+            let due = began + duration * part / PARTS as u32;
             self.loads.wait(due.saturating_duration_since(Instant::now()), self.interrupted)?;
             samples.push(self.loads.sampler.take());
         }

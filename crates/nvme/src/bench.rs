@@ -177,14 +177,7 @@ impl Load for Bench {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 Err(error) => {
                     control.fail();
-                    let error = inlane_core::error::NotStarted::of(error);
-                    JobResult {
-                        error: Some(RowError::new(Error::Os {
-                            what: "cannot start a thread".into(),
-                            source: error,
-                        })),
-                        ..JobResult::default()
-                    }
+                    JobResult { error: Some(RowError::new(Error::no_thread(error))), ..JobResult::default() }
                 }
             });
             joined.collect()

@@ -150,6 +150,12 @@ impl Error {
         Error::Disconnected { peer: peer.into(), why: why.into(), source: None }
     }
 
+    /// Creates the error for a thread that the system did not start.
+    pub(crate) fn no_thread(source: std::io::Error) -> Self {
+        let source = inlane_core::error::NotStarted::of(source);
+        Error::Os { what: "cannot start a thread".into(), source }
+    }
+
     /// Adds the error of one more path, `second`, to `first`, the error of the paths tried before. The result
     /// names the errors of all paths. The error of the first path whose target answered is named first, and
     /// determines the class.

@@ -2,6 +2,7 @@
 
 use super::{FrameBatch, Run, Shared};
 use crate::config::{Config, Route};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::experiment::Measurement;
 use crate::field;
@@ -90,6 +91,11 @@ impl BatchReceiver {
     /// Stops receiving from the port. Batches with the frames that were received before still follow.
     pub fn stop(&self) {
         self.run.control.stop();
+    }
+
+    /// Returns the flags that end the run. Another thread can call [`Control::stop`] of them, as [`BatchReceiver::stop`] does.
+    pub fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.run.control)
     }
 
     /// Returns what the run has measured, once [`BatchReceiver::next_within`] has returned `None` or an error.

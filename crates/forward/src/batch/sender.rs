@@ -2,6 +2,7 @@
 
 use super::{FrameBatch, Run, Shared};
 use crate::config::{Config, Route};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::experiment::Measurement;
 use crate::field;
@@ -58,6 +59,11 @@ impl BatchSender {
         let mut measurement =
             ended.unwrap_or_else(|| Err(Error::config(field::TX, "the run has ended before")))?;
         measurement.failure.take().map_or(Ok(measurement), Err)
+    }
+
+    /// Returns the flags that end the run. Another thread can call [`Control::stop`] of them, as [`BatchSender::stop`] does.
+    pub fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.run.control)
     }
 
     /// Ends the run without the frames that it has not sent yet.

@@ -70,6 +70,15 @@ fn a_paced_load_keeps_its_rate_and_a_rate_out_of_reach_is_not_reached() {
     assert_eq!(uses, [Resource::HostMemory, Resource::Processors]);
 }
 
+#[test]
+fn phases_of_a_slow_pace_last_for_several_operations() {
+    let measured = measure(opened(&["memory name=slow operation=read buffer=1M rate=16op/s"]), &short());
+    let alone = measured.observations.iter().find(|of| of.phase == Phase::Alone { load: 0 }).unwrap();
+    assert!(alone.duration_ns > 100_000_000, "half of 4 operations at least: {alone:?}");
+    let mut running = measured.observations.iter().filter(|of| of.phase.level(0, 1) != Level::Parked);
+    assert!(running.all(|of| of.loads[0].operations_per_second > 0.0), "{:?}", measured.observations);
+}
+
 /// A load that fails after some operations.
 struct Failing {
     meter: Arc<Meter>,

@@ -10,6 +10,8 @@ use inlane_core::load::Resource;
 pub(super) const THROTTLED: f64 = 0.05;
 /// Changes of a rate below this fraction are not told apart from noise, however often they repeat.
 const NOISE: f64 = 0.02;
+/// A load that lost more to others than this fraction of its rate does not just compute as fast as its cores allow.
+const LOST: f64 = 0.08;
 /// A load whose threads wait for a processor for more of the time shares it with another program.
 const QUEUED: f64 = 0.1;
 /// A resource of which at least this share is used is full.
@@ -140,6 +142,10 @@ impl<'a> Case<'a> {
         possible
     }
 
+    fn is_core(&self, bottleneck: &Bottleneck) -> bool {
+        matches!(bottleneck, Bottleneck::Resource(Resource::Core(_)))
+    }
+
     /// Returns true if other programs use the cores of the load, because its threads wait for them.
     fn waits_for_processors(&self) -> bool {
         self.of_load(self.base, |rate| rate.queued).is_some_and(|queued| queued > QUEUED)
@@ -207,8 +213,8 @@ impl<'a> Case<'a> {
             parts.iter().any(|at| self.fitted.uses[self.load][*at].is_some_and(|known| known.disputed));
         let says = match used / capacity {
             share if share >= FULL => Says::For,
-            // Other loads may state as wrong uses as this one.
-            _ if disputed => Says::Neither,
+            // Other loads may state as wrong uses as this one. Other programs may take the rest of a core.
+            _ if disputed || self.is_core(bottleneck) && self.waits_for_processors() => Says::Neither,
             share if share < NOT_FULL => Says::Against,
             _ => Says::Neither,
         };
@@ -224,6 +230,14 @@ impl<'a> Case<'a> {
             let case = Self::new(self.measured, self.fitted, &[], self.load, When::Alone);
             Self { noise: self.noise, ..case }
         })
+    }
+
+    /// Returns true if the load is slower beside the other loads than alone.
+    pub fn lost_to_others(&self) -> bool {
+        let alone = Phase::Alone { load: self.load };
+        let change = statistics::change(&self.measured.observations, alone, Phase::Together, self.load);
+        let lost = change.is_some_and(|change| -change.median > LOST.max(self.noise));
+        self.when == When::Together && lost
     }
 
     /// Compares the load's rate with the pace that the user asked for.

@@ -10,7 +10,9 @@ use inlane_core::load::Resource;
 use std::cmp::Reverse;
 
 /// A larger change between equal phases makes a session useless.
-const USELESS: f64 = 0.1;
+const USELESS: f64 = 0.25;
+/// Two resources are equally full if the used shares of their ceilings differ by less.
+const AS_FULL: f64 = 0.04;
 
 pub(super) fn decide(case: &Case, rate: Estimate) -> Finding {
     let mut weighed: Vec<Weighed> =
@@ -23,7 +25,9 @@ pub(super) fn decide(case: &Case, rate: Estimate) -> Finding {
             experiment: experiment(case, reason, &weighed),
             candidates: weighed
                 .into_iter()
-                .filter(|weighed| weighed.against == 0)
+                .filter(|weighed| {
+                    weighed.against == 0 || reason == Reason::Contradiction && weighed.interventions > 0
+                })
                 .map(Weighed::candidate)
                 .collect(),
         })
@@ -81,6 +85,8 @@ struct Weighed {
     interventions: usize,
     /// The number of facts against it.
     against: usize,
+    /// There were antagonists of it.
+    tried: bool,
 }
 
 impl Weighed {
@@ -93,8 +99,8 @@ impl Weighed {
         evidence.extend(case.unaffected(&bottleneck));
         evidence.extend(case.threads(&bottleneck));
         evidence.extend(case.pace(&bottleneck));
-        if bottleneck == Bottleneck::OwnCores && case.polls() {
-            // Its threads look busy because they poll.
+        if bottleneck == Bottleneck::OwnCores && (case.polls() || case.lost_to_others()) {
+            // Its threads look busy because they poll, or work takes them longer beside the other loads.
             let busy = evidence.iter_mut().filter(|evidence| evidence.fact.kind() == Kind::Threads);
             busy.filter(|evidence| evidence.says == Says::For)
                 .for_each(|evidence| evidence.says = Says::Neither);
@@ -115,7 +121,14 @@ impl Weighed {
         }
         let against = evidence.iter().filter(|of| of.says == Says::Against).count();
         let interventions = kinds.iter().filter(|kind| kind.is_intervention()).count();
-        Self { bottleneck, evidence, kinds, interventions, against }
+        let parts = case.parts(&bottleneck);
+        let tried = evidence.iter().any(|of| match &of.fact {
+            Fact::Antagonist { resource, .. } => {
+                case.fitted.index(resource).is_some_and(|at| parts.contains(&at))
+            }
+            _ => false,
+        });
+        Self { bottleneck, evidence, kinds, interventions, against, tried }
     }
 
     /// Returns the order in which candidates are listed.
@@ -125,8 +138,7 @@ impl Weighed {
 
     fn is_certain(&self) -> bool {
         // If there are antagonists of it, their effect is the most direct evidence.
-        let tried = self.evidence.iter().any(|of| of.fact.kind() == Kind::Antagonist);
-        let lost = !tried || self.kinds.contains(&Kind::Antagonist);
+        let lost = !self.tried || self.kinds.contains(&Kind::Antagonist);
         self.kinds.len() >= 2 && self.interventions > 0 && self.against == 0 && lost
     }
 
@@ -140,7 +152,13 @@ impl Weighed {
             ) => device == link,
             _ => false,
         };
-        if self.against > 0 || behind_link {
+        // It is as full, and nothing has shown that this does not matter.
+        let full = |of: &Self| of.used().unwrap_or(0.0);
+        let as_full = self.kinds.contains(&Kind::Ceiling) && full(self) > full(named) - AS_FULL;
+        let mut against = self.evidence.iter().filter(|of| of.says == Says::Against);
+        let disputed =
+            as_full && self.interventions > 0 && against.all(|of| of.fact.kind() == Kind::Exchange);
+        if self.against > 0 && !disputed || behind_link {
             return false;
         }
         // An exchange shows only that both loads share something. It could be this resource, if nothing excludes it.
@@ -151,11 +169,6 @@ impl Weighed {
             let parts = case.parts(&self.bottleneck);
             let uses = |load: usize| case.per_byte(load, &parts).is_none_or(|per_byte| per_byte > 0.0);
             !parts.is_empty() && uses(case.load) && case.others().any(uses)
-        };
-        // It is as full, and nothing has shown that this does not matter.
-        let as_full = || {
-            let full = |of: &Self| of.used().unwrap_or(0.0);
-            self.kinds.contains(&Kind::Ceiling) && full(self) > full(named) - 0.03
         };
         // Memory slows loads that are limited by their cores, long before it is full.
         let is_memory = matches!(
@@ -170,7 +183,7 @@ impl Weighed {
                 matches!(self.bottleneck, Bottleneck::Resource(Resource::Peer(_) | Resource::Port(_)));
             named.bottleneck == Bottleneck::ClosedLoop && !is_far && !case.parts(&self.bottleneck).is_empty()
         };
-        self.interventions > 0 || by_exchange(named) && shared() || as_full() || busy() || untested()
+        self.interventions > 0 || by_exchange(named) && shared() || as_full || busy() || untested()
     }
 
     /// Returns the share of the measured ceiling that is used.

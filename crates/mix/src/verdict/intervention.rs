@@ -315,6 +315,8 @@ impl Case<'_> {
             {
                 Says::For
             }
+            // It reached its pace, and the slower one exactly, too.
+            (Bottleneck::Pace, ..) if self.follows_pace(phase, rate) => Says::For,
             (Bottleneck::Resource(resource), _, Some((before, then)), _)
                 if self.is_sender(resource) && before > 0.25 && then < 0.4 * before =>
             {
@@ -323,6 +325,16 @@ impl Case<'_> {
             _ => Says::Neither,
         };
         Some(Evidence { fact: Fact::Slowed { rate, busy, blocked, throttled }, says })
+    }
+
+    /// Returns true if the load reaches its pace, and `rate`, its share of that in `phase`, is the one that was set.
+    fn follows_pace(&self, phase: Phase, rate: f64) -> bool {
+        let reached = self.pace(&Bottleneck::Pace).is_some_and(|evidence| evidence.says == Says::For);
+        let set = match phase {
+            Phase::Throttled { share, .. } | Phase::ThrottledAlone { share, .. } => share,
+            _ => return false,
+        };
+        reached && (rate - set).abs() < 0.02
     }
 
     /// Returns true if antagonists show that no resource that the load shares with `other` limits it.

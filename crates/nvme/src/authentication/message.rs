@@ -1,8 +1,6 @@
 //! The messages of DH-HMAC-CHAP (Base section 8.13.5). Converts them between bytes and values.
 
 use super::{AuthenticationFailure, Group, Hash};
-use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, IntoBytes};
 
 /// The longest message that a peer may send, in bytes. The longest valid messages are a challenge and a reply
 /// with a public value of 1024 bytes.
@@ -16,6 +14,10 @@ const DH_HMAC_CHAP: u8 = 1;
 const AUTHID: u8 = 1;
 /// REASON_CODE: authentication failed.
 const AUTHENTICATION_FAILURE: u8 = 1;
+/// The most hash functions, and the most groups, of a descriptor in AUTH_Negotiate.
+const OFFERED: usize = 30;
+/// The length of DH-HMAC-CHAP_Success2 after the fields that all messages begin with.
+const SUCCESS2_BYTES: usize = 10;
 
 /// AUTH_ID: the identifiers of the messages.
 mod id {
@@ -26,114 +28,6 @@ mod id {
     pub const SUCCESS2: u8 = 0x04;
     pub const FAILURE2: u8 = 0xF0;
     pub const FAILURE1: u8 = 0xF1;
-}
-
-wire! {
-    /// The first bytes of every message.
-    pub struct MessageStart {
-        /// AUTH_TYPE.
-        pub kind: u8,
-        /// AUTH_ID.
-        pub id: u8,
-        /// Reserved.
-        pub reserved: U16,
-        /// T_ID: the transaction.
-        pub transaction: U16,
-    }
-
-    /// The header of AUTH_Negotiate. Descriptors follow.
-    pub struct NegotiateHeader {
-        /// The common first bytes.
-        pub start: MessageStart,
-        /// SC_C: whether a secure channel is to follow.
-        pub concatenation: u8,
-        /// NAPD: the number of descriptors.
-        pub descriptors: u8,
-    }
-
-    /// A descriptor of an authentication protocol.
-    pub struct Descriptor {
-        /// AUTHID: the protocol.
-        pub protocol: u8,
-        /// Reserved.
-        pub reserved: u8,
-        /// HALEN: the number of hash functions.
-        pub hash_count: u8,
-        /// DHLEN: the number of groups.
-        pub group_count: u8,
-        /// The identifiers of the hash functions.
-        pub hashes: [u8; 30],
-        /// The identifiers of the groups.
-        pub groups: [u8; 30],
-    }
-
-    /// The header of DH-HMAC-CHAP_Challenge. The challenge and the public value follow.
-    pub struct ChallengeHeader {
-        /// The common first bytes.
-        pub start: MessageStart,
-        /// HL: the length of a hash value in bytes. The challenge has the same length.
-        pub hash_bytes: u8,
-        /// Reserved.
-        pub reserved: u8,
-        /// HashID.
-        pub hash: u8,
-        /// DHgID.
-        pub group: u8,
-        /// DHVLEN: the length of the public value.
-        pub value_bytes: U16,
-        /// SEQNUM.
-        pub sequence: U32,
-    }
-
-    /// The header of DH-HMAC-CHAP_Reply. The response, the challenge and the public value follow.
-    pub struct ReplyHeader {
-        /// The common first bytes.
-        pub start: MessageStart,
-        /// HL: the length of the response and of the challenge.
-        pub hash_bytes: u8,
-        /// Reserved.
-        pub reserved: u8,
-        /// CVALID: 1 if the challenge is valid.
-        pub challenge_valid: u8,
-        /// Reserved.
-        pub reserved2: u8,
-        /// DHVLEN: the length of the public value.
-        pub value_bytes: U16,
-        /// SEQNUM.
-        pub sequence: U32,
-    }
-
-    /// The header of DH-HMAC-CHAP_Success1. The response follows.
-    pub struct Success1Header {
-        /// The common first bytes.
-        pub start: MessageStart,
-        /// HL: the length of the response.
-        pub hash_bytes: u8,
-        /// Reserved.
-        pub reserved: u8,
-        /// RVALID: 1 if the response is valid.
-        pub response_valid: u8,
-        /// Reserved.
-        pub reserved2: [u8; 7],
-    }
-
-    /// DH-HMAC-CHAP_Success2.
-    pub struct Success2Header {
-        /// The common first bytes.
-        pub start: MessageStart,
-        /// Reserved.
-        pub reserved: [u8; 10],
-    }
-
-    /// AUTH_Failure1 and AUTH_Failure2.
-    pub struct FailureHeader {
-        /// The common first bytes.
-        pub start: MessageStart,
-        /// The reason code.
-        pub reason: u8,
-        /// The explanation of the reason code.
-        pub explanation: u8,
-    }
 }
 
 /// The hash functions and groups that the host offers in AUTH_Negotiate.
@@ -200,72 +94,61 @@ pub enum AuthenticationMessage {
 }
 
 impl AuthenticationMessage {
+    /// Returns AUTH_TYPE and AUTH_ID.
+    fn identifiers(&self) -> (u8, u8) {
+        match self {
+            AuthenticationMessage::Negotiate(_) => (COMMON, id::NEGOTIATE),
+            AuthenticationMessage::Challenge(_) => (DH_HMAC_CHAP, id::CHALLENGE),
+            AuthenticationMessage::Reply(_) => (DH_HMAC_CHAP, id::REPLY),
+            AuthenticationMessage::Success1 { .. } => (DH_HMAC_CHAP, id::SUCCESS1),
+            AuthenticationMessage::Success2 => (DH_HMAC_CHAP, id::SUCCESS2),
+            AuthenticationMessage::Failure1(_) => (COMMON, id::FAILURE1),
+            AuthenticationMessage::Failure2(_) => (COMMON, id::FAILURE2),
+        }
+    }
+
     /// Returns the message's bytes.
     pub fn encode(&self, transaction: u16) -> Vec<u8> {
-        let start =
-            |kind, id| MessageStart { kind, id, reserved: U16::ZERO, transaction: transaction.into() };
-        let failure = |id, failure: AuthenticationFailure| {
-            let start = start(COMMON, id);
-            FailureHeader { start, reason: AUTHENTICATION_FAILURE, explanation: failure.0 }
-                .as_bytes()
-                .to_vec()
-        };
+        let (kind, id) = self.identifiers();
+        let [t0, t1] = transaction.to_le_bytes();
+        let mut out = vec![kind, id, 0, 0, t0, t1];
+        // The fields follow in the order of the specification, with zeros in reserved fields.
         match self {
-            AuthenticationMessage::Negotiate(offer) => {
-                let concatenation = offer.as_ref().map_or(0, |offer| offer.concatenation);
-                let descriptors = u8::from(offer.is_some());
-                let start = start(COMMON, id::NEGOTIATE);
-                let mut bytes = NegotiateHeader { start, concatenation, descriptors }.as_bytes().to_vec();
-                if let Some(offer) = offer {
-                    bytes.extend(Descriptor::new(offer).as_bytes());
-                }
-                bytes
+            AuthenticationMessage::Negotiate(None) => out.extend([0, 0]),
+            AuthenticationMessage::Negotiate(Some(Offer { concatenation, hashes, groups })) => {
+                out.extend([*concatenation, 1]);
+                out.extend([AUTHID, 0, hashes.len() as u8, groups.len() as u8]);
+                let (mut hash_ids, mut group_ids) = ([0; OFFERED], [0; OFFERED]);
+                hash_ids.iter_mut().zip(hashes).for_each(|(id, hash)| *id = *hash as u8);
+                group_ids.iter_mut().zip(groups).for_each(|(id, group)| *id = *group as u8);
+                out.extend([hash_ids, group_ids].concat());
             }
             AuthenticationMessage::Challenge(Challenge { hash, group, sequence, challenge, value }) => {
-                let header = ChallengeHeader {
-                    start: start(DH_HMAC_CHAP, id::CHALLENGE),
-                    hash_bytes: challenge.len() as u8,
-                    reserved: 0,
-                    hash: *hash as u8,
-                    group: *group as u8,
-                    value_bytes: (value.len() as u16).into(),
-                    sequence: (*sequence).into(),
-                };
-                [header.as_bytes(), challenge, value].concat()
+                out.extend([challenge.len() as u8, 0, *hash as u8, *group as u8]);
+                out.extend((value.len() as u16).to_le_bytes());
+                out.extend(sequence.to_le_bytes());
+                out.extend([&challenge[..], value].concat());
             }
             AuthenticationMessage::Reply(AuthenticationReply { response, challenge, value }) => {
                 let unused = (0, vec![0; response.len()]);
                 let (sequence, bytes) = challenge.as_ref().unwrap_or(&unused);
-                let header = ReplyHeader {
-                    start: start(DH_HMAC_CHAP, id::REPLY),
-                    hash_bytes: response.len() as u8,
-                    reserved: 0,
-                    challenge_valid: u8::from(challenge.is_some()),
-                    reserved2: 0,
-                    value_bytes: (value.len() as u16).into(),
-                    sequence: (*sequence).into(),
-                };
-                [header.as_bytes(), response, bytes, value].concat()
+                out.extend([response.len() as u8, 0, u8::from(challenge.is_some()), 0]);
+                out.extend((value.len() as u16).to_le_bytes());
+                out.extend(sequence.to_le_bytes());
+                out.extend([&response[..], bytes, value].concat());
             }
             AuthenticationMessage::Success1 { hash_bytes, response } => {
+                out.extend([*hash_bytes, 0, u8::from(response.is_some())]);
+                out.extend([0; 7]);
                 let unused = vec![0; usize::from(*hash_bytes)];
-                let bytes = response.as_ref().unwrap_or(&unused);
-                let header = Success1Header {
-                    start: start(DH_HMAC_CHAP, id::SUCCESS1),
-                    hash_bytes: *hash_bytes,
-                    reserved: 0,
-                    response_valid: u8::from(response.is_some()),
-                    reserved2: [0; 7],
-                };
-                [header.as_bytes(), bytes].concat()
+                out.extend(response.as_ref().unwrap_or(&unused));
             }
-            AuthenticationMessage::Success2 => {
-                let start = start(DH_HMAC_CHAP, id::SUCCESS2);
-                Success2Header { start, reserved: [0; 10] }.as_bytes().to_vec()
+            AuthenticationMessage::Success2 => out.extend([0; SUCCESS2_BYTES]),
+            AuthenticationMessage::Failure1(failure) | AuthenticationMessage::Failure2(failure) => {
+                out.extend([AUTHENTICATION_FAILURE, failure.0]);
             }
-            AuthenticationMessage::Failure1(why) => failure(id::FAILURE1, *why),
-            AuthenticationMessage::Failure2(why) => failure(id::FAILURE2, *why),
         }
+        out
     }
 
     /// Decodes a message. Returns its transaction ID and the message. Ignores bytes after the message,
@@ -274,109 +157,91 @@ impl AuthenticationMessage {
     /// # Errors
     /// Returns the failure to report to the peer.
     pub fn decode(bytes: &[u8]) -> Result<(u16, Self), AuthenticationFailure> {
-        let (start, _) =
-            MessageStart::ref_from_prefix(bytes).map_err(|_| AuthenticationFailure::INCORRECT_PAYLOAD)?;
-        let message = match (start.kind, start.id) {
-            (COMMON, id::NEGOTIATE) => AuthenticationMessage::Negotiate(negotiate(bytes)?),
-            (DH_HMAC_CHAP, id::CHALLENGE) => AuthenticationMessage::Challenge(challenge(bytes)?),
-            (DH_HMAC_CHAP, id::REPLY) => AuthenticationMessage::Reply(reply(bytes)?),
+        let mut body = Reader(bytes);
+        let [kind, id, _, _, t0, t1] = body.array()?;
+        let message = match (kind, id) {
+            (COMMON, id::NEGOTIATE) => AuthenticationMessage::Negotiate(offer(&mut body)?),
+            (DH_HMAC_CHAP, id::CHALLENGE) => {
+                let [length, _, hash, group, v0, v1] = body.array()?;
+                let sequence = u32::from_le_bytes(body.array()?);
+                let hash = Hash::from_id(hash).ok_or(AuthenticationFailure::HASH_UNUSABLE)?;
+                let group = Group::from_id(group).ok_or(AuthenticationFailure::GROUP_UNUSABLE)?;
+                let value_bytes = usize::from(u16::from_le_bytes([v0, v1]));
+                if usize::from(length) != hash.bytes() || value_bytes != group.value_bytes() {
+                    return Err(AuthenticationFailure::INCORRECT_PAYLOAD);
+                }
+                let (challenge, value) = (body.take(hash.bytes())?, body.take(value_bytes)?);
+                AuthenticationMessage::Challenge(Challenge { hash, group, sequence, challenge, value })
+            }
+            (DH_HMAC_CHAP, id::REPLY) => {
+                let [length, _, valid, _, v0, v1] = body.array()?;
+                let sequence = u32::from_le_bytes(body.array()?);
+                let (response, challenge) = (body.take(length.into())?, body.take(length.into())?);
+                AuthenticationMessage::Reply(AuthenticationReply {
+                    response,
+                    challenge: (valid != 0).then_some((sequence, challenge)),
+                    value: body.take(u16::from_le_bytes([v0, v1]).into())?,
+                })
+            }
             (DH_HMAC_CHAP, id::SUCCESS1) => {
-                let (header, rest) = split::<Success1Header>(bytes)?;
-                let hash_bytes = header.hash_bytes;
-                let response = match header.response_valid {
-                    0 => None,
-                    _ => Some(take(rest, hash_bytes.into())?.0.to_vec()),
-                };
+                let [hash_bytes, _, valid, ..]: [u8; 10] = body.array()?;
+                let response = (valid != 0).then(|| body.take(hash_bytes.into())).transpose()?;
                 AuthenticationMessage::Success1 { hash_bytes, response }
             }
             (DH_HMAC_CHAP, id::SUCCESS2) => {
-                split::<Success2Header>(bytes)?;
+                body.array::<SUCCESS2_BYTES>()?;
                 AuthenticationMessage::Success2
             }
-            (COMMON, id::FAILURE1) => AuthenticationMessage::Failure1(AuthenticationFailure(
-                split::<FailureHeader>(bytes)?.0.explanation,
-            )),
-            (COMMON, id::FAILURE2) => AuthenticationMessage::Failure2(AuthenticationFailure(
-                split::<FailureHeader>(bytes)?.0.explanation,
-            )),
+            (COMMON, id::FAILURE1 | id::FAILURE2) => {
+                let [_, explanation] = body.array()?;
+                let failure = AuthenticationFailure(explanation);
+                match id {
+                    id::FAILURE1 => AuthenticationMessage::Failure1(failure),
+                    _ => AuthenticationMessage::Failure2(failure),
+                }
+            }
             _ => return Err(AuthenticationFailure::INCORRECT_MESSAGE),
         };
-        Ok((start.transaction.get(), message))
+        Ok((u16::from_le_bytes([t0, t1]), message))
     }
 }
 
-impl Descriptor {
-    fn new(offer: &Offer) -> Self {
-        let (mut hashes, mut groups) = ([0; 30], [0; 30]);
-        hashes.iter_mut().zip(&offer.hashes).for_each(|(id, hash)| *id = *hash as u8);
-        groups.iter_mut().zip(&offer.groups).for_each(|(id, group)| *id = *group as u8);
-        Self {
-            protocol: AUTHID,
-            reserved: 0,
-            hash_count: offer.hashes.len() as u8,
-            group_count: offer.groups.len() as u8,
-            hashes,
-            groups,
-        }
-    }
-}
-
-fn negotiate(bytes: &[u8]) -> Result<Option<Offer>, AuthenticationFailure> {
-    let (header, mut rest) = split::<NegotiateHeader>(bytes)?;
+/// Decodes the rest of AUTH_Negotiate: SC_C, NAPD, and the descriptors of authentication protocols.
+fn offer(body: &mut Reader<'_>) -> Result<Option<Offer>, AuthenticationFailure> {
+    let [concatenation, descriptors] = body.array()?;
     let mut offer = None;
-    for _ in 0..header.descriptors {
-        let (descriptor, behind) = split::<Descriptor>(rest)?;
-        rest = behind;
-        if descriptor.protocol != AUTHID || offer.is_some() {
+    for _ in 0..descriptors {
+        let [protocol, _, hashes, groups] = body.array()?;
+        let (hash_ids, group_ids): ([u8; OFFERED], [u8; OFFERED]) = (body.array()?, body.array()?);
+        if protocol != AUTHID || offer.is_some() {
             continue;
         }
-        let hashes = take(&descriptor.hashes, descriptor.hash_count.into())?.0;
-        let groups = take(&descriptor.groups, descriptor.group_count.into())?.0;
+        let (hashes, groups) =
+            (Reader(&hash_ids).take(hashes.into())?, Reader(&group_ids).take(groups.into())?);
         offer = Some(Offer {
-            concatenation: header.concatenation,
-            hashes: hashes.iter().filter_map(|id| Hash::from_id(*id)).collect(),
-            groups: groups.iter().filter_map(|id| Group::from_id(*id)).collect(),
+            concatenation,
+            hashes: hashes.into_iter().filter_map(Hash::from_id).collect(),
+            groups: groups.into_iter().filter_map(Group::from_id).collect(),
         });
     }
     Ok(offer)
 }
 
-fn challenge(bytes: &[u8]) -> Result<Challenge, AuthenticationFailure> {
-    let (header, rest) = split::<ChallengeHeader>(bytes)?;
-    let hash = Hash::from_id(header.hash).ok_or(AuthenticationFailure::HASH_UNUSABLE)?;
-    let group = Group::from_id(header.group).ok_or(AuthenticationFailure::GROUP_UNUSABLE)?;
-    if usize::from(header.hash_bytes) != hash.bytes()
-        || usize::from(header.value_bytes.get()) != group.value_bytes()
-    {
-        return Err(AuthenticationFailure::INCORRECT_PAYLOAD);
+/// The bytes of a message that are not decoded yet.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    /// Removes and returns the first `count` bytes.
+    fn take(&mut self, count: usize) -> Result<Vec<u8>, AuthenticationFailure> {
+        let split = self.0.split_at_checked(count).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?;
+        self.0 = split.1;
+        Ok(split.0.to_vec())
     }
-    let (challenge, rest) = take(rest, hash.bytes())?;
-    let (value, _) = take(rest, group.value_bytes())?;
-    let sequence = header.sequence.get();
-    Ok(Challenge { hash, group, sequence, challenge: challenge.to_vec(), value: value.to_vec() })
-}
 
-fn reply(bytes: &[u8]) -> Result<AuthenticationReply, AuthenticationFailure> {
-    let (header, rest) = split::<ReplyHeader>(bytes)?;
-    let (response, rest) = take(rest, header.hash_bytes.into())?;
-    let (challenge, rest) = take(rest, header.hash_bytes.into())?;
-    let (value, _) = take(rest, header.value_bytes.get().into())?;
-    let valid = header.challenge_valid != 0;
-    Ok(AuthenticationReply {
-        response: response.to_vec(),
-        challenge: valid.then(|| (header.sequence.get(), challenge.to_vec())),
-        value: value.to_vec(),
-    })
-}
-
-/// Splits a header off.
-fn split<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
-    bytes: &[u8],
-) -> Result<(&T, &[u8]), AuthenticationFailure> {
-    T::ref_from_prefix(bytes).map_err(|_| AuthenticationFailure::INCORRECT_PAYLOAD)
-}
-
-/// Splits the first `count` bytes off.
-fn take(bytes: &[u8], count: usize) -> Result<(&[u8], &[u8]), AuthenticationFailure> {
-    bytes.split_at_checked(count).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)
+    /// Removes and returns the first `N` bytes.
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], AuthenticationFailure> {
+        let split = self.0.split_first_chunk().ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?;
+        self.0 = split.1;
+        Ok(*split.0)
+    }
 }

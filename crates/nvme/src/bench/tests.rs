@@ -4,7 +4,10 @@ use super::*;
 use crate::initiator::session_tests::{options, target};
 use inlane_core::clock::Clock;
 use inlane_core::load::{Sample, Sampler};
+use std::ops::RangeInclusive;
 use std::time::Instant;
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn workload(pattern: Pattern, jobs: u32) -> Workload {
     Workload {
@@ -22,23 +25,42 @@ fn workload(pattern: Pattern, jobs: u32) -> Workload {
     }
 }
 
-/// Runs a bench until `watch` stops it. `watch` gets a sampler of the bench and the bench's pace.
-fn run(bench: &mut Bench, watch: impl FnOnce(&Sampler, &Pace, &Running) + Send) -> Result<(), LoadError> {
+/// Stops a run when it is dropped, so that a failed assertion ends the test.
+struct Stop<'a>(&'a Running);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Runs a bench until `watch` returns. `watch` gets a sampler of the bench and the bench's pace.
+fn run(bench: &mut Bench, watch: impl FnOnce(&Sampler, &Pace) + Send) -> Result<(), LoadError> {
     let (sampler, pace) = (Sampler::new(&Clock::new(), vec![bench.meters()]), bench.pace());
     let run = Running::new(bench.threads());
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _stop = Stop(&run);
             run.start.wait();
-            watch(&sampler, &pace, &run);
+            watch(&sampler, &pace);
         });
         bench.run(&run)
     })
 }
 
-fn rate(sampler: &Sampler, time: Duration) -> f64 {
-    let before: Sample = sampler.take();
-    std::thread::sleep(time);
-    sampler.take().operations_per_second(&before, 0).unwrap()
+/// Waits until the rate of a bench lies in `expected`. Other programs on the cores can delay the bench for a while.
+fn await_rate(sampler: &Sampler, expected: RangeInclusive<f64>) {
+    let (start, mut found) = (Instant::now(), Vec::new());
+    while start.elapsed() < PATIENCE {
+        let before: Sample = sampler.take();
+        std::thread::sleep(Duration::from_millis(300));
+        let rate = sampler.take().operations_per_second(&before, 0).unwrap();
+        if expected.contains(&rate) {
+            return;
+        }
+        found.push(rate);
+    }
+    panic!("{found:?} instead of {expected:?} operations per second");
 }
 
 #[test]
@@ -47,27 +69,32 @@ fn the_pace_of_a_bench_may_change_while_it_runs() {
     let options = options(target.subsystem().listeners()[0]);
     let mut bench = Bench::open(&workload(Pattern::RandRw, 2), &options).unwrap();
     bench.pace().set(500.0);
-    let half = Duration::from_millis(500);
-    run(&mut bench, |sampler, pace, run| {
-        // Other programs on the cores can only lower a rate.
-        let slow = rate(sampler, half);
-        assert!((50.0..=600.0).contains(&slow), "{slow} instead of 500 operations per second");
-        pace.set(1500.0);
-        let faster = rate(sampler, half);
-        assert!((610.0..=1700.0).contains(&faster), "{faster} instead of 1500 operations per second");
-        pace.set(0.0);
-        std::thread::sleep(half);
-        assert_eq!(rate(sampler, half), 0.0, "parked");
-        pace.set(f64::INFINITY);
-        let fast = rate(sampler, half);
-        assert!(fast > 2000.0, "{fast} operations per second without a limit");
-        run.stop();
+    run(&mut bench, |sampler, pace| {
+        for (rate, expected) in [
+            (500.0, 400.0..=600.0),
+            (1500.0, 1200.0..=1700.0),
+            (0.0, 0.0..=0.0),
+            (f64::INFINITY, 2000.0..=f64::INFINITY),
+        ] {
+            pace.set(rate);
+            await_rate(sampler, expected);
+        }
     })
     .unwrap();
     let rows = bench.rows();
     assert!(rows.len() == 2 && rows.iter().all(|row| row.operations > 0 && row.error.is_none()), "{rows:?}");
     let counted: u64 = bench.meters().iter().map(|meter| meter.read().operations).sum();
     assert_eq!(counted, rows.iter().map(|row| row.operations).sum::<u64>());
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_failed_assertion_ends_the_bench() {
+    let target = target("127.0.0.1:0", "memory:16M");
+    let options = options(target.subsystem().listeners()[0]);
+    let mut bench = Bench::open(&workload(Pattern::RandRead, 2), &options).unwrap();
+    let assertion = || run(&mut bench, |_, _| panic!("a failure of a test"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(assertion)).is_err());
     target.stop().unwrap();
 }
 
@@ -79,16 +106,7 @@ fn a_thread_whose_commands_are_all_in_flight_follows_a_pace() {
     one.depth = 1;
     let mut bench = Bench::open(&one, &options).unwrap();
     bench.pace().set(200.0);
-    run(&mut bench, |sampler, _, run| {
-        // Other programs on the cores can only lower a rate.
-        let rates: Vec<f64> = (0..20)
-            .map(|_| rate(sampler, Duration::from_millis(200)))
-            .take_while(|rate| *rate < 120.0)
-            .collect();
-        assert!(rates.len() < 20, "{rates:?} instead of 200 operations per second");
-        run.stop();
-    })
-    .unwrap();
+    run(&mut bench, |sampler, _| await_rate(sampler, 120.0..=240.0)).unwrap();
     target.stop().unwrap();
 }
 
@@ -128,8 +146,10 @@ fn time_to_stop(is_stalled: bool, is_parked: bool) -> Duration {
     let address = stalling(target.subsystem().listeners()[0], stalled.clone());
     let mut bench = Bench::open(&workload(Pattern::RandRead, 2), &options(address)).unwrap();
     let mut stopped = None;
-    run(&mut bench, |sampler, pace, run| {
+    run(&mut bench, |sampler, pace| {
+        let start = Instant::now();
         while sampler.take().loads[0].operations < 20 {
+            assert!(start.elapsed() < PATIENCE, "the bench does not run");
             std::thread::sleep(Duration::from_millis(1));
         }
         if is_parked {
@@ -139,7 +159,6 @@ fn time_to_stop(is_stalled: bool, is_parked: bool) -> Duration {
         stalled.store(is_stalled, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(100));
         stopped = Some(Instant::now());
-        run.stop();
     })
     .unwrap();
     let time = stopped.unwrap().elapsed();
@@ -174,6 +193,7 @@ fn a_target_that_vanishes_ends_only_its_load_and_leaves_the_partial_result() {
     let (mut vanishes, mut at_end) = (Some(vanishes), 0);
     let start = Instant::now();
     let outcomes = load::run_together(&mut [first, second], &run, |ended| {
+        let unless_it_returns = Stop(&run);
         let loads = sampler.take().loads;
         assert!(start.elapsed() < Duration::from_secs(60), "{loads:?}");
         assert!(!ended[0] || run.stopping(), "the other load ended, too");
@@ -187,6 +207,7 @@ fn a_target_that_vanishes_ends_only_its_load_and_leaves_the_partial_result() {
         } else if ended[1] && loads[0].operations > at_end + 1000 {
             run.stop();
         }
+        std::mem::forget(unless_it_returns);
         Duration::from_millis(5)
     });
     assert!(outcomes[0].is_ok(), "{outcomes:?}");

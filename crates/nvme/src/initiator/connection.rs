@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The caller sends the bytes that [`HostConnection::transmit_slices`] returns. It receives into the memory that
-//! [`HostConnection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and a
-//! scratch buffer for headers.
+//! [`HostConnection::receive_slices`] returns: the part of a command's buffer whose data is still missing, and the
+//! input buffer for headers.
 //!
 //! Everything that the controller sends is checked before it is used. Data goes only into the buffer of a
 //! read in flight, in order. A violation is returned as a [`Failure`]; the connection must then be closed.
@@ -25,7 +25,7 @@ use super::Buffer;
 use crate::wire::command::{Completion, Sgl, Status};
 use crate::wire::pdu::{CapsuleCmd, Digests, IcReq, Rules, Sender};
 use command::Slot;
-use inbox::ReceivedBytes;
+use inbox::{ReceivedBytes, SMALL_SPACE};
 use outbox::Outbox;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -233,10 +233,10 @@ impl HostConnection {
     }
 
     /// Returns the memory for the next received bytes. The first slice is the part of a command's buffer
-    /// whose data is still missing. It may be empty. The second slice is scratch space. Fill the first slice
+    /// whose data is still missing. It may be empty. The second slice is space for headers. Fill the first slice
     /// before the second.
     pub fn receive_slices(&mut self) -> [IoSliceMut<'_>; 2] {
-        let ReceivedBytes { payload, scratch, expect_large, .. } = &mut self.inbox;
+        let ReceivedBytes { payload, input, expect_large, .. } = &mut self.inbox;
         let (data, large): (&mut [u8], bool) = match payload {
             Some(payload) if payload.remaining > 0 => {
                 let slot = &mut self.slots[usize::from(payload.slot)];
@@ -246,7 +246,8 @@ impl HostConnection {
             }
             _ => (&mut [], *expect_large),
         };
-        [IoSliceMut::new(data), IoSliceMut::new(scratch.space(large))]
+        let most = if large { SMALL_SPACE } else { usize::MAX };
+        [IoSliceMut::new(data), IoSliceMut::new(input.lend(most))]
     }
 
     /// Processes the `bytes` bytes that were received into [`HostConnection::receive_slices`].
@@ -266,7 +267,7 @@ impl HostConnection {
             slot.count_moved(direct as u32, &mut self.progressed);
             rest -= direct;
         }
-        self.inbox.scratch.filled(rest);
+        self.inbox.input.received(rest);
         let result = self.process();
         self.closed |= result.is_err();
         result

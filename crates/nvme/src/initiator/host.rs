@@ -68,20 +68,14 @@ impl HostIdentity {
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-    let digits = std::str::from_utf8(&digits).ok().filter(|digits| digits.len() == 32)?;
-    let mut id = [0; 16];
-    for (index, byte) in id.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(digits.get(index * 2..index * 2 + 2)?, 16).ok()?;
-    }
-    Some(id)
+    let digits = text.replace('-', "");
+    let are_digits = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    are_digits.then(|| u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes))?
 }
 
 fn format_uuid(id: &[u8; 16]) -> String {
-    let part = |range: std::ops::Range<usize>| -> String {
-        id[range].iter().map(|byte| format!("{byte:02x}")).collect()
-    };
-    format!("{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16))
+    let digits = format!("{:032x}", u128::from_be_bytes(*id));
+    [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]).join("-")
 }
 
 #[cfg(test)]

@@ -2,16 +2,12 @@
 
 use super::{Specification, StorageKind};
 use crate::{Error, Result};
+use rustix::fs::{FlockOperation, SeekFrom, flock, ioctl_blksszget};
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
-
-/// The ioctl that returns the size of a block device in bytes (linux/fs.h).
-const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
-/// The ioctl that returns the size of a block device's logical block (linux/fs.h).
-const BLKSSZGET: libc::c_ulong = 0x1268;
 
 /// How long to wait for a lock or a device that an ended target still holds.
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
@@ -25,7 +21,6 @@ pub struct FileStorage {
     durable: Option<File>,
     path: PathBuf,
     identity: Vec<u8>,
-    block_device: bool,
     direct: bool,
     alignment: u32,
 }
@@ -87,7 +82,8 @@ impl FileStorage {
             false => file_identity(path, &metadata),
         };
         let alignment = match (block_device, direct) {
-            (true, _) => logical_block(&file, path)?,
+            (true, _) => ioctl_blksszget(&file)
+                .map_err(|error| os(path, "cannot read the block size of", error.into()))?,
             (false, true) => direct_alignment(&file),
             (false, false) => 512,
         };
@@ -95,7 +91,7 @@ impl FileStorage {
             return invalid(&format!("its blocks have {alignment} bytes; 512 to 4096 are supported"));
         }
         let durable = (direct && writable).then(|| open_again(path, &metadata)).transpose()?;
-        Ok(Self { file, durable, path: path.clone(), identity, block_device, direct, alignment })
+        Ok(Self { file, durable, path: path.clone(), identity, direct, alignment })
     }
 
     /// Returns the size in bytes.
@@ -103,16 +99,9 @@ impl FileStorage {
     /// # Errors
     /// If the kernel does not return it, for example because the device was removed.
     pub fn bytes(&self) -> Result<u64> {
-        if !self.block_device {
-            let metadata = self.file.metadata();
-            return Ok(metadata.map_err(|source| os(&self.path, "cannot read the size of", source))?.size());
-        }
-        let mut bytes = 0_u64;
-        // SAFETY: the ioctl writes 8 bytes to the pointer.
-        if unsafe { libc::ioctl(self.file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) } != 0 {
-            return Err(os(&self.path, "cannot read the size of", std::io::Error::last_os_error()));
-        }
-        Ok(bytes)
+        // The end is the size of a block device, too. The file's position is not used otherwise.
+        let end = rustix::fs::seek(&self.file, SeekFrom::End(0));
+        end.map_err(|error| os(&self.path, "cannot read the size of", error.into()))
     }
 
     /// Returns the descriptor, for requests to an io_uring.
@@ -244,13 +233,11 @@ fn once_released<T>(held: i32, attempt: impl Fn() -> std::io::Result<T>) -> std:
 /// # Errors
 /// If a conflicting lock is held, by another process or for another namespace of this target.
 fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
-    let kind = if writable { libc::LOCK_EX } else { libc::LOCK_SH };
-    // SAFETY: the descriptor is open.
-    let attempt = || match unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+    let kind = match writable {
+        true => FlockOperation::NonBlockingLockExclusive,
+        false => FlockOperation::NonBlockingLockShared,
     };
-    once_released(libc::EWOULDBLOCK, attempt).map_err(|source| match source.raw_os_error() {
+    once_released(libc::EWOULDBLOCK, || Ok(flock(file, kind)?)).map_err(|source| match source.raw_os_error() {
         Some(libc::EWOULDBLOCK) => {
             let why = "it is locked, by another process such as a target, or because it is served twice here; stop that \
                        process, or serve it with ,ro in both";
@@ -311,25 +298,13 @@ fn device_identity(path: &Path, device: libc::dev_t, root: &Path) -> Vec<u8> {
     [identity, partition.unwrap_or_default()].concat()
 }
 
-/// Returns the size of a block device's logical block.
-fn logical_block(file: &File, path: &Path) -> Result<u32> {
-    let mut bytes = 0_i32;
-    // SAFETY: the ioctl writes an int to the pointer.
-    if unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &mut bytes) } != 0 {
-        return Err(os(path, "cannot read the block size of", std::io::Error::last_os_error()));
-    }
-    Ok(bytes as u32)
-}
-
 /// Returns the alignment of direct requests in bytes: 512 if a trial read of 512 bytes succeeds, else 4096.
 /// Does not ask the kernel, because kernels before 6.1 do not report the alignment.
 fn direct_alignment(file: &File) -> u32 {
     #[repr(C, align(4096))]
     struct Block([u8; 512]);
     let mut block = Block([0; 512]);
-    // SAFETY: the call writes at most the block's 512 bytes.
-    let read = unsafe { libc::pread(file.as_raw_fd(), block.0.as_mut_ptr().cast(), 512, 0) };
-    if read < 0 { 4096 } else { 512 }
+    if rustix::io::pread(file, &mut block.0, 0).is_err() { 4096 } else { 512 }
 }
 
 #[cfg(test)]

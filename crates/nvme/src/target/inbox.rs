@@ -2,8 +2,9 @@
 
 use super::half_open::Ticket;
 use crate::authentication::ControllerSide;
+use rustix::event::{EventfdFlags, eventfd};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
 /// A message to a worker.
@@ -62,30 +63,22 @@ impl Inbox {
     /// # Errors
     /// If the process has too many open files.
     pub fn new() -> std::io::Result<Self> {
-        // SAFETY: the call accesses no memory of this process.
-        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if event < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and has no other owner.
-        Ok(Self { messages: Mutex::new(Vec::new()), event: unsafe { OwnedFd::from_raw_fd(event) } })
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { messages: Mutex::default(), event })
     }
 
     /// Appends a message and wakes the worker.
     pub fn send(&self, message: Message) {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: the call reads the array's 8 bytes. It fails only after 2^64 unread messages.
-        unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // This fails only after 2^64 unread messages.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
     /// Returns all messages in the order of their arrival.
     pub fn take(&self) -> Vec<Message> {
-        let mut count = [0_u8; 8];
         // Clear the event before taking the messages. A message that arrives between the two then sets the
         // event again.
-        // SAFETY: the call writes at most the 8 bytes of the array.
-        unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
         std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -108,11 +108,7 @@ impl Target {
             Self { subsystem, workers: Vec::new(), acceptor: None, jobs: None, stop: Arc::default(), failed };
         let jobs = match config.hosts {
             Hosts::Secrets { group, .. } if group != Group::Null => {
-                let os = |source| Error::Os {
-                    what: "cannot start a thread".into(),
-                    source: inlane_core::error::NotStarted::of(source),
-                };
-                let (jobs, thread) = start_jobs().map_err(os)?;
+                let (jobs, thread) = start_jobs().map_err(Error::no_thread)?;
                 target.jobs = Some((jobs.clone(), thread));
                 Some(jobs)
             }
@@ -133,11 +129,7 @@ impl Target {
         spin: Duration,
         jobs: Option<Arc<Jobs>>,
     ) -> Result<()> {
-        let os = |source| Error::Os {
-            what: "cannot start a worker thread".into(),
-            source: inlane_core::error::NotStarted::of(source),
-        };
-        let inbox = Arc::new(Inbox::new().map_err(os)?);
+        let inbox = Arc::new(Inbox::new().map_err(Error::no_thread)?);
         let load = Arc::new(WorkerLoad::default());
         let (result, started) = mpsc::channel();
         let (subsystem, failed) = (self.subsystem.clone(), self.failed.clone());
@@ -159,7 +151,7 @@ impl Target {
             }
             failed.store(true, Relaxed);
         });
-        let thread = thread.map_err(os)?;
+        let thread = thread.map_err(Error::no_thread)?;
         self.workers.push(WorkerHandle { inbox, load, thread: Some(thread) });
         started.recv().unwrap_or_else(|_| {
             Err(Error::Invalid { what: "worker thread".into(), why: "it ended while it started".into() })
@@ -177,10 +169,7 @@ impl Target {
             displaced: 0,
         };
         let thread = std::thread::Builder::new().name("inlane-nvme-acc".into()).spawn(move || acceptor.run());
-        self.acceptor = Some(thread.map_err(|source| Error::Os {
-            what: "cannot start a thread".into(),
-            source: inlane_core::error::NotStarted::of(source),
-        })?);
+        self.acceptor = Some(thread.map_err(Error::no_thread)?);
         Ok(())
     }
 

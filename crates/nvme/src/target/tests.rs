@@ -111,17 +111,33 @@ fn attach_on(
     open: impl Fn() -> std::io::Result<TcpStream>,
     keep_alive_ms: u32,
 ) -> std::io::Result<(TcpStream, TcpStream)> {
+    let (admin, mut queues) = attach_queues_on(target, open, keep_alive_ms, 1)?;
+    Ok((admin, queues.remove(0)))
+}
+
+/// Connects an admin queue and `count` I/O queues over connections that `open` returns.
+fn attach_queues_on(
+    target: &Target,
+    open: impl Fn() -> std::io::Result<TcpStream>,
+    keep_alive_ms: u32,
+    count: u16,
+) -> std::io::Result<(TcpStream, Vec<TcpStream>)> {
     let data = |id| ConnectData::new([1; 16], id, &target.subsystem().nqn, HOST);
     let mut admin = initialize_on(open()?)?;
     let any = data(connect::ANY_CONTROLLER);
     let id = call(&mut admin, Command::connect(0, 32, 0, keep_alive_ms), any.as_bytes())? as u16;
     call(&mut admin, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[])?;
-    let mut queues = Command::new(admin::SET_FEATURES, 0);
-    queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
-    call(&mut admin, queues, &[])?;
-    let mut queue = initialize_on(open()?)?;
-    call(&mut queue, Command::connect(1, 64, 0, 0), data(id).as_bytes())?;
-    Ok((admin, queue))
+    let mut number = Command::new(admin::SET_FEATURES, 0);
+    number.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
+    number.cdw11 = (u32::from(count - 1) * 0x1_0001).into();
+    call(&mut admin, number, &[])?;
+    let connect = |id_of_queue| {
+        let mut queue = initialize_on(open()?)?;
+        call(&mut queue, Command::connect(id_of_queue, 64, 0, 0), data(id).as_bytes())?;
+        Ok(queue)
+    };
+    let queues: std::io::Result<_> = (1..=count).map(connect).collect();
+    Ok((admin, queues?))
 }
 
 fn read(stream: &mut TcpStream, blocks: u32) -> Vec<u8> {
@@ -228,6 +244,34 @@ fn a_host_that_drips_requested_data_is_closed() {
         assert!(start.elapsed() < PATIENCE, "the slow host is not closed");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Most of the commands wait for memory that a few others hold. Their queues must not stay open when those are closed:
+/// they would get the memory, and hold it as long.
+#[test]
+fn a_host_that_stalls_loses_all_its_queues_at_once() {
+    let limits =
+        Limits { stall_timeout: Duration::from_millis(500), buffer_bytes: 8 << 20, ..Limits::default() };
+    let target = start("memory:2M", limits);
+    let (mut admin, mut queues) = attach_queues_on(&target, || Ok(open(&target)), 0, 16).unwrap();
+    for queue in &mut queues {
+        for cid in 0..24_u16 {
+            let mut command = Command::blocks(io::WRITE, 1, 0, 2048, Sgl::transport(1 << 20));
+            command.cid = cid.into();
+            send(queue, command, &[]);
+        }
+    }
+    let (_admin, mut other) = attach(&target, 0);
+    let start = Instant::now();
+    while target.subsystem().controller_count() > 1 {
+        assert_eq!(read(&mut other, 8).len(), 4096);
+        assert!(start.elapsed() < PATIENCE, "the host is not closed");
+    }
+    assert!(is_closed(&mut admin) && queues.iter_mut().all(is_closed));
+    assert_eq!(read(&mut other, 8).len(), 4096);
+    // Queues whose commands waited for memory were not found to be slow themselves.
+    let slow = target.subsystem().counters.refused.load(Relaxed);
+    assert!((1..=7).contains(&slow), "{slow} of 16 queues were slow");
 }
 
 #[test]

@@ -2,11 +2,11 @@
 //!
 //! Checks every field before using it.
 
-use super::inbox::{Payload, Received, ReceivedBytes};
+use super::inbox::{Payload, ReceivedBytes};
 use super::{Failure, HostConnection, MAX_ENTRIES};
 use crate::initiator::Buffer;
 use crate::wire::command::{Completion, Status};
-use crate::wire::pdu::{Data, Digests, FatalStatus, Fault, Kind, R2t, data_flags};
+use crate::wire::pdu::{Data, Digests, FatalStatus, Fault, Header, Kind, R2t, data_flags};
 
 impl HostConnection {
     pub(super) fn process(&mut self) -> Result<(), Failure> {
@@ -14,20 +14,23 @@ impl HostConnection {
             if self.inbox.payload.is_some() && !self.take_payload()? {
                 return Ok(());
             }
-            let Some(header) = self.inbox.next_header(&self.rules)? else { return Ok(()) };
+            let Some((layout, header)) = self.inbox.next_header(&self.rules)? else { return Ok(()) };
             match header {
-                Received::IcResp { digests, alignment, max_h2c_data } => {
+                Header::IcResp { digests, alignment, max_h2c_data } => {
                     self.negotiated(digests, alignment, max_h2c_data)?;
                 }
-                Received::Termination(termination) => return Err(Failure::Terminated(termination)),
+                Header::TermReq(termination) => return Err(Failure::Terminated(termination)),
                 _ if !self.ready => {
                     let why = "the first PDU of a controller must be an ICResp";
-                    let status = FatalStatus::SequenceError;
-                    return Err(fault(status, header.kind(), "PDU-Type", 0, header.kind() as u32, why).into());
+                    let (status, kind) = (FatalStatus::SequenceError, layout.kind);
+                    return Err(fault(status, kind, "PDU-Type", 0, kind as u32, why).into());
                 }
-                Received::Completion(completion) => self.completed(completion)?,
-                Received::Data(data, flags) => self.data(&data, flags)?,
-                Received::R2t(r2t) => self.ready_to_transfer(&r2t)?,
+                Header::CapsuleResp(completion) => self.completed(completion)?,
+                Header::C2hData(data) => self.data(&data, layout.flags)?,
+                Header::R2t(r2t) => self.ready_to_transfer(&r2t)?,
+                Header::IcReq { .. } | Header::CapsuleCmd(_) | Header::H2cData(_) => {
+                    unreachable!("the layout refuses PDUs of a host")
+                }
             }
         }
     }
@@ -105,18 +108,18 @@ impl HostConnection {
         Ok(())
     }
 
-    /// Copies received data from the scratch space to its command's buffer. Returns true if the data of the
+    /// Copies received data from the input buffer to its command's buffer. Returns true if the data of the
     /// PDU is complete.
     fn take_payload(&mut self) -> Result<bool, Fault> {
-        let ReceivedBytes { payload, scratch, .. } = &mut self.inbox;
+        let ReceivedBytes { payload, input, .. } = &mut self.inbox;
         let Some(current) = payload else { return Ok(true) };
         let slot = &mut self.slots[usize::from(current.slot)];
         if current.remaining > 0 {
             let buffer = slot.buffer.as_mut().expect("a read has a buffer");
-            let bytes = scratch.take(current.remaining as usize);
-            let at = current.at as usize;
-            buffer.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-            let taken = bytes.len() as u32;
+            let (at, taken) = (current.at as usize, input.bytes().len().min(current.remaining as usize));
+            buffer.bytes_mut()[at..at + taken].copy_from_slice(&input.bytes()[..taken]);
+            input.consume(taken);
+            let taken = taken as u32;
             current.advance(taken, buffer);
             slot.count_moved(taken, &mut self.progressed);
             if current.remaining > 0 {
@@ -124,8 +127,9 @@ impl HostConnection {
             }
         }
         if current.digest.is_some() {
-            let Some(received) = scratch.take_exact::<4>() else { return Ok(false) };
-            slot.corrupted |= current.digest_bytes() != Some(received);
+            let Some(received) = input.bytes().first_chunk::<4>() else { return Ok(false) };
+            slot.corrupted |= current.digest_bytes().as_ref() != Some(received);
+            input.consume(4);
         }
         slot.transferred = current.at;
         let (index, success) = (current.slot, current.success);

@@ -283,7 +283,7 @@ fn the_time_of_a_command_restarts_by_data_of_it_and_of_those_before_it_only() {
     let [first, second, third] =
         [io::READ, io::READ, io::WRITE].map(|opcode| submit(&mut connection, request(opcode, 65_536)));
     assert_eq!((connection.tick(), connection.tick()), (1, 2));
-    // The commands after the first one wait for its data, whether it arrives in its buffer or in the scratch space.
+    // The commands after the first one wait for its data, whether it arrives in its buffer or in the input buffer.
     feed(&mut connection, &c2h(first, 0, 0, &[1; 8192], NO_DIGESTS), usize::MAX).unwrap();
     assert_eq!((connection.tick(), connection.tick()), (0, 1));
     feed(&mut connection, &c2h(first, 0, 8192, &[1; 40_000], NO_DIGESTS), 5000).unwrap();

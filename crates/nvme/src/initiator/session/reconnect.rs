@@ -242,12 +242,8 @@ impl Attempt {
 
 /// Starts a thread of an attempt to reconnect. The thread ends by itself.
 fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
-    std::thread::Builder::new().name("inlane-reconnect".into()).spawn(run).map(drop).map_err(|source| {
-        Error::Os {
-            what: "cannot start a thread to reconnect".into(),
-            source: inlane_core::error::NotStarted::of(source),
-        }
-    })
+    let thread = std::thread::Builder::new().name("inlane-reconnect".into()).spawn(run);
+    thread.map(drop).map_err(Error::no_thread)
 }
 
 /// Describes a path error that a controller reported.

@@ -26,7 +26,6 @@
 mod authenticate;
 mod command;
 mod file_operation;
-mod input;
 mod output;
 mod receive;
 mod respond;
@@ -43,10 +42,10 @@ use super::io::Tally;
 use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
 use crate::authentication::ControllerSide;
+use crate::input::Input;
 use crate::namespace::Storage;
 use crate::wire::command::Status;
 use crate::wire::pdu::{Digests, Fault, Layout, Rules, Sender, encode_termination};
-use input::Input;
 use output::Output;
 use receive::Receiving;
 use slot::{Slots, Stage, Turn};
@@ -464,6 +463,15 @@ impl TargetConnection {
         {
             queue.held.remove(0);
             self.complete(cid, Status::SUCCESS, event.dword().into());
+        }
+    }
+
+    /// Ends the controller of the connection's queue, because the host uses the queue too slowly. Other queues of the
+    /// controller may wait for the memory that this queue holds, and would then hold it as long. A host that loses one
+    /// queue connects all of them again.
+    pub fn end_controller(&self) {
+        if let Some(queue) = self.queue.as_ref().filter(|queue| queue.usable) {
+            self.setup.subsystem.end(&queue.controller);
         }
     }
 

@@ -2,7 +2,6 @@
 
 use super::slot::Stage;
 use super::{End, LARGE_BYTES, TargetConnection};
-use crate::wire::command::Command;
 use crate::wire::pdu::{
     Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, RunningDigest, data_flags, encode,
 };
@@ -28,14 +27,6 @@ pub enum Receiving {
     },
 }
 
-/// The contents of a received header.
-enum Received {
-    Initialize { digests: Digests, alignment: u8 },
-    Command(Command),
-    Data(Data),
-    Terminate(String),
-}
-
 impl TargetConnection {
     /// Processes the next part of the input. Returns false if more input is needed.
     pub(super) fn step(&mut self) -> Result<bool, Fault> {
@@ -53,18 +44,7 @@ impl TargetConnection {
             return Ok(false);
         }
         layout.check_digest(bytes)?;
-        let received = match Header::decode(&layout, bytes)? {
-            Header::IcReq(request) => Received::Initialize {
-                digests: Digests::from_bits(request.dgst),
-                alignment: (request.hpda + 1) * 4,
-            },
-            Header::CapsuleCmd(command) => Received::Command(*command),
-            Header::H2cData(data) => Received::Data(*data),
-            Header::TermReq(termination) => Received::Terminate(termination.to_string()),
-            Header::IcResp(_) | Header::CapsuleResp(_) | Header::C2hData(_) | Header::R2t(_) => {
-                unreachable!("the layout refuses PDUs of a controller")
-            }
-        };
+        let header = Header::decode(&layout, bytes)?;
         let initializes = layout.kind == Kind::IcReq;
         if initializes == self.initialized && layout.kind != Kind::H2cTermReq {
             let why = if initializes {
@@ -74,27 +54,31 @@ impl TargetConnection {
             };
             return Err(sequence_error(&layout, "PDU-Type", 0, layout.kind as u64, why));
         }
-        match received {
-            Received::Initialize { digests, alignment } => {
+        match header {
+            Header::IcReq { digests, alignment } => {
                 self.input.consume(layout.data_at());
                 self.initialize(digests, alignment);
             }
             // Data in a capsule gets a buffer only when it is complete, so a slow host holds none.
-            Received::Command(_) if bytes.len() < layout.total_bytes() => return Ok(false),
-            Received::Command(command) => return self.receive_command(command, &layout),
-            Received::Data(data) => {
+            Header::CapsuleCmd(_) if bytes.len() < layout.total_bytes() => return Ok(false),
+            Header::CapsuleCmd(command) => return self.receive_command(command, &layout),
+            Header::H2cData(data) => {
                 let slot = self.check_data(&layout, &data)?;
                 self.input.consume(layout.data_at());
                 let (at, left) = (data.datao.get() as usize, data.datal.get() as usize);
                 let digest = layout.data_digest.then(RunningDigest::default);
                 self.receiving = Receiving::Data { slot, at, left, digest };
             }
-            Received::Terminate(reason) => {
+            Header::TermReq(termination) => {
+                let reason = termination.to_string();
                 self.setup
                     .subsystem
                     .warn(format_args!("{}: the host ended the connection: {reason}", self.setup.peer));
                 self.input.clear();
                 self.end = Some(End::Terminated(reason));
+            }
+            Header::IcResp { .. } | Header::CapsuleResp(_) | Header::C2hData(_) | Header::R2t(_) => {
+                unreachable!("the layout refuses PDUs of a controller")
             }
         }
         Ok(true)

@@ -161,12 +161,12 @@ impl Host {
             assert_eq!(bytes[layout.total_bytes() - 4..layout.total_bytes()], digest(&data));
         }
         let answer = match Header::decode(&layout, bytes).expect("a valid header") {
-            Header::IcResp(response) => {
-                self.digests = Digests::from_bits(response.dgst);
+            Header::IcResp { digests, .. } => {
+                self.digests = digests;
                 Answer::Initialized
             }
-            Header::CapsuleResp(completion) => Answer::Completed(*completion),
-            Header::C2hData(header) => Answer::Data(*header, layout.flags, data),
+            Header::CapsuleResp(completion) => Answer::Completed(completion),
+            Header::C2hData(header) => Answer::Data(header, layout.flags, data),
             Header::R2t(it) => Answer::R2t {
                 cid: it.cccid.get(),
                 tag: it.ttag.get(),

@@ -7,8 +7,9 @@ use crate::target::controller::Reach;
 use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
 use crate::target::network::network;
+use rustix::net::{Shutdown, shutdown};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// How long a host may take to read a termination request.
@@ -111,8 +112,7 @@ impl Worker {
         }
         // Shut down only the sending direction, because closing the socket with unread input would reset the
         // connection, and the host might lose the termination request.
-        // SAFETY: a system call on an open descriptor.
-        unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_WR) };
+        let _ = shutdown(&link.socket, Shutdown::Write);
         link.closing = Closing::Lingers(now + LINGER_MS);
         link.discard = vec![0; 16 << 10].into_boxed_slice();
     }
@@ -128,8 +128,7 @@ impl Worker {
                 subsystem.half_open.remove(ticket);
             }
             link.connection.disconnected();
-            // SAFETY: the descriptor is open.
-            unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
+            let _ = shutdown(&link.socket, Shutdown::Both);
         }
         self.mark(index);
     }
@@ -188,6 +187,7 @@ impl Worker {
             if link.closing == Closing::No && drained_by.is_none() {
                 self.subsystem.counters.refused.fetch_add(1, Relaxed);
                 self.subsystem.warn(format_args!("{}: connection closed: {why}", link.peer));
+                link.connection.end_controller();
             }
             self.close(index);
         }

@@ -35,7 +35,6 @@ use crate::Result;
 use io_uring::types::Timespec;
 use link::{Closing, Link};
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -104,8 +103,7 @@ impl Drop for Worker {
             self.subsystem.flushes.iter().for_each(FlushGroup::abandon);
         }
         for link in self.links.iter_mut().filter_map(Option::take) {
-            // SAFETY: the descriptor is open.
-            unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
+            let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
             if link.receiving || link.operations > 0 {
                 std::mem::forget(link);
             }

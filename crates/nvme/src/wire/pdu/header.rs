@@ -250,28 +250,40 @@ pub fn encode<T: IntoBytes + Immutable>(
     written
 }
 
-/// The header of a received PDU.
+/// The contents of a received header.
 #[derive(Clone, Copy, Debug)]
-pub enum Header<'a> {
+pub enum Header {
     /// ICReq.
-    IcReq(&'a IcReq),
+    IcReq {
+        /// The digests that the host asks for.
+        digests: Digests,
+        /// The data alignment that the host asks for, in bytes.
+        alignment: u8,
+    },
     /// ICResp.
-    IcResp(&'a IcResp),
+    IcResp {
+        /// The digests that the connection uses.
+        digests: Digests,
+        /// The data alignment that the controller asks for, in bytes.
+        alignment: u8,
+        /// The most data in an H2CData, in bytes.
+        max_h2c_data: u32,
+    },
     /// H2CTermReq or C2HTermReq.
     TermReq(Termination),
     /// CapsuleCmd.
-    CapsuleCmd(&'a Command),
+    CapsuleCmd(Command),
     /// CapsuleResp.
-    CapsuleResp(&'a Completion),
+    CapsuleResp(Completion),
     /// H2CData.
-    H2cData(&'a Data),
+    H2cData(Data),
     /// C2HData.
-    C2hData(&'a Data),
+    C2hData(Data),
     /// R2T.
-    R2t(&'a R2t),
+    R2t(R2t),
 }
 
-impl<'a> Header<'a> {
+impl Header {
     /// Decodes a header that has `layout`. Checks the fields whose valid values follow from the PDU alone.
     /// Call [`Layout::check_digest`] before, because the header digest is not checked here.
     ///
@@ -281,7 +293,7 @@ impl<'a> Header<'a> {
     /// # Panics
     /// If `bytes` is shorter than the header.
     #[inline]
-    pub fn decode(layout: &Layout, bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub fn decode(layout: &Layout, bytes: &[u8]) -> Result<Self, Fault> {
         fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> &T {
             T::ref_from_prefix(bytes).expect("the header is complete").0
         }
@@ -290,41 +302,36 @@ impl<'a> Header<'a> {
         };
         use FatalStatus::{InvalidHeaderField, UnsupportedParameter};
         Ok(match layout.kind {
-            Kind::IcReq => {
-                let header: &IcReq = view(bytes);
-                if header.pfv != U16::ZERO {
-                    let why = "only PDU format 0 is supported";
-                    return fault(UnsupportedParameter, "PFV", 8, header.pfv.get().into(), why);
-                }
-                if header.hpda > 31 {
-                    let why = "the alignment is at most 31";
-                    return fault(InvalidHeaderField, "HPDA", 10, header.hpda.into(), why);
-                }
-                Header::IcReq(header)
-            }
-            Kind::IcResp => {
+            Kind::IcReq | Kind::IcResp => {
+                // Both have the same fields. Only the last one has another meaning.
                 let header: &IcResp = view(bytes);
+                let is_request = layout.kind == Kind::IcReq;
                 if header.pfv != U16::ZERO {
                     let why = "only PDU format 0 is supported";
                     return fault(UnsupportedParameter, "PFV", 8, header.pfv.get().into(), why);
                 }
                 if header.cpda > 31 {
-                    let why = "the alignment is at most 31";
-                    return fault(InvalidHeaderField, "CPDA", 10, header.cpda.into(), why);
+                    let (field, why) =
+                        (if is_request { "HPDA" } else { "CPDA" }, "the alignment is at most 31");
+                    return fault(InvalidHeaderField, field, 10, header.cpda.into(), why);
                 }
-                let max = header.maxh2cdata.get();
-                if max < 4096 || !max.is_multiple_of(4) {
+                let (digests, alignment) = (Digests::from_bits(header.dgst), (header.cpda + 1) * 4);
+                if is_request {
+                    return Ok(Header::IcReq { digests, alignment });
+                }
+                let max_h2c_data = header.maxh2cdata.get();
+                if max_h2c_data < 4096 || !max_h2c_data.is_multiple_of(4) {
                     let why = "it must be at least 4096 and a multiple of 4";
-                    return fault(InvalidHeaderField, "MAXH2CDATA", 12, max, why);
+                    return fault(InvalidHeaderField, "MAXH2CDATA", 12, max_h2c_data, why);
                 }
-                Header::IcResp(header)
+                Header::IcResp { digests, alignment, max_h2c_data }
             }
             Kind::H2cTermReq | Kind::C2hTermReq => {
                 let header: &TermReq = view(bytes);
                 Header::TermReq(Termination { status: header.fes.get(), information: header.fei.get() })
             }
-            Kind::CapsuleCmd => Header::CapsuleCmd(&view::<CapsuleCmd>(bytes).command),
-            Kind::CapsuleResp => Header::CapsuleResp(&view::<CapsuleResp>(bytes).completion),
+            Kind::CapsuleCmd => Header::CapsuleCmd(view::<CapsuleCmd>(bytes).command),
+            Kind::CapsuleResp => Header::CapsuleResp(view::<CapsuleResp>(bytes).completion),
             Kind::H2cData | Kind::C2hData => {
                 let header: &Data = view(bytes);
                 if header.datal.get() != layout.data_bytes {
@@ -336,13 +343,13 @@ impl<'a> Header<'a> {
                     return fault(FatalStatus::DataOutOfRange, "DATAO", 12, header.datao.get(), why);
                 }
                 if layout.kind == Kind::H2cData {
-                    return Ok(Header::H2cData(header));
+                    return Ok(Header::H2cData(*header));
                 }
                 if layout.flags & data_flags::SUCCESS != 0 && layout.flags & data_flags::LAST == 0 {
                     let why = "SUCCESS is allowed only together with LAST_PDU";
                     return fault(InvalidHeaderField, "FLAGS", 1, layout.flags.into(), why);
                 }
-                Header::C2hData(header)
+                Header::C2hData(*header)
             }
             Kind::R2t => {
                 let header: &R2t = view(bytes);
@@ -351,7 +358,7 @@ impl<'a> Header<'a> {
                     let why = "it is 0 or ends beyond 4 GiB";
                     return fault(InvalidHeaderField, "R2TL", 16, len, why);
                 }
-                Header::R2t(header)
+                Header::R2t(*header)
             }
         })
     }

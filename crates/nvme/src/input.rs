@@ -1,4 +1,4 @@
-//! The input buffer of a connection: bytes that were received but not yet processed.
+//! The input buffer of a connection of either side: bytes that were received but not yet processed.
 //!
 //! ```text
 //!   +-----------+---------------------+----------------------+
@@ -7,7 +7,9 @@
 //!   0         start                  end                  CAPACITY
 //! ```
 
-/// The size of the buffer in bytes. Many small commands fit into it, so one call can receive all of them.
+/// The size of the buffer in bytes. Many small commands fit into it, so one call can receive all of them. Of 32 reads of
+/// 4 KiB in flight, it holds the data of half. While the host processes that half and sends new commands, the controller
+/// works on the other half. If one call received everything, the controller would have no commands to work on.
 pub const CAPACITY: usize = 64 << 10;
 
 /// When less space than this is free, the received bytes are moved to the start of the buffer.
