@@ -4,17 +4,20 @@
 //! each written block carries its offset, a sequence number and a checksum. Blocks are checked when they are
 //! read. At the end, all written blocks are read back.
 //!
-//! A [`Bench`] is a [`Load`], so it can run beside other loads and follows a pace. [`measure`] runs one alone.
+//! A [`Bench`] is a [`Load`], so it can run beside other loads and follows a pace. [`measure`] runs one alone, and a [`Series`] several with
+//! different block sizes and depths.
 
 mod block;
 mod job;
 mod result;
+mod series;
 #[cfg(test)]
 mod tests;
 mod workload;
 
 pub use block::{Wrong, WrongBlock};
-pub use result::{IoResult, LatencyPercentile};
+pub use result::{IoResult, LatencyPercentile, Repeats};
+pub use series::{Series, SeriesEvent};
 pub use workload::{Pattern, Workload};
 
 use crate::initiator::{NamespaceInfo, Session, SessionOptions};

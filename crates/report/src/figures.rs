@@ -60,9 +60,9 @@ const WINDOWS: Table = &[
     ("p99", Quantity::Time, &["/latency_percentiles/p99_ns"]),
 ];
 const DRIVES: Table = &[
-    ("IOPS", Quantity::PerSecond, &["/operations_per_second"]),
-    ("p50", Quantity::Time, &["/latency/p50_ns"]),
-    ("p99", Quantity::Time, &["/latency/p99_ns"]),
+    ("IOPS", Quantity::PerSecond, &["/repeats/operations_per_second", "/operations_per_second"]),
+    ("p50", Quantity::Time, &["/repeats/p50_ns", "/latency/p50_ns"]),
+    ("p99", Quantity::Time, &["/repeats/p99_ns", "/latency/p99_ns"]),
 ];
 const STREAM: Table = &[("rate", Quantity::ByteRate, &["/bytes_per_second"])];
 const LOAD: Table = &[

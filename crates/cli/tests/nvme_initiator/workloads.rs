@@ -47,6 +47,58 @@ fn workloads_are_verified() {
 }
 
 #[test]
+fn lists_of_sizes_and_depths_are_measured_in_turns() {
+    let (_target, address) = target("memory:16M");
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("figure.svg");
+    let series =
+        ["--rw", "randrw", "--bs", "4K,16K", "--iodepth", "1,4", "--repeats", "3", "--duration", "30ms"];
+    let verify = ["--size", "4M", "--verify", "crc32c", "--json", "-", "--svg", svg.to_str().unwrap()];
+    let output = inlane(&[&["nvme", "bench", &address][..], &series, &verify].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = document["results"].as_array().unwrap();
+    let points: Vec<_> = rows
+        .iter()
+        .map(|row| (row["block_bytes"].as_u64(), row["iodepth"].as_u64(), row["operation"].as_str()))
+        .collect();
+    let expected = [4096, 16384].into_iter().flat_map(|size| [1, 4].map(|depth| (Some(size), Some(depth))));
+    let expected: Vec<_> = expected
+        .flat_map(|(size, depth)| ["read", "write"].map(|operation| (size, depth, Some(operation))))
+        .collect();
+    assert_eq!(points, expected);
+    for row in rows {
+        let rate = &row["repeats"]["operations_per_second"];
+        assert_eq!(rate["values"].as_array().unwrap().len(), 3, "{row}");
+        assert_eq!(rate["median"], row["operations_per_second"], "the row is that of the median run");
+        assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
+    }
+    let progress = text(&output.stderr);
+    assert!(progress.contains("[12/12] bs 16 KiB, iodepth 4: read "), "{progress}");
+    assert!(
+        progress.contains("[2/12] bs 4.00 KiB, iodepth 4") || progress.contains("[2/12] bs 4 KiB, iodepth 4"),
+        "{progress}"
+    );
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("iodepth 4"));
+    let once = ["--bs", "4K", "--duration", "30ms", "--json", "-"];
+    let document = succeeds(&[&["nvme", "bench", &address][..], &once].concat());
+    let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+    assert!(document["results"][0]["repeats"].is_null());
+}
+
+#[test]
+fn a_series_ends_with_the_first_failure_and_keeps_what_it_has_measured() {
+    let (_target, address) = target("memory:16M");
+    // The second size exceeds the range.
+    let line = ["--rw", "randread", "--bs", "4K,64K", "--size", "32K", "--duration", "30ms", "--json", "-"];
+    let output = inlane(&[&["nvme", "bench", &address][..], &line].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--bs"), "{}", text(&output.stderr));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(document["results"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn commands_in_flight_are_sent_again_on_the_other_path() {
     let (_target, address) = target("memory:16M");
     let proxy = Proxy::start(&address);

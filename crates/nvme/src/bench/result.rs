@@ -3,7 +3,7 @@
 use super::job::{JobResult, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
-use inlane_core::stats::Percentiles;
+use inlane_core::stats::{Percentiles, Summary};
 use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row, RowError, Value, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -56,8 +56,22 @@ pub struct IoResult {
     pub failovers: u64,
     /// The bytes that were checked. Null unless --verify was given.
     pub verification: Option<ByteVerification>,
+    /// Median and range over the repeats. The row's other figures are those of the run with the median rate. Null if the row was
+    /// measured once.
+    pub repeats: Option<Repeats>,
     /// Why the run failed. Null if it succeeded.
     pub error: Option<RowError>,
+}
+
+/// Median and range over the repeats of a row.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Repeats {
+    /// The operations per second.
+    pub operations_per_second: Summary,
+    /// The median latency.
+    pub p50_ns: Option<Summary>,
+    /// The 99th percentile of the latency.
+    pub p99_ns: Option<Summary>,
 }
 
 /// A latency at a percentile.
@@ -118,6 +132,7 @@ pub(super) fn rows(
             method: "offset, write number and CRC-32C of each block".into(),
             ..tally.verification
         }),
+        repeats: None,
         error: error.clone(),
     };
     let mut rows = Vec::new();
@@ -128,6 +143,35 @@ pub(super) fn rows(
         rows.push(row("write", writes));
     }
     rows
+}
+
+/// Merges the repeats of a row. Returns the one with the median rate, with the spread of all, and with the sum of what all have checked.
+/// If one failed, the row has its error.
+///
+/// # Panics
+/// If there are no rows.
+pub(super) fn merge(mut repeats: Vec<IoResult>) -> IoResult {
+    let summary = |value: fn(&IoResult) -> Option<f64>| {
+        let values: Option<Vec<f64>> = repeats.iter().map(value).collect();
+        Summary::of(&values?)
+    };
+    let rates = summary(|row| Some(row.operations_per_second)).filter(|rates| rates.repeats > 1);
+    let spread = rates.map(|operations_per_second| Repeats {
+        operations_per_second,
+        p50_ns: summary(|row| Some(row.latency.as_ref()?.p50_ns)),
+        p99_ns: summary(|row| Some(row.latency.as_ref()?.p99_ns)),
+    });
+    let error = repeats.iter().find_map(|row| row.error.clone());
+    let verification =
+        repeats.iter().filter_map(|row| row.verification.clone()).reduce(|sum, one| ByteVerification {
+            transferred_bytes: sum.transferred_bytes + one.transferred_bytes,
+            verified_bytes: sum.verified_bytes + one.verified_bytes,
+            altered_bytes: sum.altered_bytes + one.altered_bytes,
+            ..sum
+        });
+    repeats.sort_by(|a, b| a.operations_per_second.total_cmp(&b.operations_per_second));
+    let median = repeats.swap_remove(repeats.len() / 2);
+    IoResult { repeats: spread, error, verification, ..median }
 }
 
 impl Row for IoResult {
@@ -147,8 +191,13 @@ impl Row for IoResult {
             self.latency.as_ref().map(|latency| Quantity::Time(value(latency)).fixed(1e3, 1))
         };
         let checked = self.verification.as_ref();
+        let spread = self.repeats.as_ref().map(|repeats| &repeats.operations_per_second);
+        let rate = |rate: f64| Quantity::PerSecond(rate).fixed(1.0, 0);
+        let median = spread.map_or(self.operations_per_second, |spread| spread.median);
         vec![
-            Cell::new("IOPS", Quantity::PerSecond(self.operations_per_second).fixed(1.0, 0)),
+            Cell::new("IOPS", rate(median)),
+            Cell::new("min IOPS", spread.map(|spread| rate(spread.min))),
+            Cell::new("max IOPS", spread.map(|spread| rate(spread.max))),
             Cell::new("rate", Quantity::ByteRate(self.bytes_per_second)),
             Cell::new("mean us", us(|latency| latency.mean_ns)),
             Cell::new("p50 us", us(|latency| latency.p50_ns)),
