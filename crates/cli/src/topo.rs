@@ -1,6 +1,8 @@
 //! `inlane topo`: shows the PCI devices and memory nodes of this machine, the tree of bridges, and links that
 //! are slower than their devices support.
 
+mod picture;
+
 use crate::output::Output;
 use inlane_core::units;
 use inlane_pci::link::Shortfall;
@@ -12,6 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 /// The payload size of PCIe packets, in bytes, that the ceilings assume. Most machines use this size.
 const PAYLOAD_BYTES: u32 = 256;
@@ -20,6 +23,7 @@ const EXAMPLES: &str = "\
 Examples:
   inlane topo                                   GPUs, NICs, NVMe drives and the bridges above them
   inlane topo --all --bars                      every PCI function with its BARs
+  inlane topo --svg tree.svg                    a picture of the tree
   inlane topo --json - | jq '.results[0].devices[] | select(.shortfall)'
 
 Columns:
@@ -46,6 +50,9 @@ pub struct Args {
     /// its BARs
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
+    /// Draw the tree to an SVG file, with links as thick as they are wide, and those slower than their devices marked
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// The document that `--json` writes. It has one row.
@@ -87,10 +94,17 @@ impl Entry {
 /// # Errors
 /// If the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let output = Output::open(args.json.as_deref(), None, None)?;
+    let output = Output::open(args.json.as_deref(), None, args.svg.as_deref())?;
     let mut report = TopologyReport::new("topo");
     report.results.push(read(&Sysfs::system(), &Names::system()));
-    output.write(&mut report, |out, report| show(out, &report.results[0], args), |_| None)
+    output.write(
+        &mut report,
+        |out, report| show(out, &report.results[0], args),
+        |report| {
+            let topology = &report.results[0];
+            picture::picture(topology, &shown(topology, args.all), &report.source())
+        },
+    )
 }
 
 fn read(sysfs: &Sysfs, names: &Names) -> Topology {
@@ -113,9 +127,7 @@ const HEADER: [&str; 8] = ["device", "what", "link", "ceiling", "node", "group",
 
 fn show(out: &mut dyn Write, topology: &Topology, args: &Args) -> io::Result<()> {
     for node in &topology.nodes {
-        let memory = node.memory_bytes.map_or("memory unknown".into(), units::bytes);
-        let cpus = if node.cpus.is_empty() { "no CPUs".into() } else { format!("CPUs {}", node.cpus) };
-        writeln!(out, "NUMA node {}: {cpus}, {memory}", node.node)?;
+        writeln!(out, "{}", memory_node(node))?;
     }
     let shown = shown(topology, args.all);
     if !shown.is_empty() {
@@ -159,6 +171,12 @@ fn show(out: &mut dyn Write, topology: &Topology, args: &Args) -> io::Result<()>
         0 => Ok(()),
         hidden => writeln!(out, "\n{hidden} other PCI functions; --all shows them"),
     }
+}
+
+fn memory_node(node: &Node) -> String {
+    let memory = node.memory_bytes.map_or("memory unknown".into(), units::bytes);
+    let cpus = if node.cpus.is_empty() { "no CPUs".into() } else { format!("CPUs {}", node.cpus) };
+    format!("NUMA node {}: {cpus}, {memory}", node.node)
 }
 
 /// Returns the functions to show: all functions, or only the endpoints and the bridges above them.
@@ -253,7 +271,7 @@ mod tests {
 
     fn text(topology: &Topology, all: bool) -> String {
         let mut out = Vec::new();
-        show(&mut out, topology, &Args { all, bars: true, json: None }).unwrap();
+        show(&mut out, topology, &Args { all, bars: true, json: None, svg: None }).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -268,6 +286,30 @@ mod tests {
         assert!(text.contains("bar0  4 KiB of memory"), "{text}");
         assert!(text.contains("1 other PCI functions"), "{text}");
         assert!(!text.contains("0000:00:1b.0"), "{text}");
+    }
+
+    #[test]
+    fn the_picture_marks_the_slow_link_and_escapes_names() {
+        let (_directory, sysfs) = machine();
+        let mut report = read(&sysfs, &Names::default());
+        report.devices[1].name = Some("<script>".into());
+        let drawn = picture::picture(&report, &shown(&report, true), "a machine & more").unwrap();
+        for part in [
+            "NUMA node 0: CPUs 0-7",
+            "0000:01:00.0  GPU, &lt;script&gt;",
+            "Gen4 x8 !",
+            "a machine &amp; more",
+        ] {
+            assert!(drawn.contains(part), "{part}: {drawn}");
+        }
+        assert_eq!(
+            drawn.matches("class=\"link short\"").count(),
+            1,
+            "the bridge's link is not marked: {drawn}"
+        );
+        assert!(drawn.contains("x8 of x16 (both ends have x16"), "{drawn}");
+        assert!(!drawn.contains("<script"), "{drawn}");
+        assert!(picture::picture(&report, &[], "").is_none());
     }
 
     #[test]

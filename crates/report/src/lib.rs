@@ -15,6 +15,7 @@ mod text;
 mod write;
 
 pub use csv::csv;
+pub use page::escaped;
 pub use panels::{BarGroup, Panel, panels};
 pub use plot::{Line, Plot, Point, Scale, figure};
 pub use table::{Lines, grid};

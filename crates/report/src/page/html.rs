@@ -6,7 +6,7 @@ use std::fmt::Write;
 const LONGEST: usize = 300;
 
 /// Escapes a text for HTML, also within quoted attributes, and cuts a very long one.
-pub(super) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut out = String::new();
     for (count, c) in text.chars().enumerate() {
         if count == LONGEST {

@@ -7,7 +7,8 @@ mod parts;
 
 use crate::figures::{Figure, Measured, measured};
 use base64::Engine;
-use html::{escaped, facts, table};
+pub use html::escaped;
+use html::{facts, table};
 use inlane_core::units::counted;
 use inlane_result::Document;
 use serde_json::Value;
