@@ -98,6 +98,13 @@ pub trait Port: Send {
         Vec::new()
     }
 
+    /// Returns true if the other end of the port's link has announced that it accepts TCP segments with partial checksums: the
+    /// checksum field holds only the sum of the pseudo header. Both ends then share memory, in which no packet is damaged. Call
+    /// this after the port was configured.
+    fn peer_accepts_partial_checksums(&self) -> bool {
+        false
+    }
+
     /// Returns the result of checking packets, if the port checks any. Call it after the queues are dropped.
     fn verification(&self) -> Option<Verification> {
         None

@@ -178,12 +178,17 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
 }
 
 /// Opens a memif port that writes and reads frames in place and accepts packets of any pool. Returns `None` if `spec` describes
-/// another kind of port. [`ports`] opens DPDK's memif ports. `room` is the length of the longest frame.
+/// another kind of port. [`ports`] opens DPDK's memif ports. `room` is the length of the longest frame. Set
+/// `partial_checksums` if its user accepts TCP segments with partial checksums.
 ///
 /// # Errors
 /// If there cannot be a socket at the specification's path, or its shared buffers are shorter than `room`.
 #[cfg(feature = "dpdk")]
-pub fn memif_in_place(spec: &PortSpec, room: usize) -> Result<Option<crate::memif::Memif>> {
+pub fn memif_in_place(
+    spec: &PortSpec,
+    room: usize,
+    partial_checksums: bool,
+) -> Result<Option<crate::memif::Memif>> {
     use inlane_dpdk::spec::{EthSpec, PortKind};
     let PortSpec::Dpdk(spec) = spec else { return Ok(None) };
     let (EthSpec { kind: PortKind::Memif { server, id, wait_s, secret, .. }, .. }, Some((socket, buffer))) =
@@ -206,6 +211,7 @@ pub fn memif_in_place(spec: &PortSpec, room: usize) -> Result<Option<crate::memi
         secret: secret.clone(),
         wait: std::time::Duration::from_secs_f64(*wait_s),
         buffer,
+        partial_checksums,
     })))
 }
 
@@ -214,7 +220,7 @@ pub fn memif_in_place(spec: &PortSpec, room: usize) -> Result<Option<crate::memi
 /// # Errors
 /// None.
 #[cfg(not(feature = "dpdk"))]
-pub fn memif_in_place(_: &PortSpec, _: usize) -> Result<Option<crate::memif::Memif>> {
+pub fn memif_in_place(_: &PortSpec, _: usize, _: bool) -> Result<Option<crate::memif::Memif>> {
     Ok(None)
 }
 

@@ -24,7 +24,9 @@ struct End {
 fn open(text: &str, in_place: bool) -> End {
     let spec = PortSpec::parse(text).unwrap().with_buffers(4096);
     let (mut port, pool): (Box<dyn Port>, _) = match in_place {
-        true => (Box::new(memif_in_place(&spec, 4096).unwrap().unwrap()), pool(&[], 2048, 4096).unwrap()),
+        true => {
+            (Box::new(memif_in_place(&spec, 4096, true).unwrap().unwrap()), pool(&[], 2048, 4096).unwrap())
+        }
         false => {
             let request = OpenRequest {
                 ports: std::slice::from_ref(&spec),

@@ -43,7 +43,9 @@ impl Link {
         let ports = std::slice::from_ref(&spec);
         let buffers = buffers.min((POOL_BYTES / room).max(LEAST_BUFFERS));
         let queues = settings.threads;
-        let in_place = inlane_ports::open::memif_in_place(&spec, room)?;
+        // Faults may damage packets, which only complete checksums reveal.
+        let in_place = inlane_ports::open::memif_in_place(&spec, room, settings.faults.are_none())?;
+        let accepts_partial = in_place.is_some() && settings.faults.are_none();
         // DPDK's ports need pools of their own kind.
         let pooled: &[PortSpec] = if in_place.is_some() { &[] } else { ports };
         let (mut port, room): (Box<dyn Port>, _) = match in_place {
@@ -94,7 +96,8 @@ impl Link {
             addresses: settings.addresses.clone(),
             gateways: settings.gateways.clone(),
             loopback: settings.loopback,
-            partial_checksums: interface.is_some_and(is_virtual),
+            partial_checksums: accepts_partial || interface.is_some_and(is_virtual),
+            peer_accepts_partial_checksums: port.peer_accepts_partial_checksums(),
         };
         let parts = ends.into_iter().zip(pools).enumerate().map(|(index, ((rx, tx), pool))| {
             // A port has either one wait descriptor for each queue, in the queues' order, or none.

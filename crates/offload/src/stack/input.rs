@@ -95,13 +95,16 @@ impl<A> Stack<A> {
         let head = &mut head[..len.min(MOST_HEAD)];
         // SAFETY: the caller promises the bytes at `address`. The copy is a variable of this function.
         unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, head.len()) };
-        let Some(Headers { flow, segment, sum, payload }) = Headers::parse(head) else { return false };
+        let Some(Headers { flow, segment, sum, is_partial, payload }) = Headers::parse(head) else {
+            return false;
+        };
         let is_complete = payload.end <= len && head[..6] == self.network.mac().0;
         let Some(key) = self.flows.find(&flow).filter(|_| is_complete) else { return false };
         // SAFETY: the range lies within the frame. The sender may change these bytes meanwhile. They are only summed and
         // copied, so that has the effect of sending other bytes.
         let bytes = unsafe { std::slice::from_raw_parts(address.add(payload.start), payload.len()) };
-        if sum.add_bytes(bytes).finish() != 0 {
+        let needs_no_sum = is_partial && self.network.accepts_partial_checksums();
+        if !needs_no_sum && sum.add_bytes(bytes).finish() != 0 {
             return false;
         }
         let counters = &mut self.network.counters;
@@ -202,10 +205,10 @@ impl<A> Stack<A> {
     /// network card.
     fn is_intact(&self, packet: &ReceivedPacket<'_>) -> bool {
         packet.arrival.trusted
-            || packet.pseudo.add_bytes(packet.payload).finish() == 0
             || (self.network.accepts_partial_checksums()
                 && tcp::Segment::new(packet.payload)
                     .is_ok_and(|segment| segment.checksum() == packet.pseudo.folded()))
+            || packet.pseudo.add_bytes(packet.payload).finish() == 0
     }
 
     #[inline]

@@ -7,7 +7,7 @@ mod send;
 
 pub use datagram::Datagram;
 pub use reassembly::{Outcome, Reassembly};
-pub use send::{Heard, Payload};
+pub use send::{Checksum, Heard, Payload};
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Tx;
@@ -100,6 +100,8 @@ pub struct NetworkConfig {
     pub loopback: bool,
     /// See [`Network::accepts_partial_checksums`].
     pub partial_checksums: bool,
+    /// True if the other end of the port's link accepts partial checksums.
+    pub peer_accepts_partial_checksums: bool,
 }
 
 /// The network as one thread of the engine uses it. Each thread has a transmit queue of the port.
@@ -133,6 +135,8 @@ pub struct Network {
     /// True if packets may arrive with incomplete checksums. On a veth interface, for example, Linux on the
     /// same machine leaves the checksums to a network card, but there is no card.
     partial_checksums: bool,
+    /// True if TCP segments may leave with partial checksums: the other end of the link has announced that it accepts them.
+    peer_accepts_partial_checksums: bool,
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
     pub(crate) counters: LinkCounters,
@@ -165,6 +169,7 @@ impl Network {
             scratch: Vec::new(),
             path_mtus: HashMap::new(),
             partial_checksums: config.partial_checksums,
+            peer_accepts_partial_checksums: config.peer_accepts_partial_checksums,
             reassembly: Reassembly::default(),
             counters: LinkCounters::default(),
         }
@@ -256,9 +261,10 @@ impl Network {
         mtu - if v6 { 60 } else { 40 }
     }
 
-    /// Returns true if the engine accepts packets whose checksum field holds only the sum of the pseudo
-    /// header. Senders on the same machine write only this sum, because they leave the rest to a network
-    /// card. This applies to TCP segments and UDP datagrams.
+    /// Returns true if the engine accepts packets with partial checksums: their checksum field holds only the sum of the
+    /// pseudo header. Senders on the same machine write only this sum, because they leave the rest to a network
+    /// card. Over memory that two engines share, nothing damages a packet, so no sum is needed. This applies to TCP segments
+    /// and UDP datagrams.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
     }

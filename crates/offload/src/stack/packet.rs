@@ -115,6 +115,9 @@ pub struct Headers<'a> {
     pub segment: Segment<'a>,
     /// The sum of the pseudo header and the TCP header.
     pub sum: Sum,
+    /// True if the checksum field has only the sum of the pseudo header. See
+    /// [`Network::accepts_partial_checksums`](super::network::Network::accepts_partial_checksums).
+    pub is_partial: bool,
     /// The place of the payload in the frame.
     pub payload: Range<usize>,
 }
@@ -163,6 +166,7 @@ impl<'a> Headers<'a> {
             },
             segment: Segment::parse(header, Ecn::of(class)).ok()?,
             sum: pseudo.add_bytes(header),
+            is_partial: view.checksum() == pseudo.folded(),
             payload: payload.start + ethernet::HEADER..payload.end + ethernet::HEADER,
         })
     }

@@ -1,7 +1,7 @@
 //! TCP segments to send.
 
 use super::Stack;
-use super::network::Payload;
+use super::network::{Checksum, Payload};
 use super::ring::ByteRing;
 use inlane_tcp::{Flow, Header};
 use inlane_wire::checksum::Sum;
@@ -34,10 +34,13 @@ impl Payload for Outgoing<'_> {
     }
 
     #[inline]
-    fn write_head(&self, head: &mut [u8], sum: Sum) {
+    fn write_head(&self, head: &mut [u8], checksum: Checksum) {
         let ports = (self.flow.local.port(), self.flow.remote.port());
         self.header.write(ports.0, ports.1, head).expect("the head has the header's length");
-        let checksum = sum.add_bytes(head).finish();
+        let checksum = match checksum {
+            Checksum::Whole(sum) => sum.add_bytes(head).finish(),
+            Checksum::Partial(sum) => sum.folded(),
+        };
         tcp::Segment::new(head).expect("just written").set_checksum(checksum);
     }
 

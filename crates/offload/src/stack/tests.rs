@@ -68,6 +68,38 @@ unsafe impl Tx for Wire {
     }
 }
 
+/// What a machine of the tests is created from.
+#[derive(Clone, Copy)]
+struct Setup {
+    /// The largest IP packet with a TCP segment, in bytes.
+    segment_mtu: u16,
+    /// The most frames that wait on the link.
+    capacity: usize,
+    /// True if frames are written and read in place where possible.
+    in_place: bool,
+    rdma: bool,
+    /// True if the machine accepts partial checksums.
+    accepts_partial: bool,
+    /// True if its peer accepts them.
+    peer_accepts_partial: bool,
+    /// The size in bytes of each ring of a connection.
+    buffer: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            segment_mtu: 1500,
+            capacity: usize::MAX,
+            in_place: false,
+            rdma: false,
+            accepts_partial: false,
+            peer_accepts_partial: false,
+            buffer: 65536,
+        }
+    }
+}
+
 /// A stack and the frames that it has sent.
 struct Machine {
     stack: Stack<()>,
@@ -83,7 +115,8 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(number: u8, segment_mtu: u16, capacity: usize, in_place: bool, rdma: bool) -> Self {
+    fn new(number: u8, setup: Setup) -> Self {
+        let Setup { segment_mtu, capacity, in_place, rdma, buffer, .. } = setup;
         let sent = Frames::default();
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4096, usize::from(segment_mtu) + 64).unwrap());
         let config = NetworkConfig {
@@ -93,7 +126,8 @@ impl Machine {
             addresses: vec![Prefix::parse(&format!("10.0.0.{number}/24")).unwrap()],
             gateways: Vec::new(),
             loopback: true,
-            partial_checksums: false,
+            partial_checksums: setup.accepts_partial,
+            peer_accepts_partial_checksums: setup.peer_accepts_partial,
         };
         let memory = in_place.then(Vec::new);
         let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone(), capacity, in_place: memory });
@@ -101,7 +135,7 @@ impl Machine {
         let config = StackConfig {
             thread: 0,
             owners: None,
-            buffer: 65536,
+            buffer,
             allocate: |len| Region::host(len).ok(),
             secrets: Secrets::new([number; 16]),
             seed: u64::from(number),
@@ -203,7 +237,12 @@ impl Machine {
                         self.stack.enter_time_wait(key);
                         self.stack.remove(key);
                     }
-                    _ => deadline.into_iter().for_each(|deadline| self.stack.arm(key, deadline)),
+                    _ => {
+                        if let Some(deadline) = deadline {
+                            self.stack.arm(key, deadline);
+                            self.stack.watch_acknowledgment(key);
+                        }
+                    }
                 }
                 if again {
                     self.stack.touch(key);
@@ -259,23 +298,27 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::with([1500, 1500], usize::MAX, false)
+        Self::of([Setup::default(); 2])
     }
 
     /// Creates two machines of which some use RDMA.
     fn with_rdma(rdma: [bool; 2]) -> Self {
-        Self::of([1500, 1500], usize::MAX, false, rdma)
+        Self::of(rdma.map(|rdma| Setup { rdma, ..Setup::default() }))
     }
 
     /// Creates two machines that accept packets with TCP segments of these sizes. Each step moves at most `capacity` frames
     /// in each direction. If `in_place` is set, frames are written and read in place where possible.
     fn with(segment_mtus: [u16; 2], capacity: usize, in_place: bool) -> Self {
-        Self::of(segment_mtus, capacity, in_place, [false; 2])
+        Self::of(segment_mtus.map(|segment_mtu| Setup {
+            segment_mtu,
+            capacity,
+            in_place,
+            ..Setup::default()
+        }))
     }
 
-    fn of(segment_mtus: [u16; 2], capacity: usize, in_place: bool, rdma: [bool; 2]) -> Self {
-        let mut machines =
-            [0, 1].map(|at| Machine::new(at as u8 + 1, segment_mtus[at], capacity, in_place, rdma[at]));
+    fn of(setups: [Setup; 2]) -> Self {
+        let mut machines = [0, 1].map(|at| Machine::new(at as u8 + 1, setups[at]));
         // A lossy link can lose all requests for a neighbour's address, and the connection then ends.
         for (machine, other) in [(0, 1), (1, 0)] {
             let (address, mac) = (machines[other].address(), machines[other].stack.network.mac());
@@ -373,6 +416,38 @@ fn frames_in_place_are_those_of_packets() {
     });
     assert!(recorded[0] == recorded[1]);
     assert!(worlds[1].machines.iter().all(|machine| machine.read_in_place > 3));
+}
+
+/// Returns the checksum field of a frame's TCP segment over IPv4, and the sum of the pseudo header.
+fn checksums(frame: &[u8]) -> (u16, u16) {
+    let packet = inlane_wire::ipv4::Packet::new(&frame[14..]).unwrap();
+    (inlane_wire::tcp::Segment::new(packet.payload()).unwrap().checksum(), packet.pseudo_sum().folded())
+}
+
+#[test]
+fn checksums_are_left_out_only_where_the_peer_accepts_that() {
+    let data: Vec<u8> = (0..300_001u32).map(|number| (number % 251) as u8).collect();
+    for peer_accepts_partial in [false, true] {
+        let setup = Setup { in_place: true, ..Setup::default() };
+        let mut world = World::of([
+            Setup { peer_accepts_partial, ..setup },
+            Setup { accepts_partial: peer_accepts_partial, ..setup },
+        ]);
+        world.recorded = Some(Vec::new());
+        assert!(world.transfer(&data, |_| 1) == data);
+        let frames = world.recorded.take().unwrap();
+        let left_out: Vec<_> = frames.iter().map(|frame| checksums(frame)).collect();
+        let left_out = left_out.iter().filter(|(field, pseudo)| field == pseudo).count();
+        assert_eq!(left_out >= 200, peer_accepts_partial, "{left_out} of {} frames", frames.len());
+        assert_eq!(left_out > 0, peer_accepts_partial, "{left_out} of {} frames", frames.len());
+        if peer_accepts_partial {
+            // A machine that does not accept partial checksums drops such segments.
+            let mut other = Machine::new(2, setup);
+            let frame = frames.iter().max_by_key(|frame| frame.len()).unwrap();
+            other.receive(1, frame);
+            assert_eq!(other.stack.network.counters.malformed, 1);
+        }
+    }
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub(super) struct Offer {
     pub buffers: u16,
     /// The size of a shared buffer in bytes. The client decides.
     pub buffer: u32,
+    /// True if this end accepts TCP segments with partial checksums.
+    pub partial_checksums: bool,
 }
 
 /// A ring, and the descriptor by which its reader is woken.
@@ -79,6 +81,8 @@ pub(super) struct Agreement {
     /// Where the buffers of the client's rings begin in region 0, and how many each ring has. Unused by a server.
     pub buffers_at: u32,
     pub buffers: u16,
+    /// True if the peer accepts TCP segments with partial checksums.
+    pub partial_checksums: bool,
 }
 
 /// A message with a descriptor.
@@ -220,10 +224,21 @@ pub(super) fn await_readable(descriptor: BorrowedFd<'_>, until: Instant) -> Resu
     }
 }
 
-fn name() -> [u8; NAME] {
+/// The name of an end that accepts partial checksums. The protocol has no field for that, and other programs only show the
+/// name.
+const NAME_OF_PARTIAL: &[u8] = b"inlane, partial checksums";
+
+/// Returns the name of this end.
+fn name(offer: &Offer) -> [u8; NAME] {
+    let text = if offer.partial_checksums { NAME_OF_PARTIAL } else { b"inlane" };
     let mut bytes = [0; NAME];
-    bytes[..6].copy_from_slice(b"inlane");
+    bytes[..text.len()].copy_from_slice(text);
     bytes
+}
+
+/// Returns true if an end of this name accepts partial checksums.
+fn accepts_partial(name: [u8; NAME]) -> bool {
+    name.split(|&byte| byte == 0).next() == Some(NAME_OF_PARTIAL)
 }
 
 fn secret(offer: &Offer) -> [u8; SECRET] {
@@ -253,7 +268,7 @@ pub(super) fn as_client(channel: &Channel, offer: &Offer, until: Instant) -> Res
         .with(2, &VERSION.to_ne_bytes())
         .with(4, &offer.id.to_ne_bytes())
         .with(9, &secret(offer))
-        .with(33, &name());
+        .with(33, &name(offer));
     channel.request(&init, None, until)?;
 
     let ring_bytes = (RING_HEADER + (SLOT << slots_log2)) as u32;
@@ -282,9 +297,11 @@ pub(super) fn as_client(channel: &Channel, offer: &Offer, until: Instant) -> Res
     let to_client =
         (0..offer.queues).map(|index| add_ring(0, index, (count + u32::from(index)) * ring_bytes));
     let to_client = to_client.collect::<Result<Vec<_>, _>>()?;
-    channel.send(&Message::new(CONNECT).with(2, &name()), None)?;
+    channel.send(&Message::new(CONNECT).with(2, &name(offer)), None)?;
     channel.expect(CONNECTED, until)?;
-    Ok(Agreement { memory: Arc::new(Memory(vec![region])), to_server, to_client, buffers_at, buffers })
+    let memory = Arc::new(Memory(vec![region]));
+    let partial_checksums = accepts_partial(hello.part(2));
+    Ok(Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums })
 }
 
 /// Agrees with a client on memory that the client creates.
@@ -302,7 +319,7 @@ pub(super) fn as_server(channel: &Channel, offer: &Offer, until: Instant) -> Res
 fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement, String> {
     let last = (offer.queues - 1).to_ne_bytes();
     let hello = Message::new(HELLO)
-        .with(2, &name())
+        .with(2, &name(offer))
         .with(34, &VERSION.to_ne_bytes())
         .with(36, &VERSION.to_ne_bytes())
         .with(38, &(MOST_REGIONS as u16 - 1).to_ne_bytes())
@@ -365,6 +382,8 @@ fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement,
     if !to_server.iter().chain(&to_client).all(|shared| shared.ring.has_cookie()) {
         return Err("a ring does not begin with memif's cookie".into());
     }
-    channel.send(&Message::new(CONNECTED).with(2, &name()), None)?;
-    Ok(Agreement { memory: Arc::new(Memory(regions)), to_server, to_client, buffers_at: 0, buffers: 0 })
+    channel.send(&Message::new(CONNECTED).with(2, &name(offer)), None)?;
+    let memory = Arc::new(Memory(regions));
+    let partial_checksums = accepts_partial(init.part(33));
+    Ok(Agreement { memory, to_server, to_client, buffers_at: 0, buffers: 0, partial_checksums })
 }

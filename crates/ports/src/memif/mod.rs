@@ -52,6 +52,9 @@ pub struct MemifSettings {
     pub wait: Duration,
     /// The size of each shared buffer in bytes. The client decides.
     pub buffer: u32,
+    /// True to announce that this end accepts TCP segments with partial checksums. See
+    /// [`Port::peer_accepts_partial_checksums`].
+    pub partial_checksums: bool,
 }
 
 /// A memif port.
@@ -63,6 +66,7 @@ pub struct Memif {
     tx: Vec<Option<TxParts>>,
     /// The descriptors by which the peer wakes the receive queues, in their order.
     doorbells: Vec<Arc<OwnedFd>>,
+    peer_accepts_partial_checksums: bool,
 }
 
 /// What a transmit queue is created from, apart from its pool.
@@ -81,7 +85,14 @@ impl Memif {
             link_bits_per_second: None,
             twin: false,
         };
-        Self { info, settings, rx: Vec::new(), tx: Vec::new(), doorbells: Vec::new() }
+        Self {
+            info,
+            settings,
+            rx: Vec::new(),
+            tx: Vec::new(),
+            doorbells: Vec::new(),
+            peer_accepts_partial_checksums: false,
+        }
     }
 
     fn refuse(&self, why: impl Into<String>) -> Error {
@@ -92,9 +103,9 @@ impl Memif {
     fn connect(&self, queues: u16) -> Result<(Channel, Agreement)> {
         let buffer = self.settings.buffer.next_multiple_of(64);
         let buffers = (RING_BYTES / buffer).clamp(LEAST_BUFFERS, 1 << SLOTS_LOG2) as u16;
-        let Self { settings: MemifSettings { id, secret, .. }, .. } = self;
-        let offer =
-            Offer { id: *id, secret: secret.clone(), queues, slots_log2: SLOTS_LOG2, buffers, buffer };
+        let MemifSettings { id, ref secret, partial_checksums, .. } = self.settings;
+        let secret = secret.clone();
+        let offer = Offer { id, secret, queues, slots_log2: SLOTS_LOG2, buffers, buffer, partial_checksums };
         let until = Instant::now() + self.settings.wait;
         let address = SocketAddrUnix::new(&self.settings.socket)
             .map_err(|error| self.refuse(format!("its socket cannot have this path: {error}")))?;
@@ -213,7 +224,8 @@ impl Port for Memif {
             ));
         }
         let (channel, agreement) = self.connect(queues)?;
-        let Agreement { memory, to_server, to_client, buffers_at, buffers } = agreement;
+        let Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums } = agreement;
+        self.peer_accepts_partial_checksums = partial_checksums;
         let peer = Arc::new(Peer { name: self.info.name.clone(), channel, ended: OnceLock::new() });
         let size = self.settings.buffer.next_multiple_of(64);
         let (server, client_queues) = (self.settings.server, u32::from(queues));
@@ -237,6 +249,10 @@ impl Port for Memif {
         }
         (self.rx, self.tx, self.doorbells) = (rx, tx, doorbells);
         Ok(())
+    }
+
+    fn peer_accepts_partial_checksums(&self) -> bool {
+        self.peer_accepts_partial_checksums
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {

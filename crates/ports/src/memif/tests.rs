@@ -14,6 +14,7 @@ fn port(folder: &Path, server: bool, buffer: u32) -> Memif {
         secret: Some("word".into()),
         wait: Duration::from_secs(20),
         buffer,
+        partial_checksums: server,
     })
 }
 
@@ -22,6 +23,7 @@ struct Opened {
     rx: Vec<Box<dyn Rx>>,
     tx: Vec<Box<dyn Tx>>,
     doorbells: Vec<Arc<OwnedFd>>,
+    peer_accepts_partial_checksums: bool,
 }
 
 fn open(mut port: Memif, queues: u16) -> Result<Opened> {
@@ -31,7 +33,8 @@ fn open(mut port: Memif, queues: u16) -> Result<Opened> {
     let tx = (0..queues).map(|queue| port.take_tx(queue, pool.clone()).unwrap()).collect();
     assert!(port.take_rx(0).is_err() && port.take_tx(0, pool.clone()).is_err());
     assert_eq!(port.wait_descriptors().len(), usize::from(queues));
-    Ok(Opened { pool, rx, tx, doorbells: port.doorbells })
+    let peer_accepts_partial_checksums = port.peer_accepts_partial_checksums();
+    Ok(Opened { pool, rx, tx, doorbells: port.doorbells, peer_accepts_partial_checksums })
 }
 
 /// Connects a server, the first result, and a client.
@@ -202,6 +205,13 @@ fn a_sleeping_reader_is_woken_and_a_polling_one_is_not() {
         assert!(send(from, 0, b"polled") && !is_rung());
         assert_eq!(receive(to, 0), [&b"wakes"[..], b"polled"]);
     }
+}
+
+#[test]
+fn an_end_leaves_checksums_out_only_if_its_peer_has_announced_that() {
+    let (server, client) = pair(2048, 1);
+    // Only the server of these tests announces it.
+    assert!(client.peer_accepts_partial_checksums && !server.peer_accepts_partial_checksums);
 }
 
 #[test]

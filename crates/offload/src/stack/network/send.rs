@@ -27,10 +27,10 @@ pub trait Payload {
         None
     }
 
-    /// Writes the payload's head to `head`, which has its length. `sum` is the sum of the pseudo header and of the body. Only
-    /// called if there is a body.
-    fn write_head(&self, head: &mut [u8], sum: Sum) {
-        let _ = (head, sum);
+    /// Writes the payload's head to `head`, which has its length. `checksum` has the sum of the pseudo header and of the body.
+    /// Only called if there is a body.
+    fn write_head(&self, head: &mut [u8], checksum: Checksum) {
+        let _ = (head, checksum);
     }
 
     /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. Computes the payload's checksum from
@@ -41,6 +41,15 @@ pub trait Payload {
     /// Completes the IP packet, which has all its headers now. Most payloads have nothing to add. Not called if there is a
     /// body.
     fn finish(&self, _packet: &mut [u8]) {}
+}
+
+/// The checksum of a payload whose head is not written yet.
+#[derive(Clone, Copy, Debug)]
+pub enum Checksum {
+    /// The sum of the pseudo header and of the body. The head's own sum is missing.
+    Whole(Sum),
+    /// The sum of the pseudo header, which is stored instead of a checksum.
+    Partial(Sum),
 }
 
 impl Network {
@@ -132,16 +141,22 @@ impl Network {
         let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
         write_ethernet(head, self.mac, ethertype);
         head[..6].copy_from_slice(&mac.0);
+        let partial = self.peer_accepts_partial_checksums;
         let sum = body.map(|(ring, range)| {
             // SAFETY: the queue has reserved the memory. The bytes are written and summed, and nothing else depends on them,
             // so a peer that changes them only harms its own data.
             let to = unsafe { std::slice::from_raw_parts_mut(memory.add(head_len), body_len) };
+            if partial {
+                ring.read(range, to);
+                return Sum::new();
+            }
             ring.read_summed(range, to, Sum::new())
         });
         let packet = &mut head[ethernet::HEADER..];
         write_ip(&mut *packet, body_len, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
             match sum {
-                Some(sum) => payload.write_head(buffer, pseudo.add(sum.folded())),
+                Some(_) if partial => payload.write_head(buffer, Checksum::Partial(pseudo)),
+                Some(sum) => payload.write_head(buffer, Checksum::Whole(pseudo.add(sum.folded()))),
                 None => payload.write(buffer, Some(pseudo)),
             }
         });
