@@ -11,6 +11,8 @@ use std::cmp::Reverse;
 
 /// A larger change between equal phases makes a session useless.
 const USELESS: f64 = 0.25;
+/// What a load loses beside an antagonist of a full resource, at least, as a fraction of what the antagonist takes.
+const LEANS: f64 = 0.85;
 /// Two resources are equally full if the used shares of their ceilings differ by less.
 const AS_FULL: f64 = 0.04;
 
@@ -87,6 +89,8 @@ struct Weighed {
     against: usize,
     /// There were antagonists of it.
     tried: bool,
+    /// The load lost as much beside all of them as if it were full, but the repeats differ too much to be sure.
+    leans: bool,
 }
 
 impl Weighed {
@@ -122,13 +126,16 @@ impl Weighed {
         let against = evidence.iter().filter(|of| of.says == Says::Against).count();
         let interventions = kinds.iter().filter(|kind| kind.is_intervention()).count();
         let parts = case.parts(&bottleneck);
-        let tried = evidence.iter().any(|of| match &of.fact {
-            Fact::Antagonist { resource, .. } => {
-                case.fitted.index(resource).is_some_and(|at| parts.contains(&at))
+        let of_parts = |of: &Evidence| match &of.fact {
+            Fact::Antagonist { resource, share, change, .. } => {
+                let at = case.fitted.index(resource)?;
+                parts.contains(&at).then_some(-change.median / share)
             }
-            _ => false,
-        });
-        Self { bottleneck, evidence, kinds, interventions, against, tried }
+            _ => None,
+        };
+        let effects: Vec<f64> = evidence.iter().filter_map(of_parts).collect();
+        let (tried, leans) = (!effects.is_empty(), effects.iter().all(|effect| *effect > LEANS));
+        Self { bottleneck, evidence, kinds, interventions, against, tried, leans }
     }
 
     /// Returns the order in which candidates are listed.
@@ -138,7 +145,7 @@ impl Weighed {
 
     fn is_certain(&self) -> bool {
         // If there are antagonists of it, their effect is the most direct evidence.
-        let lost = !self.tried || self.kinds.contains(&Kind::Antagonist);
+        let lost = !self.tried || self.kinds.contains(&Kind::Antagonist) || self.leans;
         self.kinds.len() >= 2 && self.interventions > 0 && self.against == 0 && lost
     }
 

@@ -12,6 +12,8 @@ use inlane_core::load::Resource;
 
 /// A load counts as slowed if it lost at least this fraction of its rate.
 const SLOWED: f64 = 0.04;
+/// A load that gains more than this fraction without another one shares something with it.
+const GAINED_ALONE: f64 = 0.3;
 /// The most units that a load gains for each unit that another one gives up, with the errors of both uses.
 const MOST_GAINED: f64 = 1.5;
 /// An antagonist that takes a larger share than this slows loads also if the resource was not full before.
@@ -117,7 +119,29 @@ impl Case<'_> {
             };
             Some(Evidence { fact: self.exchanged(other, freed, gain, own, others), says })
         };
-        self.slowed_others().into_iter().filter_map(of_other).collect()
+        let parked = self.parked_other(bottleneck);
+        self.slowed_others().into_iter().filter_map(of_other).chain(parked).collect()
+    }
+
+    /// Judges by what the load gains without the only other one. That excludes what the other one does not use. It speaks for a
+    /// core that both use, because only time is shared there. Any other resource that both use may be the reason.
+    fn parked_other(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
+        let mut others = self.others();
+        let (Some(other), None, When::Together) = (others.next(), others.next(), self.when) else {
+            return None;
+        };
+        let gain = self.change(Phase::Alone { load: self.load }, self.load)?;
+        let gains = gain.low > 0.0 && gain.median > GAINED_ALONE;
+        let uses = |load: usize, resource: &Resource| {
+            self.measured.loads[load].uses.iter().any(|used| used.resource == *resource)
+        };
+        let says = match bottleneck {
+            Bottleneck::Resource(resource @ Resource::Core(_)) if gains && uses(other, resource) => Says::For,
+            Bottleneck::ClosedLoop | Bottleneck::Resource(Resource::Peer(_)) if gains => Says::Against,
+            _ => return None,
+        };
+        let freed = self.rates[other];
+        Some(Evidence { fact: self.exchanged(other, freed, gain, None, None), says })
     }
 
     /// Returns the fact that this load gained something when `other` lost `freed`. `own` and `others` are what a byte of each
