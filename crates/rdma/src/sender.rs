@@ -43,6 +43,8 @@ pub struct Sender {
     threshold: u64,
     recovery: u64,
     pub srtt: u64,
+    /// The least sample of the round-trip time, or 0 before the first one.
+    least_rtt: u64,
     variation: u64,
     /// The time at which the latest sent packet that has arrived was sent.
     latest: u64,
@@ -87,6 +89,7 @@ impl Sender {
             threshold: config.max_window as u64,
             recovery: first,
             srtt: 0,
+            least_rtt: 0,
             variation: 0,
             latest: 0,
             highest: first,
@@ -225,9 +228,10 @@ impl Sender {
             arrived += packet.len as u64 + (packet.len == 0) as u64;
             self.highest = self.highest.max(psn + 1);
             // It is unknown which copy of a retransmitted packet has arrived. If the last copy was sent too
-            // recently, only the first one is certain to be as late.
+            // recently, only the first one is certain to be as late (RFC 8985, section 6.2). The smoothed time is no
+            // measure of that: it stays high after a queue has drained, because retransmissions give no samples.
             let age = now.saturating_sub(packet.sent_at);
-            let certain = !packet.again || age >= self.srtt / 2;
+            let certain = !packet.again || age >= self.least_rtt;
             let sent_at = if certain { packet.sent_at } else { packet.first_sent_at };
             self.latest = self.latest.max(sent_at);
             if sampled {
@@ -264,6 +268,7 @@ impl Sender {
     }
 
     fn sample(&mut self, rtt: u64) {
+        self.least_rtt = if self.srtt == 0 { rtt } else { self.least_rtt.min(rtt) };
         if self.srtt == 0 {
             (self.srtt, self.variation) = (rtt, rtt / 2);
         } else {

@@ -1,15 +1,17 @@
 //! Two connections over a model of an unreliable network: every byte arrives, nothing is written outside its
 //! buffer, and nothing stalls.
 //!
-//! More seeds: `SEEDS=100000 cargo test --release -p inlane-rdma --test unreliable`.
+//! More seeds: `SEEDS=100000 cargo test --release -p inlane-rdma --test unreliable`, or others: `SEEDS=5000-8000`.
 
 mod network;
 
 use inlane_rdma::*;
 use network::*;
 
-fn seeds(default: u64) -> u64 {
-    std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("SEEDS") else { return 0..default };
+    let (first, end) = text.split_once('-').unwrap_or(("0", &text));
+    first.parse().expect("the first seed")..end.parse().expect("the seed after the last one")
 }
 
 fn writer(to_write: u64) -> Application {
@@ -63,7 +65,7 @@ fn draw_link(random: &mut Random) -> Link {
 #[test]
 fn every_byte_is_right_whatever_the_network_does() {
     let (mut posted, mut moved) = (0, 0);
-    for seed in 0..seeds(100) {
+    for seed in seeds(100) {
         let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1));
         let payload = [64, 511, 1408, 4096, 8192][random.below(5) as usize];
         let first_grant = [0, 0, 30][random.below(3) as usize];
@@ -95,9 +97,10 @@ fn every_byte_is_right_whatever_the_network_does() {
 #[test]
 fn no_stall_is_longer_than_a_retransmission_timeout() {
     // Seed 872 loses the first packets three times, before a packet has shown the round-trip time. With seed 1197,
-    // only a probe arrives behind 60 lost packets, while the round-trip time falls.
+    // only a probe arrives behind 60 lost packets, while the round-trip time falls. With seed 1421, only retransmissions are
+    // in flight when the queue of the link has drained, so the smoothed time stays too high.
     let mut worst = (0, 0);
-    for seed in (0..seeds(30)).chain([872, 1197]) {
+    for seed in seeds(30).chain([872, 1197, 1421]) {
         let mut random = Random(seed ^ 0xfeed);
         let link = Link {
             delay: [50_000, 500_000, 10 * MILLISECOND][random.below(3) as usize],
