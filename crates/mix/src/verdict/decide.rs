@@ -170,7 +170,12 @@ impl Weighed {
         }
         // An exchange shows only that both loads share something. It could be this resource, if nothing excludes it.
         let by_exchange = |of: &Self| {
-            !of.kinds.iter().any(|kind| matches!(kind, Kind::Antagonist | Kind::Slowed | Kind::Unaffected))
+            // The kernel counts what a quota stops.
+            of.bottleneck != Bottleneck::Quota
+                && !of
+                    .kinds
+                    .iter()
+                    .any(|kind| matches!(kind, Kind::Antagonist | Kind::Slowed | Kind::Unaffected))
         };
         let shared = || {
             let parts = case.parts(&self.bottleneck);

@@ -124,7 +124,7 @@ impl Case<'_> {
     }
 
     /// Judges by what the load gains without the only other one. That excludes what the other one does not use. It speaks for a
-    /// core that both use, because only time is shared there. Any other resource that both use may be the reason.
+    /// core that both use and for a quota, because only time is shared there. Any other resource that both use may be the reason.
     fn parked_other(&self, bottleneck: &Bottleneck) -> Option<Evidence> {
         let mut others = self.others();
         let (Some(other), None, When::Together) = (others.next(), others.next(), self.when) else {
@@ -137,6 +137,8 @@ impl Case<'_> {
         };
         let says = match bottleneck {
             Bottleneck::Resource(resource @ Resource::Core(_)) if gains && uses(other, resource) => Says::For,
+            // The quota holds for both.
+            Bottleneck::Quota if gains && self.is_throttled() => Says::For,
             Bottleneck::ClosedLoop | Bottleneck::Resource(Resource::Peer(_)) if gains => Says::Against,
             _ => return None,
         };
