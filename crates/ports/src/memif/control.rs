@@ -10,9 +10,10 @@
 //!    | <----- CONNECTED -------- |     the server acknowledges each message before CONNECT
 //! ```
 
+use super::doorbell::Doorbell;
 use super::memory::{Memory, RING_HEADER, Ring, SLOT, create, map};
 use inlane_core::region::Region;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -70,7 +71,7 @@ pub(super) struct Offer {
 /// A ring, and the descriptor by which its reader is woken.
 pub(super) struct SharedRing {
     pub ring: Ring,
-    pub doorbell: Arc<OwnedFd>,
+    pub doorbell: Arc<Doorbell>,
 }
 
 /// The outcome of a handshake: the memory, and the rings of each queue.
@@ -279,8 +280,7 @@ pub(super) fn as_client(channel: &Channel, offer: &Offer, until: Instant) -> Res
     let add = Message::new(ADD_REGION).with(4, &bytes.to_ne_bytes());
     channel.request(&add, Some(descriptor.as_fd()), until)?;
     let add_ring = |flags: u16, index: u16, at: u32| {
-        let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        let doorbell = doorbell.map_err(|error| format!("eventfd: {error}"))?;
+        let doorbell = Doorbell::new()?;
         let ring = Ring::new(&region, at, slots_log2).ok_or("the ring exceeds the memory")?;
         ring.initialize();
         let message = Message::new(ADD_RING)
@@ -347,6 +347,10 @@ fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement,
     let (mut to_server, mut to_client) = (empty(), empty());
     loop {
         let mut message = channel.receive(until)?;
+        // A peer that never stops sending would otherwise go on for ever.
+        if Instant::now() >= until {
+            return Err("it does not complete the handshake in time".into());
+        }
         let descriptor = message.descriptor.take();
         match (message.kind(), descriptor) {
             (ADD_REGION, Some(descriptor)) => {
@@ -367,6 +371,7 @@ fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement,
                 };
                 let ring = Ring::new(region, message.u32(8), message.bytes[12]);
                 let ring = ring.ok_or("a ring exceeds its region, or is not aligned")?;
+                let doorbell = Doorbell::received(doorbell).ok_or("a ring's descriptor is no eventfd")?;
                 *place = Some(SharedRing { ring, doorbell: Arc::new(doorbell) });
             }
             (CONNECT, _) => break,

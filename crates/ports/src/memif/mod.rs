@@ -6,6 +6,7 @@
 //! peer may be any program that implements memif 2.0. A thread without work can sleep until the peer sends.
 
 mod control;
+mod doorbell;
 mod memory;
 mod queue;
 
@@ -13,6 +14,7 @@ mod queue;
 mod tests;
 
 use control::{Agreement, Channel, Offer, as_client, as_server, await_readable};
+use doorbell::Doorbell;
 use inlane_core::{Error, Pool, Port, PortInfo, Result, Rx, Tx};
 use queue::{Buffers, MemifRx, MemifTx, Peer};
 use rustix::io::Errno;
@@ -65,7 +67,7 @@ pub struct Memif {
     /// The parts of the transmit queues that were not taken.
     tx: Vec<Option<TxParts>>,
     /// The descriptors by which the peer wakes the receive queues, in their order.
-    doorbells: Vec<Arc<OwnedFd>>,
+    doorbells: Vec<Arc<Doorbell>>,
     peer_accepts_partial_checksums: bool,
 }
 
@@ -99,13 +101,18 @@ impl Memif {
         Error::port_environment(&self.info.name, why)
     }
 
-    /// Connects to the peer, and returns the memory on which both ends have agreed.
-    fn connect(&self, queues: u16) -> Result<(Channel, Agreement)> {
+    /// Returns what this end offers its peer.
+    fn offer(&self, queues: u16) -> Offer {
         let buffer = self.settings.buffer.next_multiple_of(64);
         let buffers = (RING_BYTES / buffer).clamp(LEAST_BUFFERS, 1 << SLOTS_LOG2) as u16;
         let MemifSettings { id, ref secret, partial_checksums, .. } = self.settings;
         let secret = secret.clone();
-        let offer = Offer { id, secret, queues, slots_log2: SLOTS_LOG2, buffers, buffer, partial_checksums };
+        Offer { id, secret, queues, slots_log2: SLOTS_LOG2, buffers, buffer, partial_checksums }
+    }
+
+    /// Connects to the peer, and returns the memory on which both ends have agreed.
+    fn connect(&self, queues: u16) -> Result<(Channel, Agreement)> {
+        let offer = self.offer(queues);
         let until = Instant::now() + self.settings.wait;
         let address = SocketAddrUnix::new(&self.settings.socket)
             .map_err(|error| self.refuse(format!("its socket cannot have this path: {error}")))?;
@@ -187,6 +194,60 @@ impl Memif {
         Ok(Err(last))
     }
 
+    /// Creates the queues in the memory on which both ends have agreed.
+    fn attach(&mut self, channel: Channel, agreement: Agreement, pools: &[Arc<dyn Pool>]) {
+        let Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums } = agreement;
+        self.peer_accepts_partial_checksums = partial_checksums;
+        let peer = Arc::new(Peer { name: self.info.name.clone(), channel, ended: OnceLock::new() });
+        let size = self.settings.buffer.next_multiple_of(64);
+        let (server, client_queues) = (self.settings.server, pools.len() as u32);
+        // The buffers of ring n of all rings, those to the server first.
+        let own_buffers = |ring: u32| {
+            let first = buffers_at + ring * u32::from(buffers) * size;
+            let offsets = (0..u32::from(buffers)).map(|n| first + n * size).collect();
+            (!server).then_some(Buffers { size, offsets })
+        };
+        let (mut rx, mut tx, mut doorbells) = (Vec::new(), Vec::new(), Vec::new());
+        for (queue, (to_server, to_client)) in (0..).zip(to_server.into_iter().zip(to_client)) {
+            let (to_server, to_client) =
+                ((to_server, own_buffers(queue)), (to_client, own_buffers(client_queues + queue)));
+            let (received, sent) = if server { (to_server, to_client) } else { (to_client, to_server) };
+            let pool = pools[queue as usize].clone();
+            doorbells.push(received.0.doorbell.clone());
+            rx.push(Some(MemifRx::new(received.0, memory.clone(), peer.clone(), received.1, pool)));
+            let (memory, peer) = (memory.clone(), peer.clone());
+            let parts = move |pool| MemifTx::new(sent.0, memory, peer, sent.1, pool);
+            tx.push(Some(Box::new(parts) as TxParts));
+        }
+        (self.rx, self.tx, self.doorbells) = (rx, tx, doorbells);
+    }
+
+    /// Configures the port over a socket that is connected to a peer, as [`Port::configure`] does after it has connected.
+    /// Gives up after `limit`. Returns the addresses of the shared memory. For tests of hostile peers.
+    ///
+    /// # Errors
+    /// Why the handshake failed.
+    #[cfg(any(test, fuzzing))]
+    pub fn configure_over(
+        &mut self,
+        socket: OwnedFd,
+        pools: &[Arc<dyn Pool>],
+        limit: Duration,
+    ) -> Result<Vec<std::ops::Range<usize>>, String> {
+        let (channel, until) = (Channel::new(socket), Instant::now() + limit);
+        let offer = self.offer(pools.len() as u16);
+        let agreement = match self.settings.server {
+            true => as_server(&channel, &offer, until)?,
+            false => as_client(&channel, &offer, until)?,
+        };
+        let regions = agreement.memory.0.iter();
+        let addresses =
+            regions.map(|region| region.address() as usize..region.address() as usize + region.len());
+        let addresses = addresses.collect();
+        self.attach(channel, agreement, pools);
+        Ok(addresses)
+    }
+
     fn taken(&self, direction: &str, queue: u16) -> Error {
         Error::port_usage(&self.info.name, format!("{direction} queue {queue} does not exist or was taken"))
     }
@@ -224,30 +285,7 @@ impl Port for Memif {
             ));
         }
         let (channel, agreement) = self.connect(queues)?;
-        let Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums } = agreement;
-        self.peer_accepts_partial_checksums = partial_checksums;
-        let peer = Arc::new(Peer { name: self.info.name.clone(), channel, ended: OnceLock::new() });
-        let size = self.settings.buffer.next_multiple_of(64);
-        let (server, client_queues) = (self.settings.server, u32::from(queues));
-        // The buffers of ring n of all rings, those to the server first.
-        let own_buffers = |ring: u32| {
-            let first = buffers_at + ring * u32::from(buffers) * size;
-            let offsets = (0..u32::from(buffers)).map(|n| first + n * size).collect();
-            (!server).then_some(Buffers { size, offsets })
-        };
-        let (mut rx, mut tx, mut doorbells) = (Vec::new(), Vec::new(), Vec::new());
-        for (queue, (to_server, to_client)) in (0..).zip(to_server.into_iter().zip(to_client)) {
-            let (to_server, to_client) =
-                ((to_server, own_buffers(queue)), (to_client, own_buffers(client_queues + queue)));
-            let (received, sent) = if server { (to_server, to_client) } else { (to_client, to_server) };
-            let pool = pools[queue as usize].clone();
-            doorbells.push(received.0.doorbell.clone());
-            rx.push(Some(MemifRx::new(received.0, memory.clone(), peer.clone(), received.1, pool)));
-            let (memory, peer) = (memory.clone(), peer.clone());
-            let parts = move |pool| MemifTx::new(sent.0, memory, peer, sent.1, pool);
-            tx.push(Some(Box::new(parts) as TxParts));
-        }
-        (self.rx, self.tx, self.doorbells) = (rx, tx, doorbells);
+        self.attach(channel, agreement, pools);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::*;
 use inlane_core::port::Reservation;
 use inlane_core::{HeapPool, Packet};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 fn port(folder: &Path, server: bool, buffer: u32) -> Memif {
@@ -22,7 +23,7 @@ struct Opened {
     pool: Arc<dyn Pool>,
     rx: Vec<Box<dyn Rx>>,
     tx: Vec<Box<dyn Tx>>,
-    doorbells: Vec<Arc<OwnedFd>>,
+    doorbells: Vec<Arc<Doorbell>>,
     peer_accepts_partial_checksums: bool,
 }
 
@@ -191,7 +192,7 @@ fn a_sleeping_reader_is_woken_and_a_polling_one_is_not() {
         let (from, to) = if to_server { (&mut client, &mut server) } else { (&mut server, &mut client) };
         let doorbell = to.doorbells[0].clone();
         let is_rung = || {
-            let mut poll = [rustix::event::PollFd::new(&doorbell, rustix::event::PollFlags::IN)];
+            let mut poll = [rustix::event::PollFd::new(&*doorbell, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut poll, Some(&rustix::event::Timespec::default())).unwrap() == 1
         };
         assert!(send(from, 0, b"polled") && !is_rung());
@@ -251,4 +252,87 @@ fn ends_that_do_not_agree_are_refused_with_a_reason() {
     let client = port(folder.path(), false, 2048);
     let lonely = Memif::new(MemifSettings { wait: Duration::ZERO, ..client.settings });
     assert!(open(lonely, 1).err().unwrap().to_string().contains("role=server"));
+}
+
+/// Returns a server's port, its socket, and the socket of a hostile client.
+fn attacked() -> (Memif, OwnedFd, OwnedFd) {
+    let folder = tempfile::tempdir().unwrap();
+    let kind = SocketType::SEQPACKET;
+    let (server, client) =
+        rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    (port(folder.path(), true, 2048), server, client)
+}
+
+/// Sends a message of memif whose first bytes are given, with a descriptor. Returns false if the peer is gone.
+fn say(socket: &OwnedFd, kind: u16, fields: &[(usize, &[u8])], descriptor: Option<BorrowedFd<'_>>) -> bool {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut bytes = [0; 128];
+    for (at, field) in [(0, &kind.to_ne_bytes()[..])].iter().chain(fields) {
+        bytes[*at..at + field.len()].copy_from_slice(field);
+    }
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.as_slice();
+    if descriptor.is_some() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let sent = sendmsg(socket, &[std::io::IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+    sent.is_ok()
+}
+
+/// Sends the messages INIT and ADD_REGION. Returns the region.
+fn begin_handshake(client: &OwnedFd) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    say(client, 3, &[(2, &0x200u16.to_ne_bytes()), (4, &7u32.to_ne_bytes()), (9, b"word")], None);
+    let memory =
+        rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&memory, 65536).unwrap();
+    rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK).unwrap();
+    say(client, 4, &[(4, &65536u64.to_ne_bytes())], Some(memory.as_fd()));
+    memory
+}
+
+fn pools() -> [Arc<dyn Pool>; 1] {
+    [Arc::new(HeapPool::new(16, 2048).unwrap())]
+}
+
+#[test]
+fn a_client_that_never_completes_its_handshake_is_given_up() {
+    let (mut port, server, client) = attacked();
+    let hostile = std::thread::spawn(move || {
+        let _memory = begin_handshake(&client);
+        let doorbell = Doorbell::new().unwrap();
+        while say(&client, 5, &[(2, &1u16.to_ne_bytes()), (12, &[3])], Some(doorbell.as_fd())) {
+            let mut answer = [0; 128];
+            let _ = rustix::net::recv(&client, &mut answer, rustix::net::RecvFlags::DONTWAIT);
+        }
+    });
+    let why = port.configure_over(server, &pools(), Duration::from_millis(200)).unwrap_err();
+    assert!(why.contains("in time") || why.contains("no message"), "{why}");
+    hostile.join().unwrap();
+}
+
+#[test]
+fn a_doorbell_that_could_block_is_refused() {
+    let (mut port, server, client) = attacked();
+    let _memory = begin_handshake(&client);
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    say(&client, 5, &[(2, &1u16.to_ne_bytes()), (12, &[3])], Some(pipe.as_fd()));
+    let why = port.configure_over(server, &pools(), Duration::from_secs(20)).unwrap_err();
+    assert_eq!(why, "a ring's descriptor is no eventfd");
+}
+
+#[test]
+fn a_doorbell_whose_peer_makes_it_block_is_not_awaited() {
+    let shared = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let doorbell = Doorbell::received(shared.try_clone().unwrap()).unwrap();
+    doorbell.clear();
+    let full = u64::MAX - 1;
+    assert_eq!(rustix::io::write(&shared, &full.to_ne_bytes()), Ok(8));
+    doorbell.ring();
+    doorbell.clear();
+    doorbell.ring();
+    let mut counter = [0; 8];
+    assert_eq!(rustix::io::read(&shared, &mut counter), Ok(8));
+    assert_eq!(u64::from_ne_bytes(counter), 1);
 }
