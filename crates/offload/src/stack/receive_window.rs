@@ -4,11 +4,20 @@
 //! senders could overrun the queue. Their packets would be lost, and a sender that loses a whole flight waits for its
 //! retransmission timer again and again while others continue. So a window begins small. It doubles with each window of data
 //! that arrives without loss. After the first loss it grows slowly, and each further loss halves it.
+//!
+//! The least windows of up to 256 connections together fit into a receive queue. Otherwise the queue would stay full, because
+//! each frame that is taken from it lets a sender send the next one. A sender that has waited for its retransmission timer
+//! sends a single frame and would find the queue full again and again, with a longer wait each time.
 
 /// The window of a new connection, in bytes.
 const FIRST: u32 = 65536;
-/// The least window after losses, in bytes. Senders with so small a window seldom overrun a queue, even dozens of them.
+/// The least window after losses, in bytes, if few connections share the queue. A smaller one would slow down connections
+/// whose losses have other causes.
 const LEAST: u32 = 32768;
+/// The bytes that the least windows of all connections share: those of half of a receive queue of 1024 frames.
+const SHARED: usize = 768 << 10;
+/// The least window has at least so many segments, because fewer in flight would leave losses to the retransmission timer.
+const LEAST_SEGMENTS: u32 = 4;
 /// After a loss, the window grows by this part of itself with each window of data.
 const PART: u32 = 16;
 
@@ -17,6 +26,10 @@ const PART: u32 = 16;
 pub struct ReceiveWindow {
     bytes: u32,
     most: u32,
+    /// The least window after losses.
+    least: u32,
+    /// The payload of a full segment in bytes.
+    mss: u16,
     /// True if the program has set the window, by SO_RCVBUF.
     fixed: bool,
     /// True if data was lost.
@@ -29,10 +42,26 @@ pub struct ReceiveWindow {
 }
 
 impl ReceiveWindow {
-    /// Creates the window of a new connection, which grows to at most `most` bytes.
-    pub fn new(most: u32) -> Self {
+    /// Creates the window of a new connection, which grows to at most `most` bytes. `mss` is the payload of a full segment.
+    pub fn new(most: u32, mss: u16) -> Self {
         let bytes = FIRST.min(most);
-        Self { bytes, most, fixed: false, lossy: false, grow_at: bytes.into(), halve_at: 0 }
+        Self {
+            bytes,
+            most,
+            least: LEAST,
+            mss,
+            fixed: false,
+            lossy: false,
+            grow_at: bytes.into(),
+            halve_at: 0,
+        }
+    }
+
+    /// Sets the least window after losses to the connection's share of the queue. `connections` share it.
+    #[inline]
+    pub fn share(&mut self, connections: usize) {
+        let segments = (LEAST_SEGMENTS * u32::from(self.mss)).min(LEAST);
+        self.least = ((SHARED / connections.max(1)) as u32).clamp(segments, LEAST);
     }
 
     /// Returns the window in bytes.
@@ -55,7 +84,7 @@ impl ReceiveWindow {
         }
         let before = self.bytes;
         self.bytes = match (has_gap, self.lossy) {
-            (true, _) => (self.bytes / 2).max(LEAST.min(self.most)),
+            (true, _) => (self.bytes / 2).max(self.least.min(self.most)),
             (false, false) => self.bytes.saturating_mul(2).min(self.most),
             (false, true) => (self.bytes + self.bytes / PART).min(self.most),
         };
@@ -76,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_window_doubles_until_the_first_loss() {
-        let mut window = ReceiveWindow::new(MOST);
+        let mut window = ReceiveWindow::new(MOST, 1460);
         assert!(!window.adapt(65_535, false) && window.adapt(65_536, false));
         assert_eq!(window.bytes(), 131_072);
         assert!(!window.adapt(196_607, false) && window.adapt(196_608, false));
@@ -91,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_window_stays_within_its_limits() {
-        let mut window = ReceiveWindow::new(MOST);
+        let mut window = ReceiveWindow::new(MOST, 1460);
         let mut delivered = 0;
         for _ in 0..1000 {
             delivered += 2 * u64::from(MOST);
@@ -103,9 +132,21 @@ mod tests {
             window.adapt(delivered, true);
         }
         assert_eq!(window.bytes(), LEAST);
+        for (connections, least) in [(1, LEAST), (24, LEAST), (64, 12_288), (10_000, 5840)] {
+            window.share(connections);
+            for _ in 0..100 {
+                delivered += 2 * u64::from(MOST);
+                window.adapt(delivered, true);
+            }
+            assert_eq!(window.bytes(), least, "{connections} connections");
+        }
+        for connections in 1..=256 {
+            window.share(connections);
+            assert!(connections <= 24 || window.least as usize * connections <= 1024 * 1460, "{connections}");
+        }
         window.limit(4096, true);
         assert!(!window.adapt(delivered + 10_000, false) && window.bytes() == 4096);
-        let mut small = ReceiveWindow::new(4096);
+        let mut small = ReceiveWindow::new(4096, 1460);
         assert!(!small.adapt(1, true) && small.bytes() == 4096);
     }
 }

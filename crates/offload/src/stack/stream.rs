@@ -252,7 +252,8 @@ impl<A> Stack<A> {
             self.rings.put(send, 0);
             return None;
         };
-        let window = ReceiveWindow::new(receive.capacity() as u32);
+        let mss = self.network.mss(route, flow.remote.is_ipv6());
+        let window = ReceiveWindow::new(receive.capacity() as u32, mss);
         connection.set_receive_capacity(window.bytes());
         Some(Stream {
             flow,
@@ -294,6 +295,9 @@ impl<A> Stack<A> {
     pub fn on_stream_segment(&mut self, now: u64, key: Key, segment: &Segment<'_>) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         let events = stream.connection.on_segment(now, segment, &mut stream.receive);
+        if stream.connection.is_reassembling() {
+            stream.window.share(self.flows.len());
+        }
         if events.contains(Events::RETURNED) {
             return self.on_returned(now, key, segment);
         }

@@ -1,5 +1,6 @@
 //! Tests the stack with bytes and a clock: two stacks on a link in memory, which may lose, double and reorder frames.
 
+mod fairness;
 mod rdma;
 
 use super::arena::Key;
@@ -17,7 +18,7 @@ use inlane_offload_protocol::rules::Prefix;
 use inlane_tcp::{Flow, Header, ReceiveBuffer, Secrets, State};
 use inlane_wire::ethernet::Mac;
 use proptest::prelude::*;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
