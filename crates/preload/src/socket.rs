@@ -116,15 +116,17 @@ fn is_over(fd: RawFd) -> bool {
     }
 }
 
+/// Returns true while the socket is being connected.
+pub fn is_connecting(fd: RawFd, name: &SocketName) -> bool {
+    !name.kind.is_bound() && Flags::of(fd).has(Flags::CONNECTING) && !is_over(fd)
+}
+
 /// Shuts down one or both directions. Fails with ENOTCONN if the socket has no connection and does not listen.
 pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     if !(0..3).contains(&how) {
         return fail(libc::EINVAL);
     }
-    if !name.kind.is_bound() && Flags::of(fd).has(Flags::CONNECTING)
-        || unconnected::is_unconnected(fd) && !unconnected::listens(fd)
-        || is_over(fd)
-    {
+    if unconnected::is_unconnected(fd) && !unconnected::listens(fd) || is_over(fd) {
         return fail(libc::ENOTCONN);
     }
     if unconnected::is_listener(fd) {

@@ -366,6 +366,56 @@ def after_the_end():
     show("option after the end", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
 
+def shutdowns():
+    """Shutdowns of sockets that connect, and of the receiving direction of a connection."""
+    for how in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR):
+        sock = socket.socket()
+        sock.setblocking(False)
+        # No host of this test has the address, so the attempt goes on.
+        show("connecting", sock.connect_ex(("10.79.0.77", 9)))
+        show(f"shutdown {how} while connecting", lambda: sock.shutdown(how))
+        show(f"shutdown {how} while connecting: peer", lambda: sock.getpeername())
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        sock.setblocking(True)
+        # The kernel's first connect may still report the end of the attempt.
+        for _ in range(2):
+            if sock.connect_ex(listener.getsockname()) == 0:
+                break
+        show(f"shutdown {how} while connecting: send", lambda: sock.send(b"x"))
+        show(f"shutdown {how} while connecting: send", lambda: listener.accept()[0].recv(1))
+    listener, client, server = pair()
+    server.sendall(b"before")
+    show("shut down to receive", events(client, select.POLLIN, 30000))
+    show("shut down to receive", lambda: client.shutdown(socket.SHUT_RD))
+    show("shut down to receive", [client.recv(10), client.recv(10)])
+    show("shut down to receive", events(client, select.POLLIN | select.POLLRDHUP, 30000))
+    show("shut down to receive", lambda: client.send(b"x"))
+    show("shut down to receive", lambda: server.recv(10))
+
+
+def many_wait():
+    """A negative backlog is the largest one, and so is a too large one."""
+    for backlog in (-1, 1 << 20):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        show(f"backlog {backlog}", call("listen", listener.fileno(), backlog))
+        show(f"backlog {backlog}", len([socket.create_connection(listener.getsockname(), 30) for _ in range(100)]))
+
+
+def any_address():
+    """A UDP socket that connects to the address 0.0.0.0."""
+    receiver = socket.socket(type=socket.SOCK_DGRAM)
+    receiver.bind(("127.0.0.1", 0))
+    receiver.settimeout(10)
+    sock = socket.socket(type=socket.SOCK_DGRAM)
+    show("UDP connect to any address", lambda: sock.connect(("0.0.0.0", receiver.getsockname()[1])))
+    show("UDP peer of any address", lambda: sock.getpeername() == receiver.getsockname())
+    show("UDP sends to any address", lambda: sock.send(b"x"))
+    show("UDP receives from any address", lambda: receiver.recv(10))
+
+
 unaccepted()
 rebinds()
 ranges()
@@ -379,4 +429,7 @@ families()
 datagram_ends()
 ports_in_use()
 after_the_end()
+shutdowns()
+many_wait()
+any_address()
 roots()

@@ -215,8 +215,8 @@ impl Engine {
     pub(super) fn listen(&mut self, request: &Request) -> Reply {
         let key = self.attached(request)?;
         let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
-        // As Linux's net.core.somaxconn.
-        let backlog = request.message.number.clamp(1, 4096) as usize;
+        // As Linux's net.core.somaxconn, which a negative backlog exceeds, too.
+        let backlog = (request.message.number as u32).clamp(1, 4096) as usize;
         if matches!(socket.role, Role::Bound) {
             if !self.stack.may_listen(key) {
                 return Err(Refusal::Errno(libc::EADDRINUSE));

@@ -113,6 +113,8 @@ hooks! {
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         match name_of(fd) {
             Some(name) if name.kind.is_datagram() => datagram::shutdown(fd, how),
+            // Linux gives the attempt to connect up.
+            Some(name) if (0..3).contains(&how) && socket::is_connecting(fd, &name) => disconnect(fd, &name),
             Some(name) => socket::shutdown(fd, &name, how),
             None => real::shutdown(fd, how),
         }
