@@ -107,6 +107,11 @@ pub fn is_shared_by_vfork() -> bool {
     OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() }
 }
 
+/// Returns the id of the process to which the variables of this library belong. A child of vfork gets the id of its parent.
+pub fn owner() -> u32 {
+    OWNER.load(Ordering::Relaxed).unsigned_abs()
+}
+
 fn inode(fd: RawFd) -> Option<u64> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call writes the structure if it succeeds.

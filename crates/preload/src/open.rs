@@ -138,7 +138,5 @@ fn unique() -> Option<u64> {
 /// forked child has the same random number as its parent.
 fn next() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // SAFETY: has no preconditions.
-    let process = unsafe { libc::getpid() } as u64;
-    process << 32 | COUNT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
+    u64::from(control::owner()) << 32 | COUNT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
 }

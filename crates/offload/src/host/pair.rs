@@ -198,17 +198,25 @@ pub fn receive(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
     result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) })
 }
 
-/// Returns a socket's cookie (SO_COOKIE), a number that identifies the socket on this system. Unlike an inode number, it is never
-/// used again.
+/// Returns the cookie (SO_COOKIE) of an end of a pair, a number that identifies the socket on this system. Unlike an inode number,
+/// it is never used again.
+///
+/// # Errors
+/// Errors of the system.
+pub fn cookie(end: &OwnedFd) -> io::Result<u64> {
+    Ok(rustix::net::sockopt::socket_cookie(end)?)
+}
+
+/// Returns the [`cookie`] of a descriptor that a program has sent.
 ///
 /// # Errors
 /// `EBADF` if the descriptor is not a UNIX socket. Errors of the system.
-pub fn cookie(fd: &OwnedFd) -> io::Result<u64> {
+pub fn checked_cookie(fd: &OwnedFd) -> io::Result<u64> {
     // Ask for the domain first, because only the pairs' ends can be meant.
     if !is_unix(fd) {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    Ok(rustix::net::sockopt::socket_cookie(fd)?)
+    cookie(fd)
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ impl Engine {
             return (handle.socket % shared.threads() as u64) as usize;
         }
         let Some(attached) = &request.attached else { return self.stack.thread };
-        let Ok(cookie) = pair::cookie(attached) else { return self.stack.thread };
+        let Ok(cookie) = pair::checked_cookie(attached) else { return self.stack.thread };
         match self.by_cookie.contains_key(&cookie) {
             true => self.stack.thread,
             false => shared.by_cookie.get(&cookie).unwrap_or(self.stack.thread),

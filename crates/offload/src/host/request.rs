@@ -201,7 +201,7 @@ impl Engine {
     /// pair, which identifies the socket.
     pub(super) fn attached(&self, request: &Request) -> Result<Key, Refusal> {
         let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
-        let key = self.by_cookie.get(&pair::cookie(fd)?).copied().ok_or(libc::EBADF)?;
+        let key = self.by_cookie.get(&pair::checked_cookie(fd)?).copied().ok_or(libc::EBADF)?;
         request.known.set(true);
         Ok(key)
     }

@@ -11,14 +11,24 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
+/// The time in milliseconds in which most connections are established.
+const SOON: c_int = 1;
+
 /// Waits until the connection is established, but at most for the socket's send timeout (SO_SNDTIMEO), or
 /// without limit if that is 0. Returns 0, or -1 with errno. If the library has opened the connection, and the engine does
 /// not answer any more, the kernel connects the socket instead. A wait without limit continues after the handler of a
 /// signal if [`signals::restarts`] returns true, as in Linux.
 pub fn wait_connected(fd: RawFd) -> c_int {
+    // Most connections are established at once, so the kernel is asked about the socket only later.
+    let first = poll(fd, libc::POLLOUT, SOON);
+    if matches!(first, Ok(events) if events & (libc::POLLHUP | libc::POLLERR) == 0) {
+        IN_PROGRESS.set(fd, false);
+        return 0;
+    }
     let timeout = send_limit(fd).unwrap_or(-1);
     let opened = name_of(fd).filter(is_opened);
     let outcome = match &opened {
+        _ if first.is_ok() || first == Err(libc::EINTR) && !(timeout < 0 && signals::restarts()) => first,
         Some(name) => match poll_opened(fd, timeout) {
             Some(outcome) => outcome,
             None => return convert::leave_engine(fd, name),

@@ -67,13 +67,13 @@ fn only_unix_sockets_have_a_cookie_that_identifies_them() {
     known.dedup();
     assert_eq!(known.len(), 102);
     let tcp = OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    assert_eq!(cookie(&tcp).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    assert_eq!(checked_cookie(&tcp).unwrap_err().raw_os_error(), Some(libc::EBADF));
     let file = OwnedFd::from(tempfile::tempfile().unwrap());
-    assert_eq!(cookie(&file).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    assert_eq!(checked_cookie(&file).unwrap_err().raw_os_error(), Some(libc::EBADF));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let named =
         OwnedFd::from(std::fs::OpenOptions::new().custom_flags(libc::O_PATH).read(true).open(path).unwrap());
-    assert_eq!(cookie(&named).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    assert_eq!(checked_cookie(&named).unwrap_err().raw_os_error(), Some(libc::EBADF));
 }
