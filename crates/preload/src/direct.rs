@@ -22,7 +22,7 @@ use inlane_offload_protocol::slots::Slot;
 use libc::iovec;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// The number of descriptors in the table. Sockets with higher descriptors always use the socket pair.
 const MOST: usize = 32768;
@@ -53,6 +53,8 @@ struct Entry {
     known: AtomicU64,
     /// The number of calls that may have closed or replaced the descriptor.
     changes: AtomicU32,
+    /// Whether the library sees all sends on the socket: [`UNKNOWN`], [`SEEN`] or [`UNSEEN`].
+    sight: AtomicU32,
     /// Whether the descriptor blocks, in the lowest bit. The other bits are those of [`blocking_key`] at the time of the
     /// kernel's answer.
     blocking: AtomicU64,
@@ -64,6 +66,14 @@ struct Entry {
     /// Decides whether a large send waits until the engine has read the pair.
     send_patience: Patience,
 }
+
+/// The library does not know whether it has seen all sends on the socket.
+const UNKNOWN: u32 = 0;
+/// The library sees all sends on the socket: no other descriptor and no other program has had it.
+const SEEN: u32 = 1;
+/// There are sends on the descriptor that the library does not see, also if the descriptor gets another socket: a stream of the C
+/// library uses it, for example.
+const UNSEEN: u32 = 2;
 
 impl Entry {
     /// Makes the next use of the slot ask the kernel for the descriptor's socket. See [`ask_same`] for the order.
@@ -85,6 +95,7 @@ static ENTRIES: [Entry; MOST] = [const {
         slot: AtomicPtr::new(std::ptr::null_mut()),
         known: AtomicU64::new(0),
         changes: AtomicU32::new(0),
+        sight: AtomicU32::new(UNKNOWN),
         blocking: AtomicU64::new(0),
         sends: AtomicU32::new(0),
         receives: AtomicU32::new(0),
@@ -111,7 +122,13 @@ static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
 #[inline]
 #[must_use]
 pub fn closing(fd: RawFd) -> Option<Closing> {
-    let entry = entry(fd).filter(|entry| !entry.slot.load(Ordering::Relaxed).is_null())?;
+    let entry = entry(fd)?;
+    if entry.sight.load(Ordering::Relaxed) != UNKNOWN {
+        entry.sight.store(UNKNOWN, Ordering::Relaxed);
+    }
+    if entry.slot.load(Ordering::Relaxed).is_null() {
+        return None;
+    }
     entry.note_change();
     Some(Closing(entry))
 }
@@ -159,13 +176,68 @@ fn blocks(fd: RawFd, entry: &Entry, slot: Slot) -> bool {
     blocks
 }
 
-/// Removes a descriptor's slot from the table. Call this when the descriptor gets a new socket.
-pub fn forget(fd: RawFd) {
-    drop(closing(fd));
+/// The highest descriptor that ever got a new socket.
+static HIGHEST: AtomicI32 = AtomicI32::new(-1);
+
+/// Records that the descriptor gets a new socket, which no other descriptor has. Removes its slot from the table.
+pub fn note_new(fd: RawFd) {
     if let Some(entry) = entry(fd) {
+        let sight = if entry.sight.load(Ordering::Relaxed) == UNSEEN { UNSEEN } else { SEEN };
+        drop(closing(fd));
         entry.slot.store(std::ptr::null_mut(), Ordering::Relaxed);
         entry.sends.store(0, Ordering::Relaxed);
         entry.receives.store(0, Ordering::Relaxed);
+        entry.sight.store(sight, Ordering::Relaxed);
+        HIGHEST.fetch_max(fd, Ordering::Relaxed);
+    }
+}
+
+/// Records that bytes may be sent on the socket of `fd` in ways that the library does not see: through another descriptor,
+/// by another program, by a stream of the C library, or by the kernel itself.
+pub fn note_unseen(fd: RawFd) {
+    let Some(entry) = entry(fd) else { return };
+    entry.sight.store(UNSEEN, Ordering::SeqCst);
+    slot(fd).iter().for_each(|slot| slot.pair().note_unseen());
+}
+
+/// Records that another program may get the socket of `fd`, and send on it.
+fn note_shared(fd: RawFd) {
+    let Some(entry) = entry(fd) else { return };
+    let _ = entry.sight.compare_exchange(SEEN, UNKNOWN, Ordering::SeqCst, Ordering::Relaxed);
+    slot(fd).iter().for_each(|slot| slot.pair().note_unseen());
+}
+
+/// Records that another program may get the sockets of all descriptors.
+pub fn note_all_shared() {
+    (0..=HIGHEST.load(Ordering::Relaxed)).for_each(note_shared);
+}
+
+/// Prepares for a fork. The child finds the slots of the connections that have one, and marks its sends there. It cannot mark
+/// those on other connections.
+extern "C" fn note_fork() {
+    let without_slot = |fd: &RawFd| slot(*fd).is_none();
+    (0..=HIGHEST.load(Ordering::Relaxed)).filter(without_slot).for_each(note_shared);
+}
+
+/// Lets [`note_fork`] run before each fork.
+pub fn watch_forks() {
+    real::at_fork(Some(note_fork), None);
+}
+
+/// A send of the library through the socket pair. Create it before the kernel's send, and drop it after that.
+pub struct Sending(Option<Slot>);
+
+/// Begins a [`Sending`] on `fd`.
+#[inline]
+pub fn sending(fd: RawFd) -> Sending {
+    let slot = slot(fd);
+    slot.iter().for_each(|slot| slot.pair().note_sent());
+    Sending(slot)
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|slot| slot.pair().note_sent());
     }
 }
 
@@ -229,6 +301,10 @@ fn adopt(fd: RawFd, entry: &Entry) {
                 slot.header().low_water.store(1, Ordering::Relaxed);
             }
             entry.slot.store(slot.as_ptr(), Ordering::Release);
+            // Look last, because another thread may change this meanwhile.
+            if entry.sight.load(Ordering::SeqCst) != SEEN {
+                slot.pair().note_unseen();
+            }
             ready::note_adopted(fd, slot);
         }
         Err(libc::EOPNOTSUPP) => UNAVAILABLE.store(true, Ordering::Relaxed),

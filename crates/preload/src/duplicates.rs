@@ -16,6 +16,10 @@ static SHARED: Hint = Hint::new();
 /// Remembers that the program has duplicated `fd` as `duplicate`, if bind or connect may still replace the socket.
 /// Does nothing if `duplicate` is negative, because the duplication has failed. Returns `duplicate`.
 pub fn note(fd: RawFd, duplicate: RawFd) -> RawFd {
+    if duplicate >= 0 {
+        direct::note_unseen(fd);
+        direct::note_unseen(duplicate);
+    }
     if duplicate >= 0 && matches!(socket::local_of(fd), Local::Kernel { port: 0, .. }) {
         SHARED.set(fd, true);
         SHARED.set(duplicate, true);

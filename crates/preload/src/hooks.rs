@@ -49,7 +49,10 @@ modules! {
     descriptors: ioctl close close_range closefrom fclose freopen freopen64 dup dup2 dup3 fcntl fcntl64;
     waits: epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
         poll __poll_chk ppoll __ppoll_chk select pselect;
-    programs: execv execve execvp execvpe fexecve execveat posix_spawn posix_spawnp;
+    programs: execv execve execvp execvpe fexecve execveat posix_spawn posix_spawnp system popen;
+    streams: fdopen vdprintf __vdprintf_chk sendfile sendfile64 splice pwritev2 pwritev64v2 aio_write aio_write64 lio_listio
+        lio_listio64;
+    prints: dprintf __dprintf_chk;
     lists: execl execlp execle;
     roots: chroot;
     syscall: syscall;

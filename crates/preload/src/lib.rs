@@ -35,6 +35,7 @@ mod hooks;
 mod imports;
 mod memory;
 mod open;
+mod passed;
 mod real;
 mod receive;
 mod send;
@@ -54,6 +55,7 @@ extern "C" fn initialise() {
     settings::read();
     control::forget_after_fork();
     socket::forget_given_up_at_fork();
+    direct::watch_forks();
     datagram::find_inherited();
 }
 

@@ -2,8 +2,8 @@
 
 use inlane_offload_protocol::name::Asking;
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
-    pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    aiocb, c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr,
+    nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -128,6 +128,16 @@ real! {
     fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     posix_spawn(process: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = libc::ENOSYS;
     posix_spawnp(process: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = libc::ENOSYS;
+    system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> isize = 0;
+    fdopen(fd: c_int, mode: *const c_char) -> isize = 0;
+    vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
+    pwritev2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    aio_write(request: *mut aiocb) -> c_int;
+    lio_listio(mode: c_int, requests: *const *mut aiocb, count: c_int, event: *mut c_void) -> c_int;
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 

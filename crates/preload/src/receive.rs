@@ -3,7 +3,7 @@
 //! At the end of a socket pair, the kernel reports the end of the stream or a reset. Only the name of the
 //! engine's end of the pair shows how the connection itself ended.
 
-use crate::{datagram, direct, errno, fail, socket};
+use crate::{datagram, direct, errno, fail, passed, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
 /// Corrects the result of a kernel read of `len` bytes. A socket pair ends in the same way after a FIN and
@@ -69,20 +69,9 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
 /// # Safety
 /// The kernel has filled `message` in a receive, and its control messages are still in place.
 pub unsafe fn note_passed(message: &msghdr) {
-    if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
-        return;
-    }
-    // SAFETY: the kernel has written whole control messages and their total length.
-    unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(message);
-        while !next.is_null() {
-            if ((*next).cmsg_level, (*next).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let count = ((*next).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
-                for index in 0..count {
-                    datagram::note_passed(libc::CMSG_DATA(next).cast::<c_int>().add(index).read_unaligned());
-                }
-            }
-            next = libc::CMSG_NXTHDR(message, next);
-        }
+    // SAFETY: the caller's promise.
+    for fd in unsafe { passed::descriptors(message) } {
+        direct::note_unseen(fd);
+        datagram::note_passed(fd);
     }
 }

@@ -70,7 +70,7 @@ fn exchange_directly(lab: &Lab) {
 #[test]
 fn bytes_keep_their_order_whatever_function_sends_them() {
     let Some(lab) = start("direct-order") else { return };
-    check(&lab, &["mixed", "threads", "unread"]);
+    check(&lab, &["mixed", "threads", "unread", "unasked"]);
     exchange_directly(&lab);
 }
 

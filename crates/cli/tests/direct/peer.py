@@ -139,10 +139,19 @@ def ways(client):
         assert libc.fwrite(data, 1, len(data), stream) == len(data)
         assert libc.fclose(stream) == 0
 
+    def with_print(data):
+        """Sends up to eight bytes. The arguments lie in registers and on the stack."""
+        data = data[:8]
+        assert libc.dprintf(fd, b"%c" * len(data), *data) == len(data)
+        assert libc.dprintf(writer, b"%d %.2f %s", 7, ctypes.c_double(2.5), b"text") == 11
+        assert os.read(reader, 100) == b"7 2.50 text"
+        return len(data)
+
     return [
         connection.send,
         connection.send,
         connection.send,
+        with_print,
         lambda data: os.write(fd, data),
         lambda data: os.writev(fd, parts(data)),
         lambda data: connection.sendmsg(parts(data)),
@@ -217,12 +226,16 @@ def forked(port):
 def spawned(port):
     client = Client(port)
     fd = client.socket.fileno()
-    for _ in range(10):
+    for step in range(10):
         client.socket.sendall(client.next(100))
         text = client.next(20).hex()
         del client.sent[-20:]
         client.sent += text.encode()
-        subprocess.run(["/bin/sh", "-c", f"printf {text} >&{fd}"], pass_fds=[fd], check=True)
+        if step % 2 == 0:
+            subprocess.run(["/bin/sh", "-c", f"printf {text} >&{fd}"], pass_fds=[fd], check=True)
+        else:
+            os.set_inheritable(fd, True)
+            assert libc.system(f"printf {text} >&{fd}".encode()) == 0
         client.socket.sendall(client.next(100))
         client.check()
     client.finish()
@@ -807,6 +820,26 @@ def slots():
             distance = (end - start - 8192) // 64
             return [start + slot * distance + slot % 16 * 256 for slot in range(64)]
     return []
+
+
+def unasked(port):
+    """The library sends without asking the kernel about the pair, until the socket has a second descriptor."""
+    end = time.monotonic() + 30
+    while True:
+        client = Client(port)
+        # The words of crates/offload-protocol/src/slots: SENT is bit 0, and UNSEEN bit 1.
+        used = [slot for slot in slots() if ctypes.c_uint64.from_address(slot + 216).value]
+        marks = lambda: [ctypes.c_uint64.from_address(slot + 8).value & 3 for slot in used]  # noqa: E731
+        if len(used) == 1 and marks() == [0]:
+            break
+        # The engine may have slept at each send.
+        assert time.monotonic() < end, f"the library asks the kernel before each send: {used}, {marks()}"
+        client.finish()
+    with client.socket.dup():
+        assert marks()[0] & 2, marks()
+    client.warm()
+    assert marks()[0] & 2, marks()
+    client.finish()
 
 
 def has_received():

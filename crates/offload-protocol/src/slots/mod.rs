@@ -34,7 +34,8 @@
 //!
 //! * The engine reads the pair only while it holds the claim.
 //! * After the claim, the program checks that the pair holds no bytes, and otherwise sends through the pair. So the ring has
-//!   all earlier bytes.
+//!   all earlier bytes. Usually the check is a look at [`PairMarks`]: the library marks each send through the pair, and each
+//!   event after which bytes may reach the pair without it. It asks the kernel only after a mark.
 //! * A commit is one compare-and-exchange. If the engine has closed the ring meanwhile, because the thread was stopped, the
 //!   commit fails, and the program sends all these bytes through the pair. The engine then sends from a ring of its own,
 //!   because the thread may still write.
@@ -245,6 +246,65 @@ impl<W: Word> SendRing<'_, W> {
             }
         }
         Err(Claimed)
+    }
+}
+
+/// The bit of a pair word after the library has sent through the pair, until it has found the pair empty.
+const SENT: u64 = 1;
+/// The bit of a pair word if bytes may reach the pair in ways that the library does not see. It stays set.
+const UNSEEN: u64 = 2;
+/// What each mark adds to a pair word. The library so notices a mark that is set while it asks the kernel.
+const MARK: u64 = 4;
+
+/// What is known about bytes that a program has sent through the socket pair. It wraps the pair word of a slot.
+pub struct PairMarks<'a, W>(pub &'a W);
+
+impl<W: Word> PairMarks<'_, W> {
+    /// Forgets everything about an earlier connection. The pair may hold bytes. The engine calls this for a slot that no
+    /// connection uses.
+    pub fn reset(&self) {
+        self.0.store(SENT);
+    }
+
+    /// Records that the library sends through the pair. Call this before the kernel's send, and again after it.
+    pub fn note_sent(&self) {
+        for _ in 0..ATTEMPTS {
+            let word = self.0.load();
+            if self.0.exchange(word, word.wrapping_add(MARK) | SENT) {
+                return;
+            }
+        }
+        // Only a hostile process changes the word so often.
+        self.note_unseen();
+    }
+
+    /// Records that bytes may reach the pair in ways that the library does not see, from now on.
+    pub fn note_unseen(&self) {
+        self.0.set(UNSEEN);
+    }
+
+    /// Records that the engine has found bytes in the pair, while it holds the claim of the send ring. If the library has not
+    /// sent them, other bytes may follow.
+    pub fn note_found(&self) {
+        if self.0.load() & (SENT | UNSEEN) == 0 {
+            self.note_unseen();
+        }
+    }
+
+    /// Returns true if the pair holds no bytes of the program. Calls `asks` to ask the kernel, if that is not known. If `clears`
+    /// is true, the caller holds the claim of the send ring.
+    #[inline]
+    pub fn is_empty(&self, clears: bool, asks: impl FnOnce() -> bool) -> bool {
+        let word = self.0.load();
+        if word & (SENT | UNSEEN) == 0 {
+            return true;
+        }
+        let empty = asks();
+        if empty && clears && word & SENT != 0 {
+            // This fails if another thread has sent through the pair meanwhile.
+            let _ = self.0.exchange(word, word & !SENT);
+        }
+        empty
     }
 }
 

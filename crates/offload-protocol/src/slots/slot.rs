@@ -8,7 +8,7 @@
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Doorbell, ReceiveRing, Received, SLOTS, SendRing};
+use super::{Doorbell, PairMarks, ReceiveRing, Received, SLOTS, SendRing};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -19,6 +19,16 @@ pub const MOST_THREADS: usize = 64;
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Line(pub AtomicU64);
+
+/// The words that a program writes when it sends.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct SendWords {
+    /// The word of [`SendRing`].
+    pub ring: AtomicU64,
+    /// The word of [`PairMarks`].
+    pub pair: AtomicU64,
+}
 
 /// The words of a [`Doorbell`].
 #[repr(C, align(64))]
@@ -43,8 +53,8 @@ pub struct SendRoom {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Header {
-    /// The word of [`SendRing`].
-    pub send: Line,
+    /// The words that the program writes when it sends.
+    pub send: SendWords,
     /// The word of [`ReceiveRing`].
     pub receive: Line,
     /// Which bytes of the send ring may be overwritten.
@@ -214,7 +224,12 @@ impl Slot {
 
     /// Returns the send ring.
     pub fn send(&self) -> SendRing<'_, AtomicU64> {
-        SendRing(&self.header().send.0)
+        SendRing(&self.header().send.ring)
+    }
+
+    /// Returns what is known about the program's bytes in the socket pair.
+    pub fn pair(&self) -> PairMarks<'_, AtomicU64> {
+        PairMarks(&self.header().send.pair)
     }
 
     /// Returns the doorbell of the engine's thread that runs the connection. Call this only for a slot that the engine has

@@ -39,6 +39,7 @@ const RING: usize = 8;
 /// A connection for tests. The program sends through the send ring or through the socket pair.
 struct Sending {
     word: Modelled,
+    marks: Modelled,
     rung: Modelled,
     alive_ns: Modelled,
     ring: Vec<UnsafeCell<u8>>,
@@ -49,6 +50,7 @@ impl Sending {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             word: Modelled::new(0),
+            marks: Modelled::new(0),
             rung: Modelled::new(0),
             alive_ns: Modelled::new(1),
             ring: (0..RING).map(|_| UnsafeCell::new(0)).collect(),
@@ -66,7 +68,8 @@ impl Sending {
         let ring = SendRing(&self.word);
         if let Some(claim) = ring.claim() {
             let awake = self.doorbell().ring(1) != 0;
-            let writes = awake && (!checks || self.pair.lock().unwrap().is_empty());
+            let empty = || self.pair.lock().unwrap().is_empty();
+            let writes = awake && (!checks || PairMarks(&self.marks).is_empty(true, empty));
             if writes {
                 // SAFETY: loom fails the test if another thread accesses the byte.
                 self.ring[claim.index as usize].with_mut(|to| unsafe { *to = byte });
@@ -75,7 +78,9 @@ impl Sending {
                 return;
             }
         }
+        PairMarks(&self.marks).note_sent();
         self.write(byte);
+        PairMarks(&self.marks).note_sent();
     }
 
     /// Writes a byte directly to the socket pair, like a system call that bypasses the preloaded library.
@@ -103,6 +108,7 @@ impl Sending {
         let Some(claim) = ring.claim() else { return true };
         self.collect(claim.index, sent);
         let bytes = std::mem::take(&mut *self.pair.lock().unwrap());
+        PairMarks(&self.marks).note_found();
         let len = bytes.len() as u64;
         for byte in bytes {
             // SAFETY: loom fails the test if another thread accesses the byte.
@@ -126,6 +132,9 @@ fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
 fn sends_in_order(raw: u8, checks: bool) {
     model(3, move || {
         let sending = Sending::new();
+        if raw > 0 {
+            PairMarks(&sending.marks).note_unseen();
+        }
         let program = {
             let sending = sending.clone();
             loom::thread::spawn(move || {
@@ -177,6 +186,51 @@ fn model_two_threads_do_not_write_the_same_bytes() {
         let own: Vec<u8> = sent.iter().copied().filter(|&byte| byte != 9).collect();
         assert_eq!((own, sent.len()), (vec![1, 2], 3));
     });
+}
+
+/// A thread sends through the pair, because the other one has the claim. It later finds the mark of this send, although the
+/// other thread looks at the pair at the same time.
+#[test]
+fn model_marks_outlast_looks_at_the_pair_before_the_send() {
+    model(3, || {
+        let sending = Sending::new();
+        PairMarks(&sending.marks).note_sent();
+        let other = {
+            let sending = sending.clone();
+            loom::thread::spawn(move || {
+                PairMarks(&sending.marks).note_sent();
+                sending.write(1);
+                PairMarks(&sending.marks).note_sent();
+                sending.send(2, true);
+            })
+        };
+        sending.send(9, true);
+        other.join().unwrap();
+        let mut sent = Vec::new();
+        sending.serve(&mut sent);
+        sent.retain(|&byte| byte != 9);
+        assert_eq!(sent, [1, 2]);
+    });
+}
+
+#[test]
+fn only_bytes_of_the_library_leave_the_pair_without_further_checks() {
+    let word = AtomicU64::new(0);
+    let marks = PairMarks(&word);
+    assert!(marks.is_empty(true, || false), "nothing is marked");
+    marks.note_sent();
+    assert!(
+        !marks.is_empty(true, || false) && marks.is_empty(false, || true) && !marks.is_empty(true, || false)
+    );
+    marks.note_found();
+    assert!(marks.is_empty(true, || true) && marks.is_empty(true, || false));
+    marks.note_found();
+    assert!(
+        marks.is_empty(true, || true) && !marks.is_empty(true, || false),
+        "the library has not sent these bytes"
+    );
+    marks.reset();
+    assert!(marks.is_empty(true, || true) && marks.is_empty(true, || false));
 }
 
 #[test]

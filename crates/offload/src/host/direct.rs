@@ -127,6 +127,7 @@ impl Direct {
         header.sleeper.store(0, Ordering::Relaxed);
         header.device.store(device, Ordering::Relaxed);
         header.inode.store(inode, Ordering::Release);
+        slot.pair().reset();
         slot.send().open(written);
         Some(Self {
             area,
@@ -281,6 +282,9 @@ impl Direct {
     /// If the program broke the protocol.
     pub fn commit(&mut self, claim: Claim, len: u64) -> Result<(), Hostile> {
         self.collected += len;
+        if len > 0 {
+            self.slot.pair().note_found();
+        }
         if self.slot.send().commit(claim, len) { Ok(()) } else { Err(Hostile) }
     }
 

@@ -36,6 +36,8 @@ pub(super) fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bo
     if replaced {
         for duplicate in duplicates {
             substitute(duplicate, new);
+            direct::note_unseen(fd);
+            direct::note_unseen(duplicate);
         }
     }
     // SAFETY: the caller gives the descriptor `new` to this function, which closes it exactly once.
@@ -47,7 +49,7 @@ pub(super) fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bo
 /// registration. Returns false if that failed.
 fn substitute(fd: RawFd, new: RawFd) -> bool {
     let registration = Registration::take(fd);
-    direct::forget(fd);
+    direct::note_new(fd);
     wait::note_offloaded(fd);
     // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
     let replaced = unsafe {

@@ -8,7 +8,7 @@
 //! ```
 
 use super::leave::is_hung_up;
-use super::{Entry, are_possible, entry, identity, is_recent, is_same, now_ns, slot};
+use super::{Entry, are_possible, entry, identity, is_recent, is_same, now_ns, sending, slot};
 use crate::{errno, fail, real, set_errno, signals, socket};
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_int, c_long, iovec, ssize_t};
@@ -32,11 +32,13 @@ const ROOM_NS: u64 = 100_000_000;
 const PAIR_NS: u64 = 20_000_000;
 
 /// Returns true if the engine has read all bytes that the program has sent through the pair. Returns false if
-/// some bytes are unread, or if the kernel gives no answer.
-fn pair_is_empty(fd: RawFd) -> bool {
-    let mut bytes: c_int = 1;
-    // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
-    unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) == 0 && bytes == 0 }
+/// some bytes are unread, or if the kernel gives no answer. `claims` is true if this thread has claimed the ring.
+fn pair_is_empty(fd: RawFd, slot: Slot, claims: bool) -> bool {
+    slot.pair().is_empty(claims, || {
+        let mut bytes: c_int = 1;
+        // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.
+        unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) == 0 && bytes == 0 }
+    })
 }
 
 /// Sends the bytes of `parts` through shared memory. `flags` are flags of send(2). Only MSG_DONTWAIT and
@@ -197,13 +199,13 @@ impl Send<'_> {
         self.slot.header().shut.load(Ordering::Relaxed) == 0
             && (is_recent(alive_ns) || !is_hung_up(self.fd))
             && is_same(self.fd, self.slot)
-            && pair_is_empty(self.fd)
+            && pair_is_empty(self.fd, self.slot, true)
     }
 
     /// Waits until half of the ring is free and the engine has read the pair, if the program's call may sleep. Does not wait
     /// for an engine that sleeps: bytes in the pair wake it.
     fn wait(&mut self) -> Waited {
-        let is_full = self.checked || pair_is_empty(self.fd);
+        let is_full = self.checked || pair_is_empty(self.fd, self.slot, false);
         let limit = if is_full { ROOM_NS } else { PAIR_NS };
         if !self.may_sleep() || !is_full && (self.entry.send_patience.skips() || !is_same(self.fd, self.slot))
         {
@@ -244,7 +246,7 @@ impl Send<'_> {
     fn is_ready(&self) -> bool {
         self.slot.send().next().is_some_and(|index| {
             let enough = self.rest.len.min(self.slot.limit() as usize / 2).max(1);
-            self.slot.room(index) >= enough && (self.checked || pair_is_empty(self.fd))
+            self.slot.room(index) >= enough && (self.checked || pair_is_empty(self.fd, self.slot, false))
         })
     }
 
@@ -282,6 +284,7 @@ impl Send<'_> {
         while identity(self.fd) == Some((self.inode, device))
             && let Some(part) = self.rest.first()
         {
+            let _sending = sending(self.fd);
             // SAFETY: the kernel checks the program's buffer.
             let sent =
                 unsafe { real::send(self.fd, part.iov_base, part.iov_len, self.flags | libc::MSG_NOSIGNAL) };

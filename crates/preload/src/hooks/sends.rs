@@ -3,7 +3,7 @@
 use super::MOST_PARTS;
 use crate::convert::{self, Conversion};
 use crate::socket::name_of;
-use crate::{connect, datagram, direct, errno, fail, memory, real, send, set_errno, unconnected};
+use crate::{connect, datagram, direct, errno, fail, memory, passed, real, send, set_errno, unconnected};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::SocketName;
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
@@ -17,7 +17,10 @@ hooks! {
         match datagram::name_of(fd) {
             Some(name) => datagram::send_to(fd, &name, &[datagram::part(buffer, len)], 0, null(), 0),
             None if unconnected::is_unconnected(fd) => send::refuse(0),
-            None => send::after_write(fd, real::write(fd, buffer, len)),
+            None => {
+                let _sending = direct::sending(fd);
+                send::after_write(fd, real::write(fd, buffer, len))
+            }
         }
     }
 
@@ -31,7 +34,10 @@ hooks! {
                 datagram::send_to(fd, &name, parts, 0, null(), 0)
             }
             _ if unconnected::is_unconnected(fd) => send::refuse(0),
-            _ => send::after_write(fd, real::writev(fd, parts, count)),
+            _ => {
+                let _sending = direct::sending(fd);
+                send::after_write(fd, real::writev(fd, parts, count))
+            }
         }
     }
 
@@ -47,6 +53,7 @@ hooks! {
             None if unconnected::is_unconnected(fd) => send::refuse(flags),
             None => {
                 send::prepare(fd, flags, || len);
+                let _sending = direct::sending(fd);
                 send::finish(fd, flags, real::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL))
             }
         }
@@ -69,6 +76,7 @@ hooks! {
             Err(error) => return fail(error),
         }
         send::prepare(fd, flags, || len);
+        let _sending = direct::sending(fd);
         let before = errno();
         let mut result = real::sendto(fd, buffer, len, flags | libc::MSG_NOSIGNAL, address, address_len);
         if result == -1 && refuses_addresses(address.cast()) && name_of(fd).is_some() {
@@ -105,7 +113,9 @@ hooks! {
         }
         if is_message {
             send::prepare(fd, flags, || memory::total((*message).msg_iov, real::length((*message).msg_iovlen as _)));
+            passed::descriptors(&*message).for_each(direct::note_unseen);
         }
+        let _sending = direct::sending(fd);
         let before = errno();
         let mut result = real::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL);
         if result == -1 && is_message && refuses_addresses((*message).msg_name) && name_of(fd).is_some() {
@@ -129,6 +139,12 @@ hooks! {
                 }
                 Ok(None) => {}
                 Err(error) => return fail(error),
+            }
+        }
+        for index in 0..count as usize {
+            let message = messages.wrapping_add(index);
+            if memory::is_readable(message) && !(*message).msg_hdr.msg_control.is_null() {
+                passed::descriptors(&(*message).msg_hdr).for_each(direct::note_unseen);
             }
         }
         real::sendmmsg(fd, messages, count, flags)

@@ -8,7 +8,7 @@ use super::sockets::{
     accept, accept4, bind, connect, getpeername, getsockname, getsockopt, listen, setsockopt, shutdown,
 };
 use super::waits::{epoll_create1, epoll_ctl};
-use crate::real;
+use crate::{direct, real};
 use libc::{c_int, c_long, c_uint, c_ulong, size_t, socklen_t};
 
 hooks! {
@@ -49,7 +49,18 @@ hooks! {
             libc::SYS_close => close(fd) as c_long,
             libc::SYS_close_range => close_range(a as c_uint, b as c_uint, c as c_int) as c_long,
             libc::SYS_chroot => chroot(a as *const _) as c_long,
-            _ => real::syscall(number, a, b, c, d, e, f),
+            _ => {
+                match number {
+                    libc::SYS_sendfile | libc::SYS_pwritev2 => direct::note_unseen(fd),
+                    libc::SYS_splice => direct::note_unseen(c as c_int),
+                    libc::SYS_clone | libc::SYS_clone3 | libc::SYS_execve | libc::SYS_execveat
+                    | libc::SYS_io_uring_setup | libc::SYS_io_submit => direct::note_all_shared(),
+                    #[cfg(target_arch = "x86_64")]
+                    libc::SYS_fork | libc::SYS_vfork => direct::note_all_shared(),
+                    _ => {}
+                }
+                real::syscall(number, a, b, c, d, e, f)
+            }
         }
     }
 }

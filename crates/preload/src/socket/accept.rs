@@ -101,7 +101,7 @@ pub fn accept(
             _ => return fail(libc::ECONNABORTED),
         }
     };
-    direct::forget(connection);
+    direct::note_new(connection);
     note_connecting(connection);
     wait::note_offloaded(connection);
     if TIMEOUTS_USED.load(Ordering::Relaxed) {

@@ -236,7 +236,7 @@ proptest! {
             let header = direct.slot.header();
             // Keep only the state bits and a small position or length. Many random words then look valid.
             let word = if small { word & (3 << 62 | 0xffff) } else { word };
-            let target = [&header.send.0, &header.receive.0, &header.filled, &header.room.acknowledged, &header.inode][index];
+            let target = [&header.send.ring, &header.receive.0, &header.filled, &header.room.acknowledged, &header.inode][index];
             target.store(word, Ordering::Relaxed);
             now += CLAIM_LIMIT_NS / 3;
             let Ok(len) = direct.collect(now, RING as u64) else { break };

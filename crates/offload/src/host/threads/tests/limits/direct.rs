@@ -124,7 +124,7 @@ fn a_word_that_moves_after_the_end_of_sending_sends_nothing() {
     trio.settle();
     trio.sent();
     assert!(slot.send().claim().is_none(), "the engine has closed the ring");
-    slot.header().send.0.store(5, std::sync::atomic::Ordering::Relaxed);
+    slot.header().send.ring.store(5, std::sync::atomic::Ordering::Relaxed);
     let engine = &mut trio.engine.parts_mut().engines_mut()[0];
     let key = engine.stack.sockets.iter().find(|(_, socket)| socket.stream().is_some()).unwrap().0;
     engine.stack.touch(key);
