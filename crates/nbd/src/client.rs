@@ -7,6 +7,7 @@ use super::protocol::Features;
 use super::result::Counters;
 use inlane_nvme::initiator::Submission;
 use inlane_nvme::initiator::{Buffer, Session};
+use inlane_nvme::input::Input;
 use inlane_nvme::{Error, Result};
 use receive::Reading;
 use request::{Active, release};
@@ -56,9 +57,7 @@ pub(super) struct Client<'a> {
     log: &'a (dyn Fn(&str) + Sync),
     /// True once the user was told of unaligned requests.
     unaligned: bool,
-    input: Box<[u8]>,
-    start: usize,
-    end: usize,
+    input: Input,
     reading: Reading,
     /// True if no further requests are read: the client disconnects, or the server stops.
     closing: bool,
@@ -90,9 +89,7 @@ impl<'a> Client<'a> {
             counters,
             log,
             unaligned: false,
-            input: vec![0; 64 << 10].into_boxed_slice(),
-            start: 0,
-            end: 0,
+            input: Input::default(),
             reading: Reading::Request,
             closing: false,
             gone: false,

@@ -22,7 +22,7 @@ pub mod bench;
 pub mod error;
 pub mod field;
 pub mod initiator;
-mod input;
+pub mod input;
 pub mod namespace;
 mod random;
 pub mod target;

@@ -28,21 +28,12 @@ impl Client<'_> {
         let received = match &mut self.reading {
             // The input buffer holds no earlier bytes, so receive directly into the buffer of the write
             // command.
-            Reading::Data { buffers, part, at, .. } if self.start == self.end => {
-                let result = self.stream.read(&mut buffers[*part].bytes_mut()[*at..]);
-                if let Ok(bytes) = &result {
-                    *at += bytes;
-                }
-                result
+            Reading::Data { buffers, part, at, .. } if self.input.bytes().is_empty() => {
+                self.stream.read(&mut buffers[*part].bytes_mut()[*at..]).inspect(|bytes| *at += bytes)
             }
             _ => {
-                self.input.copy_within(self.start..self.end, 0);
-                (self.start, self.end) = (0, self.end - self.start);
-                let result = self.stream.read(&mut self.input[self.end..]);
-                if let Ok(bytes) = &result {
-                    self.end += bytes;
-                }
-                result
+                let result = self.stream.read(self.input.lend(usize::MAX));
+                result.inspect(|bytes| self.input.received(*bytes))
             }
         };
         match received {
@@ -59,7 +50,7 @@ impl Client<'_> {
     /// Begins requests that had already arrived when a limit paused the reading. Returns true if there were
     /// any.
     pub(super) fn parse_rest(&mut self) -> Result<bool> {
-        if !matches!(self.reading, Reading::Request) || self.end - self.start < REQUEST {
+        if !matches!(self.reading, Reading::Request) || self.input.bytes().len() < REQUEST {
             return Ok(false);
         }
         self.parse().map(|()| true)
@@ -75,22 +66,20 @@ impl Client<'_> {
                 // thousands of requests of 32 MiB each.
                 Reading::Request if full => return Ok(()),
                 Reading::Request => {
-                    let Some(bytes) = self.input[self.start..self.end].first_chunk::<REQUEST>() else {
-                        return Ok(());
-                    };
+                    let Some(bytes) = self.input.bytes().first_chunk::<REQUEST>() else { return Ok(()) };
                     let Some(request) = parse_request(bytes) else {
                         let text = "a request without its magic number";
                         return Err(lost(std::io::Error::new(ErrorKind::InvalidData, text)));
                     };
-                    self.start += REQUEST;
+                    self.input.consume(REQUEST);
                     self.begin(request)?;
                     if self.closing {
                         return Ok(());
                     }
                 }
                 Reading::Skip(rest) => {
-                    let skipped = (*rest).min(self.end - self.start);
-                    self.start += skipped;
+                    let skipped = (*rest).min(self.input.bytes().len());
+                    self.input.consume(skipped);
                     *rest -= skipped;
                     if *rest > 0 {
                         return Ok(());
@@ -99,10 +88,9 @@ impl Client<'_> {
                 }
                 Reading::Data { buffers, part, at, .. } => {
                     let buffer = &mut buffers[*part];
-                    let len = (buffer.len() - *at).min(self.end - self.start);
-                    let bytes = &self.input[self.start..self.start + len];
-                    buffer.bytes_mut()[*at..*at + len].copy_from_slice(bytes);
-                    self.start += len;
+                    let len = (buffer.len() - *at).min(self.input.bytes().len());
+                    buffer.bytes_mut()[*at..*at + len].copy_from_slice(&self.input.bytes()[..len]);
+                    self.input.consume(len);
                     *at += len;
                     if *at < buffer.len() {
                         return Ok(());
