@@ -11,6 +11,7 @@
 //! * `host` connects the stack to programs and to the port: control socket, descriptors, limits, threads.
 //! * [`status`] is what the engine reports; [`client`] asks for it.
 //! * [`rules`] reads which sockets stay with the kernel; [`toml_error`] explains why a file is not TOML.
+//! * [`trace`] records when messages pass points of an engine.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
 //! Programs may be hostile. The engine checks every request of a program before use, and limits the memory
@@ -27,6 +28,7 @@ mod stack;
 pub mod status;
 pub mod stepped;
 pub mod toml_error;
+pub mod trace;
 
 pub use error::{Error, Result};
 pub use host::Threads;

@@ -41,7 +41,7 @@ impl Stepped {
     /// If a setting is wrong, or the control socket cannot be created.
     pub fn open(settings: Settings) -> Result<Self> {
         let mut threads =
-            Threads::open_on(Settings { port: NullSpec::default().into(), ..settings }, BUFFERS)?;
+            Threads::open_on(Settings { port: NullSpec::default().into(), ..settings }, BUFFERS, None)?;
         let sent = Frames::default();
         for engine in threads.engines_mut() {
             let pool = engine.network_mut().pool.clone();

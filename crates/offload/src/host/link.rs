@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::field;
 use crate::settings::Settings;
 use crate::stack::network::{Network, NetworkConfig};
+use crate::trace::{Recorder, TracedRx, TracedTx};
 use inlane_core::clock::Clock;
-use inlane_core::port::{Port, PortInfo, Rx};
+use inlane_core::port::{Port, PortInfo, Rx, Tx};
 use inlane_core::secret::without_secret;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::open::OpenRequest;
@@ -14,6 +15,7 @@ use inlane_ports::pcap::Playback;
 use inlane_ports::spec::{Kind, PortSpec};
 use inlane_wire::ethernet::{self, Mac};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// The memory in bytes for the packet buffers of each queue. Large buffers are therefore fewer.
 const POOL_BYTES: usize = 64 << 20;
@@ -33,11 +35,16 @@ pub struct Link {
 impl Link {
     /// Opens the port that `settings` names, with one queue for each thread. Creates a pool of `buffers`
     /// packet buffers for each queue. Returns a link and a network for each thread. The first link holds the
-    /// port.
+    /// port. If there is a recorder, the queues record messages.
     ///
     /// # Errors
     /// Errors of the port and its pools, and an error if the port has fewer queues than there are threads.
-    pub fn open(settings: &Settings, clock: &Clock, buffers: usize) -> Result<Vec<(Self, Network)>> {
+    pub fn open(
+        settings: &Settings,
+        clock: &Clock,
+        buffers: usize,
+        recorder: Option<&Arc<Recorder>>,
+    ) -> Result<Vec<(Self, Network)>> {
         let room = room(settings.segment_mtu().into());
         let spec = settings.port.clone().with_buffers(room);
         let ports = std::slice::from_ref(&spec);
@@ -78,9 +85,16 @@ impl Link {
         let ends = (0..queues).zip(&pools).map(|(queue, pool)| {
             let rx = port.take_rx(queue)?;
             let tx = port.take_tx(queue, pool.clone())?;
-            Ok(match settings.faults.are_none() {
-                true => (rx, tx),
-                false => (Box::new(settings.faults.rx(rx, pool, clock)?) as Box<dyn Rx>, tx),
+            let rx = match settings.faults.are_none() {
+                true => rx,
+                false => Box::new(settings.faults.rx(rx, pool, clock)?) as Box<dyn Rx>,
+            };
+            Ok(match recorder {
+                None => (rx, tx),
+                Some(recorder) => (
+                    Box::new(TracedRx::new(rx, recorder.clone())) as Box<dyn Rx>,
+                    Box::new(TracedTx::new(tx, recorder.clone())) as Box<dyn Tx>,
+                ),
             })
         });
         let ends = ends.collect::<Result<Vec<_>>>()?;

@@ -131,7 +131,7 @@ impl Engine {
     /// Opens an engine with one thread on a port of any kind.
     #[cfg(test)]
     fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
-        Threads::open_on(settings, buffers).map(Threads::into_first)
+        Threads::open_on(settings, buffers, None).map(Threads::into_first)
     }
 
     /// Creates the engine of one thread.

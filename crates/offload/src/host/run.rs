@@ -5,6 +5,7 @@ use super::{CLIENT, CONTROL, Engine, INBOX, INTERFACE, PORT, threads};
 use crate::error::{Error, Result};
 use crate::stack::arena::Key;
 use crate::stack::packet::Arrival;
+use crate::trace::Observer;
 use inlane_core::packet::Packet;
 use rustix::event::epoll;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -72,11 +73,11 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
 }
 
 impl Engine {
-    /// Runs this thread until `stop` is set.
+    /// Runs this thread until `stop` is set, and tells `observer` what it does.
     ///
     /// # Errors
     /// If the port fails.
-    pub(super) fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+    pub(super) fn run(&mut self, stop: &Arc<AtomicBool>, observer: &impl Observer) -> Result<()> {
         threads::pin(&self.settings.cores, self.stack.thread)?;
         let pool = self.stack.network.pool.clone();
         let _owner = pool.own();
@@ -95,9 +96,12 @@ impl Engine {
         while !stop.load(Ordering::Relaxed) {
             let mut now = self.clock.now_ns();
             let mut worked = self.receive(now, &mut packets)?;
+            observer.processed();
             worked |= self.receive_own(now);
             worked |= self.empty_inbox(now);
-            worked |= self.poll_slots(now);
+            let asked = self.poll_slots(now);
+            observer.asked(asked);
+            worked |= asked;
             let idle = !worked && self.stack.changed.is_empty() && !self.owes_reply();
             let may_sleep = idle
                 && now >= last_work + spin_ns
@@ -120,11 +124,14 @@ impl Engine {
                 // Send the results of this round first, because asking epoll would delay them.
                 self.expire(now);
                 self.serve_changed(now);
+                observer.served();
                 self.stack.network.flush();
             }
             if asks {
                 (rounds, asked_at) = (0, now);
-                worked |= self.wait(now, sleep, &mut events)?;
+                let asked = self.wait(now, sleep, &mut events)?;
+                observer.asked(asked);
+                worked |= asked;
             }
             if falls_asleep {
                 self.link.rx.end_sleep();
@@ -137,6 +144,7 @@ impl Engine {
             worked |= self.expire(now);
             worked |= !self.stack.changed.is_empty();
             self.serve_changed(now);
+            observer.served();
             self.stack.network.flush();
             if worked {
                 (last_work, pause) = (now, shortest);

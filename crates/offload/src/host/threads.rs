@@ -12,6 +12,7 @@ use crate::field;
 use crate::settings::{Settings, Transport};
 use crate::stack::StackConfig;
 use crate::stack::network::BUFFERS;
+use crate::trace::{Nobody, Recorder};
 use inlane_core::clock::Clock;
 use inlane_tcp::Secrets;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub struct Threads {
     engines: Vec<Engine>,
     /// True if a thread has panicked. Its part of the engine must not be used any more.
     panicked: bool,
+    /// Records messages, if the engine is traced.
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Threads {
@@ -31,17 +34,30 @@ impl Threads {
     /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
     pub fn open(settings: Settings) -> Result<Self> {
         check_interface(&settings)?;
-        Self::open_on(settings, BUFFERS)
+        Self::open_on(settings, BUFFERS, None)
+    }
+
+    /// Opens an engine whose messages are recorded. It has one thread, whatever the settings say.
+    ///
+    /// # Errors
+    /// As for [`Threads::open`].
+    pub fn open_traced(settings: Settings, recorder: Arc<Recorder>) -> Result<Self> {
+        check_interface(&settings)?;
+        Self::open_on(Settings { threads: 1, ..settings }, BUFFERS, Some(recorder))
     }
 
     /// Opens a port of any kind, and the control socket. [`Threads::open`] refuses ports that do not carry
     /// frames of a network, so tests call this function. `buffers` is the number of packet buffers of each
     /// queue.
-    pub(crate) fn open_on(settings: Settings, buffers: usize) -> Result<Self> {
+    pub(crate) fn open_on(
+        settings: Settings,
+        buffers: usize,
+        recorder: Option<Arc<Recorder>>,
+    ) -> Result<Self> {
         settings.check()?;
         let clock = Clock::new();
         let control = Control::open(&settings)?;
-        let links = Link::open(&settings, &clock, buffers)?;
+        let links = Link::open(&settings, &clock, buffers, recorder.as_ref())?;
         let shared = match settings.threads {
             1 => None,
             threads => Some(Arc::new(Shared::new(threads.into())?)),
@@ -74,7 +90,7 @@ impl Threads {
             }
             engines.push(engine);
         }
-        Ok(Self { engines, panicked: false })
+        Ok(Self { engines, panicked: false, recorder })
     }
 
     /// Returns the link's MAC address, and the driver and mode of the port, for messages.
@@ -98,7 +114,7 @@ impl Threads {
                 let (thread, ending) = (engine.stack.thread, ending());
                 let run = move || {
                     let ending = ending;
-                    engine.run(&ending.stop)
+                    engine.run(&ending.stop, &Nobody)
                 };
                 let name = format!("inlane-engine-{thread}");
                 match std::thread::Builder::new().name(name).spawn_scoped(scope, run) {
@@ -112,7 +128,10 @@ impl Threads {
                 }
             }
             let ending = ending();
-            outcome = outcome.and_then(|()| first.run(&ending.stop));
+            outcome = outcome.and_then(|()| match &self.recorder {
+                None => first.run(&ending.stop, &Nobody),
+                Some(recorder) => first.run(&ending.stop, recorder),
+            });
             drop(ending);
             for (thread, handle) in running {
                 let ended = handle.join().unwrap_or_else(|_| {
@@ -123,6 +142,12 @@ impl Threads {
             }
             outcome
         })
+    }
+
+    /// Returns the number of connections whose data RDMA has carried. Call it when the threads have ended.
+    pub fn rdma_connections(&self) -> u64 {
+        let counters = self.engines.iter().filter_map(|engine| engine.stack.rdma_counters());
+        counters.map(|counters| counters.connections).sum()
     }
 
     /// Ends the engine: resets every connection and stops the port. The control socket's file is removed.

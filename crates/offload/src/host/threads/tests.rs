@@ -439,14 +439,14 @@ fn the_engine_ends_if_one_of_its_threads_fails() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { threads: THREADS as u16, ..settings(&folder, 100) };
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let mut threads = Threads::open_on(settings.clone(), 1024).unwrap();
+    let mut threads = Threads::open_on(settings.clone(), 1024, None).unwrap();
     threads.engines_mut()[1].link.rx = Box::new(Broken);
     let error = threads.run(&stop).unwrap_err().to_string();
     assert!(error.contains("thread 1 of the engine has panicked"), "{error}");
     threads.close();
 
     stop.store(false, std::sync::atomic::Ordering::Relaxed);
-    let mut threads = Threads::open_on(settings, 1024).unwrap();
+    let mut threads = Threads::open_on(settings, 1024, None).unwrap();
     let (file, _) = std::os::unix::net::UnixStream::pair().unwrap();
     threads.engines_mut()[2].epoll = file.into();
     let error = threads.run(&stop).unwrap_err().to_string();

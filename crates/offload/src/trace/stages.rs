@@ -1,0 +1,112 @@
+//! The stages of a message's way, and how long they take.
+
+use super::Point;
+use inlane_core::clock::Clock;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The number of points.
+pub const POINTS: usize = Point::Read as usize + 1;
+
+/// A part of a message's way from the call of send() to the data in the receiver's buffer. Each ends at the [`Point`] after the
+/// one at which the previous stage ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// send() hands the bytes over: to the ring that the program shares with the engine, or to the socket pair.
+    HandOver,
+    /// The engine finds the bytes, or is woken.
+    WakeUp,
+    /// TCP or RDMA at the sender, up to the first byte of the frame. Includes reading the socket pair, if the bytes are there.
+    SendProtocol,
+    /// The headers and the data are written to the memory of the port.
+    DataMovement,
+    /// The port is told to send the frame.
+    SendPort,
+    /// The frame waits until the receiving engine asks its port for frames. Includes waking that engine if it sleeps.
+    Wire,
+    /// The receiving engine gets the frame from its port.
+    ReceivePort,
+    /// TCP or RDMA at the receiver, which places the data into the receive ring.
+    ReceiveProtocol,
+    /// The engine shows the data to the program: by the index of the shared ring, or by writing to the socket pair.
+    Placement,
+    /// recv() finds the data or is woken, and copies it to the program's buffer.
+    ReaderWakeUp,
+}
+
+impl Stage {
+    /// All stages, in their order.
+    pub const ALL: [Self; POINTS - 1] = [
+        Self::HandOver,
+        Self::WakeUp,
+        Self::SendProtocol,
+        Self::DataMovement,
+        Self::SendPort,
+        Self::Wire,
+        Self::ReceivePort,
+        Self::ReceiveProtocol,
+        Self::Placement,
+        Self::ReaderWakeUp,
+    ];
+}
+
+/// When one message passed each [`Point`], as raw readings of the clock. `None` where that was not recorded.
+pub type Way = [Option<u64>; POINTS];
+
+/// Returns the time of each stage of a way, in ticks of the clock. A stage whose end was not recorded is `None`, and its time
+/// counts in the next stage. Returns `None` if the first or the last point is missing.
+///
+/// Each time is taken after the event, so another thread can react before it is taken. A point therefore counts as passed at the
+/// latest when a later point was passed. So the stages add up to the time between the first and the last point.
+pub fn ticks(way: &Way) -> Option<[Option<u64>; POINTS - 1]> {
+    let at = |point: Point| point as usize;
+    let (first, last) = (way[0]?, way[at(Point::Read)]?);
+    let mut way = *way;
+    // An engine that polls may ask for frames before the frame is sent.
+    if let (Some(flushed), Some(polled), Some(received)) =
+        (way[at(Point::Flushed)], way[at(Point::Polled)], way[at(Point::Received)])
+    {
+        way[at(Point::Polled)] = Some(polled.max(flushed.min(received)));
+    }
+    let mut latest = last;
+    for time in way.iter_mut().rev().flatten() {
+        *time = latest.min(*time);
+        latest = *time;
+    }
+    let mut before = first;
+    let mut stages = [None; POINTS - 1];
+    for (stage, time) in stages.iter_mut().zip(&way[1..]) {
+        *stage = time.map(|time| {
+            let time = time.max(before);
+            time - std::mem::replace(&mut before, time)
+        });
+    }
+    Some(stages)
+}
+
+/// The distribution of a time over all messages.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Times {
+    /// The median.
+    pub median_ns: f64,
+    /// The time that 99 % of the messages do not exceed.
+    pub p99_ns: f64,
+    /// The mean.
+    pub mean_ns: f64,
+}
+
+impl Times {
+    /// Returns the distribution of times in ticks of the clock. `None` if there are none.
+    pub fn of(clock: &Clock, mut ticks: Vec<u64>) -> Option<Self> {
+        let count = ticks.len().checked_sub(1)? + 1;
+        ticks.sort_unstable();
+        let ns = |ticks: u64| clock.between_ns(0, ticks) as f64;
+        let sum: u64 = ticks.iter().sum();
+        Some(Self {
+            median_ns: ns(ticks[count / 2]),
+            p99_ns: ns(ticks[(count - 1) * 99 / 100]),
+            mean_ns: ns(sum) / count as f64,
+        })
+    }
+}
