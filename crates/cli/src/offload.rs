@@ -5,8 +5,11 @@ pub mod program;
 mod run;
 mod serve;
 mod status;
+mod trace;
 
 use clap::{Args, Subcommand};
+
+pub use trace::TraceResult;
 
 /// Runs the TCP and UDP sockets of unmodified programs on an engine with its own network stack
 #[derive(Args)]
@@ -18,6 +21,7 @@ Examples:
                                           a program whose sockets the engine runs
   inlane offload status                   sockets, rates, retransmissions
   inlane offload status --watch 1s        the same, every second
+  inlane offload trace                    where the time of a short message goes
 
 Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
 program, right or peer is missing or in use ('inlane doctor' checks devices and rights).
@@ -32,6 +36,9 @@ enum OffloadCommand {
     Serve(Box<serve::Serve>),
     Run(run::Run),
     Status(status::Status),
+    Trace(trace::Trace),
+    #[command(hide = true)]
+    MessageEnd(trace::MessageEnd),
 }
 
 impl Offload {
@@ -44,6 +51,8 @@ impl Offload {
             OffloadCommand::Serve(serve) => serve.run(),
             OffloadCommand::Run(run) => run.run(),
             OffloadCommand::Status(status) => status.run(),
+            OffloadCommand::Trace(trace) => trace.run(),
+            OffloadCommand::MessageEnd(end) => end.run(),
         }
     }
 }

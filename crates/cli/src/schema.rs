@@ -3,6 +3,7 @@
 use crate::doctor::Check;
 use crate::ntb::TransportInfo;
 use crate::nvme::NvmeTransfer;
+use crate::offload::TraceResult;
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
@@ -56,6 +57,8 @@ pub enum Schema {
     NvmeSubsystems,
     /// Written by `inlane offload status`
     Engine,
+    /// Written by `inlane offload trace`
+    Stages,
     /// Written by `inlane mix`
     Mix,
     /// Written by `inlane model`
@@ -82,6 +85,7 @@ impl Schema {
             Schema::NvmeExport => schema::<ExportResult>(),
             Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
             Schema::Engine => schema::<EngineStatus>(),
+            Schema::Stages => schema::<TraceResult>(),
             Schema::Mix => schema::<MixResult>(),
             Schema::Model => schema::<ModelResult>(),
             Schema::Doctor => schema::<Check>(),
