@@ -1,4 +1,4 @@
-//! `--metrics ADDRESS:PORT`: a page with counters for Prometheus, in the text format of OpenMetrics 1.0.
+//! `--metrics ADDRESS:PORT`: a page with counters for Prometheus, in Prometheus' text format.
 //!
 //! The page is made for each request from a snapshot, so nothing is counted twice and no hot path does more work. One thread
 //! answers one request after another, within a time limit. It serves nothing but this page.
@@ -73,8 +73,32 @@ impl Page {
     pub fn text(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.0).expect("a string takes every text");
-        text
+        classic(&text)
     }
+}
+
+/// Translates a page from the format of OpenMetrics, in which the description of a counter lacks the suffix of its samples, to Prometheus'
+/// text format 0.0.4. Every version of Prometheus and promtool reads that format.
+fn classic(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    let mut help = None;
+    for line in page.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "HELP", name, about] => help = Some((name, about)),
+            ["#", "TYPE", name, kind] => {
+                let suffix = if kind == "counter" { "_total" } else { "" };
+                if let Some((_, about)) = help.take().filter(|(described, _)| *described == name) {
+                    text += &format!("# HELP {name}{suffix} {about}\n");
+                }
+                text += &format!("# TYPE {name}{suffix} {kind}\n");
+            }
+            // The unit, and the end of the page.
+            ["#", ..] => {}
+            _ => text += &format!("{line}\n"),
+        }
+    }
+    text
 }
 
 /// Listens on `address`, and serves what `page` returns until the process ends. `page` gives a reason if it has no page now.
@@ -112,7 +136,7 @@ fn answer(mut stream: TcpStream, page: &impl Fn() -> Result<String, String>) -> 
     let request = read_request(&mut stream, deadline)?;
     let (status, kind, body) = match request.split(' ').collect::<Vec<_>>()[..] {
         ["GET", "/metrics", _] => match page() {
-            Ok(page) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", page),
+            Ok(page) => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", page),
             Err(why) => ("503 Service Unavailable", "text/plain", format!("{why}\n")),
         },
         ["GET", _, _] => ("404 Not Found", "text/plain", "the page is /metrics\n".to_owned()),
