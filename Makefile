@@ -3,7 +3,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: help setup demo test test-all test-programs build install wheel docs fuzz bench-forward bench-compare
+.PHONY: help setup demo test test-all test-programs test-deb build install deb wheel docs fuzz bench-forward bench-compare
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -16,13 +16,19 @@ demo: setup ## build, forward a real capture with MAC addresses swapped, check e
 
 build: setup ## build the release binary, target/release/inlane, and the libraries for C
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release --bin inlane
-	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload -p inlane-run
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem -p inlane-preload -p inlane-batch
 	@packaging/openshmem/weaken "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.a"
 	@ln -sf libinlane_shmem.so "$${CARGO_TARGET_DIR:-target}/release/libinlane_shmem.so.0"
 	@cp -P packaging/openshmem/osh* "$${CARGO_TARGET_DIR:-target}/release"
 
 install: build ## install inlane, its man pages, completions, units and the libraries for C under PREFIX (/usr/local)
 	@DESTDIR="$(DESTDIR)" packaging/install "$(PREFIX)"
+
+deb: build ## make the Debian packages inlane and inlane-dev in .out/deb
+	@packaging/deb
+
+test-deb: deb ## install the packages in a fresh Debian 12, use them there, remove them (needs root, debootstrap and Debian's mirror)
+	@packaging/test-deb
 
 wheel: setup ## build the wheel of the Python package, with the command inside, in .out/wheels
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" packaging/wheel

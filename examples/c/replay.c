@@ -1,9 +1,9 @@
 /* Receives the frames of a port, sends those with IPv4 to another port, and counts what it has seen:
  *
- *     cc replay.c -o replay $(pkg-config --cflags --libs inlane-run)
+ *     cc replay.c -o replay $(pkg-config --cflags --libs inlane-batch)
  *     ./replay pcap:examples/capture/mixed.pcap pcap:ipv4.pcap
  */
-#include <inlane_run.h>
+#include <inlane_batch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-//! The library behind `include/inlane_run.h`: C programs receive packets from inlane's ports and send packets to them, over
+//! The library behind `include/inlane_batch.h`: C programs receive packets from inlane's ports and send packets to them, over
 //! [`inlane_forward::batch`].
 //!
 //! The header documents each function. Its promises to the program are kept here as follows:

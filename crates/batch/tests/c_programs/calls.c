@@ -1,9 +1,9 @@
-/* Calls each function of inlane_run.h, also with wrong arguments. Prints what is not as expected, and returns 1 then.
+/* Calls each function of inlane_batch.h, also with wrong arguments. Prints what is not as expected, and returns 1 then.
  *
  *     calls CAPTURE FOLDER    CAPTURE has 851 frames
  */
 #define _POSIX_C_SOURCE 200809L
-#include <inlane_run.h>
+#include <inlane_batch.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

@@ -19,7 +19,7 @@ enum Link {
 
 /// Returns the path of the library.
 fn library(suffix: &str) -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name(format!("libinlane_run.{suffix}"))
+    std::env::current_exe().unwrap().with_file_name(format!("libinlane_batch.{suffix}"))
 }
 
 /// Compiles a program of C or C++. Returns `None` if there is no compiler.
@@ -35,11 +35,11 @@ fn compile(folder: &Path, source: &str, link: Link) -> Option<PathBuf> {
     match link {
         Link::Shared => {
             // The linker looks for the first name, and the loader for the second, which is the soname.
-            for name in ["libinlane_run.so", "libinlane_run.so.0"] {
+            for name in ["libinlane_batch.so", "libinlane_batch.so.0"] {
                 std::os::unix::fs::symlink(library("so"), folder.join(name)).unwrap();
             }
             let folder = folder.display();
-            command.args([format!("-L{folder}"), format!("-Wl,-rpath,{folder}"), "-linlane_run".into()]);
+            command.args([format!("-L{folder}"), format!("-Wl,-rpath,{folder}"), "-linlane_batch".into()]);
             command.arg("-pthread")
         }
         Link::Static => command.arg(library("a")).args(SYSTEM),
@@ -127,8 +127,19 @@ fn the_header_is_one_of_cpp() {
 }
 
 #[test]
+fn no_other_header_is_installed_under_the_name() {
+    let crates = Path::new(HERE).join("..");
+    assert!(
+        crates.join("function/include/inlane.h").exists() && crates.join("shmem/include/shmem.h").exists()
+    );
+    for other in ["function", "shmem"] {
+        assert!(!crates.join(other).join("include/inlane_batch.h").exists(), "{other} has that header, too");
+    }
+}
+
+#[test]
 fn the_header_declares_what_the_library_exports() {
-    let header = std::fs::read_to_string(Path::new(HERE).join("include/inlane_run.h")).unwrap();
+    let header = std::fs::read_to_string(Path::new(HERE).join("include/inlane_batch.h")).unwrap();
     let declared: BTreeSet<&str> = header
         .lines()
         .filter(|line| !line.starts_with([' ', '/', '*', '#']) && line.ends_with(';'))

@@ -1,5 +1,5 @@
 // The header is also one of C++.
-#include <inlane_run.h>
+#include <inlane_batch.h>
 
 int main() {
     inlane_settings settings = INLANE_SETTINGS;

@@ -1,4 +1,4 @@
-/* inlane_run.h: receives packets from inlane's ports and sends packets to them, in C and C++ programs.
+/* inlane_batch.h: receives packets from inlane's ports and sends packets to them, in C and C++ programs.
  *
  *     struct inlane_receiver *receiver;
  *     struct inlane_batch batch;
@@ -11,7 +11,7 @@
  *         fprintf(stderr, "%s\n", inlane_error());
  *     inlane_receiver_close(receiver);
  *
- * Link with -linlane_run, or use `pkg-config --cflags --libs inlane-run`.
+ * Link with -linlane_batch, or use `pkg-config --cflags --libs inlane-batch`.
  *
  * Threads: each receiver and sender has threads of its own, which move the packets. Any thread of the program may use a receiver or a
  * sender. Calls from several threads for the same one take turns, except that inlane_receiver_stop and inlane_sender_stop never wait.
@@ -21,8 +21,8 @@
  * what to do. Defects of the library are reported as INLANE_FAILED, too, and do not end the program. A packet function of your own that
  * never returns cannot be ended: closing its receiver or sender then waits forever.
  */
-#ifndef INLANE_RUN_H
-#define INLANE_RUN_H
+#ifndef INLANE_BATCH_H
+#define INLANE_BATCH_H
 
 #include <stddef.h>
 #include <stdint.h>
