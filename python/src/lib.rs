@@ -1,6 +1,7 @@
 //! The compiled part of the Python package `inlane`. The package's Python files wrap it: see `inlane/__init__.py`.
 
 mod buffer;
+mod in_place;
 mod receiver;
 mod sender;
 
@@ -60,6 +61,8 @@ fn row(measurement: &Measurement) -> PyResult<Option<String>> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<buffer::Buffer>()?;
+    module.add_class::<in_place::Memory>()?;
+    module.add_class::<in_place::PlaceReceiver>()?;
     module.add_class::<receiver::Receiver>()?;
     module.add_class::<sender::Sender>()?;
     module.add_function(wrap_pyfunction!(needs_command, module)?)?;

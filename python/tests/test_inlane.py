@@ -42,7 +42,7 @@ class Results(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--colour"):
             inlane.forward("gen:64", "null", colour="red")
         with self.assertRaisesRegex(inlane.Unavailable, "/nonexistent"):
-            inlane.forward("pcap:/nonexistent", "null")
+            inlane.forward("pcap:/nonexistent/file.pcap", "null")
         with self.assertRaisesRegex(inlane.RunFailed, "lost") as caught:
             inlane.forward("gen:64,packets=1000", "check", faults="drop=50%", no_baseline=True)
         self.assertGreater(caught.exception.result.rows[0].verification.lost_packets, 0)
@@ -77,6 +77,48 @@ class Packets(unittest.TestCase):
             sender.send(FRAMES[50:])
         self.assertEqual(sender.row.tx.packets, len(FRAMES))
         return port
+
+    def test_packets_in_place_have_the_bytes_of_copies(self):
+        with tempfile.TemporaryDirectory() as folder:
+            port = self.capture(folder)
+            expected = [bytes(frame) for batch in inlane.receive(port) for frame in batch]
+            found, kept = [], []
+            receiver = inlane.receive_in_place(port, frames=64)
+            for packets in receiver:
+                array = numpy.from_dlpack(packets.memory)
+                self.assertEqual((array.dtype, array.ndim, len(array)), (numpy.uint8, 1, len(packets.memory)))
+                self.assertEqual(packets.memory.__dlpack_device__(), (1, 0), "host memory")
+                ends = packets.offsets + packets.lengths
+                found += [bytes(array[start:end]) for start, end in zip(packets.offsets, ends)]
+                kept.append((array, packets.offsets, ends))
+            self.assertEqual(found, expected)
+            self.assertEqual((receiver.row.rx.packets, receiver.row.leaked_buffers), (len(FRAMES), 0))
+            del receiver, packets
+            again = [bytes(array[start:end]) for array, starts, ends in kept for start, end in zip(starts, ends)]
+            self.assertEqual(again, expected, "arrays hold the packets")
+
+    def test_arrays_over_packets_in_place_make_the_port_wait(self):
+        with inlane.receive_in_place("gen:64,packets=100000", frames=64, wait=0.001) as receiver:
+            arrays = []
+            for packets in receiver:
+                arrays.append(numpy.from_dlpack(packets.memory))
+                if len(arrays) == 30:
+                    arrays.clear()
+        self.assertEqual((receiver.row.rx.packets, receiver.row.rx.missed), (100000, 0))
+
+    def test_dlpack_without_a_taker_and_with_wrong_settings(self):
+        packets = next(inlane.receive_in_place("gen:64,packets=100"))
+        capsule = packets.memory.__dlpack__(stream=None, max_version=(1, 0))
+        self.assertIn("dltensor", repr(capsule))
+        del capsule
+        packets.memory.__dlpack__(copy=False, dl_device=(1, 0))
+        for settings in [{"copy": True}, {"dl_device": (2, 0)}]:
+            with self.assertRaises(BufferError):
+                packets.memory.__dlpack__(**settings)
+        with self.assertRaisesRegex(inlane.UsageError, "inlane.receive"):
+            inlane.receive_in_place("af_packet:lo")
+        with self.assertRaises(ValueError):
+            inlane.receive_in_place("gen:64", on="tpu:0")
 
     def test_frames_come_back_as_they_were_sent(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +165,7 @@ class Packets(unittest.TestCase):
         with self.assertRaisesRegex(inlane.UsageError, "nosuch"):
             inlane.receive("nosuch:1")
         with self.assertRaisesRegex(inlane.Unavailable, "/nonexistent"):
-            list(inlane.receive("pcap:/nonexistent"))
+            list(inlane.receive("pcap:/nonexistent/file.pcap"))
         with self.assertRaisesRegex(ValueError, "duration"):
             inlane.receive("gen:64", duration=-1)
         with self.assertRaisesRegex(inlane.RunFailed, "5000 bytes"), inlane.Sender("null") as sender:

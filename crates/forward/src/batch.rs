@@ -2,15 +2,20 @@
 //!
 //! ```text
 //! port -> packet function -> BatchReceiver -> program
+//! port -> packet function -> InPlaceReceiver -> program
 //! program -> BatchSender -> packet function -> ports
 //! ```
 //!
 //! The run and the program share one batch. While the program works on a batch, the run fills or empties another. A program
 //! that is too slow makes a capture or a generator wait. A port that cannot wait loses packets, and its counters say so.
+//!
+//! Batches have copies of the frames. An [`InPlaceReceiver`] copies nothing: it says where the packets lie, which may be memory of a GPU.
 
+mod in_place;
 mod receiver;
 mod sender;
 
+pub use in_place::{InPlaceReceiver, NextPackets, PacketsInPlace};
 pub use receiver::{BatchReceiver, ReceiveSettings};
 pub use sender::BatchSender;
 
@@ -74,31 +79,31 @@ impl FrameBatch {
 
 /// What the run and the program share.
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct Shared<B = FrameBatch> {
+    state: Mutex<State<B>>,
     /// Notified when a batch is full, empty or the last one.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    batch: FrameBatch,
+struct State<B> {
+    batch: B,
     /// The run has ended.
     ended: bool,
     /// The program gives or takes no further frame.
     closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl<B> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
         self.state.lock().expect("nothing panics while it holds the lock")
     }
 }
 
 /// Tells the program that the run has ended, also if its thread panics.
-struct EndOfRun(Arc<Shared>);
+struct EndOfRun<B>(Arc<Shared<B>>);
 
-impl Drop for EndOfRun {
+impl<B> Drop for EndOfRun<B> {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.changed.notify_all();
@@ -106,14 +111,16 @@ impl Drop for EndOfRun {
 }
 
 /// A run in a thread of its own.
-struct Run {
-    shared: Arc<Shared>,
+struct Run<B = FrameBatch> {
+    shared: Arc<Shared<B>>,
     control: Arc<Control>,
     thread: Option<JoinHandle<Result<Measurement>>>,
+    /// What the run has measured, after [`Run::conclude`].
+    measurement: Option<Measurement>,
 }
 
-impl Run {
-    fn start(config: Config, shared: Arc<Shared>) -> Result<Self> {
+impl<B: Send + 'static> Run<B> {
+    fn start(config: Config, shared: Arc<Shared<B>>) -> Result<Self> {
         let control = Arc::new(Control::default());
         let (end, flags) = (EndOfRun(Arc::clone(&shared)), Arc::clone(&control));
         let run = move || {
@@ -125,9 +132,20 @@ impl Run {
             .name("inlane-batch".into())
             .spawn(run)
             .map_err(|error| Error::config("thread of the run", error.to_string()))?;
-        Ok(Self { shared, control, thread: Some(thread) })
+        Ok(Self { shared, control, thread: Some(thread), measurement: None })
     }
 
+    /// Waits for the end of the run, and keeps its measurement. Returns the run's error once.
+    fn conclude(&mut self) -> Result<()> {
+        let Some(ended) = self.join() else { return Ok(()) };
+        let mut measurement = ended?;
+        let failure = measurement.failure.take();
+        self.measurement = Some(measurement);
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+impl<B> Run<B> {
     /// Waits for the end of the run, and returns its measurement. The second call has nothing to return.
     fn join(&mut self) -> Option<Result<Measurement>> {
         let ended = self.thread.take()?.join();
@@ -137,9 +155,13 @@ impl Run {
     }
 
     /// Waits until `ready` returns something, the run ends, or `most` is over.
-    fn wait<T>(&self, most: Duration, mut ready: impl FnMut(&mut State) -> Option<T>) -> (Option<T>, bool) {
+    fn wait<T>(
+        &self,
+        most: Duration,
+        mut ready: impl FnMut(&mut State<B>) -> Option<T>,
+    ) -> (Option<T>, bool) {
         let mut found = None;
-        let waits = |state: &mut State| {
+        let waits = |state: &mut State<B>| {
             found = ready(state);
             found.is_none() && !state.ended
         };
@@ -149,7 +171,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl<B> Drop for Run<B> {
     fn drop(&mut self) {
         self.shared.lock().closed = true;
         self.control.stop();

@@ -13,11 +13,13 @@
 """
 
 from ._command import Interrupted, Result, Row, RunFailed, Unavailable, UsageError, copy, forward, mix, nvme_bench, run
-from ._packets import Batch, Receiver, Sender, receive
+from ._packets import Batch, PacketsInPlace, PlaceReceiver, Receiver, Sender, receive, receive_in_place
 
 __all__ = [
     "Batch",
     "Interrupted",
+    "PacketsInPlace",
+    "PlaceReceiver",
     "Receiver",
     "Result",
     "Row",
@@ -30,5 +32,6 @@ __all__ = [
     "mix",
     "nvme_bench",
     "receive",
+    "receive_in_place",
     "run",
 ]

@@ -11,6 +11,8 @@ import numpy
 from . import _native
 from ._command import Child, Row, flags
 from ._native import Buffer as Memory
+from ._native import Memory as PoolMemory
+from ._native import PlaceReceiver as _PlaceReceiver
 from ._native import Receiver as _Receiver
 from ._native import Sender as _Sender
 
@@ -164,6 +166,83 @@ def receive(
     return Receiver(_Receiver(child.pipe, "io", frames, wait, None, [], room), child)
 
 
+class PacketsInPlace:
+    """Packets that lie where a port has received them. They are held as long as this object, or an array over its memory, lives."""
+
+    __slots__ = ("memory", "offsets", "lengths")
+
+    def __init__(self, memory: PoolMemory, offsets: numpy.ndarray, lengths: numpy.ndarray) -> None:
+        #: The memory of all buffers, for `from_dlpack` of NumPy, PyTorch, JAX or CuPy: an array of bytes in host memory or on a GPU.
+        self.memory = memory
+        #: For each packet, the index of its first byte in the memory.
+        self.offsets = offsets
+        #: The length of each packet in bytes.
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __repr__(self) -> str:
+        return f"<inlane.PacketsInPlace of {len(self)} packets>"
+
+
+class PlaceReceiver:
+    """Receives packets in place: iterate over it. `receive_in_place` creates it. Leave a `with` block to stop early."""
+
+    def __init__(self, native: _PlaceReceiver) -> None:
+        self._native = native
+
+    def __iter__(self) -> Iterator[PacketsInPlace]:
+        return self
+
+    def __next__(self) -> PacketsInPlace:
+        parts = self._native.next()
+        if parts is None:
+            raise StopIteration
+        memory, offsets, lengths = parts
+        return PacketsInPlace(memory, numpy.frombuffer(offsets, numpy.int64), numpy.frombuffer(lengths, numpy.int64))
+
+    @property
+    def row(self) -> Row | None:
+        """What the run has measured, as a row of `inlane forward`. `None` until the last packets were received."""
+        return _row(self._native)
+
+    def stop(self) -> None:
+        """Stops receiving. The packets that were received before still follow."""
+        self._native.stop()
+
+    def __enter__(self) -> PlaceReceiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        while self._native.next() is not None:
+            pass
+
+
+def receive_in_place(
+    port: str,
+    *,
+    function: str = "io",
+    on: str = "cpu",
+    memory: str | None = None,
+    frames: int = 4096,
+    wait: float = 0.1,
+    duration: float | None = None,
+    cores: Iterable[int] = (),
+    room: int = 2048,
+) -> PlaceReceiver:
+    """Receives packets without copying them. `on` and `memory` are those of `inlane forward`: with `on="gpu:0"` and `memory="gpu-pool"`, a GPU runs
+    the packet function and the packets stay in its memory. The other settings are those of `receive`.
+
+    The buffers of packets are used again once nothing refers to them. There are buffers for four batches, so a program that keeps more batches,
+    or arrays over their memory, receives nothing until it drops some. Ports of DPDK cannot be received in place.
+    """
+    if _native.needs_command(port):
+        raise _native.UsageError(f"port {port}: only the command opens ports of DPDK, and its packets come as copies; use inlane.receive")
+    return PlaceReceiver(_PlaceReceiver(port, function, on, memory, frames, wait, duration, list(cores), room))
+
+
 class Sender:
     """Sends frames to one or several ports of inlane.
 
@@ -223,6 +302,6 @@ class Sender:
             self._child.finish()
 
 
-def _row(native: _Receiver | _Sender) -> Row | None:
+def _row(native: _Receiver | _PlaceReceiver | _Sender) -> Row | None:
     text: Any = native.row()
     return None if text is None else json.loads(text, object_hook=Row)

@@ -31,8 +31,26 @@ impl Default for ReceiveSettings {
 pub struct BatchReceiver {
     run: Run,
     settings: ReceiveSettings,
-    /// What the run has measured, after its end.
-    measurement: Option<Measurement>,
+}
+
+/// Returns the ports of a configuration whose packets the program itself takes: the one to receive from, and the empty list of those to send
+/// to.
+pub(super) fn ports(
+    config: &mut Config,
+    settings: ReceiveSettings,
+) -> Result<(&PortSpec, &mut Vec<PortSpec>)> {
+    let Route::OneWay { rx, tx } = &mut config.route else {
+        let why = "a receiver takes the frames of one direction; name only the port to receive from";
+        return Err(Error::config(field::BETWEEN, why));
+    };
+    if !tx.is_empty() {
+        let why = "a receiver takes the frames itself; name no port to send to";
+        return Err(Error::config(field::TX, why));
+    }
+    if settings.frames == 0 {
+        return Err(Error::config("batch", "it would have no frames; give at least 1"));
+    }
+    Ok((rx, tx))
 }
 
 impl BatchReceiver {
@@ -43,17 +61,7 @@ impl BatchReceiver {
     /// [`Error::Config`] if `config` names ports to send to, or a batch would have no frames. Errors of the port come with the
     /// first batch.
     pub fn start(mut config: Config, settings: ReceiveSettings) -> Result<Self> {
-        let Route::OneWay { rx, tx } = &mut config.route else {
-            let why = "a receiver takes the frames of one direction; name only the port to receive from";
-            return Err(Error::config(field::BETWEEN, why));
-        };
-        if !tx.is_empty() {
-            let why = "a receiver takes the frames itself; name no port to send to";
-            return Err(Error::config(field::TX, why));
-        }
-        if settings.frames == 0 {
-            return Err(Error::config("batch", "it would have no frames; give at least 1"));
-        }
+        let (rx, tx) = ports(&mut config, settings)?;
         let shared = Arc::<Shared>::default();
         let sink = BatchSink {
             shared: Arc::clone(&shared),
@@ -61,7 +69,7 @@ impl BatchReceiver {
             has_times: rx.kind() == Kind::Capture,
         };
         tx.push(PortSpec::to_sink("batches", sink));
-        Ok(Self { run: Run::start(config, shared)?, settings, measurement: None })
+        Ok(Self { run: Run::start(config, shared)?, settings })
     }
 
     /// Returns the next batch. Waits at most `most` for its first frame, and returns an empty batch when that time is over. `None`
@@ -81,11 +89,8 @@ impl BatchReceiver {
         if !ended {
             return Ok(Some(FrameBatch::default()));
         }
-        let Some(ended) = self.run.join() else { return Ok(None) };
-        let mut measurement = ended?;
-        let failure = measurement.failure.take();
-        self.measurement = Some(measurement);
-        failure.map_or(Ok(None), Err)
+        self.run.conclude()?;
+        Ok(None)
     }
 
     /// Stops receiving from the port. Batches with the frames that were received before still follow.
@@ -100,7 +105,7 @@ impl BatchReceiver {
 
     /// Returns what the run has measured, once [`BatchReceiver::next_within`] has returned `None` or an error.
     pub fn measurement(&self) -> Option<&Measurement> {
-        self.measurement.as_ref()
+        self.run.measurement.as_ref()
     }
 }
 

@@ -62,16 +62,18 @@ fn frames_that_are_sent_arrive_in_a_capture_with_their_bytes() {
 
 #[test]
 fn a_run_that_cannot_start_says_why_once() {
-    let mut receiver = receiver("pcap:/nonexistent/file.pcap", "io", 8).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = format!("{}/missing/file.pcap", folder.path().display());
+    let mut receiver = receiver(&format!("pcap:{file}"), "io", 8).unwrap();
     let error = receiver.next_within(SOON).unwrap_err().to_string();
-    assert!(error.contains("/nonexistent/file.pcap"), "{error}");
+    assert!(error.contains(&file), "{error}");
     assert!(receiver.next_within(SOON).unwrap().is_none());
-    let mut sender = sender("pcap:/nonexistent/out.pcap").unwrap();
+    let mut sender = sender(&format!("pcap:{file}")).unwrap();
     let error = (0..1000)
         .find_map(|_| sender.send_within(batch(&[&[0; 60]]), SOON).err())
         .expect("it fails")
         .to_string();
-    assert!(error.contains("/nonexistent/out.pcap"), "{error}");
+    assert!(error.contains(&file), "{error}");
 }
 
 #[test]
@@ -100,4 +102,76 @@ fn wrong_settings_and_frames_are_refused() {
         let error = sender.finish().err().expect(expected).to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+fn in_place(rx: &str, frames: usize) -> InPlaceReceiver {
+    let mut config = Config::new(Route::OneWay { rx: PortSpec::parse(rx).unwrap(), tx: Vec::new() });
+    config.cores = Some(Vec::new());
+    config.function = "macswap".into();
+    InPlaceReceiver::start(config, ReceiveSettings { frames, wait: Duration::from_millis(1) }).unwrap()
+}
+
+/// Returns copies of packets, which lie in host memory.
+fn copies(packets: &PacketsInPlace) -> Vec<Vec<u8>> {
+    let memory = packets.memory();
+    let copy = |(offset, length): (&u64, &u32)| {
+        let part = memory.slice(*offset as usize, *length as usize).expect("packets lie in the memory");
+        // SAFETY: the packets are held, so nobody writes to them.
+        unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) }.to_vec()
+    };
+    packets.offsets.iter().zip(&packets.lengths).map(copy).collect()
+}
+
+#[test]
+fn packets_in_place_have_the_bytes_of_copies_and_keep_them() {
+    let file = concat!("pcap:", env!("CARGO_MANIFEST_DIR"), "/../../examples/capture/mixed.pcap");
+    let mut copying = receiver(file, "macswap", 4096).unwrap();
+    let mut expected = Vec::new();
+    while let Some(batch) = copying.next_within(SOON).unwrap() {
+        expected.extend(batch.iter().map(<[u8]>::to_vec));
+    }
+    let mut placed = in_place(file, 100);
+    let mut kept = Vec::new();
+    loop {
+        match placed.next_within(SOON).unwrap() {
+            NextPackets::Packets(packets) => kept.push((copies(&packets), packets)),
+            NextPackets::None => {}
+            NextPackets::End => break,
+        }
+    }
+    let row = &placed.measurement().unwrap().results[0];
+    assert_eq!(
+        (row.tx.packets as usize, row.leaked_buffers),
+        (expected.len(), 0),
+        "held packets are no leak"
+    );
+    drop(placed);
+    assert!(kept.iter().all(|(first, packets)| *first == copies(packets)), "nobody has written to them");
+    let all: Vec<_> = kept.iter().flat_map(|(first, _)| first.clone()).collect();
+    assert!(all == expected);
+}
+
+#[test]
+fn a_program_that_holds_packets_makes_the_port_wait() {
+    let mut placed = in_place("gen:64,packets=200000", 64);
+    let (mut held, mut received) = (Vec::new(), 0);
+    // Without a drop, the pool runs empty, and the generator waits.
+    while let NextPackets::Packets(packets) = placed.next_within(Duration::from_millis(300)).unwrap() {
+        received += packets.offsets.len();
+        held.push(packets);
+    }
+    assert!((4 * 64..20_000).contains(&received), "{received}");
+    held.clear();
+    loop {
+        match placed.next_within(SOON).unwrap() {
+            NextPackets::Packets(packets) => received += packets.offsets.len(),
+            NextPackets::None => panic!("nothing came although the buffers are free"),
+            NextPackets::End => break,
+        }
+    }
+    assert_eq!(received, 200_000);
+    let row = &placed.measurement().unwrap().results[0];
+    assert_eq!((row.rx.missed, row.leaked_buffers), (0, 0));
+    let running = in_place("gen:64", 64);
+    drop(running);
 }
