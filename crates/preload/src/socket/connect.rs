@@ -11,6 +11,11 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
+/// Returns true if a poll has found that a connecting socket is writable, and not that its connection has ended.
+fn is_established(events: Result<i16, c_int>) -> bool {
+    events.is_ok_and(|events| events & (libc::POLLHUP | libc::POLLERR) == 0)
+}
+
 /// The time in milliseconds in which most connections are established.
 const SOON: c_int = 1;
 
@@ -21,7 +26,7 @@ const SOON: c_int = 1;
 pub fn wait_connected(fd: RawFd) -> c_int {
     // Most connections are established at once, so the kernel is asked about the socket only later.
     let first = poll(fd, libc::POLLOUT, SOON);
-    if matches!(first, Ok(events) if events & (libc::POLLHUP | libc::POLLERR) == 0) {
+    if is_established(first) {
         IN_PROGRESS.set(fd, false);
         return 0;
     }
@@ -45,6 +50,10 @@ pub fn wait_connected(fd: RawFd) -> c_int {
             fail(libc::EINTR)
         }
         Err(error) => fail(error),
+        Ok(_) if is_established(outcome) => {
+            IN_PROGRESS.set(fd, false);
+            0
+        }
         Ok(_) => match take_error(fd) {
             0 if Flags::of(fd).has(Flags::CONNECTING) => fail(libc::ECONNRESET),
             0 => {
