@@ -16,11 +16,12 @@ use clap::{Args, Subcommand};
 use inlane_core::Error;
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
-use inlane_pgas::launch::{HEAP, Job, variables};
+use inlane_pgas::launch::{HEAP, Job};
 use inlane_pgas::transport::rendezvous::MAX_PES;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::windows::MoverChoice;
 use inlane_pgas::transport::windows::options::Options;
+use inlane_pgas::variables;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -154,7 +155,7 @@ impl Run {
     fn run(self) -> anyhow::Result<()> {
         let transport = match self.transport {
             Some(kind) => kind,
-            None => variables::transport()?.unwrap_or_default(),
+            None => TransportKind::asked_for()?.unwrap_or_default(),
         };
         if let Some(address) = self.address.filter(|_| transport == TransportKind::Windows) {
             let why = "it applies to --transport ucx only; add --transport ucx, or leave --address out";

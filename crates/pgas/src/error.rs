@@ -195,7 +195,7 @@ impl Error {
         match source.kind() {
             NotFound | PermissionDenied => {
                 let path = std::path::Path::new(program);
-                let why = crate::launch::why_not_started(path)
+                let why = inlane_process::program::why_not_started(path)
                     .unwrap_or_else(|| format!("{source}; name an executable program"));
                 inlane_core::Error::device_environment(what, why).into()
             }

@@ -17,7 +17,7 @@
 //! | `INLANE_NTB_MOVER_FROM` | size in bytes from which the mover copies |
 //! | `INLANE_NTB_YIELD` | over windows: 1 if there are more PEs than processors, so that polling yields the processor |
 //!
-//! [`variables`] lists the variables that users set.
+//! [`crate::variables`] lists the variables that users set.
 
 mod invitation;
 pub mod leftovers;
@@ -27,7 +27,6 @@ mod membership;
 mod processors;
 mod session;
 mod supervise;
-pub mod variables;
 
 pub use inlane_core::cores::allowed as processors;
 pub use invitation::{Invitation, MEETING};
@@ -46,35 +45,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
-
-/// Explains why starting `program` failed and what to do, as text for an error message. Returns `None` if
-/// `program` exists and is executable. If `program` has no slash, a file in the working directory does not
-/// count, because the system then searches only PATH.
-pub fn why_not_started(program: &Path) -> Option<String> {
-    let shown = program.display();
-    let is_name = program.components().count() == 1;
-    Some(match program.metadata() {
-        Ok(found) if found.is_dir() => "it is a directory; name a program in it".into(),
-        Ok(found) if is_name && found.is_file() => {
-            format!("no directory of PATH has it; give its path: ./{shown}")
-        }
-        Ok(found) if found.permissions().mode() & 0o111 == 0 => {
-            format!("it is not executable; allow that: chmod +x {shown}")
-        }
-        Ok(_) => return None,
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            "no permission to look at it; name a program that you may execute".into()
-        }
-        Err(_) => "there is no such executable program; name another one".into(),
-    })
-}
 
 /// Default size of the symmetric heap in bytes. Untouched pages take no memory.
 pub const HEAP: u64 = 1 << 30;

@@ -11,4 +11,5 @@ pub mod error;
 pub mod field;
 pub mod launch;
 pub mod transport;
+pub mod variables;
 pub mod world;

@@ -8,6 +8,7 @@
 //! | [`ticks`] | how the kernel has counted the time of processors |
 //! | [`interference`] | other processes that delay a measurement |
 //! | [`privileges`] | the user that this process runs as, and how it gives up its capabilities |
+//! | [`program`] | programs that this process starts |
 //! | [`code_cache`] | compiled code on disk |
 
 pub mod cgroup;
@@ -15,5 +16,6 @@ pub mod code_cache;
 pub mod interference;
 pub mod limits;
 pub mod privileges;
+pub mod program;
 pub mod thread_time;
 pub mod ticks;

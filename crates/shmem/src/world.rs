@@ -3,9 +3,10 @@
 
 use crate::{statics, threads};
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::{End, Membership, Session, leftovers, variables};
+use inlane_pgas::launch::{End, Membership, Session, leftovers};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::select::AnyTransport;
+use inlane_pgas::variables;
 use inlane_pgas::world::World;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};

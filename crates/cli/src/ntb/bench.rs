@@ -19,7 +19,7 @@ use inlane_pgas::bench::{
     LEAST_MOVED, MeasuredOperation, Measurements, Note, Part, Plan, Point, StartedMover, UcxPerftest,
     WindowResult, figure, findings, results,
 };
-use inlane_pgas::launch::{Job, is_in_job, variables};
+use inlane_pgas::launch::{Job, is_in_job};
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::windows::MoverChoice;
 use inlane_report::{Line, Plot, Scale};
@@ -208,7 +208,7 @@ impl Bench {
         }
         let kind = match self.transport {
             Some(kind) => kind,
-            None => variables::transport()?.unwrap_or_default(),
+            None => TransportKind::asked_for()?.unwrap_or_default(),
         };
         let mover = self.mover();
         if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == TransportKind::Windows {

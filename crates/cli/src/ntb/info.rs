@@ -15,11 +15,12 @@ use inlane_ntb::fault::Faults;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::twin::{Hub, Twin};
 use inlane_pci::{Address, Sysfs};
-use inlane_pgas::launch::{HEAP, variables};
+use inlane_pgas::launch::HEAP;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::windows::layout::Layout;
 use inlane_pgas::transport::windows::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{MoverChoice, Settings, Thresholds, Windows};
+use inlane_pgas::variables;
 use inlane_result::{Cell, Document, NotTaken, PathExplanation, Quantity, Reason, Row, phrase};
 use std::sync::Arc;
 
@@ -148,7 +149,7 @@ impl Info {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document = Document::new("ntb info");
         let by_variable =
-            if self.ivshmem.is_none() && self.mover.is_none() { variables::transport()? } else { None };
+            if self.ivshmem.is_none() && self.mover.is_none() { TransportKind::asked_for()? } else { None };
         let kind = self.transport.or(by_variable).unwrap_or_default();
         let asks = if self.transport.is_some() { "--transport" } else { variables::TRANSPORT };
         document.results = vec![match (kind, &*format!("{asks} asks for it")) {

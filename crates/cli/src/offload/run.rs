@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use inlane_core::Error;
 use inlane_offload_protocol::{DEFAULT_SOCKET, REQUIRE_VARIABLE, RULES_VARIABLE, SOCKET_VARIABLE};
-use inlane_pgas::launch::why_not_started;
+use inlane_process::program::why_not_started;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;

@@ -5,13 +5,14 @@
 //! all PEs   store which processors they may use; wait in the manager's fence; read the card of PE 0; join
 //! ```
 
+use super::Invitation;
 use super::listening_address;
 use super::manager::ProcessManager;
 use super::processors;
-use super::{Invitation, variables};
 use crate::error::{Error, Result};
 use crate::transport::bootstrap::{MeetingPoint, Opening, PeEvent};
 use crate::transport::select::TransportKind;
+use crate::variables;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The key of PE 0's card.

@@ -2,13 +2,13 @@
 
 use super::member::{self, Member};
 use super::membership::{Membership, Owned};
-use super::variables::{self, of_launcher};
 use super::{HEAP, Invitation, MEETING, PE, listening_address, manager, processors};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
 use crate::transport::Statics;
 use crate::transport::bootstrap::{JobSettings, Opening};
 use crate::transport::select::{AnyTransport, Joined, TransportKind};
+use crate::variables::{self, of_launcher};
 use crate::world::World;
 use inlane_core::completion::CompletionMode;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Session {
         let spread = manager
             .as_ref()
             .is_some_and(|manager| manager.local_size().is_some_and(|here| here < manager.size()));
-        let (kind, reason) = match (asked, variables::transport()?) {
+        let (kind, reason) = match (asked, TransportKind::asked_for()?) {
             (None, None) if spread => (TransportKind::Ucx, "the PEs run on several machines".into()),
             (Some(TransportKind::Windows), _) | (None, Some(TransportKind::Windows) | None) => {
                 (TransportKind::Windows, ON_ONE_MACHINE.into())

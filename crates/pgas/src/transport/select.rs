@@ -4,6 +4,7 @@ use super::bootstrap::{Exchange, JobControl, JobSettings, MeetingPoint, Network,
 use super::{Atomic, Awaited, Capabilities, Check, Reuse, Statics, Transport};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
+use crate::variables;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -154,6 +155,16 @@ transports! {
     Windows = "windows": super::windows::Windows;
     /// UCX, for PEs on any machines: shared memory, TCP or RDMA.
     Ucx = "ucx": super::ucx::Ucx;
+}
+
+impl TransportKind {
+    /// Returns the transport that the user asks for by [`variables::TRANSPORT`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a value that is no transport.
+    pub fn asked_for() -> Result<Option<Self>> {
+        variables::parsed(variables::TRANSPORT, "")
+    }
 }
 
 impl Default for TransportKind {

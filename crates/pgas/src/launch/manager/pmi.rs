@@ -13,7 +13,7 @@
 
 use super::ProcessManager;
 use crate::error::{Error, Result};
-use crate::launch::variables::parsed;
+use crate::variables::parsed;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, RawFd};

@@ -55,7 +55,7 @@ impl Meetings {
             what: format!("joining the job as PE {me}"),
             why: format!(
                 "PE 0 runs on another machine and has no address that leads there; set {} to an address of PE 0's machine",
-                crate::launch::variables::ADDRESS
+                crate::variables::ADDRESS
             ),
         };
         for address in self.addresses.iter().filter(reachable) {

@@ -123,7 +123,7 @@ impl MeetingPoint for Server {
 
     fn invite(&self, _pe: u32, command: &mut Command) -> Result<(String, Option<OwnedFd>)> {
         // The PEs find out themselves whether they share processors, because some may run on other machines.
-        command.env_remove(crate::launch::variables::YIELD);
+        command.env_remove(crate::variables::YIELD);
         Ok((self.meeting.to_string(), None))
     }
 

@@ -65,7 +65,7 @@ impl MeetingPoint for JobHub {
         // PEs cannot exchange bytes before they have connected, so the launcher tells them whether they share processors.
         let processors = inlane_core::cores::allowed().len();
         let crowded = self.pes as usize > processors && processors > 0;
-        command.env(crate::launch::variables::YIELD, if crowded { "1" } else { "0" });
+        command.env(crate::variables::YIELD, if crowded { "1" } else { "0" });
         Ok((socket.as_raw_fd().to_string(), Some(socket)))
     }
 

@@ -4,7 +4,7 @@
 use super::MoverChoice;
 use crate::error::{Error, Result};
 use crate::field::{FAULTS, FAULTY, MOVER, MOVER_FROM, TRANSPORT};
-use crate::launch::variables::of_launcher;
+use crate::variables::of_launcher;
 use inlane_core::mover::Mover;
 use inlane_core::setting::Field;
 use inlane_ntb::fault::Faults;

@@ -2,7 +2,6 @@
 //! own).
 
 use crate::error::{Error, Result};
-use crate::transport::select::TransportKind;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
@@ -94,7 +93,7 @@ impl FromStr for Limit {
 ///
 /// # Errors
 /// [`Error::Invalid`] if the value cannot be parsed. The message ends with `remedy`.
-pub(super) fn parsed<T: FromStr>(name: &str, remedy: &str) -> Result<Option<T>>
+pub(crate) fn parsed<T: FromStr>(name: &str, remedy: &str) -> Result<Option<T>>
 where
     T::Err: std::fmt::Display,
 {
@@ -126,14 +125,6 @@ where
 /// [`Error::Invalid`] for a value that is no size.
 pub fn heap_bytes() -> Result<Option<u64>> {
     Ok(parsed::<HeapSize>(HEAP, "")?.map(|size| size.0))
-}
-
-/// Returns the transport that the user asks for by [`TRANSPORT`].
-///
-/// # Errors
-/// [`Error::Invalid`] for a value that is no transport.
-pub fn transport() -> Result<Option<TransportKind>> {
-    parsed(TRANSPORT, "")
 }
 
 /// Returns the IP address in the variable [`ADDRESS`], or `None` if the variable is not set.
