@@ -142,7 +142,7 @@ impl Job {
             }
         };
         leftovers::end(&name);
-        self.transport.clean_up();
+        self.transport.clean_up(false);
         outcome
     }
 

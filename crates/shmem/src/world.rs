@@ -104,6 +104,7 @@ pub fn fail(error: &Error) -> ! {
                 Error::LinkLost { peer, .. } | Error::Unreachable { peer, .. } => job.report_lost(*peer),
                 _ => job.end_all(1),
             }
+            job.clean_up(None);
         }
         None => print(&error.to_string()),
     }
@@ -175,6 +176,7 @@ fn watch(job: &Membership) {
         let _ = sender.send(());
     });
     let _ = flushed.recv_timeout(FLUSH_LIMIT);
+    job.clean_up(Some(end));
     // Do not run exit handlers, because they destroy objects that other threads of the program still use.
     // SAFETY: the call ends the process at once and runs no other code of it.
     unsafe { libc::_exit(status) }

@@ -1,12 +1,14 @@
 //! Compiles C programs against the header and the library. Runs the programs as jobs of several sizes.
 
 mod compiling;
+mod launching;
 mod leaving;
 
 use compiling::{compile, compile_with};
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::windows::options::Options;
+use launching::{behind_a_shell, kill_launcher, noted, run_launcher, runs, wait};
 use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
@@ -232,35 +234,6 @@ fn waits_for_pes_that_have_left_end_the_job() {
     check_left(&program, TransportKind::Windows, ("child", 3, None));
 }
 
-/// Returns the process IDs of the job's processes. Each process has created a file `what`.PID in `folder`.
-fn noted(folder: &Path, what: &str) -> Vec<String> {
-    let names =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter_map(|name| Some(name.strip_prefix(what)?.strip_prefix('.')?.to_string())).collect()
-}
-
-/// Returns true if the process exists and is no zombie.
-fn runs(process: &str) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    status.contains("State:") && !status.contains("State:\tZ")
-}
-
-/// Blocks until `done` returns true, for at most 60 s.
-fn wait(what: &str, done: impl Fn() -> bool) {
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !done() {
-        assert!(std::time::Instant::now() < until, "{what}");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-}
-
-/// Returns arguments for `sh` that run `program` as a child of the shell. The command line ends with `true`,
-/// because a shell would run its last command in its own process.
-fn behind_a_shell(program: &Path, how: &str, folder: &Path) -> Vec<OsString> {
-    let line = format!("{} {how} {}; true", program.display(), folder.display());
-    vec!["-c".into(), line.into()]
-}
-
 #[test]
 fn global_exit_keeps_buffered_output_and_leaves_no_process() {
     let directory = tempfile::tempdir().unwrap();
@@ -289,28 +262,14 @@ fn global_exit_keeps_buffered_output_and_leaves_no_process() {
 #[test]
 #[ignore = "a part of another test"]
 fn launcher() {
-    let arguments: Vec<OsString> =
-        std::env::var("LAUNCHER_ARGUMENTS").unwrap().lines().map(Into::into).collect();
-    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
-    let _ = job.run(&arguments[0], &arguments[1..]);
+    run_launcher(TransportKind::Windows);
 }
 
 #[test]
 fn the_end_of_the_launcher_ends_the_job() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "leftovers.c") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let arguments = [vec!["sh".into()], behind_a_shell(&program, "stay", folder.path())].concat();
-    let mut launcher = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "launcher", "--ignored"])
-        .env("LAUNCHER_ARGUMENTS", arguments.join(std::ffi::OsStr::new("\n")))
-        .spawn()
-        .unwrap();
-    let all = || [noted(folder.path(), "pe"), noted(folder.path(), "child")].concat();
-    wait("all processes start", || all().len() == 4);
-    launcher.kill().unwrap();
-    launcher.wait().unwrap();
-    wait("all processes end", || !all().iter().any(|process| runs(process)));
+    kill_launcher(&program);
 }
 
 #[test]

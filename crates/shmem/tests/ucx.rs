@@ -1,12 +1,15 @@
 //! Runs C programs as jobs over UCX: over shared memory, over TCP, and with a PE that is killed.
 
 mod compiling;
+#[allow(dead_code)]
+mod launching;
 mod leaving;
 
 use compiling::compile;
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
+use launching::{kill_launcher, run_launcher};
 use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
@@ -170,6 +173,29 @@ fn a_killed_pe_ends_the_job_whatever_the_others_do() {
             assert_eq!(status, 128 + 9, "{doing} over {methods}: {why:?}");
             assert!(why.unwrap().starts_with("PE 1 was killed by signal 9"), "{doing} over {methods}");
         }
+    }
+}
+
+/// Runs a job in a process of its own. [`the_end_of_the_launcher_leaves_no_files`] kills that process.
+#[test]
+#[ignore = "a part of another test"]
+fn launcher() {
+    run_launcher(TransportKind::Ucx);
+}
+
+#[test]
+fn the_end_of_the_launcher_leaves_no_files() {
+    if !has_ucx("the_end_of_the_launcher_leaves_no_files") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "leftovers.c") else { return };
+    let pes = kill_launcher(&program);
+    let files = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
+    let files: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
+    for pe in pes {
+        let left = files.iter().find(|name| name.starts_with(&format!("inlane-ucx-{pe}-")));
+        assert_eq!(left, None, "the folder of process {pe}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::member::Member;
 use crate::transport::bootstrap::JobControl;
+use crate::transport::select::{Joined, TransportKind};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ pub(super) type Owned = Box<dyn Any + Send + Sync>;
 
 /// A process's membership in a job. It is known before the transport connects.
 pub struct Membership {
+    kind: TransportKind,
     control: Arc<dyn JobControl>,
     /// The membership in a job that a process manager such as `mpirun` started.
     manager: Option<Member>,
@@ -30,8 +32,8 @@ pub enum End {
 }
 
 impl Membership {
-    pub(super) fn new(control: Arc<dyn JobControl>, manager: Option<Member>, owned: Option<Owned>) -> Self {
-        Self { control, manager, owned }
+    pub(super) fn new(joined: &Joined, manager: Option<Member>, owned: Option<Owned>) -> Self {
+        Self { kind: joined.kind(), control: joined.control(), manager, owned }
     }
 
     /// Returns the number of this PE.
@@ -62,6 +64,14 @@ impl Membership {
     pub fn end_all(&self, status: i32) {
         self.control.request_exit_all(status);
         self.manager.iter().for_each(|manager| manager.end_all(status));
+    }
+
+    /// Removes what this process and ended PEs may have left on this machine, unless inlane's launcher will do so. Call it
+    /// right before this process ends without having finished.
+    pub fn clean_up(&self, end: Option<End>) {
+        if self.manager.is_some() || end == Some(End::LauncherLost) {
+            self.kind.clean_up(true);
+        }
     }
 
     /// Tells a process manager that this process ends as it should.

@@ -119,7 +119,7 @@ impl Session {
         };
         let yields = yields(share_processors)?;
         let settings = JobSettings { completion, yields, connect_timeout, request_timeout };
-        let membership = Arc::new(Membership::new(joined.control(), member, owned));
+        let membership = Arc::new(Membership::new(&joined, member, owned));
         Ok(Self { membership, heap_bytes, reason, joined, settings })
     }
 

@@ -169,6 +169,7 @@ pub trait Network: Transport + Sized {
         format!("{} ({})", found.name, found.methods.join(", "))
     }
 
-    /// Removes what killed PEs may have left on this machine. The launcher calls it after the end of a job.
-    fn clean_up() {}
+    /// Removes what killed PEs may have left on this machine. The launcher calls it after the end of a job. If `ends` is
+    /// set, this process is a PE that ends without dropping its transport, so also removes what the transport would remove.
+    fn clean_up(_ends: bool) {}
 }

@@ -50,8 +50,8 @@ macro_rules! transports {
             }
 
             /// Removes what killed PEs may have left, as [`Network::clean_up`] does.
-            pub fn clean_up(self) {
-                match self { $(TransportKind::$variant => <$transport>::clean_up(),)+ }
+            pub fn clean_up(self, ends: bool) {
+                match self { $(TransportKind::$variant => <$transport>::clean_up(ends),)+ }
             }
 
             /// Joins a job, as [`Network::join`] does.

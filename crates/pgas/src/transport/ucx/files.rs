@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, open, unlinkat};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The file system in memory.
 const PARENT: &str = "/dev/shm";
@@ -20,6 +20,13 @@ const PARENT: &str = "/dev/shm";
 const NAME: &str = "inlane-ucx-";
 /// UCX's setting of the folder.
 const VARIABLE: &str = "UCX_POSIX_DIR";
+
+/// The folders of this process, which no other process removes while this one runs.
+static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn own() -> MutexGuard<'static, Vec<PathBuf>> {
+    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A folder for UCX's files of one transport. Dropping the value removes the folder, unless UCX has left a file there
 /// that it still needs.
@@ -40,7 +47,10 @@ impl Folder {
         let made =
             (1..16).find_map(|_| make(Path::new(PARENT)).ok()).map_or_else(|| make(Path::new(PARENT)), Ok);
         match made {
-            Ok((path, lock)) => Self { path, lock: Some(lock) },
+            Ok((path, lock)) => {
+                own().push(path.clone());
+                Self { path, lock: Some(lock) }
+            }
             Err(error) => {
                 tracing::debug!("UCX puts its files into {PARENT}: {error}");
                 Self { path: PARENT.into(), lock: None }
@@ -73,6 +83,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let Some(lock) = self.lock.take() else { return };
+        own().retain(|path| *path != self.path);
         if std::fs::remove_dir(&self.path).is_err() {
             // UCX keeps its files if it shares them by their names. Hold the lock until this process ends.
             std::mem::forget(lock);
@@ -83,6 +94,12 @@ impl Drop for Folder {
 /// Removes the folders of ended processes, with UCX's files in them.
 pub(crate) fn sweep() {
     sweep_in(Path::new(PARENT));
+}
+
+/// Removes the folders of this process, with UCX's files in them. Call it right before this process ends without dropping
+/// its transports.
+pub(crate) fn remove_own() {
+    own().drain(..).for_each(|path| drop(std::fs::remove_dir_all(path)));
 }
 
 /// Makes a folder in `parent` and locks it.

@@ -53,7 +53,10 @@ impl Network for Ucx {
         format!("UCX {version} ({})", self.capabilities().methods.join(", "))
     }
 
-    fn clean_up() {
+    fn clean_up(ends: bool) {
+        if ends {
+            files::remove_own();
+        }
         files::sweep();
     }
 }
