@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -214,7 +215,11 @@ pub(super) fn listen(address: &SocketAddr) -> Result<TcpListener> {
     };
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
-    // Raise the most connections that may wait for acceptance, because the standard library sets only 128.
-    rustix::net::listen(&listener, 4096).map_err(|error| os(error.into()))?;
-    Ok(listener)
+    // Raise the most connections that may wait for acceptance, because the standard library sets only 128. Call the C library,
+    // because rustix makes the system call itself, and `inlane offload run` replaces the C library's functions.
+    // SAFETY: the call only takes a listening socket.
+    match unsafe { libc::listen(listener.as_raw_fd(), 4096) } {
+        0 => Ok(listener),
+        _ => Err(os(std::io::Error::last_os_error())),
+    }
 }
