@@ -39,6 +39,7 @@ use super::buffer::Share;
 use super::controller::{Controller, OpenQueue, Reach};
 use super::half_open::Step;
 use super::io::Tally;
+use super::network::network;
 use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
 use crate::authentication::ControllerSide;
@@ -468,9 +469,12 @@ impl TargetConnection {
 
     /// Ends the controller of the connection's queue, because the host uses the queue too slowly. Other queues of the
     /// controller may wait for the memory that this queue holds, and would then hold it as long. A host that loses one
-    /// queue connects all of them again.
+    /// queue connects all of them again. Does nothing if the queue came from another address than the admin queue, because
+    /// a stranger who knows the host's name may have connected it.
     pub fn end_controller(&self) {
-        if let Some(queue) = self.queue.as_ref().filter(|queue| queue.usable) {
+        let source = network(self.setup.peer.ip());
+        let ends = |queue: &&Queue| queue.usable && queue.controller.source == source;
+        if let Some(queue) = self.queue.as_ref().filter(ends) {
             self.setup.subsystem.end(&queue.controller);
         }
     }

@@ -5,6 +5,7 @@ use super::*;
 use crate::authentication::Group;
 use crate::target::controller::Host;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -118,6 +119,23 @@ fn hosts_authenticate_themselves_during_a_flood_of_unauthenticated_ones() {
         wait_until(|| target.subsystem().counters.displaced.load(Relaxed) > 1000);
     });
     protected.stop();
+}
+
+/// Without authentication, anybody who knows a host's name can connect a queue of its controller.
+#[test]
+fn a_stranger_who_stalls_loses_only_its_own_queue() {
+    let target =
+        start("memory:2M", Limits { stall_timeout: Duration::from_millis(500), ..Limits::default() });
+    let opened = Cell::new(0);
+    let open = || {
+        opened.set(opened.get() + 1);
+        // The admin queue is the first connection, and queue 1 the second.
+        open_from(if opened.get() == 2 { FLOODING } else { OTHER }, &target)
+    };
+    let (_admin, mut queues) = attach_queues_on(&target, open, 0, 2).unwrap();
+    send(&mut queues[0], Command::blocks(io::WRITE, 1, 0, 2048, Sgl::transport(1 << 20)), &[]);
+    assert!(is_closed(&mut queues[0]));
+    assert_eq!(read(&mut queues[1], 8).len(), 4096);
 }
 
 #[test]
