@@ -86,8 +86,12 @@ impl ReceivedBytes {
         self.payload = Some(payload);
     }
 
-    /// Decodes and removes the next header with its padding, if it has arrived.
-    pub(super) fn next_header(&mut self, rules: &Rules) -> Result<Option<(Layout, Header)>, Fault> {
+    /// Decodes the next header, if it has arrived. Returns also the number of bytes to remove from the input: the header
+    /// and its padding.
+    pub(super) fn next_header(
+        &mut self,
+        rules: &Rules,
+    ) -> Result<Option<(Layout, usize, Header<'_>)>, Fault> {
         let available = self.input.bytes();
         let Some(common) = available.first_chunk() else { return Ok(None) };
         let mut remember = |header: &[u8]| {
@@ -105,9 +109,7 @@ impl ReceivedBytes {
         let header = &available[..usize::from(layout.header_bytes)];
         remember(&header[..layout.kind.header_len()]);
         layout.check_digest(header)?;
-        let decoded = Header::decode(&layout, header)?;
-        self.input.consume(needed);
-        Ok(Some((layout, decoded)))
+        Ok(Some((layout, needed, Header::decode(&layout, header)?)))
     }
 
     pub(super) fn faulty_pdu(&self) -> &[u8] {

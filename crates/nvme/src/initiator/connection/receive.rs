@@ -14,9 +14,10 @@ impl HostConnection {
             if self.inbox.payload.is_some() && !self.take_payload()? {
                 return Ok(());
             }
-            let Some((layout, header)) = self.inbox.next_header(&self.rules)? else { return Ok(()) };
+            let Some((layout, length, header)) = self.inbox.next_header(&self.rules)? else { return Ok(()) };
             match header {
                 Header::IcResp { digests, alignment, max_h2c_data } => {
+                    self.inbox.input.consume(length);
                     self.negotiated(digests, alignment, max_h2c_data)?;
                 }
                 Header::TermReq(termination) => return Err(Failure::Terminated(termination)),
@@ -25,9 +26,18 @@ impl HostConnection {
                     let (status, kind) = (FatalStatus::SequenceError, layout.kind);
                     return Err(fault(status, kind, "PDU-Type", 0, kind as u32, why).into());
                 }
-                Header::CapsuleResp(completion) => self.completed(completion)?,
-                Header::C2hData(data) => self.data(&data, layout.flags)?,
-                Header::R2t(r2t) => self.ready_to_transfer(&r2t)?,
+                Header::CapsuleResp(completion) => {
+                    self.inbox.input.consume(length);
+                    self.completed(completion)?;
+                }
+                Header::C2hData(data) => {
+                    self.inbox.input.consume(length);
+                    self.data(&data, layout.flags)?;
+                }
+                Header::R2t(r2t) => {
+                    self.inbox.input.consume(length);
+                    self.ready_to_transfer(&r2t)?;
+                }
                 Header::IcReq { .. } | Header::CapsuleCmd(_) | Header::H2cData(_) => {
                     unreachable!("the layout refuses PDUs of a host")
                 }

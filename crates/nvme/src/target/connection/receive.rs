@@ -61,7 +61,10 @@ impl TargetConnection {
             }
             // Data in a capsule gets a buffer only when it is complete, so a slow host holds none.
             Header::CapsuleCmd(_) if bytes.len() < layout.total_bytes() => return Ok(false),
-            Header::CapsuleCmd(command) => return self.receive_command(command, &layout),
+            Header::CapsuleCmd(command) => {
+                let command = *command;
+                return self.receive_command(command, &layout);
+            }
             Header::H2cData(data) => {
                 let slot = self.check_data(&layout, &data)?;
                 self.input.consume(layout.data_at());

@@ -252,7 +252,7 @@ pub fn encode<T: IntoBytes + Immutable>(
 
 /// The contents of a received header.
 #[derive(Clone, Copy, Debug)]
-pub enum Header {
+pub enum Header<'a> {
     /// ICReq.
     IcReq {
         /// The digests that the host asks for.
@@ -272,7 +272,7 @@ pub enum Header {
     /// H2CTermReq or C2HTermReq.
     TermReq(Termination),
     /// CapsuleCmd.
-    CapsuleCmd(Command),
+    CapsuleCmd(&'a Command),
     /// CapsuleResp.
     CapsuleResp(Completion),
     /// H2CData.
@@ -283,7 +283,7 @@ pub enum Header {
     R2t(R2t),
 }
 
-impl Header {
+impl<'a> Header<'a> {
     /// Decodes a header that has `layout`. Checks the fields whose valid values follow from the PDU alone.
     /// Call [`Layout::check_digest`] before, because the header digest is not checked here.
     ///
@@ -293,7 +293,7 @@ impl Header {
     /// # Panics
     /// If `bytes` is shorter than the header.
     #[inline]
-    pub fn decode(layout: &Layout, bytes: &[u8]) -> Result<Self, Fault> {
+    pub fn decode(layout: &Layout, bytes: &'a [u8]) -> Result<Self, Fault> {
         fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> &T {
             T::ref_from_prefix(bytes).expect("the header is complete").0
         }
@@ -330,7 +330,7 @@ impl Header {
                 let header: &TermReq = view(bytes);
                 Header::TermReq(Termination { status: header.fes.get(), information: header.fei.get() })
             }
-            Kind::CapsuleCmd => Header::CapsuleCmd(view::<CapsuleCmd>(bytes).command),
+            Kind::CapsuleCmd => Header::CapsuleCmd(&view::<CapsuleCmd>(bytes).command),
             Kind::CapsuleResp => Header::CapsuleResp(view::<CapsuleResp>(bytes).completion),
             Kind::H2cData | Kind::C2hData => {
                 let header: &Data = view(bytes);

@@ -22,7 +22,7 @@ fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, al
     pdu
 }
 
-fn receive<'a>(pdu: &'a [u8], rules: &Rules) -> Result<(Layout, Header, &'a [u8]), Fault> {
+fn receive<'a>(pdu: &'a [u8], rules: &Rules) -> Result<(Layout, Header<'a>, &'a [u8]), Fault> {
     let layout = layout(pdu, rules)?;
     assert_eq!(layout.total_bytes(), pdu.len());
     let header = &pdu[..layout.header_bytes.into()];
@@ -160,7 +160,7 @@ proptest! {
         command.as_mut_bytes()[32..].copy_from_slice(&bytes);
         let pdu = whole(&CapsuleCmd::new(command), &data, digests, 4);
         let (_, header, received) = receive(&pdu, &rules(Sender::Host, digests, 4)).unwrap();
-        prop_assert!(matches!(header, Header::CapsuleCmd(found) if found == command));
+        prop_assert!(matches!(header, Header::CapsuleCmd(found) if *found == command));
         prop_assert_eq!(received, &data[..]);
 
         let completion = Completion::new(7, Status::LBA_OUT_OF_RANGE, 8, 9, 10);
