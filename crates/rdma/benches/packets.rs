@@ -42,14 +42,6 @@ impl Memory for Ring {
     fn write_ring(&mut self, index: u64, bytes: &[u8]) {
         self.write(index, bytes);
     }
-
-    fn write_posted(&mut self, _: u64, _: &[u8]) {
-        unreachable!("no buffer is posted");
-    }
-
-    fn move_to_ring(&mut self, _: u64, _: u64, _: u64) {
-        unreachable!("no buffer is posted");
-    }
 }
 
 impl inlane_tcp::ReceiveBuffer for Ring {

@@ -260,39 +260,16 @@ impl Connection {
     /// Announces that the application has read the stream up to this index.
     ///
     /// # Errors
-    /// [`Error::Index`] if the index decreases, exceeds the received data, or if a buffer is posted.
+    /// [`Error::Index`] if the index decreases, exceeds the received data.
     pub fn set_consumed(&mut self, index: u64) -> Result<()> {
         let least = self.receiver.consumed;
-        let most = if self.receiver.filled() > 0 { least } else { self.receiver.published };
+        let most = self.receiver.published;
         if !(least..=most).contains(&index) {
             return Err(Error::Index { index: "consumed", value: index, least, most });
         }
         self.receiver.consumed = index;
         self.acknowledge |= self.receiver.grant();
         Ok(())
-    }
-
-    /// Directs the next bytes of the stream into a buffer of `len` bytes of the application, so they are not
-    /// copied from the ring. Returns false if the ring has to be used: data waits in it, a packet is missing,
-    /// a buffer is posted already, or the stream has ended.
-    ///
-    /// The buffer is written until [`Connection::take_back`] returns. At most the ring's capacity is used.
-    pub fn post(&mut self, len: u64) -> bool {
-        self.ended.is_none() && self.receiver.post(len)
-    }
-
-    /// Returns the number of bytes at the beginning of the posted buffer that have arrived.
-    pub fn filled(&self) -> u64 {
-        self.receiver.filled()
-    }
-
-    /// Ends the use of the posted buffer, and returns the number of bytes at its beginning that have arrived.
-    /// They count as consumed. Bytes that arrived out of order are moved to the ring. Afterwards, the buffer
-    /// is never written again.
-    pub fn take_back(&mut self, memory: &mut impl Memory) -> u64 {
-        let filled = self.receiver.take_back(memory, &mut self.counters);
-        self.acknowledge |= self.receiver.grant();
-        filled
     }
 
     /// Ends the send stream after the written data.

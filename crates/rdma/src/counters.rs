@@ -11,12 +11,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Received data packets that had arrived before.
     pub duplicates: u64,
-    /// Bytes placed into posted buffers.
-    pub placed_posted: u64,
     /// Bytes placed into the receive ring.
     pub placed_ring: u64,
-    /// Bytes that were moved from a posted buffer to the ring, because the buffer was given back.
-    pub moved: u64,
     /// Packets too short, with lengths that contradict each other, or of an unknown opcode.
     pub malformed: u64,
     /// Packets for another queue pair.

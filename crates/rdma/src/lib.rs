@@ -25,15 +25,13 @@
 //!   after each change by the application, call [`Connection::poll_transmit`] until it returns `None`.
 //! * Publish the application's indices with [`Connection::set_written`] and [`Connection::set_consumed`].
 //!   [`Connection::acknowledged`] and [`Connection::received`] return the indices for the application.
-//! * If an application waits for data, [`Connection::post`] directs the next bytes into its own buffer, and
-//!   [`Connection::take_back`] ends that.
 //!
 //! # Packets
 //!
 //! Data packets are RDMA WRITE ONLY. The address in the RETH is the index of the first byte in the stream, so
-//! the memory region is zero-based. The receiver translates the address: into its receive ring, or into a
-//! posted buffer. The end of the stream is an RDMA WRITE ONLY WITH IMMEDIATE without data. Both use
-//! consecutive packet sequence numbers (PSNs). A retransmission has the PSN of the original.
+//! the memory region is zero-based. The receiver translates the address into its receive ring. The end of the
+//! stream is an RDMA WRITE ONLY WITH IMMEDIATE without data. Both use consecutive packet sequence numbers
+//! (PSNs). A retransmission has the PSN of the original.
 //!
 //! Control messages have the opcode [`CONTROL`], which the standard leaves to manufacturers. They need no
 //! PSN, because each one carries the complete state of the receiver: the next expected PSN, a bitmap of the
@@ -50,8 +48,7 @@
 //! # Hostile peers
 //!
 //! A key is random, valid for one range of the stream, and revoked when the range has been received. Wrong
-//! keys, PSNs, ranges and tokens are counted in [`Counters`] and change nothing. A posted buffer is written
-//! only between [`Connection::post`] and [`Connection::take_back`].
+//! keys, PSNs, ranges and tokens are counted in [`Counters`] and change nothing.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The receiving half: grants, placement, the bitmap of received PSNs, and posted buffers.
+//! The receiving half: grants, placement, and the bitmap of received PSNs.
 
 use crate::config::Config;
 use crate::control::{Grant, MAX_GRANTS};
@@ -7,17 +7,11 @@ use crate::extend;
 use siphasher::sip::SipHasher13;
 use std::collections::VecDeque;
 use std::hash::Hasher;
-use std::ops::Range;
 
 /// The memory that received data is placed into.
 pub trait Memory {
     /// Copies `bytes` into the receive ring, where the byte with this index of the stream belongs.
     fn write_ring(&mut self, index: u64, bytes: &[u8]);
-    /// Copies `bytes` to `offset` of the posted buffer.
-    fn write_posted(&mut self, offset: u64, bytes: &[u8]);
-    /// Copies bytes at `offset` of the posted buffer into the receive ring. They arrived out of order, and
-    /// the buffer is about to be given back.
-    fn move_to_ring(&mut self, offset: u64, index: u64, len: u64);
 }
 
 /// A received packet that is not published yet.
@@ -55,7 +49,6 @@ pub struct Receiver {
     /// The stream's length, once the packet that says so has arrived.
     end: Option<u64>,
     pub finished: bool,
-    posted: Option<Range<u64>>,
     pub duplicates: u32,
 }
 
@@ -74,7 +67,6 @@ impl Receiver {
             consumed: 0,
             end: None,
             finished: false,
-            posted: None,
             duplicates: 0,
         };
         receiver.grants.extend(first_grant);
@@ -172,19 +164,8 @@ impl Receiver {
             counters.refused_range += 1;
             return Err(Refused::Ignored);
         };
-        let posted = self.posted.clone().unwrap_or(0..0);
-        let (from, to) = (posted.start.clamp(start, end), posted.end.clamp(start, end));
-        let part = |range: Range<u64>| &data[(range.start - start) as usize..(range.end - start) as usize];
-        if from < to {
-            memory.write_posted(from - posted.start, part(from..to));
-        }
-        for rest in if from < to { [start..from, to..end] } else { [start..end, end..end] } {
-            if !rest.is_empty() {
-                memory.write_ring(rest.start, part(rest));
-            }
-        }
-        counters.placed_posted += to.saturating_sub(from);
-        counters.placed_ring += end - start - to.saturating_sub(from);
+        memory.write_ring(start, data);
+        counters.placed_ring += end - start;
         self.receive(psn, Slot { start, len: data.len() as u32, received: true })
     }
 
@@ -222,38 +203,5 @@ impl Receiver {
     /// Returns true if the last packet left a gap, or if a gap is open.
     pub fn has_gap(&self) -> bool {
         self.highest > self.expected
-    }
-
-    /// Directs the next `len` bytes into a buffer of the application. See [`crate::Connection::post`].
-    pub fn post(&mut self, len: u64) -> bool {
-        if self.posted.is_some() || self.consumed != self.published || self.has_gap() || self.finished {
-            return false;
-        }
-        // More than the ring's capacity cannot be granted before the buffer is given back.
-        self.posted = Some(self.published..self.published + len.min(self.capacity));
-        len > 0
-    }
-
-    /// Returns the number of bytes at the beginning of the posted buffer that have arrived.
-    pub fn filled(&self) -> u64 {
-        self.posted.as_ref().map_or(0, |posted| self.published.min(posted.end) - posted.start)
-    }
-
-    /// Gives the posted buffer back. See [`crate::Connection::take_back`].
-    pub fn take_back(&mut self, memory: &mut impl Memory, counters: &mut Counters) -> u64 {
-        let filled = self.filled();
-        let Some(posted) = self.posted.take() else { return 0 };
-        for psn in self.expected..self.highest {
-            // A hostile peer's packet can begin before the published data.
-            let slot = self.slot(psn);
-            let start = slot.start.max(self.published);
-            let end = (slot.start + slot.len as u64).min(posted.end);
-            if slot.received && start < end {
-                memory.move_to_ring(start - posted.start, start, end - start);
-                counters.moved += end - start;
-            }
-        }
-        self.consumed += filled;
-        filled
     }
 }

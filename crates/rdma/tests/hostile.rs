@@ -10,21 +10,11 @@ const REMOTE: Endpoint = Endpoint { queue_pair: 18, psn: 0xff_ffff, token: 0x222
 #[derive(Default)]
 struct Record {
     ring: Vec<(u64, Vec<u8>)>,
-    posted: Vec<(u64, Vec<u8>)>,
-    moved: Vec<(u64, u64, u64)>,
 }
 
 impl Memory for Record {
     fn write_ring(&mut self, index: u64, bytes: &[u8]) {
         self.ring.push((index, bytes.to_vec()));
-    }
-
-    fn write_posted(&mut self, offset: u64, bytes: &[u8]) {
-        self.posted.push((offset, bytes.to_vec()));
-    }
-
-    fn move_to_ring(&mut self, offset: u64, index: u64, len: u64) {
-        self.moved.push((offset, index, len));
     }
 }
 
@@ -70,9 +60,9 @@ impl Victim {
         self.give(packet);
         let after = self.connection.counters();
         assert_eq!(counter(&after), counter(&before) + 1, "{what}");
-        assert_eq!((after.placed_ring, after.placed_posted), (before.placed_ring, before.placed_posted));
+        assert_eq!(after.placed_ring, before.placed_ring);
         assert_eq!((self.connection.received(), self.connection.ended()), (received, None), "{what}");
-        assert!(self.memory.ring.is_empty() && self.memory.posted.is_empty(), "{what}");
+        assert!(self.memory.ring.is_empty(), "{what}");
     }
 }
 
@@ -156,41 +146,6 @@ fn replays_are_acknowledged_again_but_not_placed_again() {
     victim.refuses("a replay", &write(0, key, 0, &[2; 1000]), |it| it.duplicates);
     assert_eq!(victim.poll(), 1, "the acknowledgment is sent again");
     victim.refuses("a used key with a new PSN", &write(1, key, 0, &[2; 1000]), |it| it.refused_key);
-}
-
-#[test]
-fn a_buffer_that_was_taken_back_is_never_written_again() {
-    let mut victim = Victim::new();
-    let key = victim.keys[0].0;
-    assert!(victim.connection.post(300));
-    assert!(!victim.connection.post(300), "one buffer at a time");
-    victim.give(&write(0, key, 0, &[0; 100]));
-    victim.give(&write(2, key, 200, &[2; 200])); // its second half is beyond the buffer
-    assert_eq!(victim.memory.posted, [(0, vec![0; 100]), (200, vec![2; 100])]);
-    assert_eq!(victim.memory.ring, [(300, vec![2; 100])]);
-    assert_eq!(victim.connection.take_back(&mut victim.memory), 100);
-    assert_eq!(victim.memory.moved, [(200, 200, 100)], "what arrived out of order moves to the ring");
-    victim.memory.posted.clear();
-    // The missing packet, replays, and new packets for the same range.
-    for packet in
-        [write(1, key, 100, &[1; 100]), write(2, key, 200, &[9; 200]), write(3, key, 100, &[9; 100])]
-    {
-        victim.give(&packet);
-    }
-    assert!(victim.memory.posted.is_empty(), "{:?}", victim.memory.posted);
-    assert_eq!((victim.connection.received(), victim.connection.filled()), (400, 0));
-    assert_eq!(victim.connection.take_back(&mut victim.memory), 0, "nothing is posted");
-}
-
-#[test]
-fn only_unpublished_bytes_move_to_the_ring() {
-    let mut victim = Victim::new();
-    let key = victim.keys[0].0;
-    assert!(victim.connection.post(300));
-    victim.give(&write(2, key, 50, &[9; 100])); // overlaps the next packet
-    victim.give(&write(0, key, 0, &[0; 100]));
-    assert_eq!(victim.connection.take_back(&mut victim.memory), 100);
-    assert_eq!(victim.memory.moved, [(100, 100, 50)]);
 }
 
 #[test]

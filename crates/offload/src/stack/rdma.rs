@@ -166,7 +166,6 @@ impl std::ops::AddAssign for RdmaCounters {
             refused_range: other.refused_range,
             refused_control: other.refused_control,
             malformed: other.malformed,
-            ..Counters::default()
         });
     }
 }
@@ -187,20 +186,10 @@ fn endpoint(Offer(bytes): Offer) -> Endpoint {
     Endpoint { queue_pair: number(0).max(2), psn: number(3), token }
 }
 
-/// The receive ring as the memory that RDMA packets are placed into.
-struct RingMemory<'a>(&'a mut ByteRing);
-
-impl Memory for RingMemory<'_> {
+impl Memory for ByteRing {
+    #[inline]
     fn write_ring(&mut self, index: u64, bytes: &[u8]) {
-        self.0.write(index, bytes);
-    }
-
-    fn write_posted(&mut self, _: u64, _: &[u8]) {
-        unreachable!("the stack posts no buffers");
-    }
-
-    fn move_to_ring(&mut self, _: u64, _: u64, _: u64) {
-        unreachable!("the stack posts no buffers");
+        self.write(index, bytes);
     }
 }
 
@@ -488,7 +477,7 @@ impl<A> Stack<A> {
             return Outcome::Done;
         }
         let body = body.unwrap_or_default();
-        carrier.connection.on_packet(now, body, &mut RingMemory(&mut stream.receive));
+        carrier.connection.on_packet(now, body, &mut stream.receive);
         let events = stream.follow(now);
         self.after_events(now, key, events);
         Outcome::Done

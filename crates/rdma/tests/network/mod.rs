@@ -14,15 +14,9 @@ pub use tcp::{Link, Network as TcpNetwork, Random, Wire, byte};
 /// Bytes of the headers before the BTH.
 const BEFORE: usize = ipv4::HEADER + udp::HEADER;
 
-/// The byte of a buffer that was given back. Nothing may change it.
-const POISON: u8 = 0xa5;
-
-/// The memory of a receiver: the ring, and a buffer of the application.
+/// The memory of a receiver.
 pub struct Buffers {
     pub ring: Vec<u8>,
-    pub user: Vec<u8>,
-    /// The length of the posted part of `user`; 0 if nothing is posted.
-    pub posted: usize,
     /// The part of the stream that may be in the ring: from the consumed index, the ring's capacity.
     pub consumed: u64,
 }
@@ -36,22 +30,6 @@ impl Memory for Buffers {
             self.ring[(index as usize + at) % capacity] = *byte;
         }
     }
-
-    fn write_posted(&mut self, offset: u64, bytes: &[u8]) {
-        let end = offset as usize + bytes.len();
-        assert!(
-            end <= self.posted,
-            "outside the posted buffer: {offset} + {} of {}",
-            bytes.len(),
-            self.posted
-        );
-        self.user[offset as usize..end].copy_from_slice(bytes);
-    }
-
-    fn move_to_ring(&mut self, offset: u64, index: u64, len: u64) {
-        let bytes = self.user[offset as usize..(offset + len) as usize].to_vec();
-        self.write_ring(index, &bytes);
-    }
 }
 
 /// What the application of a host does.
@@ -60,10 +38,6 @@ pub struct Application {
     pub to_write: u64,
     /// The most bytes that are read at once.
     pub read_limit: u64,
-    /// The chance that the application posts its own buffer before it waits, and that it takes an incomplete
-    /// buffer back.
-    pub post: f64,
-    pub take_back: f64,
 }
 
 pub struct Host {
@@ -77,13 +51,13 @@ pub struct Host {
     last_read: u64,
     seed: u64,
     peer_seed: u64,
-    random: Random,
 }
 
 impl Host {
-    fn check(&mut self, now: u64, byte_at: impl Fn(&Buffers, u64) -> u8, end: u64) {
+    fn check(&mut self, now: u64, end: u64) {
+        let ring = &self.buffers.ring;
         for index in self.consumed..end {
-            assert_eq!(byte_at(&self.buffers, index), byte(self.peer_seed, index), "byte {index}");
+            assert_eq!(ring[index as usize % ring.len()], byte(self.peer_seed, index), "byte {index}");
         }
         if end > self.consumed {
             if self.consumed > 0 {
@@ -95,44 +69,16 @@ impl Host {
         self.buffers.consumed = end;
     }
 
-    /// Ends the use of the application's buffer, checks its data, and poisons it.
-    fn take_back(&mut self, now: u64) {
-        let start = self.consumed;
-        let filled = self.connection.take_back(&mut self.buffers);
-        self.check(now, |buffers, index| buffers.user[(index - start) as usize], start + filled);
-        self.buffers.user.fill(POISON);
-        self.buffers.posted = 0;
-    }
-
     fn run(&mut self, now: u64) {
-        assert!(
-            self.buffers.user[self.buffers.posted..].iter().all(|&byte| byte == POISON),
-            "written after it was given back"
-        );
         let room = self.connection.acknowledged() + self.config.send_capacity as u64 - self.written;
         self.written += room.min(self.application.to_write - self.written);
         self.connection.set_written(now, self.written).unwrap();
         if self.written == self.application.to_write {
             self.connection.shutdown_write();
         }
-        if self.buffers.posted > 0 {
-            let filled = self.connection.filled();
-            let complete = filled == (self.buffers.posted as u64).min(self.buffers.ring.len() as u64);
-            if complete || self.connection.peer_closed() || self.random.chance(self.application.take_back) {
-                self.take_back(now);
-            }
-        }
-        if self.buffers.posted == 0 {
-            let end =
-                self.connection.received().min(self.consumed.saturating_add(self.application.read_limit));
-            let capacity = self.buffers.ring.len() as u64;
-            self.check(now, |buffers, index| buffers.ring[(index % capacity) as usize], end);
-            self.connection.set_consumed(end).unwrap();
-            let len = 1 + self.random.below(self.buffers.user.len() as u64);
-            if self.random.chance(self.application.post) && self.connection.post(len) {
-                self.buffers.posted = len as usize;
-            }
-        }
+        let end = self.connection.received().min(self.consumed.saturating_add(self.application.read_limit));
+        self.check(now, end);
+        self.connection.set_consumed(end).unwrap();
     }
 }
 
@@ -176,7 +122,7 @@ impl Network {
             let ring = vec![0; config.receive_capacity as usize];
             Host {
                 connection,
-                buffers: Buffers { ring, user: vec![POISON; 10_000], posted: 0, consumed: 0 },
+                buffers: Buffers { ring, consumed: 0 },
                 application: applications[n].clone(),
                 config,
                 written: 0,
@@ -185,7 +131,6 @@ impl Network {
                 last_read: 0,
                 seed: seed + n as u64,
                 peer_seed: seed + 1 - n as u64,
-                random: Random(seed ^ n as u64),
             }
         });
         let mut network = Self { hosts, wire: Wire::new(link, seed), now: 0, refused_icrc: 0 };
