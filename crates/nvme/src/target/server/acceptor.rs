@@ -5,8 +5,6 @@ use crate::target::inbox::{Inbox, Message};
 use crate::target::subsystem::Subsystem;
 use crate::target::worker::WorkerLoad;
 use crate::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -46,17 +44,22 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     pub(super) fn run(mut self) {
-        let listeners = std::mem::take(&mut self.listeners);
-        let mut polled: Vec<_> =
-            listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
-        let timer = Timespec { tv_sec: 0, tv_nsec: TIMER.subsec_nanos().into() };
+        let mut polled: Vec<_> = self
+            .listeners
+            .iter()
+            .map(|listener| libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .collect();
         let (mut timers_at, mut refresh_at) = (Instant::now(), Instant::now() + REFRESH);
         let mut last_failure = String::new();
         while !self.stop.load(Relaxed) && !self.failed.load(Relaxed) {
-            if poll(&mut polled, Some(&timer)).is_ok_and(|ready| ready > 0) {
-                for (_, listener) in polled.iter().zip(&listeners).filter(|(it, _)| !it.revents().is_empty())
-                {
-                    self.accept(listener);
+            // SAFETY: the pointer and the length describe the array `polled`.
+            let ready =
+                unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, TIMER.as_millis() as i32) };
+            if ready > 0 {
+                for (entry, listener) in polled.iter().zip(&self.listeners) {
+                    if entry.revents != 0 {
+                        self.accept(listener);
+                    }
                 }
             }
             let now = Instant::now();
@@ -189,15 +192,23 @@ impl Acceptor {
 /// Sets the options of an accepted socket. TCP_NODELAY makes the kernel send small responses at once.
 /// Keepalive probes detect vanished hosts.
 fn set_options(stream: &TcpStream) {
-    let set = || {
-        sockopt::set_tcp_nodelay(stream, true)?;
-        sockopt::set_socket_keepalive(stream, true)?;
-        sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
-        sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
-        sockopt::set_tcp_keepcnt(stream, 3)
+    let set = |level: i32, name: i32, value: i32| {
+        // SAFETY: the value is an int, as these options want.
+        unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<i32>() as u32,
+            )
+        };
     };
-    // A connection that has already ended is found when it is served.
-    let _: rustix::io::Result<()> = set();
+    set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
 }
 
 /// Opens a socket that listens on an address and does not block.
@@ -215,11 +226,11 @@ pub(super) fn listen(address: &SocketAddr) -> Result<TcpListener> {
     };
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
-    // Raise the most connections that may wait for acceptance, because the standard library sets only 128. Call the C library,
-    // because rustix makes the system call itself, and `inlane offload run` replaces the C library's functions.
+    // Raise the most connections that may wait for acceptance, because the standard library sets only 128. This file calls
+    // the C library, because rustix makes system calls itself, and `inlane offload run` replaces the C library's functions.
     // SAFETY: the call only takes a listening socket.
-    match unsafe { libc::listen(listener.as_raw_fd(), 4096) } {
-        0 => Ok(listener),
-        _ => Err(os(std::io::Error::last_os_error())),
+    if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
+        return Err(os(std::io::Error::last_os_error()));
     }
+    Ok(listener)
 }

@@ -7,15 +7,21 @@ use crate::target::controller::Reach;
 use crate::target::half_open::Ticket;
 use crate::target::inbox::ConnectionId;
 use crate::target::network::network;
-use rustix::net::{Shutdown, shutdown};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// How long a host may take to read a termination request.
 const LINGER_MS: u64 = 1000;
 /// How long commands in progress may take when the target ends.
 const DRAIN_MS: u64 = 5000;
+
+/// Shuts a socket down by the C library's function. rustix makes the system call itself, and `inlane offload run` replaces the
+/// C library's functions.
+pub(super) fn shutdown(socket: &OwnedFd, how: i32) {
+    // SAFETY: the descriptor is open.
+    unsafe { libc::shutdown(socket.as_raw_fd(), how) };
+}
 
 impl Worker {
     pub(super) fn accept(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr, ticket: Ticket) {
@@ -112,7 +118,7 @@ impl Worker {
         }
         // Shut down only the sending direction, because closing the socket with unread input would reset the
         // connection, and the host might lose the termination request.
-        let _ = shutdown(&link.socket, Shutdown::Write);
+        shutdown(&link.socket, libc::SHUT_WR);
         link.closing = Closing::Lingers(now + LINGER_MS);
         link.discard = vec![0; 16 << 10].into_boxed_slice();
     }
@@ -128,7 +134,7 @@ impl Worker {
                 subsystem.half_open.remove(ticket);
             }
             link.connection.disconnected();
-            let _ = shutdown(&link.socket, Shutdown::Both);
+            shutdown(&link.socket, libc::SHUT_RDWR);
         }
         self.mark(index);
     }

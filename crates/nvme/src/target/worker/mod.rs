@@ -103,7 +103,7 @@ impl Drop for Worker {
             self.subsystem.flushes.iter().for_each(FlushGroup::abandon);
         }
         for link in self.links.iter_mut().filter_map(Option::take) {
-            let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
+            lifetime::shutdown(&link.socket, libc::SHUT_RDWR);
             if link.receiving || link.operations > 0 {
                 std::mem::forget(link);
             }
