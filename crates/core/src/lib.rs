@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`region`] | spans of memory with their location |
+//! | [`region`], [`mapping`] | spans of memory with their location; mapped files |
 //! | [`packet`] | packets and the pools of their buffers |
 //! | [`port`] | sources and sinks of packets |
 //! | [`ring`] | the list by which bursts are handed between threads or to a GPU |
@@ -25,6 +25,7 @@ pub mod cores;
 pub mod error;
 pub mod layout;
 pub mod load;
+pub mod mapping;
 pub mod mover;
 pub mod names;
 pub mod packet;

@@ -8,12 +8,12 @@
 
 use crate::error::{Error, Result};
 use crate::field::ALLOW_DEVICE;
-use crate::mapping::Mapping;
 use crate::permission::{self, AccessMethod, Permission};
 use crate::spec::BarSpec;
 use crate::sysfs::Sysfs;
 use crate::topology::{BarInfo, Device};
 use crate::vfio;
+use inlane_core::mapping::Mapping;
 use inlane_core::region::{Location, Region};
 use std::fs::OpenOptions;
 use std::io;
@@ -21,6 +21,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+const PAGE: u64 = 4096;
 
 /// Keeps the memory of a BAR valid: the mapping, and the VFIO device if there is one.
 struct Keeper {
@@ -150,10 +152,13 @@ impl Bar {
         device: Option<vfio::Device>,
     ) -> Result<Self> {
         let name = spec.to_string();
-        let (mapping, start) =
-            Mapping::new(file, base, &range, permission.may_read(), permission.may_write(), &name)?;
+        let first = range.start & !(PAGE - 1);
+        let (read, write) = (permission.may_read(), permission.may_write());
+        let mapping = Mapping::shared(file, base + first, (range.end - first) as usize, read, write)
+            .map_err(|error| Error::os(format!("mapping {name}"), error))?;
+        let start = mapping.address() + (range.start - first) as usize;
         Ok(Self {
-            start,
+            start: NonNull::new(start as *mut u8).expect("a mapping is never at address 0"),
             length: (range.end - range.start) as usize,
             spec: spec.clone(),
             name,

@@ -26,7 +26,6 @@ pub mod error;
 mod fake_sysfs;
 pub mod field;
 pub mod link;
-mod mapping;
 pub mod names;
 pub mod numa;
 mod parse;

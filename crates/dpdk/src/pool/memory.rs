@@ -18,32 +18,30 @@ static NEXT: AtomicUsize = AtomicUsize::new(LOW.start);
 
 /// An anonymous mapping. Dropping it unmaps the memory.
 pub(super) struct Mapping {
-    base: *mut libc::c_void,
-    length: usize,
+    mapping: inlane_core::mapping::Mapping,
     page: usize,
 }
-
-// SAFETY: a mapping is only a span of addresses. The users of the memory synchronise their accesses.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps at least `length` bytes, aligned to a hugepage. If `hugepages` is set, tries reserved hugepages
     /// first.
     pub(super) fn new(length: usize, hugepages: bool) -> io::Result<Self> {
         let length = length.next_multiple_of(HUGE);
+        let own = |address, page| {
+            // SAFETY: this function has mapped the memory, and leaves it to the value that it returns.
+            Self { mapping: unsafe { inlane_core::mapping::Mapping::from_raw(address, length) }, page }
+        };
         const RESERVED: i32 = libc::MAP_HUGETLB | libc::MAP_POPULATE;
         if hugepages
             && let Some(base) =
                 map_low(length, RESERVED).or_else(|| map(std::ptr::null_mut(), length, RESERVED).ok())
         {
-            return Ok(Self { base, length, page: HUGE });
+            return Ok(own(base as usize, HUGE));
         }
         if let Some(base) = map_low(length, 0) {
             // SAFETY: the memory was just mapped. If the kernel refuses the advice, small pages stay.
             unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
-            return Ok(Self { base, length, page: 4096 });
+            return Ok(own(base as usize, 4096));
         }
         // The kernel aligns only to small pages. Map one hugepage more, and unmap the edges.
         let base = map(std::ptr::null_mut(), length + HUGE, 0)?;
@@ -60,15 +58,15 @@ impl Mapping {
             }
             libc::madvise(aligned as *mut _, length, libc::MADV_HUGEPAGE);
         }
-        Ok(Self { base: aligned as *mut _, length, page: 4096 })
+        Ok(own(aligned, 4096))
     }
 
     pub(super) fn address(&self) -> u64 {
-        self.base as u64
+        self.mapping.address() as u64
     }
 
     pub(super) fn len(&self) -> usize {
-        self.length
+        self.mapping.length()
     }
 
     /// Returns true if the mapping lies in reserved hugepages.
@@ -79,13 +77,6 @@ impl Mapping {
     /// Returns the size of a page in bytes. Each page is contiguous in physical memory.
     pub(super) fn page(&self) -> usize {
         self.page
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the memory was mapped in `new`, and is unmapped only here.
-        unsafe { libc::munmap(self.base, self.length) };
     }
 }
 

@@ -2,6 +2,7 @@
 //! socket (SCM_RIGHTS).
 
 use crate::error::{Error, Result};
+use inlane_core::mapping::Mapping;
 use inlane_core::region::{Location, Region};
 use inlane_core::units;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -14,7 +15,6 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most file descriptors that are sent in one message. The kernel accepts at most 253.
@@ -65,37 +65,14 @@ pub(crate) fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> Result<()> {
 
 const PAGE: usize = 4096;
 
-struct Mapping {
-    address: usize,
-    bytes: usize,
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `map` made the mapping, and only this drop unmaps it. Regions over the mapping hold this
-        // value, so none is left.
-        let _ = unsafe { rustix::mm::munmap(self.address as *mut _, self.bytes) };
-    }
-}
-
 /// Maps `bytes` of `fd` from `offset`, a multiple of the page size.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
 pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Location) -> Result<Region> {
-    // SAFETY: the kernel chooses the address of the new mapping.
-    let address = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            fd,
-            offset,
-        )
-    }
-    .map_err(|error| Error::os(format!("mapping {bytes} bytes of {location}"), error))?;
-    Ok(mapped(address, bytes, location))
+    let mapping = Mapping::shared(fd, offset, bytes, true, true)
+        .map_err(|error| Error::os(format!("mapping {bytes} bytes of {location}"), error))?;
+    Ok(mapping.into_region(location))
 }
 
 /// Maps the first `bytes` bytes of `fd` to an address that is a multiple of `align`. `align` is a power of
@@ -129,24 +106,11 @@ pub(crate) fn map_aligned(
             let _ = unsafe { rustix::mm::munmap(from as *mut _, to - from) };
         }
     }
-    // SAFETY: the span is what remains of the reservation. Nothing else uses it.
-    if let Err(error) = unsafe { map_at(fd, 0, bytes, address as *mut u8) } {
-        // SAFETY: as above.
-        let _ = unsafe { rustix::mm::munmap(address as *mut _, bytes) };
-        return Err(error);
-    }
-    Ok(mapped(address as *mut _, bytes, location))
-}
-
-/// Makes a region of a new mapping. Dropping the region and all its slices unmaps the memory.
-fn mapped(address: *mut std::ffi::c_void, bytes: usize, location: Location) -> Region {
-    // Ask for large pages, because they cause fewer page-table misses. The system may not allow them for
-    // shared memory.
-    // SAFETY: the advice concerns only the mapping that was just made.
-    let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
-    let address = address as usize;
-    // SAFETY: the region keeps the mapping alive.
-    unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) }
+    // SAFETY: this function made the reservation, of which this span remains.
+    let mapping = unsafe { Mapping::from_raw(address, bytes) };
+    // SAFETY: the mapping owns the span, and nothing uses it yet.
+    unsafe { map_at(fd, 0, bytes, address as *mut u8) }?;
+    Ok(mapping.into_region(location))
 }
 
 /// Maps `bytes` bytes of `fd`, starting at `offset`, to `address`. Replaces the previous mapping there.

@@ -3,12 +3,11 @@
 //! The peer may write anything into this memory at any time. So each word is loaded once and then checked, and no
 //! reference to bytes of a buffer exists.
 
+use inlane_core::mapping::Mapping;
 use inlane_core::region::{Location, Region};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The bytes of a ring before its descriptors.
@@ -156,18 +155,6 @@ impl Ring {
     }
 }
 
-struct Mapping {
-    address: usize,
-    bytes: usize,
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `map` made the mapping, and every region over it holds this value, so none is left.
-        let _ = unsafe { rustix::mm::munmap(self.address as *mut _, self.bytes) };
-    }
-}
-
 /// Creates shared memory of `bytes` bytes, sealed so that nobody can shrink it.
 ///
 /// # Errors
@@ -201,17 +188,7 @@ pub(super) fn map(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Region, Stri
         Ok(status) if bytes > 0 && status.st_size as u64 >= bytes => {}
         _ => return Err("the shared memory is shorter than announced".into()),
     }
-    let length = bytes as usize;
-    // SAFETY: the kernel chooses the address of the new mapping.
-    let address = unsafe {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, descriptor, 0)
-    };
-    let address = address.map_err(|error| format!("mapping {bytes} bytes of shared memory: {error}"))?;
-    // Large pages cause fewer page-table misses. The system may not allow them for shared memory.
-    // SAFETY: the advice concerns only the mapping that was just made.
-    let _ = unsafe { rustix::mm::madvise(address, length, rustix::mm::Advice::LinuxHugepage) };
-    let keeper = Arc::new(Mapping { address: address as usize, bytes: length });
-    // SAFETY: the region keeps the mapping.
-    Ok(unsafe { Region::from_raw(address as u64, length, Location::Host, keeper) })
+    let mapping = Mapping::shared(descriptor, 0, bytes as usize, true, true)
+        .map_err(|error| format!("mapping {bytes} bytes of shared memory: {error}"))?;
+    Ok(mapping.into_region(Location::Host))
 }
