@@ -180,7 +180,10 @@ impl Device {
     /// because the rest of the machine needs memory too.
     pub fn capacity(&self) -> usize {
         match &self.kind {
-            Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
+            Kind::Host(_) => {
+                usize::try_from(inlane_process::limits::memory("MemAvailable").unwrap_or(u64::MAX) / 2)
+                    .unwrap_or(usize::MAX)
+            }
             Kind::Gpu(memory) => memory.capacity(),
             Kind::Twin(twin) => twin.costs().memory,
             Kind::Bar { memory, .. } => memory.whole().len(),
@@ -195,7 +198,7 @@ impl Device {
     pub fn allocate(&self, bytes: usize) -> Result<Region> {
         match &self.kind {
             Kind::Host(gpu) => {
-                let available = available_memory();
+                let available = inlane_process::limits::memory("MemAvailable").unwrap_or(u64::MAX);
                 if bytes as u64 > available {
                     return Err(Error::Memory {
                         bytes,
@@ -301,15 +304,6 @@ impl Device {
         make(unsafe { pattern::bytes_of(&host) });
         CpuMover::new(Access::Bytes4)?.submit(&host, region).map(drop)
     }
-}
-
-/// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not
-/// report them.
-fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kilobytes.map_or(u64::MAX, |kilobytes| kilobytes * 1024)
 }
 
 /// Returns the error of a path that cannot be opened between two devices.

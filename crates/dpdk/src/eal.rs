@@ -130,14 +130,8 @@ fn allowed_cpus() -> String {
 /// Returns the size limit in MiB of DPDK's heap without hugepages. The heap only reserves address space. But
 /// if a card is bound to vfio-pci, all of the heap is locked in memory.
 fn ordinary_memory_mib() -> u64 {
-    let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total_kib = information
-        .lines()
-        .find_map(|line| {
-            line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-        })
-        .unwrap_or(1 << 20);
-    (total_kib / 1024 / 4).clamp(64, 512)
+    let total = inlane_process::limits::memory("MemTotal").unwrap_or(1 << 30);
+    ((total >> 20) / 4).clamp(64, 512)
 }
 
 /// Returns true if a PCI device needs physical addresses: it is bound to a uio driver, or to vfio-pci without

@@ -83,8 +83,13 @@ fn buffers(scenario: &Scenario) -> usize {
     scenario.loads.iter().map(|load| load.work.buffers()).sum()
 }
 
+/// Returns the bytes of memory that new programs may take, or `None` if the kernel does not report it.
+fn available_memory() -> Option<usize> {
+    inlane_process::limits::memory("MemAvailable").map(|bytes| bytes as usize)
+}
+
 fn check_memory(scenario: &Scenario) -> Result<(), Error> {
-    let (wanted, Some(available)) = (buffers(scenario), memory::available()) else { return Ok(()) };
+    let (wanted, Some(available)) = (buffers(scenario), available_memory()) else { return Ok(()) };
     let most = (available as f64 * MOST_OF_MEMORY) as usize;
     if wanted <= most {
         return Ok(());
@@ -204,8 +209,7 @@ fn of_memory(users: &[Loaded], beside: Vec<usize>, buffers: usize) -> Result<Ope
     let roaming: usize = users.iter().filter(|user| user.cores.is_empty()).map(|user| user.threads).sum();
     let threads = free.len().saturating_sub(roaming).clamp(1, MOST_MEMORY_THREADS);
     let cores = if free.len() >= threads { free[free.len() - threads..].to_vec() } else { Vec::new() };
-    let left =
-        memory::available().unwrap_or(usize::MAX).saturating_sub(buffers) as f64 * MOST_OF_MEMORY / 2.0;
+    let left = available_memory().unwrap_or(usize::MAX).saturating_sub(buffers) as f64 * MOST_OF_MEMORY / 2.0;
     let buffer = memory::beyond_the_caches().min(left as usize).max(threads * (1 << 20));
     let settings =
         MemorySettings { operation: MemoryOperation::Copy, stores: Stores::Plain, size: 64 << 10, buffer };

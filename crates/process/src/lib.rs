@@ -3,7 +3,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`cgroup`] | the control groups of this process, and their quota of processor time |
-//! | [`limits`] | limits of this process's resources |
+//! | [`limits`] | limits of this process's resources, and the memory of the machine |
 //! | [`thread_time`] | how long the threads of this process have waited for a processor |
 //! | [`ticks`] | how the kernel has counted the time of processors |
 //! | [`interference`] | other processes that delay a measurement |

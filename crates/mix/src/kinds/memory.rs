@@ -84,13 +84,6 @@ pub fn beyond_the_caches() -> usize {
     (last.unwrap_or(0) as usize * 4).clamp(LEAST_BUFFER, 4 << 30)
 }
 
-/// Returns the bytes of memory that new programs may take, or `None` if the kernel does not report it.
-pub fn available() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<usize>().ok()? * 1024)
-}
-
 /// A load on host memory.
 pub struct MemoryLoad {
     settings: MemorySettings,
