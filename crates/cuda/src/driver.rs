@@ -22,38 +22,32 @@ pub(crate) use call;
 /// Loads and initializes the driver, unless this has already happened. Returns the CUDA version that the
 /// driver supports, as 13000 for 13.0.
 pub(crate) fn load() -> Result<i32> {
-    // A failure is stored as a function that makes the error, because errors cannot be cloned.
-    static STATE: OnceLock<std::result::Result<i32, fn() -> Error>> = OnceLock::new();
-    static FAILED: OnceLock<(sys::CUresult, &'static str)> = OnceLock::new();
+    // The version, or the driver's answer if it did not start. `None` if there is no driver.
+    static STATE: OnceLock<Option<std::result::Result<i32, sys::CUresult>>> = OnceLock::new();
     let state = STATE.get_or_init(|| {
         // SAFETY: the call loads the driver's library by its well-known names. The library's initializers
         // have no requirements.
         if !unsafe { sys::is_culib_present() } {
-            return Err(|| Error::NoDriver);
+            return None;
         }
         prepare_environment();
         let mut version = 0;
         // SAFETY: the library is loaded, and the pointer is valid.
         let answer = unsafe { sys::cuDriverGetVersion(&mut version) };
         if answer == sys::CUresult::CUDA_SUCCESS && version < NEEDED {
-            return Ok(version);
+            return Some(Ok(version));
         }
         // SAFETY: the library is loaded.
         match unsafe { sys::cuInit(0) } {
-            sys::CUresult::CUDA_SUCCESS => Ok(version),
-            answer => {
-                let _ = FAILED.set((answer, "cuInit"));
-                Err(|| {
-                    let (answer, call) = FAILED.get().expect("set before this function was stored");
-                    check(*answer, call, || "CUDA driver".into()).expect_err("the stored answer is an error")
-                })
-            }
+            sys::CUresult::CUDA_SUCCESS => Some(Ok(version)),
+            answer => Some(Err(answer)),
         }
     });
-    match state {
-        Ok(version) if *version < NEEDED => Err(Error::DriverTooOld { found: *version, needed: NEEDED }),
-        Ok(version) => Ok(*version),
-        Err(make) => Err(make()),
+    match *state {
+        None => Err(Error::NoDriver),
+        Some(Ok(found)) if found < NEEDED => Err(Error::DriverTooOld { found, needed: NEEDED }),
+        Some(Ok(version)) => Ok(version),
+        Some(Err(answer)) => check(answer, "cuInit", || "CUDA driver".into()).map(|()| 0),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tests that need no GPU: errors, and the compiler if it is installed.
 
+mod fake_libraries;
+
 use super::*;
 use inlane_core::error::Class;
 use std::process::Command;
