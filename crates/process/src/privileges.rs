@@ -287,3 +287,73 @@ fn threads_with_capabilities() -> Vec<(i32, String)> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn users_and_groups_are_found_by_name() {
+        let root = Dropped { user: 0, group: 0 };
+        assert_eq!(Successor::named("root").unwrap(), Successor::User(root));
+        assert_eq!((user_name(0), user_name(3_999_999_999)), ("root".into(), "3999999999".into()));
+        assert_eq!(group_named(USER, "root").unwrap(), 0);
+        for absent in ["no such name", "ro\0ot"] {
+            let user = Successor::named(absent).unwrap_err().to_string();
+            assert!(user.contains("there is no such user on this machine"), "{user}");
+            let group = group_named(Field::new("group").with(absent), absent).unwrap_err().to_string();
+            assert!(group.starts_with("group=") && group.contains("there is no such group"), "{group}");
+        }
+    }
+
+    #[test]
+    fn every_thread_gives_up_its_capabilities() {
+        if threads_with_capabilities().is_empty() {
+            eprintln!("SKIPPED every_thread_gives_up_its_capabilities: the tests have no capabilities");
+            return;
+        }
+        let of_root = if unsafe { libc::geteuid() } == 0 { "to_root" } else { "as_is" };
+        for successor in ["to_the_caller", of_root] {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "privileges::tests::this_process_gives_up_its_capabilities"])
+                .args(["--ignored", "--nocapture"])
+                .envs([("SUDO_UID", "4321"), ("SUDO_GID", "0"), ("SUCCESSOR", successor)])
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && text.contains("1 passed"), "{successor}: {text}");
+        }
+    }
+
+    #[test]
+    #[ignore = "run by the test above in a process of its own"]
+    fn this_process_gives_up_its_capabilities() {
+        // SAFETY: reads a number.
+        let root = unsafe { libc::geteuid() } == 0;
+        let to_root = std::env::var("SUCCESSOR").unwrap() == "to_root";
+        let (ask, asked) = mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            asked.recv().unwrap();
+            Capability::NetAdmin.is_held()
+        });
+        let dropped = drop_privileges_to(if to_root { Successor::Root } else { Successor::Caller });
+        let dropped = dropped.unwrap().expect("the process had capabilities");
+        if root {
+            // A group of 0 would be that of root, so it does not count.
+            let caller = Dropped { user: 4321, group: NOBODY };
+            assert_eq!(dropped, if to_root { Dropped { user: 0, group: 0 } } else { caller });
+            // SAFETY: reads numbers.
+            assert_eq!(unsafe { (libc::getuid(), libc::getegid()) }, (dropped.user, dropped.group));
+        }
+        ask.send(()).unwrap();
+        assert!(!other.join().unwrap(), "the other thread has none either");
+        assert_eq!(threads_with_capabilities(), []);
+        assert!(std::fs::read("/proc/self/environ").is_ok(), "the process still owns its files in /proc");
+        // SAFETY: reads a flag.
+        assert_eq!(unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) }, 1);
+        if !to_root {
+            assert_eq!(drop_privileges().unwrap(), None, "nothing is left");
+        }
+    }
+}

@@ -29,3 +29,23 @@ pub(super) fn set(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_found_by_its_whole_name() {
+        let status =
+            "Name:\tx\nCapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000003000\n";
+        assert_eq!(set(status, "CapInh"), Some(0));
+        assert_eq!(set(status, "CapPrm"), Some(0x1ff_ffff_ffff));
+        assert_eq!(
+            set(status, "CapEff"),
+            Some(1 << Capability::NetAdmin as u32 | 1 << Capability::NetRaw as u32)
+        );
+        for absent in ["Cap", "CapBnd", "Name"] {
+            assert_eq!(set(status, absent), None, "{absent}");
+        }
+    }
+}
