@@ -26,13 +26,11 @@ pub enum Error {
         known: Vec<String>,
     },
     /// A function has no such settings, or their text is invalid.
-    #[error("packet function {name}: {}{why}", quoted(settings, why))]
+    #[error("packet function {name}: {why}")]
     Settings {
         /// The function's name.
         name: String,
-        /// The settings as given.
-        settings: String,
-        /// What is wrong, and what to write instead.
+        /// The wrong setting, what is wrong with it, and what to write instead.
         why: String,
     },
     /// The source file of a user's packet function cannot be used.
@@ -79,14 +77,5 @@ impl Error {
             Error::Environment { .. } => Class::Environment,
             Error::Core(error) => error.class(),
         }
-    }
-}
-
-/// Returns how an error message begins: the quoted settings and a colon. Empty if `why` already names the
-/// wrong setting.
-fn quoted(settings: &str, why: &str) -> String {
-    match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
-        true => String::new(),
-        false => format!("'{settings}': "),
     }
 }

@@ -83,16 +83,17 @@ impl PacketFunction {
                 known: builtins::names().map(str::to_owned).collect(),
             },
         })?;
-        let image = (builtin.settings)(settings).map_err(|why| Error::Settings {
-            name: name.into(),
-            settings: settings.into(),
-            why,
-        })?;
+        let image = (builtin.settings)(settings).map_err(|why| Error::Settings { name: name.into(), why })?;
         Ok(Self {
             name: builtin.name.into(),
             settings: Settings { text: settings.into(), image },
             code: Code::Builtin(builtin),
         })
+    }
+
+    /// Returns the source file that `text`, as for [`PacketFunction::parse`], names. `None` for a built-in function.
+    pub fn source_file(text: &str) -> Option<&Path> {
+        user::split(text).map(|(path, ..)| Path::new(path))
     }
 
     /// Returns true for a function of the user's that is compiled and loaded during the run. A function in Rust is part of
@@ -110,11 +111,8 @@ impl PacketFunction {
     /// if the parameters are wrong.
     pub fn from_file(path: &Path, name: &str, parameters: &str) -> Result<Self> {
         let user = UserFunction::read(path, name)?;
-        let image = user::parameters(parameters).map_err(|why| Error::Settings {
-            name: user.symbol.clone(),
-            settings: parameters.into(),
-            why,
-        })?;
+        let image =
+            user::parameters(parameters).map_err(|why| Error::Settings { name: user.symbol.clone(), why })?;
         Ok(Self {
             name: user.symbol.clone(),
             settings: Settings { text: parameters.into(), image },
@@ -174,8 +172,10 @@ impl PacketFunction {
     /// [`Error::Settings`] if the function's state has no place for the settings.
     pub fn initial_state(&self, info: &FunctionInfo) -> Result<Vec<u8>> {
         let image = &self.settings.image;
-        let wrong =
-            |why| Error::Settings { name: self.name.clone(), settings: self.settings.text.clone(), why };
+        let wrong = |why: String| {
+            let why = format!("'{}': {why}", self.settings.text);
+            Error::Settings { name: self.name.clone(), why }
+        };
         match &self.code {
             Code::Builtin(_) if image.len() as u64 > info.state_bytes => {
                 Err(wrong(format!("they do not fit into its state of {} bytes", info.state_bytes)))?

@@ -107,3 +107,36 @@ pub(crate) fn u64_at(state: &[u8], at: usize) -> u64 {
 pub(crate) fn u32_at(state: &[u8], at: usize) -> u32 {
     state.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().expect("4 bytes")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declared_counters_are_read_from_the_state() {
+        let mut state = vec![0u8; 32];
+        state[4..8].copy_from_slice(&7u32.to_ne_bytes());
+        state[8..16].copy_from_slice(&(1u64 << 40).to_ne_bytes());
+        state[16..24].copy_from_slice(&5u64.to_ne_bytes());
+        let counter = |name: &str, offset, bytes, each| StateCounter {
+            name: name.into(),
+            place: CounterPlace { offset, bytes, each },
+        };
+        let places = [counter("small", 4, 4, 4), counter("large", 8, 16, 8), counter("beyond", 32, 8, 8)];
+        let report = FunctionReport::from_places(&state, &places);
+        let found: Vec<_> = report.counters.iter().map(|it| (it.name.as_str(), it.value)).collect();
+        assert_eq!(found, [("small", 7), ("large_0", 1 << 40), ("large_1", 5), ("beyond", 0)]);
+    }
+
+    #[test]
+    fn reports_of_pipelines_are_added() {
+        let state: Vec<u8> = [1u64, 2].into_iter().flat_map(u64::to_ne_bytes).collect();
+        let mut sum = FunctionReport::from_numbers(&state, 0, &["a", "b"]);
+        let mut other = FunctionReport::from_numbers(&state, 8, &["a"]);
+        other.counters.push(Counter { name: "c".into(), value: 9 });
+        other.tables.push(Table::new("rules", &["rule"]));
+        sum.merge(other);
+        assert_eq!(["a", "b", "c", "d"].map(|name| sum.counter(name)), [Some(3), Some(2), Some(9), None]);
+        assert_eq!(sum.tables.len(), 1);
+    }
+}

@@ -155,3 +155,46 @@ impl fmt::Display for FunctionSpec {
         f.write_str(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_stays_in_its_room() {
+        let mut room = [1u8, 2, 3, 4];
+        let mut packet = FunctionPacket::new(&mut room, 2);
+        assert_eq!(packet.bytes(), [1, 2]);
+        assert!(!packet.set_length(5));
+        assert_eq!(packet.bytes(), [1, 2], "a refused length changes nothing");
+        assert!(packet.set_length(4));
+        packet.bytes_mut()[3] = 9;
+        let of = |verdict| (packet.verdict(verdict).length, packet.verdict(verdict).verdict);
+        assert_eq!(of(Verdict::Forward), (4, layout::FORWARD));
+        assert_eq!(of(Verdict::Drop), (4, layout::DROP));
+        assert_eq!(of(Verdict::Port(3)), (4, layout::PORT_BASE + 3));
+        assert_ne!(packet.verdict(Verdict::Port(u32::MAX)).verdict, layout::FORWARD, "numbers do not wrap");
+        assert_eq!(room, [1, 2, 3, 9]);
+    }
+
+    #[test]
+    fn each_thread_has_a_function_of_its_own() {
+        struct Counting(u64);
+        impl RustFunction for Counting {
+            fn process(&mut self, packet: &mut FunctionPacket<'_>) -> Verdict {
+                self.0 += packet.bytes().len() as u64;
+                Verdict::Drop
+            }
+            fn report(&self) -> FunctionReport {
+                FunctionReport::from_numbers(&self.0.to_ne_bytes(), 0, &["bytes"])
+            }
+        }
+        let spec = FunctionSpec::from(OwnFunction::new("counting", || Counting(0)));
+        assert_eq!((spec.name(), spec.named(), spec.to_string().as_str()), ("counting", None, "counting"));
+        assert_eq!(FunctionSpec::from("io").named(), Some("io"));
+        let FunctionSpec::Own(own) = spec else { panic!("made of a function in Rust") };
+        let (mut one, other) = (own.create(), own.create());
+        one.process(&mut FunctionPacket::new(&mut [0; 7], 7));
+        assert_eq!((one.report().counter("bytes"), other.report().counter("bytes")), (Some(7), Some(0)));
+    }
+}

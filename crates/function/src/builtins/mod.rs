@@ -133,7 +133,7 @@ fn none(settings: &str) -> Result<Vec<u8>, String> {
     if settings.is_empty() {
         Ok(Vec::new())
     } else {
-        Err("this function has no settings; leave out the colon and what follows it".into())
+        Err(format!("'{settings}': this function has no settings; leave out the colon and what follows it"))
     }
 }
 

@@ -217,7 +217,7 @@ impl Settings {
         let bytes = settings.eaxc.len() * SYMBOLS * settings.symbol_bytes() * settings.windows as usize;
         if DATA + bytes > OUTPUT {
             return Err(format!(
-                "the windows need {bytes} bytes, but there are {}; give fewer windows, antenna-carriers or PRBs",
+                "'{text}': the windows need {bytes} bytes, but there are {}; give fewer windows, antenna-carriers or PRBs",
                 OUTPUT - DATA
             ));
         }

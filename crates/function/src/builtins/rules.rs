@@ -68,7 +68,7 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     }
     let rules: Vec<Rule> = text.split(',').map(rule).collect::<Result<_, _>>()?;
     if rules.len() > MOST {
-        return Err(format!("{} rules were given; at most {MOST} are possible", rules.len()));
+        return Err(format!("'{text}': {} rules were given; at most {MOST} are possible", rules.len()));
     }
     let mut state = vec![0u8; offset_of!(State, rules)];
     state[..4].copy_from_slice(&(rules.len() as u32).to_ne_bytes());
