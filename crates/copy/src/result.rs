@@ -207,12 +207,10 @@ impl Row for TransferResult {
     /// that are only slower appear only in the JSON, because their reasons contain values that differ for
     /// each size.
     fn context(&self) -> Vec<Cell> {
-        let path = self.path.iter();
+        // The hops are called movers, because the table has a column `path` with the path's name.
+        let shown = |why: &Reason| !matches!(why, Reason::Slower { .. });
         let mut cells: Vec<Cell> =
-            path.flat_map(|path| path.cells_with(|why| !matches!(why, Reason::Slower { .. }))).collect();
-        // Rename the cell that lists the path's movers, because the table has another column `path`, with the
-        // path's name.
-        cells.iter_mut().filter(|cell| cell.name == "path").for_each(|cell| cell.name = "movers".into());
+            self.path.iter().flat_map(|path| path.cells_with("movers", shown)).collect();
         cells.extend(self.ceiling.as_ref().map(Ceiling::cell));
         cells
     }

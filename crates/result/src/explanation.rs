@@ -29,14 +29,15 @@ impl<P: Display, R: Display> PathExplanation<P, R> {
 
     /// Returns the path as cells. Each cell is shown as one line of text.
     pub fn cells(&self) -> Vec<Cell> {
-        self.cells_with(|_| true)
+        self.cells_with("path", |_| true)
     }
 
-    /// Returns the path as cells, and among the paths that were not taken only those that `shown` selects.
-    pub fn cells_with(&self, shown: impl Fn(&Reason) -> bool) -> Vec<Cell> {
+    /// Returns the path as cells. `hops` names the cell of the hops. Among the paths that were not taken, only those that
+    /// `shown` selects have cells.
+    pub fn cells_with(&self, hops: &'static str, shown: impl Fn(&Reason) -> bool) -> Vec<Cell> {
         let mut cells = Vec::new();
         if !self.hops.is_empty() {
-            cells.push(Cell::new("path", self.hops_text()));
+            cells.push(Cell::new(hops, self.hops_text()));
         }
         let reason = self.reason.to_string();
         if !reason.is_empty() {
@@ -153,7 +154,7 @@ mod tests {
         );
         assert_eq!((&json[0], &json[1]["why"]["setting"]), (&slower, &"without".into()));
         let texts: Vec<_> =
-            path.cells_with(|why| !matches!(why, Reason::Slower { .. })).into_iter().collect();
+            path.cells_with("movers", |why| !matches!(why, Reason::Slower { .. })).into_iter().collect();
         let texts: Vec<_> = texts.iter().map(|cell| cell.value.to_string()).collect();
         assert_eq!(
             texts,
