@@ -435,6 +435,26 @@ impl PortSpec {
         }
     }
 
+    /// Returns the size of received packets if the specification chooses one for all of them.
+    pub fn packet_size(&self) -> Option<usize> {
+        match self {
+            Self::Null(spec) => Some(spec.size as usize),
+            Self::Generator(spec) => <[usize; 1]>::try_from(&spec.traffic.sizes[..]).ok().map(|[size]| size),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(EthSpec { kind: PortKind::Null { size, .. }, .. }) => Some(usize::from(*size)),
+            _ => None,
+        }
+    }
+
+    /// Returns the PCI address of a network card.
+    pub fn card(&self) -> Option<&str> {
+        match self {
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(EthSpec { kind: PortKind::Pci { address }, .. }) => Some(address),
+            _ => None,
+        }
+    }
+
     /// Returns true if the port's shared buffers have any size that [`PortSpec::with_buffers`] asks for: those of a memif port
     /// whose specification names no MTU.
     pub fn has_free_buffers(&self) -> bool {

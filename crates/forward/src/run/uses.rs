@@ -57,7 +57,7 @@ fn of_direction<'a>(
     sinks: impl Iterator<Item = &'a PortSpec>,
     found: &mut Uses,
 ) {
-    let size = size_of_packets(source);
+    let size = source.packet_size().map(|size| size as f64);
     // Functions of users are compiled later, after privileges were dropped.
     let info = if load.function.is_user_code() { None } else { load.function.info().ok() };
     let (gpu, memory) = match (&load.config.executor, load.config.executor.gpu_memory()) {
@@ -80,7 +80,7 @@ fn of_direction<'a>(
         if port.properties().moves_payload {
             found.add(buffers.clone(), per_byte);
         }
-        if let Some(card) = card(port) {
+        if let Some(card) = port.card().map(str::to_owned) {
             let links = [Resource::LinkToDevice, Resource::LinkFromDevice];
             found.add(links[usize::from(receives)](card), per_byte);
             if let (Some(gpu), Memory::Pool) = (&gpu, memory) {
@@ -144,25 +144,10 @@ fn part(bytes: Option<u32>, size: Option<f64>, unit: u32) -> Option<f64> {
     }
 }
 
-/// Returns the size of a source's packets if all have the same.
-fn size_of_packets(source: &PortSpec) -> Option<f64> {
-    match source {
-        PortSpec::Null(spec) => Some(f64::from(spec.size)),
-        _ if source.properties().is_sized => source.without_options().split_once(':')?.1.parse().ok(),
-        _ => None,
-    }
-}
-
 /// Returns true for a port that connects to nothing. All that it does takes time of the pipeline's thread.
 fn is_inside(port: &PortSpec) -> bool {
     let Properties { source, role, .. } = port.properties();
     port.kind() != Kind::Own && (*source == Source::Made || *role == Role::Send)
-}
-
-/// Returns the PCI address of a port that is a network card.
-fn card(port: &PortSpec) -> Option<String> {
-    let address = port.without_options().split_once(':').filter(|_| port.kind() == Kind::Pci)?.1;
-    Some(address.into())
 }
 
 #[cfg(test)]
