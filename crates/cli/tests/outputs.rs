@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-use support::until_thread_runs;
+use support::{until, until_thread_runs, with_hang_ups};
 
 fn inlane(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
@@ -165,17 +165,15 @@ fn progress_lines_come_at_the_interval() {
 fn a_hang_up_ends_a_run_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("result.json");
-    let mut child =
-        inlane(&["--rx", "null:64", "--tx", "null", "--duration", "60s", "--no-baseline", "--json"])
-            .arg(&json)
-            .stderr(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+    let mut command =
+        inlane(&["--rx", "null:64", "--tx", "null", "--duration", "10m", "--no-baseline", "--json"]);
+    with_hang_ups(&mut command).arg(&json).stderr(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(5));
     assert!(json.exists());
     // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGHUP) }, 0);
+    until("the run ends", || child.try_wait().unwrap().is_some());
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert!(document["results"][0]["tx"]["packets"].as_u64().unwrap() > 0);

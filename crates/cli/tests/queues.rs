@@ -10,7 +10,7 @@ mod support;
 
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::until_thread_runs;
+use support::{until, until_thread_runs, with_hang_ups};
 
 const TRAFFIC: &str = "200,flows=64";
 const PACKETS: u64 = 40_000;
@@ -312,14 +312,16 @@ fn a_hang_up_removes_the_xdp_program() {
         "af_xdp:v0,queue=0",
         "--tx",
     ]);
-    command.args(["null", "--no-baseline", "--duration", "60s", "--json"]).arg(&json).stdin(Stdio::null());
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    command.args(["null", "--no-baseline", "--duration", "10m", "--json"]).arg(&json).stdin(Stdio::null());
+    with_hang_ups(&mut command).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(1));
     assert!(program());
     // SAFETY: the child was not yet waited for. `ip netns exec` has replaced itself by inlane.
     unsafe { libc::kill(child.id() as i32, libc::SIGHUP) };
+    until("the run ends", || child.try_wait().unwrap().is_some());
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    support::until("the program leaves", || !program());
+    until("the program leaves", || !program());
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(document["results"][0]["rx"]["packets"], 0);
 }

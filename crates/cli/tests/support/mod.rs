@@ -1,7 +1,8 @@
 //! Helpers that wait for an event in another process. Tests wait for events instead of fixed times, because
 //! other jobs on the machine may delay a process for a long time.
 
-use std::process::Child;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for an expected event before it fails.
@@ -16,6 +17,18 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(start.elapsed() < LONGEST, "{what}: not within {LONGEST:?}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Makes the program of `command` handle SIGHUP also if these tests ignore it, as under nohup: programs inherit that.
+#[allow(dead_code, reason = "each test program uses a part of this module")]
+pub fn with_hang_ups(command: &mut Command) -> &mut Command {
+    // SAFETY: `signal` may be called between fork and exec, and the default action needs no handler.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            Ok(())
+        })
     }
 }
 
