@@ -46,6 +46,18 @@ fn no_output_overwrites_an_input() {
             assert_eq!(std::fs::read(&input).unwrap(), content, "{flag} {file}");
         }
     }
+    for (source, flag, name) in [
+        ("one.cu", "--function", ""),
+        ("two.cu", "--function", ":mine"),
+        ("three.cc", "--function", ":mine:1"),
+        ("four.cpp", "--reference", ":mine"),
+    ] {
+        std::fs::write(at(source), "// a packet function").unwrap();
+        let function = at(source) + name;
+        let output = run(&["--rx", "gen:64", "--tx", "check", flag, &function, "--json", &at(source)]);
+        let expected = format!("it is the input of {flag}, which --json would overwrite");
+        assert!(stderr(&output).contains(&expected), "{source}: {}", stderr(&output));
+    }
     let settings = at("settings.toml");
     std::fs::write(&settings, "[forward]\nburst = 16\n").unwrap();
     let output = run(&["--rx", "gen:64", "--tx", "null", "--config", &settings, "--json", &settings]);

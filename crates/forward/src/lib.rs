@@ -29,5 +29,5 @@ pub mod verify;
 pub use counters::PortCounters;
 pub use error::{Error, Result};
 pub use experiment::{MeasureOptions, Measurement, Session, measure};
-pub use inlane_function::builtins as functions;
+pub use inlane_function::{PacketFunction, builtins as functions};
 pub use run::ForwardLoad;

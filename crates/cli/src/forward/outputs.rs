@@ -4,6 +4,7 @@ use super::args::Forward;
 use crate::fields::flag;
 use inlane_core::Error;
 use inlane_core::setting::Field;
+use inlane_forward::PacketFunction;
 use inlane_forward::config::Route;
 use inlane_ports::pcap::same_file;
 use inlane_ports::spec::PortSpec;
@@ -21,9 +22,14 @@ pub(super) fn check(forward: &Forward, route: &Route, settings: Option<&Path>) -
     };
     let mut inputs: Vec<(Field, PathBuf)> =
         rx.into_iter().filter_map(capture).map(|file| (flag("rx"), file)).collect();
-    // Count the source file of a user's function (FILE.cu:NAME) as an input file, because the run reads it.
-    let source = forward.function.function.rsplit_once(':').map(|(file, _)| file);
-    inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| (flag("function"), file.into())));
+    // The run reads the source files of the user's functions.
+    let functions =
+        [("function", Some(&forward.function.function)), ("reference", forward.function.reference.as_ref())];
+    inputs.extend(
+        functions.into_iter().filter_map(|(name, function)| {
+            Some((flag(name), PacketFunction::source_file(function?)?.into()))
+        }),
+    );
     inputs.extend(settings.map(|file| (flag("config"), file.into())));
     let output = &forward.output;
     let is_stdout = |path: &PathBuf| path.as_os_str() == "-";
