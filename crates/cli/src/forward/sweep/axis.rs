@@ -12,8 +12,10 @@ use std::str::FromStr;
 
 /// Flags that take a value but cannot be swept. The values of `faults` and `cores` contain commas, which
 /// separate the values of a sweep. The other flags must have the same value for all points.
-const REFUSED: [&str; 10] =
-    ["config", "json", "csv", "svg", "interval", "capture", "repeats", "faults", "cores", "goal"];
+const REFUSED: [&str; 12] = [
+    "config", "json", "csv", "svg", "interval", "metrics", "capture", "repeats", "warm-up", "faults",
+    "cores", "goal",
+];
 
 /// The most points that a sweep may have. A sweep with more points is refused, because it is probably a
 /// typing error.
@@ -200,7 +202,9 @@ mod tests {
         for bad in ["burst", "burst=", "burst=1,,2", "burst=9..1", "burst=0..4", "work=1us..4us"] {
             assert!(bad.parse::<SweepAxis>().is_err(), "{bad}");
         }
-        for bad in ["brust=1", "json=a", "stages=true", "tx=null", "burst=all", "sweep=a"] {
+        for bad in
+            ["brust=1", "json=a", "stages=true", "tx=null", "burst=all", "sweep=a", "metrics=a", "warm-up=1s"]
+        {
             assert!(expand(&bad.parse().unwrap()).is_err(), "{bad}");
         }
     }
