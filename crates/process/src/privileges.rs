@@ -313,6 +313,7 @@ mod tests {
             eprintln!("SKIPPED every_thread_gives_up_its_capabilities: the tests have no capabilities");
             return;
         }
+        // SAFETY: the call has no preconditions.
         let of_root = if unsafe { libc::geteuid() } == 0 { "to_root" } else { "as_is" };
         for successor in ["to_the_caller", of_root] {
             let output = std::process::Command::new(std::env::current_exe().unwrap())
