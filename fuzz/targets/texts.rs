@@ -13,7 +13,7 @@ fuzz_target!(|text: &str| {
         assert_eq!(bar.to_string().parse::<inlane_pci::BarSpec>().unwrap(), bar);
     }
     let _ = text.parse::<inlane_ntb::fault::Faults>();
-    let _ = text.parse::<inlane_pgas::launch::variables::HeapSize>();
+    let _ = text.parse::<inlane_pgas::variables::HeapSize>();
     let _ = inlane_ports::wrap::fault::Faults::parse(text);
     let _ = inlane_ports::generate::Traffic::parse(text);
 });
