@@ -206,7 +206,9 @@ impl Lab {
         let stages: Vec<StageResult> = (0..)
             .zip(Stage::ALL)
             .filter_map(|(index, stage)| {
-                let ticks = split.iter().filter_map(|stages| stages[index]).collect();
+                // Where a message lacks the end of this stage, its time counts in the next one.
+                split.iter().any(|stages| stages[index].is_some()).then_some(())?;
+                let ticks = split.iter().map(|stages| stages[index].unwrap_or(0)).collect();
                 Some(StageResult { stage, times: Times::of(&self.clock, ticks)? })
             })
             .collect();
