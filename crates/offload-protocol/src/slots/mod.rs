@@ -308,7 +308,7 @@ impl<W: Word> PairMarks<'_, W> {
     }
 }
 
-/// The doorbell of a thread of the engine, for the slots of one area.
+/// A doorbell, by which programs tell one thread of the engine that slots of one area have new bytes.
 pub struct Doorbell<'a, W> {
     /// Bit n is 1 if slot n needs the thread.
     pub rung: &'a W,

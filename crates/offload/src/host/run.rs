@@ -73,7 +73,7 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
 }
 
 impl Engine {
-    /// Runs this thread until `stop` is set, and tells `observer` what it does.
+    /// Runs this thread until `stop` is set. Calls `observer` at each point that a message passes.
     ///
     /// # Errors
     /// If the port fails.

@@ -1,4 +1,5 @@
-//! The wake-ups on a message's way if nobody polls, each measured alone: one thread sleeps in the kernel, and another wakes it.
+//! Measures how long it takes to wake a thread that sleeps in the kernel. Between programs and engines that do not poll, a message
+//! waits for three such wake-ups. Each is measured alone.
 
 use super::result::WakeUps;
 use anyhow::{Context, anyhow};

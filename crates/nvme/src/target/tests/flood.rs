@@ -121,7 +121,7 @@ fn hosts_authenticate_themselves_during_a_flood_of_unauthenticated_ones() {
     protected.stop();
 }
 
-/// Without authentication, anybody who knows a host's name can connect a queue of its controller.
+/// Without authentication, any machine that knows a host's NQN can connect a queue to that host's controller.
 #[test]
 fn a_stranger_who_stalls_loses_only_its_own_queue() {
     let target =
