@@ -198,14 +198,14 @@ fn copies_to_and_from_bars() {
          inlane copy --from {mine}@1M+1M --to host {quick} --json /tmp/from && \
          inlane copy --from {mine}@1M+1M --to {mine}@3M+1M {quick} --json /tmp/within && \
          inlane copy --from host --to {mine}@1M+1M --direction both {quick} --json /tmp/both && \
-         inlane copy --from {mine}@1M+8K --to {mine}@3M+8K --direction both --require bar --sizes 4K {flags} \
+         inlane copy --from {mine}@1M+8K --to {mine}@3M+8K --direction both --require cpu --sizes 4K {flags} \
          --json /tmp/tight || exit 9; \
          inlane copy --from host --to {mine}@0+4K --sizes 4K 2>&1; echo status $?; \
          inlane copy --from host --to {mine} --sizes 4K --allow-bar-write 2>&1; echo status $?; \
          inlane copy --from host --to {held} {quick} 2>&1; echo status $?; \
          inlane copy --from host --to {mine}@4M+4K {quick} 2>&1; echo status $?; \
          inlane copy --from {mine}@1M+1M --to {mine}@1536K+1M {quick} 2>&1; echo status $?; \
-         inlane copy --from host --to {mine}@1M+4K --direction both --require bar --sizes 4K {flags} 2>&1; echo status $?; \
+         inlane copy --from host --to {mine}@1M+4K --direction both --require cpu --sizes 4K {flags} 2>&1; echo status $?; \
          cat /tmp/to /tmp/from /tmp/within /tmp/both /tmp/tight"
     );
     let shared = format!("4M:{}", memory.display());

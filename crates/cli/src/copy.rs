@@ -33,7 +33,7 @@ Endpoints:
   twin:N                                a model of an accelerator; results say so
 
 Paths:
-  bar        the CPU loads and stores mapped memory
+  cpu        the CPU loads and stores mapped memory
   dma        one DMA engine, such as a GPU's copy engine
   sm         a GPU's SMs copy to or from pinned host memory
   hybrid     DMA to a host buffer, then a CPU copy to another buffer, then DMA to the destination

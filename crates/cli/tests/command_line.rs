@@ -125,7 +125,7 @@ fn mistakes_are_answered_with_a_remedy() {
         ("copy --from host --to twin:0 --duration -5s", 2, "'-5s' is not a time: it is negative"),
         ("schema copy", 2, "invalid value 'copy' for '<DOCUMENT>'"),
         ("schema packet", 2, "a similar value exists: 'packets'"),
-        ("copy --from host --to twin:0 --path nvlink", 2, "--path nvlink: choose one of bar, dma, sm,"),
+        ("copy --from host --to twin:0 --path nvlink", 2, "--path nvlink: choose one of cpu, dma, sm,"),
         ("copy --from host --to twin:0 --completion busy", 2, "choose one of poll, interrupt, adaptive"),
         ("nvme discover 127.0.0.1 --digests all", 2, "[possible values: none, header, data, both]"),
         ("forward --rx null --tx null --goal latency", 2, "[possible values: throughput]"),

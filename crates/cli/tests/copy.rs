@@ -77,7 +77,7 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
         serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(entries.len(), 3, "{:?}", entries.keys());
     for (key, entry) in &entries {
-        let path = if key.contains("twin") { "staged" } else { "bar" };
+        let path = if key.contains("twin") { "staged" } else { "cpu" };
         let points = entry["costs"]["paths"][path]["points"].as_array().unwrap();
         assert!(points.last().unwrap()[0].as_u64().unwrap() > 4096, "{key}: {points:?}");
     }
@@ -110,14 +110,14 @@ fn a_wrong_stored_calibration_is_replaced_and_reported() {
     let mut entries = document(&file);
     for entry in entries.as_object_mut().unwrap().values_mut() {
         entry["costs"]["disturbed"] = false.into();
-        for point in entry["costs"]["paths"]["bar"]["points"].as_array_mut().unwrap() {
+        for point in entry["costs"]["paths"]["cpu"]["points"].as_array_mut().unwrap() {
             point[1] = (point[1].as_f64().unwrap() * 63.0).into();
         }
     }
     std::fs::write(&file, serde_json::to_vec(&entries).unwrap()).unwrap();
     let found = measured(cache.path(), line);
     let notes = found["notes"].to_string();
-    assert!(notes.contains("host to host: calibrated again, because bar took "), "{notes}");
+    assert!(notes.contains("host to host: calibrated again, because cpu took "), "{notes}");
     let rows = found["results"].as_array().unwrap();
     let sizes: Vec<_> = rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect();
     assert_eq!(sizes, [4 << 10, 64 << 10]);
@@ -159,12 +159,12 @@ fn a_calibration_beside_busy_processes_deceives_no_later_run() {
 #[test]
 fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     let runs = [
-        "--from twin:0 --to twin:1 --sizes 256M --require bar",
-        "--from twin:0 --to twin:1 --sizes 256M --require bar --direction both",
+        "--from twin:0 --to twin:1 --sizes 256M --require cpu",
+        "--from twin:0 --to twin:1 --sizes 256M --require cpu --direction both",
         "--from twin:0 --to twin:1 --sizes 256M --calibrate --direction both",
         "--from twin:0 --to twin:1 --sizes 256M --require hybrid --duration 3600s",
         "--from twin:0 --to twin:1 --sizes 256M --require staged --duration 3600s",
-        "--from host --to host --sizes 256M --require bar --duration 3600s",
+        "--from host --to host --sizes 256M --require cpu --duration 3600s",
         "--published --duration 3600s",
     ];
     for arguments in runs {
@@ -197,7 +197,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
 fn a_second_signal_leaves_no_empty_files() {
     let cache = tempfile::tempdir().unwrap();
     let (result, figure) = (cache.path().join("result.json"), cache.path().join("figure.svg"));
-    let arguments = "--from host --to host --sizes 1M --require bar --duration 60s";
+    let arguments = "--from host --to host --sizes 1M --require cpu --duration 60s";
     let mut child =
         copy(cache.path(), arguments).arg("--json").arg(&result).arg("--svg").arg(&figure).spawn().unwrap();
     let until = Instant::now() + Duration::from_secs(60);
@@ -226,7 +226,7 @@ fn measurements_before_an_interruption_are_kept() {
     let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
-    assert!(line.contains("inlane takes bar instead"), "{line}");
+    assert!(line.contains("inlane takes cpu instead"), "{line}");
     // Wait 3 s. By then, the measurement of 4 KiB is complete, because a transfer takes less than 1 ms. The
     // measurement of 64 MiB is not, because a transfer takes 9 s.
     std::thread::sleep(Duration::from_secs(3));
@@ -309,9 +309,9 @@ fn rows_have_the_completion_mode_and_the_window_in_effect() {
         (rows, document["notes"].to_string())
     };
     let row = |path: &str, completion: &str, in_flight: u64| (path.into(), completion.into(), in_flight);
-    let (found, notes) = rows("--from host --to twin:0 --path bar,dma");
-    assert_eq!(found, [row("bar", "poll", 1), row("dma", "interrupt", 32), row("dma", "poll", 32)]);
-    assert!(notes.contains("bar is measured by poll instead of interrupt"), "{notes}");
+    let (found, notes) = rows("--from host --to twin:0 --path cpu,dma");
+    assert_eq!(found, [row("cpu", "poll", 1), row("dma", "interrupt", 32), row("dma", "poll", 32)]);
+    assert!(notes.contains("cpu is measured by poll instead of interrupt"), "{notes}");
     let (found, _) = rows("--from twin:0 --to twin:1 --path staged");
     assert_eq!(found, [row("staged", "interrupt", 1), row("staged", "poll", 1)]);
 }
@@ -370,7 +370,7 @@ fn paths_are_listed_with_their_movers_or_the_reason_against_them() {
     let rows = document["results"].as_array().unwrap();
     assert_eq!(rows.len(), 8, "{rows:?}");
     for row in rows {
-        let available = ["bar", "hybrid", "staged"].contains(&row["path"].as_str().unwrap());
+        let available = ["cpu", "hybrid", "staged"].contains(&row["path"].as_str().unwrap());
         assert_eq!(row["available"], available, "{row}");
         assert_eq!(row["why_not"].is_null(), available, "{row}");
     }

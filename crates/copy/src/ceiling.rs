@@ -225,9 +225,9 @@ mod tests {
             (Path::Staged, &a, &a),
             (Path::StagedSm, &a, &b),
             (Path::Cuda, &a, &b),
-            (Path::Bar, &host, &end("twin:0")),
-            (Path::Bar, &host, &host),
-            (Path::Bar, &host, &bar),
+            (Path::Cpu, &host, &end("twin:0")),
+            (Path::Cpu, &host, &host),
+            (Path::Cpu, &host, &bar),
         ] {
             assert_eq!(none_for(path, from, to), None, "{path}");
         }

@@ -4,7 +4,7 @@
 //! ```text
 //!  Endpoint       host | gpu:N | twin:N | pci:ADDRESS/barN[:wc]         an endpoint as the user writes it
 //!  Device         an opened endpoint: allocates, fills and checks memory there
-//!  Path           bar | dma | sm | hybrid | staged | staged-sm | p2p | cuda   a kind of chain of movers
+//!  Path           cpu | dma | sm | hybrid | staged | staged-sm | p2p | cuda   a kind of chain of movers
 //!  PathSelector   a mover between two devices that picks the cheapest path for each transfer
 //! ```
 //!

@@ -56,7 +56,7 @@ mod tests {
         let rows = list_paths(&devices[0], &devices[1], &PathOptions::default(), None);
         assert_eq!(rows.len(), Path::ALL.len());
         let available: Vec<Path> = rows.iter().take_while(|row| row.available).map(|row| row.path).collect();
-        assert_eq!(available, [Path::Bar, Path::Hybrid, Path::Staged]);
+        assert_eq!(available, [Path::Cpu, Path::Hybrid, Path::Staged]);
         for row in &rows {
             assert_eq!(row.available, row.why_not.is_none(), "{row:?}");
             assert_eq!(row.available, !row.hops.is_empty(), "{row:?}");

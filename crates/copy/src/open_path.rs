@@ -41,12 +41,12 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
         return Ok(mover);
     }
     Ok(match (path, from.kind(), to.kind()) {
-        (Path::Bar, Kind::Twin(source), Kind::Twin(destination)) => {
+        (Path::Cpu, Kind::Twin(source), Kind::Twin(destination)) => {
             twin_bars(Some(source), Some(destination), options)?
         }
-        (Path::Bar, Kind::Twin(source), _) => twin_bars(Some(source), None, options)?,
-        (Path::Bar, _, Kind::Twin(destination)) => twin_bars(None, Some(destination), options)?,
-        (Path::Bar, ..) => cpu(Some(from), Some(to), options)?,
+        (Path::Cpu, Kind::Twin(source), _) => twin_bars(Some(source), None, options)?,
+        (Path::Cpu, _, Kind::Twin(destination)) => twin_bars(None, Some(destination), options)?,
+        (Path::Cpu, ..) => cpu(Some(from), Some(to), options)?,
         (Path::Dma, Kind::Twin(twin), _) => Box::new(twin.dma(false)?),
         (Path::Dma, _, Kind::Twin(twin)) => Box::new(twin.dma(true)?),
         (Path::Dma, Kind::Host(_), Kind::Host(_)) => software_dma(from, to)?,

@@ -11,8 +11,9 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
-    /// The CPU loads and stores mapped memory.
-    Bar,
+    /// The CPU loads and stores mapped memory. Older results and commands call this path `bar`.
+    #[serde(alias = "bar")]
+    Cpu,
     /// One DMA engine, such as a GPU's copy engine.
     Dma,
     /// A GPU's SMs copy to or from pinned host memory.
@@ -33,20 +34,20 @@ pub enum Path {
 impl Path {
     /// All paths.
     pub const ALL: [Path; 8] =
-        [Path::Bar, Path::Dma, Path::Sm, Path::Hybrid, Path::Staged, Path::StagedSm, Path::P2p, Path::Cuda];
+        [Path::Cpu, Path::Dma, Path::Sm, Path::Hybrid, Path::Staged, Path::StagedSm, Path::P2p, Path::Cuda];
 
     /// Returns the paths that can exist between two endpoints. Opening a path shows whether the machine has
     /// it.
     pub fn candidates(from: &Endpoint, to: &Endpoint) -> Vec<Path> {
         use Endpoint::{Bar, Gpu, Host, Twin};
         match (from, to) {
-            (Host, Host) => vec![Path::Bar, Path::Dma],
+            (Host, Host) => vec![Path::Cpu, Path::Dma],
             (Gpu(a), Gpu(b)) if a == b => vec![Path::Dma, Path::Staged, Path::StagedSm, Path::Hybrid],
             (Gpu(_), Gpu(_)) => vec![Path::P2p, Path::StagedSm, Path::Staged, Path::Cuda, Path::Hybrid],
             (Host, Gpu(_)) | (Gpu(_), Host) => vec![Path::Dma, Path::Sm],
-            (Host, Twin(_)) | (Twin(_), Host) => vec![Path::Dma, Path::Bar],
-            (Twin(_), Twin(_)) => vec![Path::Staged, Path::Hybrid, Path::Bar],
-            (Host, Bar(_)) | (Bar(_), Host) | (Bar(_), Bar(_)) => vec![Path::Bar],
+            (Host, Twin(_)) | (Twin(_), Host) => vec![Path::Dma, Path::Cpu],
+            (Twin(_), Twin(_)) => vec![Path::Staged, Path::Hybrid, Path::Cpu],
+            (Host, Bar(_)) | (Bar(_), Host) | (Bar(_), Bar(_)) => vec![Path::Cpu],
             (Gpu(_) | Twin(_) | Bar(_), _) => vec![Path::Staged, Path::Hybrid],
         }
     }
@@ -60,7 +61,7 @@ impl Path {
             Path::StagedSm => "needs GPUs at both ends",
             Path::Sm => "needs a GPU at one end and host memory at the other",
             Path::Dma => "no DMA engine reaches both ends",
-            Path::Bar if matches!(from, Endpoint::Gpu(_)) || matches!(to, Endpoint::Gpu(_)) => {
+            Path::Cpu if matches!(from, Endpoint::Gpu(_)) || matches!(to, Endpoint::Gpu(_)) => {
                 "the CPU cannot map GPU memory; GDRCopy is not supported"
             }
             Path::Hybrid | Path::Staged => "one mover reaches both ends, so nothing is staged",
@@ -72,7 +73,7 @@ impl Path {
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Path::Bar => "bar",
+            Path::Cpu => "cpu",
             Path::Dma => "dma",
             Path::Sm => "sm",
             Path::Hybrid => "hybrid",
@@ -88,6 +89,7 @@ impl FromStr for Path {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
+        let text = if text == "bar" { "cpu" } else { text };
         Path::ALL.into_iter().find(|path| path.to_string() == text).ok_or_else(|| {
             let all = Path::ALL.map(|path| path.to_string()).join(", ");
             Error::invalid(format!("path '{text}'"), format!("choose one of {all}"))
@@ -113,6 +115,8 @@ mod tests {
                 }
             }
         }
+        assert_eq!("bar".parse::<Path>().unwrap(), Path::Cpu);
+        assert_eq!(serde_json::from_str::<Path>("\"bar\"").unwrap(), Path::Cpu);
         assert!("nvlink".parse::<Path>().unwrap_err().to_string().contains("staged-sm"));
     }
 }

@@ -39,15 +39,15 @@ pub struct PublishedLine {
 /// One row for each published result: source, destination, path and MiB/s. The publication does not name the
 /// PCIe slots of its device-to-device transfers. We assume slot 0 (`twin:0`) to slot 1 (`twin:1`).
 const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
-    ("host", "twin:0", Path::Bar, Some(6.76)),
-    ("twin:0", "host", Path::Bar, Some(28.11)),
+    ("host", "twin:0", Path::Cpu, Some(6.76)),
+    ("twin:0", "host", Path::Cpu, Some(28.11)),
     ("host", "twin:0", Path::Dma, Some(8014.24)),
     ("twin:0", "host", Path::Dma, Some(9558.77)),
-    ("host", "twin:1", Path::Bar, Some(3.22)),
-    ("twin:1", "host", Path::Bar, Some(28.12)),
+    ("host", "twin:1", Path::Cpu, Some(3.22)),
+    ("twin:1", "host", Path::Cpu, Some(28.12)),
     ("host", "twin:1", Path::Dma, Some(2452.07)),
     ("twin:1", "host", Path::Dma, Some(3023.30)),
-    ("twin:0", "twin:1", Path::Bar, Some(24.33)),
+    ("twin:0", "twin:1", Path::Cpu, Some(24.33)),
     ("twin:0", "twin:1", Path::Hybrid, Some(1988.28)),
     ("twin:0", "twin:1", Path::Staged, None),
     ("twin:1", "twin:0", Path::Staged, None),
@@ -64,7 +64,7 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(PublishedLine)) -> Re
     for (from, to, path, published_mib) in PUBLISHED {
         let devices = crate::open(&[from.parse()?, to.parse()?], &inlane_pci::Permission::default())?;
         let (from, to) = (&devices[0], &devices[1]);
-        let size = if path == Path::Bar { 64 << 10 } else { large };
+        let size = if path == Path::Cpu { 64 << 10 } else { large };
         let mut mover = open_path(path, from, to, &options)?;
         let mut buffers = Buffers::new(from, to, size, size)?;
         let measured = latency(&mut *mover, &mut buffers, size, plan)?;
@@ -83,7 +83,7 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(PublishedLine)) -> Re
 }
 
 /// Predicts the bytes per second of transfers of `size` bytes over a path. Uses the times of the path's
-/// stages. For paths `bar` and `dma`, the times come from the twin's model. For other paths, they come from
+/// stages. For paths `cpu` and `dma`, the times come from the twin's model. For other paths, they come from
 /// calibration.
 fn predict(
     path: Path,
@@ -99,7 +99,7 @@ fn predict(
     };
     let (source, destination) = (twin(from), twin(to));
     let time = match path {
-        Path::Bar => {
+        Path::Cpu => {
             let read = source.map_or(0.0, |costs| 1.0 / costs.bar.read);
             size as f64 * (read + destination.map_or(0.0, |costs| 1.0 / costs.bar.write))
         }

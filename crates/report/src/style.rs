@@ -28,7 +28,7 @@ const FIXED: [(&str, usize); 16] = [
     ("staged", 2),
     ("staged-sm", 3),
     ("p2p", 4),
-    ("bar", 5),
+    ("cpu", 5),
     ("hybrid", 6),
     ("cuda", 7),
     ("poll", 0),

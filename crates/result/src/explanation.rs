@@ -145,12 +145,12 @@ mod tests {
             },
             Reason::unavailable("needs two GPUs"),
         ]
-        .map(|why| NotTaken { path: "bar".to_string(), why });
+        .map(|why| NotTaken { path: "cpu".to_string(), why });
         let path =
             PathExplanation { reason: "x".to_string(), not_taken: not_taken.into(), ..Default::default() };
         let json = serde_json::to_value(&path.not_taken).unwrap();
         let slower = serde_json::json!(
-            { "path": "bar", "why": { "kind": "slower", "size_bytes": 4096, "calibrated_ns": 2e3, "chosen_ns": 1e3 } }
+            { "path": "cpu", "why": { "kind": "slower", "size_bytes": 4096, "calibrated_ns": 2e3, "chosen_ns": 1e3 } }
         );
         assert_eq!((&json[0], &json[1]["why"]["setting"]), (&slower, &"without".into()));
         let texts: Vec<_> =
@@ -160,14 +160,14 @@ mod tests {
             texts,
             [
                 "x",
-                "bar: excluded by without",
-                "bar: a software copy, taken only if requested: require=dma",
-                "bar: needs two GPUs"
+                "cpu: excluded by without",
+                "cpu: a software copy, taken only if requested: require=dma",
+                "cpu: needs two GPUs"
             ]
         );
         assert_eq!(
             path.cells()[1].value.to_string(),
-            "bar: slower: 2.0 us calibrated for 4 KiB, against 1.0 us"
+            "cpu: slower: 2.0 us calibrated for 4 KiB, against 1.0 us"
         );
     }
 }

@@ -133,9 +133,9 @@ fn a_range_is_read_into_a_device_and_written_from_it() {
         assert_eq!(row["verification"]["altered_bytes"], 0, "{row}");
         let hops = row["path"]["hops"][0].as_array().unwrap();
         assert!(hops.iter().any(|hop| *hop == address), "{row}");
-        // The load of the machine decides which path costs least. So accept both `dma` and `bar`.
+        // The load of the machine decides which path costs least. So accept both `dma` and `cpu`.
         let name = row["path"]["name"].as_str().unwrap();
-        assert!(hops.len() == 3 && ["dma", "bar"].contains(&name), "{row}");
+        assert!(hops.len() == 3 && ["dma", "cpu"].contains(&name), "{row}");
     }
     assert!(std::fs::read(back).unwrap() == data[1..9_437_184], "the bytes differ");
     // `nvme write --from` copies the whole input to the device before it writes to the namespace. So if the

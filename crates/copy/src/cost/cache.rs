@@ -195,7 +195,7 @@ mod tests {
 
     fn costs(nanoseconds: f64) -> PathCosts {
         let curve = Curve { points: vec![(4096, nanoseconds)] };
-        PathCosts { paths: [(Path::Bar, curve)].into(), ..PathCosts::default() }
+        PathCosts { paths: [(Path::Cpu, curve)].into(), ..PathCosts::default() }
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
             PathOptions { resident: true, ..PathOptions::default() },
             PathOptions { blocks: 3, ..PathOptions::default() },
             PathOptions { both_ways: true, ..PathOptions::default() },
-            PathOptions { without: vec![Path::Bar], ..PathOptions::default() },
+            PathOptions { without: vec![Path::Cpu], ..PathOptions::default() },
         ];
         for (index, options) in others.iter().enumerate() {
             assert_eq!(cache.get(&a, &b, options), None, "{options:?}");

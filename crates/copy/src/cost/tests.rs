@@ -41,14 +41,14 @@ fn refusals_that_the_user_can_change_are_usage_errors() {
     let error = calibrate(&host(), &odd, &PathOptions::default());
     assert_eq!(error.class(), Class::Usage);
     assert!(error.to_string().contains("multiples of 4"), "{error}");
-    let without = PathOptions { without: vec![Path::Bar], ..PathOptions::default() };
+    let without = PathOptions { without: vec![Path::Cpu], ..PathOptions::default() };
     let error = calibrate(&host(), &host(), &without);
     assert_eq!(error.class(), Class::Usage);
-    assert!(error.to_string().contains("bar: excluded by without; dma: a software copy"), "{error}");
+    assert!(error.to_string().contains("cpu: excluded by without; dma: a software copy"), "{error}");
     let ends = ["twin:0", "twin:1"].map(|end| end.parse().unwrap());
     let twins = crate::open(&ends, &Permission::default()).unwrap();
     let options = PathOptions { without: Path::ALL.to_vec(), ..PathOptions::default() };
-    let excluded = "twin:0 to twin:1: without excludes every path: bar, hybrid, staged; allow one of them";
+    let excluded = "twin:0 to twin:1: without excludes every path: cpu, hybrid, staged; allow one of them";
     assert_eq!(calibrate(&twins[0], &twins[1], &options).to_string(), excluded);
 }
 
@@ -77,7 +77,7 @@ fn wrong_bytes_fail_the_calibration() {
     let error = calibrate(&first, &second, &PathOptions { both_ways: true, ..PathOptions::default() });
     assert_eq!(error.class(), Class::Failed);
     assert!(matches!(error, Error::Altered { .. }), "{error}");
-    assert!(error.to_string().starts_with("calibration of bar, "), "{error}");
+    assert!(error.to_string().starts_with("calibration of cpu, "), "{error}");
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn the_gravest_of_several_errors_determines_the_class() {
     let environment = || Error::device_environment("gpu:0", "has no memory left");
     let refused = |paths: &[Path]| paths.iter().map(|path| (*path, Reason::unavailable("why"))).collect();
     let class = |errors: Vec<Error>| {
-        let error = no_path_error([&host, &host], &refused(&[Path::Bar, Path::Dma]), errors);
+        let error = no_path_error([&host, &host], &refused(&[Path::Cpu, Path::Dma]), errors);
         assert!(
-            error.to_string().contains("no path is available: bar, dma: why; remove one of these causes"),
+            error.to_string().contains("no path is available: cpu, dma: why; remove one of these causes"),
             "{error}"
         );
         error.class()
@@ -96,7 +96,7 @@ fn the_gravest_of_several_errors_determines_the_class() {
     assert_eq!(class(vec![environment(), environment()]), Class::Environment);
     assert_eq!(class(vec![environment(), Error::invalid("a", "b")]), Class::Usage);
     assert_eq!(class(vec![Error::device_failed("a", "b"), environment()]), Class::Failed);
-    let only = no_path_error([&host, &host], &refused(&[Path::Bar]), vec![environment()]);
+    let only = no_path_error([&host, &host], &refused(&[Path::Cpu]), vec![environment()]);
     assert_eq!(only.to_string(), "gpu:0: has no memory left");
 }
 
@@ -169,7 +169,7 @@ fn delayed_transfers_do_not_count() {
 #[test]
 fn disturbed_costs_keep_the_shorter_times_and_others_replace_them() {
     let costs = |times: [f64; 2], disturbed| PathCosts {
-        paths: [(Path::Bar, curve(&[(4096, times[0]), (65536, times[1])]))].into(),
+        paths: [(Path::Cpu, curve(&[(4096, times[0]), (65536, times[1])]))].into(),
         disturbed,
         ..PathCosts::default()
     };

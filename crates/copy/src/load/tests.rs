@@ -75,7 +75,7 @@ fn measure(sampler: &Sampler, time: Duration) -> [Sample; 2] {
 
 #[test]
 fn a_pace_that_changes_is_followed_and_0_parks() {
-    let by_cpu = |threads| CopyLoadConfig { threads, to: Endpoint::Host, ..config(crate::Path::Bar, 4096) };
+    let by_cpu = |threads| CopyLoadConfig { threads, to: Endpoint::Host, ..config(crate::Path::Cpu, 4096) };
     // The twin's engine is a thread, too. On a busy machine it takes milliseconds for a transfer, so it gets a low pace.
     let by_engine =
         CopyLoadConfig { completion: CompletionMode::Interrupt, ..config(crate::Path::Dma, 4096) };
@@ -137,7 +137,7 @@ fn a_pace_that_changes_is_followed_and_0_parks() {
 #[test]
 fn a_stop_interrupts_slow_transfers_and_the_rest_is_verified() {
     // A transfer of 8 MiB through the twin's BAR takes 8 s.
-    let mut load = load(crate::Path::Bar, 8 << 20);
+    let mut load = load(crate::Path::Cpu, 8 << 20);
     let meters = load.meters();
     let (stopped, outcomes) = beside(&mut [&mut load], |_| {
         std::thread::sleep(Duration::from_millis(50));
@@ -160,12 +160,12 @@ fn time_to_stop() -> Duration {
     let ends = ["host", "host"].map(|end| end.parse::<Endpoint>().unwrap());
     let [from, to] = ends;
     let config = CopyLoadConfig {
-        choice: PathChoice::Require(crate::Path::Bar),
+        choice: PathChoice::Require(crate::Path::Cpu),
         rotate: 4 << 20,
         ..CopyLoadConfig::new(from, to, 64 << 10)
     };
     let mut load = prepared(CopyLoad::open(config).unwrap());
-    assert_eq!(load.name(), "copy host to host by bar");
+    assert_eq!(load.name(), "copy host to host by cpu");
     let meters = load.meters();
     let (stopped, outcomes) = beside(&mut [&mut load], |sampler| {
         let mut seen = 0;

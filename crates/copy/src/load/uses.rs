@@ -45,7 +45,7 @@ pub(super) fn uses(path: Path, config: &CopyLoadConfig) -> Vec<Use> {
         Path::Staged | Path::Hybrid => &[from, to],
         Path::Dma | Path::P2p | Path::Cuda if device(from).is_some() => &[from],
         Path::Dma | Path::P2p | Path::Cuda => &[to],
-        Path::Bar | Path::Sm | Path::StagedSm => &[],
+        Path::Cpu | Path::Sm | Path::StagedSm => &[],
     };
     for device in engines.iter().filter_map(|end| device(end)) {
         found.push((Resource::CopyEngine(device), Some(1.0)));
@@ -89,7 +89,7 @@ mod tests {
                 (Processors, None),
             ]
         );
-        assert_eq!(of("host", "host", Path::Bar), [(HostMemory, Some(2.0)), (Processors, None)]);
+        assert_eq!(of("host", "host", Path::Cpu), [(HostMemory, Some(2.0)), (Processors, None)]);
         let staged = of("gpu:0", "gpu:1", Path::Staged);
         assert!(staged.contains(&(LinkFromDevice(a.clone()), Some(1.0))), "{staged:?}");
         assert!(staged.contains(&(LinkToDevice(b), Some(1.0))) && staged.contains(&(HostMemory, Some(2.0))));
@@ -103,7 +103,7 @@ mod tests {
         let end = || "host".parse().unwrap();
         let config =
             CopyLoadConfig { cores: vec![3, 5, 7], threads: 2, ..CopyLoadConfig::new(end(), end(), 1) };
-        let cores: Vec<_> = uses(Path::Bar, &config).into_iter().map(|used| used.resource).skip(1).collect();
+        let cores: Vec<_> = uses(Path::Cpu, &config).into_iter().map(|used| used.resource).skip(1).collect();
         assert_eq!(cores, [Resource::Core(3), Resource::Core(5)]);
     }
 }

@@ -44,8 +44,8 @@ fn every_path_between_twins_delivers_what_was_sent() {
         for size in [1, 4099, 256 << 10] {
             for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
                 let plan = Plan { completion, ..quick() };
-                // The CPU always polls, so path `bar` reports `Poll`. DMA engines support every mode.
-                let used = if path == Path::Bar { CompletionMode::Poll } else { completion };
+                // The CPU always polls, so path `cpu` reports `Poll`. DMA engines support every mode.
+                let used = if path == Path::Cpu { CompletionMode::Poll } else { completion };
                 assert_eq!(mover.set_completion_mode(completion), used, "{path}");
                 let measured = latency(&mut *mover, &mut buffers, size, &plan).unwrap();
                 assert!(measured.verification.verified_bytes >= size as u64, "{path} {size} {completion}");
@@ -249,7 +249,7 @@ fn a_run_can_be_stopped_after_any_transfer() {
     let (host, device) = (open(&["host".parse().unwrap()], &Default::default()).unwrap().remove(0), twin(0));
     let options = PathOptions { largest: 64 << 10, ..PathOptions::default() };
     let mut buffers = Buffers::new(&host, &device, 64 << 10, 1 << 20).unwrap();
-    for path in [Path::Dma, Path::Bar] {
+    for path in [Path::Dma, Path::Cpu] {
         let mut mover = open_path(path, &host, &device, &options).unwrap();
         for after in 1..20 {
             for streaming in [true, false] {
@@ -280,7 +280,7 @@ fn auto_takes_the_cheapest_path_and_says_why() {
     };
     let costs = crate::cost::PathCosts {
         paths: [
-            (Path::Bar, curve(1e3, 0.2)),
+            (Path::Cpu, curve(1e3, 0.2)),
             (Path::Hybrid, curve(20e3, 0.7)),
             (Path::Staged, curve(30e3, 1.9)),
         ]
@@ -293,10 +293,10 @@ fn auto_takes_the_cheapest_path_and_says_why() {
     assert_eq!(required.explain(4 << 20).reason.to_string(), "hybrid: requested", "costs do not matter");
     drop(required);
     let mut selector = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();
-    assert_eq!((selector.path_for(64), selector.path_for(4 << 20)), (Path::Bar, Path::Staged));
+    assert_eq!((selector.path_for(64), selector.path_for(4 << 20)), (Path::Cpu, Path::Staged));
     let explained = selector.explain(4 << 20);
     assert!(explained.reason.to_string().contains("least calibrated time"), "{explained:?}");
-    let slower = explained.not_taken.iter().find(|other| other.path == Path::Bar).unwrap();
+    let slower = explained.not_taken.iter().find(|other| other.path == Path::Cpu).unwrap();
     assert!(
         matches!(slower.why, Reason::Slower { calibrated_ns, chosen_ns, .. } if calibrated_ns > chosen_ns),
         "{slower:?}"
@@ -373,7 +373,7 @@ fn calibration_finds_every_path_and_its_stages() {
     let costs = crate::cost::PathCosts::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
     // Check only the lower bound. A busy machine can make a twin slower than its model, but never faster.
-    assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
+    assert!(costs.time(Path::Cpu, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
     let predicted = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(predicted >= 2.0 * (1 << 20) as f64 / 2.0, "two stages at 2 bytes per ns: {predicted}");
 }
@@ -387,7 +387,7 @@ fn calibration_both_ways_measures_paths_under_load() {
     assert!(costs.paths.values().all(|curve| !curve.points.is_empty()), "{costs:?}");
     let selector = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();
     assert!(selector.explain(1 << 20).reason.to_string().contains("both directions at once"));
-    let without = PathOptions { without: vec![Path::Bar, Path::Hybrid], ..options };
+    let without = PathOptions { without: vec![Path::Cpu, Path::Hybrid], ..options };
     let selector = PathSelector::open(&from, &to, PathChoice::Auto, &without, None).unwrap();
     assert_eq!(selector.path_for(64), Path::Staged);
     let excluded = Reason::Excluded { setting: crate::field::WITHOUT };

@@ -28,7 +28,7 @@ pub(super) const DMA: KindInfo = KindInfo {
         ),
         key(
             "path",
-            "dma, sm, staged, another path of 'inlane copy' or auto; default: dma with a device, bar without",
+            "dma, sm, staged, another path of 'inlane copy' or auto; default: dma with a device, cpu without",
         ),
         key("completion", "poll, interrupt or adaptive; default: poll"),
         key("buffer", "the bytes of memory at each end; default: 256M"),
@@ -49,7 +49,7 @@ fn read(settings: &Settings<'_>) -> Result<CopyLoadConfig, Wrong> {
         name => name.parse().map(PathChoice::Require),
     })?;
     let mut config = CopyLoadConfig::new(from, to, settings.size("size")?.unwrap_or(SIZE));
-    config.choice = path.unwrap_or(PathChoice::Require(if on_host { Path::Bar } else { Path::Dma }));
+    config.choice = path.unwrap_or(PathChoice::Require(if on_host { Path::Cpu } else { Path::Dma }));
     config.in_flight = settings.count("depth", MOST_IN_FLIGHT)?;
     config.completion = settings.of("completion")?.unwrap_or(CompletionMode::Poll);
     config.rotate = settings.size("buffer")?.unwrap_or(config.rotate);
