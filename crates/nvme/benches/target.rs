@@ -15,7 +15,9 @@
 use inlane_nvme::namespace::Storage;
 use inlane_nvme::target::subsystem::Limits;
 use inlane_nvme::target::{Config, Hosts, Target};
-use inlane_nvme::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use inlane_nvme::wire::command::{
+    Command, ConnectData, Sgl, admin, cc, connect, csts, feature, io, property,
+};
 use inlane_nvme::wire::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -232,6 +234,9 @@ fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
     let command = Command::connect(0, 32, 0, 0);
     let id = call(&mut admin, digests, command, data(connect::ANY_CONTROLLER).as_bytes()) as u16;
     call(&mut admin, digests, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[]);
+    while call(&mut admin, digests, Command::property_get(property::CSTS, false), &[]) & csts::READY == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let mut queues = Command::new(admin::SET_FEATURES, 0);
     queues.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
     call(&mut admin, digests, queues, &[]);

@@ -5,6 +5,7 @@ use super::connection::{Done, Failure, HostConnection, Submission};
 use crate::wire::pdu::{Digests, Sender, encode_termination};
 use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recvmsg, sendmsg};
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpStream};
@@ -250,7 +251,9 @@ impl Queue {
     /// Ends the queue. The commands in flight complete with [`crate::wire::command::Status::HOST_PATH_ERROR`].
     pub fn fail(&mut self) {
         self.connection.fail();
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        // Let the kernel discard unsent bytes when the socket is closed. Otherwise a write that is sent again over another
+        // path could also arrive over this path later, and overwrite newer data.
+        let _ = set_socket_linger(&self.socket, Some(Duration::ZERO));
     }
 
     /// Reports a violation to the target and returns the error for the caller.

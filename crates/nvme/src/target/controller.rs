@@ -52,12 +52,7 @@ pub struct OpenQueue(pub Arc<Controller>);
 
 impl Drop for OpenQueue {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.open_queues -= 1;
-        // Without a reset, the controller stays ready.
-        if state.open_queues == 0 && !self.0.is_ready() {
-            self.0.settle(&mut state);
-        }
+        self.0.state().open_queues -= 1;
     }
 }
 
@@ -90,7 +85,7 @@ pub struct Controller {
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
     keep_alive_ms: AtomicU64,
-    /// True if the controller is ready. This copies bit RDY of CSTS, because every command reads it and must
+    /// True if the controller is enabled and ready. This copies bit RDY of CSTS, because every command reads it and must
     /// not take the lock.
     ready: AtomicBool,
     state: Mutex<State>,
@@ -107,6 +102,8 @@ struct State {
     /// The number of I/O queues whose connections may still have commands in progress. Includes those that a reset has
     /// removed from `queues`.
     open_queues: u32,
+    /// Earlier controllers of the host that have ended, but may still have commands in progress.
+    predecessors: Vec<Arc<Controller>>,
     granted_io_queues: u16,
     /// The value of the feature Asynchronous Event Configuration. With it the host selects the events to
     /// report.
@@ -201,7 +198,9 @@ impl Controller {
     /// controller had already ended.
     pub fn end(&self) -> bool {
         let first = self.alive.swap(false, Relaxed);
-        for reach in std::mem::take(&mut self.state().queues).into_values() {
+        let mut state = self.state();
+        state.predecessors.clear();
+        for reach in std::mem::take(&mut state.queues).into_values() {
             reach.inbox.send(Message::Close(reach.connection));
         }
         first
@@ -218,6 +217,17 @@ impl Controller {
         state.queues.insert(id, reach);
         state.open_queues += u32::from(id != 0);
         true
+    }
+
+    /// Returns true if commands of I/O queues may be in progress.
+    pub fn has_open_queues(&self) -> bool {
+        self.state().open_queues > 0
+    }
+
+    /// Keeps the controller from becoming ready until `predecessor`, an ended controller of the same host, has no open
+    /// queues.
+    pub fn wait_for(&self, predecessor: Arc<Self>) {
+        self.state().predecessors.push(predecessor);
     }
 
     /// Returns true if the controller has this queue.
@@ -283,7 +293,12 @@ impl Controller {
 
     /// Returns the property CSTS.
     pub fn status(&self) -> u32 {
-        self.state().status
+        let mut state = self.state();
+        let (ready, enabled) = (state.status & csts::READY != 0, state.configuration & cc::ENABLE != 0);
+        if ready != enabled && state.status & csts::FATAL == 0 {
+            self.settle(&mut state);
+        }
+        state.status
     }
 
     /// Returns true if the host has enabled the controller and it accepts commands.
@@ -313,11 +328,13 @@ impl Controller {
         let is_set = |bit: u32| configuration & bit != 0;
         let mut transition = Transition::default();
         if is_set(cc::ENABLE) && !was_set(cc::ENABLE) {
+            state.status &= !csts::SHUTDOWN_MASK;
             self.settle(&mut state);
         }
         if !is_set(cc::ENABLE) && was_set(cc::ENABLE) {
-            let (queues, open_queues) = (std::mem::take(&mut state.queues), state.open_queues);
-            *state = State { configuration, queues, open_queues, status: csts::READY, ..State::default() };
+            let State { queues, open_queues, predecessors, .. } = std::mem::take(&mut *state);
+            let status = csts::READY;
+            *state = State { configuration, status, queues, open_queues, predecessors, ..State::default() };
             let io: Vec<u16> = state.queues.keys().copied().filter(|id| *id != 0).collect();
             for reach in io.iter().filter_map(|id| state.queues.remove(id)) {
                 reach.inbox.send(Message::Close(reach.connection));
@@ -332,23 +349,22 @@ impl Controller {
         transition
     }
 
-    /// Copies EN of CC to RDY once all earlier connections of I/O queues have ended. Until then, their writes may be in
-    /// progress. If RDY became 0 earlier, such a write could overwrite data that the host writes after the reset.
+    /// Copies EN of CC to RDY, unless connections of earlier I/O queues of the host have not ended. Until then, their writes
+    /// may be in progress. If RDY changed earlier, such a write could overwrite data that the host writes afterwards.
     fn settle(&self, state: &mut State) {
-        self.ready.store(false, Relaxed);
-        if state.open_queues > 0 {
+        state.predecessors.retain(|it| it.has_open_queues());
+        let waits = state.open_queues > 0 || !state.predecessors.is_empty();
+        let shutdown = state.status & csts::SHUTDOWN_MASK;
+        state.status = match state.configuration & cc::ENABLE != 0 {
             // A host that enables the controller too early waits for RDY = 1.
-            if state.configuration & cc::ENABLE != 0 {
-                state.status = 0;
-            }
-            return;
-        }
-        state.status = match Self::accepts(state.configuration, self.discovery) {
-            _ if state.configuration & cc::ENABLE == 0 => state.status & csts::SHUTDOWN_MASK,
-            true => csts::READY,
-            false => csts::FATAL,
+            true if waits => shutdown,
+            false if waits => state.status,
+            false => shutdown,
+            true if Self::accepts(state.configuration, self.discovery) => shutdown | csts::READY,
+            true => csts::FATAL,
         };
-        self.ready.store(state.status & csts::READY != 0, Relaxed);
+        let ready = state.configuration & cc::ENABLE != 0 && state.status & csts::READY != 0;
+        self.ready.store(ready, Relaxed);
     }
 
     /// Reports to the host that the controller has failed: data could not be made durable for a shutdown.

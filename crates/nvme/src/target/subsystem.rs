@@ -167,6 +167,9 @@ pub struct Subsystem {
 #[derive(Debug, Default)]
 struct Controllers {
     alive: BTreeMap<u16, Arc<Controller>>,
+    /// The ended controllers that may still have commands in progress. When a controller is created, the others are
+    /// removed.
+    ended: Vec<Arc<Controller>>,
     last: u16,
     /// The controllers that were untrusted when they were created, oldest first. When a controller is
     /// created, entries that have ended or have become trusted are removed.
@@ -174,6 +177,15 @@ struct Controllers {
 }
 
 impl Controllers {
+    fn end(&mut self, controller: &Controller) {
+        controller.end();
+        if let Some(ended) = self.alive.remove(&controller.id)
+            && ended.has_open_queues()
+        {
+            self.ended.push(ended);
+        }
+    }
+
     /// Finds the addresses with the most untrusted controllers. Removes the oldest untrusted controller of
     /// these addresses and returns it. Counts one controller more for the address `newcomer`. Returns `None`
     /// if all controllers are trusted.
@@ -343,8 +355,7 @@ impl Subsystem {
         let strangers = controllers.untrusted.len() + usize::from(!trusted);
         if is_full || strangers > self.limits.untrusted_controllers() {
             let ended = controllers.remove_stranger((!trusted).then_some(source))?;
-            controllers.alive.remove(&ended.id);
-            ended.end();
+            controllers.end(&ended);
             self.counters.refused.fetch_add(1, Relaxed);
             self.counters.displaced.fetch_add(1, Relaxed);
             tracing::debug!(
@@ -365,6 +376,10 @@ impl Subsystem {
         controllers.last = id;
         let io_queues = if discovery { 0 } else { self.limits.io_queues };
         let controller = Arc::new(Controller::new(id, host, source, io_queues, trusted, keep_alive_ms, now));
+        controllers.ended.retain(|it| it.has_open_queues());
+        let precedes = |it: &&Arc<Controller>| !discovery && it.host.nqn == controller.host.nqn;
+        let predecessors = controllers.ended.iter().filter(precedes);
+        predecessors.for_each(|it| controller.wait_for(it.clone()));
         controllers.alive.insert(id, controller.clone());
         if !trusted {
             controllers.untrusted.push_back(controller.clone());
@@ -385,8 +400,7 @@ impl Subsystem {
 
     /// Ends a controller and closes its connections.
     pub fn end(&self, controller: &Controller) {
-        self.controllers().alive.remove(&controller.id);
-        controller.end();
+        self.controllers().end(controller);
     }
 
     /// Ends the controllers whose keep-alive timer has expired. Returns them.

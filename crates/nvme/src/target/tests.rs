@@ -6,7 +6,7 @@ mod flood;
 
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
-use crate::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
+use crate::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, csts, feature, io, property};
 use crate::wire::pdu::{CapsuleCmd, Data, Digests, IcReq, Kind, MAX_HEADER, data_flags, encode};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -127,6 +127,10 @@ fn attach_queues_on(
     let any = data(connect::ANY_CONTROLLER);
     let id = call(&mut admin, Command::connect(0, 32, 0, keep_alive_ms), any.as_bytes())? as u16;
     call(&mut admin, Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES), &[])?;
+    // The controller becomes ready when no commands of earlier ones are in progress.
+    while call(&mut admin, Command::property_get(property::CSTS, false), &[])? & csts::READY == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let mut number = Command::new(admin::SET_FEATURES, 0);
     number.cdw10 = u32::from(feature::NUMBER_OF_QUEUES).into();
     number.cdw11 = (u32::from(count - 1) * 0x1_0001).into();

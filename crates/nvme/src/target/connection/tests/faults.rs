@@ -191,6 +191,34 @@ fn a_reset_is_complete_when_no_write_is_in_flight() {
     assert!(ready(&mut admin));
 }
 
+/// A host that lost its connection may repeat a write over a new one, and then write other data. The first write must not
+/// land after these.
+#[test]
+fn a_new_controller_is_ready_when_no_write_of_a_lost_one_is_in_flight() {
+    let (_directory, subsystem) = file("");
+    let command = Command::blocks(io::WRITE, 1, 0, 8, Sgl::in_capsule(4096));
+    let lost = [(); 2].map(|()| connected(&subsystem, Digests::default())).map(|(mut admin, mut queue)| {
+        let slot = start(&mut queue, command, &[7; 4096])[0].0;
+        admin.connection.disconnected();
+        queue.connection.disconnected();
+        (queue, slot)
+    });
+    let mut admin = Host::new(&subsystem);
+    admin.initialize(Digests::default());
+    assert!(admin.connect(0, connect::ANY_CONTROLLER, NQN).status().is_success());
+    let enable = Command::property_set(property::CC, cc::ENABLE | cc::ENTRY_SIZES);
+    assert!(admin.call(enable, &[]).0.status().is_success());
+    let ready = |admin: &mut Host| {
+        let status = admin.call(Command::property_get(property::CSTS, false), &[]).0.dw0.get();
+        status & csts::READY != 0
+    };
+    for (mut queue, slot) in lost {
+        assert!(!ready(&mut admin), "a write may still land");
+        end(&mut queue, slot, 4096);
+    }
+    assert!(ready(&mut admin));
+}
+
 proptest! {
     /// Plays a kernel that loses data at arbitrary times and reports each loss to one `fdatasync`. No flush may succeed
     /// after a loss.

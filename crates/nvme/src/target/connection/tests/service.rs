@@ -166,6 +166,7 @@ fn a_revoked_host_and_a_silent_host_lose_their_controllers() {
     for host in [&admin, &queue] {
         assert!(matches!(host.inbox.take()[..], [Message::Close(_)]));
     }
+    drop((admin, queue));
     assert_eq!(subsystem.controller_count(), 0);
     assert!(subsystem.set_hosts(None).unwrap());
     let (mut admin, _queue) = connected(&subsystem, Digests::default());
