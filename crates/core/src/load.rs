@@ -101,6 +101,11 @@ pub enum UseSource {
 
 /// Something that several loads may share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, schemars::JsonSchema),
+    serde(rename_all = "snake_case")
+)]
 pub enum Resource {
     /// Time of one processor core.
     Core(usize),

@@ -11,7 +11,8 @@ use crate::text;
 pub use exchange::{ExchangeResult, GainResult};
 use inlane_core::load::{Use, UseSource};
 pub use judged::{
-    AccuracyResult, BottleneckKind, BottleneckResult, PredictionResult, VerdictResult, WhenResult,
+    AccuracyResult, BottleneckKind, BottleneckResult, CandidateResult, PredictionResult, VerdictResult,
+    WhenResult,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -156,40 +157,13 @@ pub enum UseSourceResult {
     Fitted,
 }
 
-/// A median with the interval that contains the true one in about 95 of 100 cases.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct Interval {
-    /// The median.
-    pub median: f64,
-    /// The lower end of the interval. `null` for a single value.
-    pub low: Option<f64>,
-    /// The upper end of the interval. `null` for a single value.
-    pub high: Option<f64>,
-    /// The number of values.
-    pub repeats: usize,
-}
-
-impl From<Estimate> for Interval {
-    fn from(of: Estimate) -> Self {
-        let finite = |end: f64| Some(end).filter(|end| end.is_finite());
-        Self { median: of.median, low: finite(of.low), high: finite(of.high), repeats: of.count }
-    }
-}
-
-impl Interval {
-    /// Returns the median of `values` with its interval. `None` if there are none.
-    fn of(values: &[f64]) -> Option<Self> {
-        Estimate::of(values).map(Self::from)
-    }
-}
-
 /// The rate of a load in the observations of a phase.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct RateResult {
     /// Bytes per second. All zero for a load that moves no bytes.
-    pub bytes_per_second: Interval,
+    pub bytes_per_second: Estimate,
     /// Operations per second.
-    pub operations_per_second: Interval,
+    pub operations_per_second: Estimate,
     /// The median share of the time in which its threads had work.
     pub busy: Option<f64>,
     /// The median share of the time in which its threads waited for a full port or queue.
@@ -211,11 +185,11 @@ impl RateResult {
         let values =
             |value: fn(&crate::observation::LoadRate) -> f64| rates.iter().map(value).collect::<Vec<_>>();
         let median = |value: fn(&crate::observation::LoadRate) -> Option<f64>| {
-            Interval::of(&rates.iter().filter_map(value).collect::<Vec<_>>()).map(|estimate| estimate.median)
+            Estimate::of(&rates.iter().filter_map(value).collect::<Vec<_>>()).map(|estimate| estimate.median)
         };
         Some(Self {
-            bytes_per_second: Interval::of(&values(|rate| rate.bytes_per_second))?,
-            operations_per_second: Interval::of(&values(|rate| rate.operations_per_second))?,
+            bytes_per_second: Estimate::of(&values(|rate| rate.bytes_per_second))?,
+            operations_per_second: Estimate::of(&values(|rate| rate.operations_per_second))?,
             busy: median(|rate| rate.busy),
             blocked: median(|rate| rate.blocked),
             on_processor: median(|rate| rate.on_processor),
@@ -226,7 +200,7 @@ impl RateResult {
     }
 
     /// Returns bytes per second, or operations per second for a load that moves no bytes.
-    pub fn amount(&self) -> &Interval {
+    pub fn amount(&self) -> &Estimate {
         if self.bytes_per_second.median > 0.0 { &self.bytes_per_second } else { &self.operations_per_second }
     }
 

@@ -5,6 +5,8 @@
 
 use crate::observation::{Level, Measured, Observation, Phase};
 use inlane_core::stats::Summary;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// The least number of blocks after which a session can end.
 pub const LEAST_BLOCKS: usize = 3;
@@ -16,15 +18,18 @@ const SMALL: f64 = 0.01;
 const STUDENT: [f64; 4] = [12.706, 4.303, 3.182, 2.776];
 
 /// A median with the interval that contains the true one in about 95 of 100 cases.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Estimate {
     /// The median of the values.
     pub median: f64,
-    /// The lower end of the interval. Minus infinity for a single value.
+    /// The lower end of the interval. Minus infinity for a single value, written as `null`.
+    #[schemars(with = "Option<f64>")]
     pub low: f64,
-    /// The upper end of the interval. Infinity for a single value.
+    /// The upper end of the interval. Infinity for a single value, written as `null`.
+    #[schemars(with = "Option<f64>")]
     pub high: f64,
     /// The number of values.
+    #[serde(rename = "repeats")]
     pub count: usize,
 }
 

@@ -2,8 +2,7 @@
 
 use crate::observation::Measured;
 use crate::verdict::{
-    Bottleneck, Candidate, Evidence, Experiment, Fact, Finding, Named, NotDetermined, Reason, Says, Verdict,
-    When,
+    Bottleneck, Evidence, Experiment, Fact, Finding, Named, NotDetermined, Reason, Says, Verdict, When,
 };
 use inlane_core::load::Resource;
 use inlane_core::units;
@@ -42,9 +41,9 @@ pub fn bottleneck(of: &Bottleneck) -> String {
 /// Returns what limits a load, in one sentence without a full stop.
 pub fn sentence(measured: &Measured, verdict: &Verdict) -> String {
     let load = name(measured, verdict.load);
-    let when = match verdict.when {
-        When::Alone => "alone, ",
-        When::Together => "",
+    let (when, what) = match verdict.when {
+        When::Alone => ("Alone, ", "what"),
+        When::Together => ("", "What"),
     };
     match &verdict.finding {
         Finding::Named(named) => {
@@ -69,7 +68,7 @@ pub fn sentence(measured: &Measured, verdict: &Verdict) -> String {
                 Some(last) => format!("; it may be {} or {last}", candidates.join(", ")),
             };
             format!(
-                "{when}what limits {load} is not determined: {}{listed}; to decide, {}",
+                "{when}{what} limits {load} is not determined: {}{listed}; to decide, {}",
                 reason(open),
                 experiment(measured, &open.experiment)
             )
@@ -77,41 +76,28 @@ pub fn sentence(measured: &Measured, verdict: &Verdict) -> String {
     }
 }
 
-/// Returns the evidence of a verdict, one line for each fact. Facts of a candidate follow its name.
+/// Returns the evidence of a verdict, one line for each fact.
 pub fn lines(measured: &Measured, verdict: &Verdict) -> Vec<String> {
-    let of = |about: &str, evidence: &[Evidence]| -> Vec<String> {
-        let told = evidence.iter().filter_map(|evidence| Some((evidence.says, fact(measured, evidence)?)));
-        told.map(|(says, fact)| format!("{about}: {fact} ({})", word(says))).collect()
+    let of = |(about, _, evidence): (&Bottleneck, Option<f64>, &[Evidence])| -> Vec<String> {
+        let about = bottleneck(about);
+        evidence.iter().filter_map(|of| line(&|load| name(measured, load), &about, of)).collect()
     };
-    match &verdict.finding {
-        Finding::Named(named) => {
-            let mut lines = of(&bottleneck(&named.bottleneck), &named.evidence);
-            if let Some(next) = &named.runner_up {
-                let margin =
-                    next.margin.map(|margin| format!(", which has {} left", percent(margin.max(0.0))));
-                lines.push(format!("next: {}{}", bottleneck(&next.bottleneck), margin.unwrap_or_default()));
-                lines.extend(of(&bottleneck(&next.bottleneck), &next.evidence));
-            }
-            lines
-        }
-        Finding::NotDetermined(open) => {
-            let candidate =
-                |candidate: &Candidate| of(&bottleneck(&candidate.bottleneck), &candidate.evidence);
-            open.candidates.iter().flat_map(candidate).collect()
-        }
-    }
+    verdict.finding.candidates().into_iter().flat_map(of).collect()
+}
+
+/// Returns a line with a fact about the bottleneck `about`, and what it says. `None` if the fact has nothing to tell. `name`
+/// returns the name of a load by its number.
+pub fn line<'a>(name: &dyn Fn(usize) -> &'a str, about: &str, evidence: &Evidence) -> Option<String> {
+    let says = match evidence.says {
+        Says::For => "for",
+        Says::Against => "against",
+        Says::Neither => "neither",
+    };
+    Some(format!("{about}: {} ({says})", fact(name, evidence)?))
 }
 
 fn name(measured: &Measured, load: usize) -> &str {
     measured.loads.get(load).map_or("?", |load| &load.name)
-}
-
-fn word(says: Says) -> &'static str {
-    match says {
-        Says::For => "for",
-        Says::Against => "against",
-        Says::Neither => "neither",
-    }
 }
 
 fn percent(share: f64) -> String {
@@ -120,24 +106,23 @@ fn percent(share: f64) -> String {
 
 /// Returns the two strongest reasons for a name: an intervention and an observation, if there are both.
 fn reasons(measured: &Measured, named: &Named) -> Vec<String> {
+    let fact = |evidence| fact(&|load| name(measured, load), evidence);
     let speaking = |intervention: bool| {
         let mut speaking = named.evidence.iter().filter(move |evidence| {
             evidence.says == Says::For && evidence.fact.kind().is_intervention() == intervention
         });
-        speaking.find_map(|evidence| fact(measured, evidence))
+        speaking.find_map(fact)
     };
     let mut reasons: Vec<String> = [speaking(true), speaking(false)].into_iter().flatten().collect();
     if reasons.len() < 2 {
         let mut others = named.evidence.iter().filter(|evidence| evidence.says == Says::For).rev();
-        reasons.extend(
-            others.find_map(|evidence| fact(measured, evidence).filter(|fact| !reasons.contains(fact))),
-        );
+        reasons.extend(others.find_map(|evidence| fact(evidence).filter(|fact| !reasons.contains(fact))));
     }
     reasons
 }
 
 /// Returns the text of a fact. `None` if it has nothing to tell.
-fn fact(measured: &Measured, evidence: &Evidence) -> Option<String> {
+fn fact<'a>(name: &dyn Fn(usize) -> &'a str, evidence: &Evidence) -> Option<String> {
     let changed = |share: f64| match share {
         _ if share.abs() < 0.01 => "did not change".to_owned(),
         _ if share < 0.0 => format!("lost {}", percent(-share)),
@@ -170,9 +155,9 @@ fn fact(measured: &Measured, evidence: &Evidence) -> Option<String> {
                 false => "bytes for each byte",
             };
             if gain.is_significant() && gain.median > 0.0 {
-                format!("it gained {per_unit:.2} {unit} that {} gave up", name(measured, *slowed))
+                format!("it gained {per_unit:.2} {unit} that {} gave up", name(*slowed))
             } else {
-                format!("it gained nothing when {} was slowed", name(measured, *slowed))
+                format!("it gained nothing when {} was slowed", name(*slowed))
             }
         }
         Fact::Slowed { rate, busy, blocked, throttled } => {

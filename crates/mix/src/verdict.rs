@@ -94,6 +94,21 @@ pub enum Finding {
     NotDetermined(NotDetermined),
 }
 
+impl Finding {
+    /// Returns each bottleneck that evidence is about, with its margin: the named one and the next one, or all candidates.
+    pub fn candidates(&self) -> Vec<(&Bottleneck, Option<f64>, &[Evidence])> {
+        match self {
+            Finding::Named(named) => {
+                let next = named.runner_up.as_ref().map(|it| (&it.bottleneck, it.margin, &it.evidence[..]));
+                [(&named.bottleneck, None, &named.evidence[..])].into_iter().chain(next).collect()
+            }
+            Finding::NotDetermined(open) => {
+                open.candidates.iter().map(|it| (&it.bottleneck, None, &it.evidence[..])).collect()
+            }
+        }
+    }
+}
+
 /// A bottleneck that is known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {

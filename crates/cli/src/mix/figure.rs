@@ -25,7 +25,8 @@ fn of_session(row: &MixResult) -> Vec<Panel> {
             let interval = interval.and_then(|(low, high)| Some((share(low)?, share(high)?)));
             share(rate).map(|rate| (rate, interval))
         };
-        let measured = of.measured_per_second.and_then(|it| bar(it.median, it.low.zip(it.high)));
+        let measured =
+            of.measured_per_second.and_then(|it| bar(it.median, (it.count > 1).then_some((it.low, it.high))));
         BarGroup {
             name: format!("{} in {}", of.load, of.mix.join(" + ")),
             bars: vec![

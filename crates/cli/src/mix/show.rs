@@ -3,7 +3,10 @@
 
 use inlane_core::units;
 use inlane_mix::observation::Cut;
-use inlane_mix::result::{Interval, LoadResult, MixResult, PredictionResult, RateResult, WhenResult};
+use inlane_mix::result::{LoadResult, MixResult, PredictionResult, RateResult, VerdictResult, WhenResult};
+use inlane_mix::statistics::Estimate;
+use inlane_mix::text;
+use inlane_mix::verdict::Says;
 use inlane_report::{Lines, grid};
 use inlane_result::Document;
 use std::io::{self, Write};
@@ -32,7 +35,7 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
         row.verdicts.iter().partition(|verdict| verdict.when == WhenResult::Together);
     let first = if together.is_empty() { &alone } else { &together };
     for verdict in first {
-        writeln!(out, "{}.", capitalised(&verdict.sentence))?;
+        writeln!(out, "{}.", verdict.sentence)?;
     }
     if !first.is_empty() {
         writeln!(out)?;
@@ -92,15 +95,17 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
         let header = ["mix", "load", "", "rate in relation to the load alone"];
         write!(out, "\n{}", grid(&header, &row.predictions.iter().flat_map(bars).collect::<Vec<_>>()))?;
     }
-    // Facts that speak neither for a bottleneck nor against it are in the JSON document only.
-    let speaks = |line: &&String| !line.ends_with("(neither)");
-    for verdict in row.verdicts.iter().filter(|verdict| verdict.evidence.iter().any(|line| speaks(&line))) {
+    for verdict in &row.verdicts {
+        let lines = evidence(row, verdict);
+        if lines.is_empty() {
+            continue;
+        }
         let when = if verdict.when == WhenResult::Alone { "alone" } else { "together" };
         writeln!(out, "\nEvidence about {} {when}:", verdict.load)?;
         if !first.contains(&verdict) {
             writeln!(out, "  {}", verdict.sentence)?;
         }
-        verdict.evidence.iter().filter(speaks).try_for_each(|line| writeln!(out, "  {line}"))?;
+        lines.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
     }
     let mut lines = Lines::default();
     if let Some(of) = &row.accuracy {
@@ -189,12 +194,22 @@ fn bars(row: &PredictionResult) -> [Vec<String>; 2] {
     ]
 }
 
-/// Returns a sentence with a capital letter, unless it begins with the name of a load.
-fn capitalised(sentence: &str) -> String {
-    match sentence.strip_prefix("what limits") {
-        Some(rest) => format!("What limits{rest}"),
-        None => sentence.strip_prefix("alone, ").map_or(sentence.into(), |rest| format!("Alone, {rest}")),
+/// Returns the lines about what may limit a load. Facts that speak neither for a bottleneck nor against it are in the JSON
+/// document only.
+fn evidence(row: &MixResult, verdict: &VerdictResult) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (index, candidate) in verdict.candidates.iter().enumerate() {
+        let about = &candidate.bottleneck.name;
+        if verdict.bottleneck.is_some() && index > 0 {
+            let left = candidate
+                .margin_share
+                .map(|margin| format!(", which has {} left", percent(Some(margin.max(0.0)))));
+            lines.push(format!("next: {about}{}", left.unwrap_or_default()));
+        }
+        let speaking = candidate.evidence.iter().filter(|evidence| evidence.says != Says::Neither);
+        lines.extend(speaking.filter_map(|evidence| text::line(&|load| row.name_of(load), about, evidence)));
     }
+    lines
 }
 
 fn percent(share: Option<f64>) -> String {
@@ -203,20 +218,19 @@ fn percent(share: Option<f64>) -> String {
 
 /// Returns a rate with its interval: `12.3 GB/s +2/-3 %`.
 fn rate(rate: &RateResult) -> String {
-    let interval = match (rate.amount().high, rate.amount().low) {
-        (Some(high), Some(low)) if rate.amount().repeats > 2 => {
-            let median = rate.amount().median;
-            let of = |end: f64| if median > 0.0 { (end / median - 1.0) * 100.0 } else { 0.0 };
-            format!(" {:+.1}/{:+.1} %", of(low), of(high))
-        }
-        _ => String::new(),
+    let &Estimate { median, low, high, count } = rate.amount();
+    let interval = if count > 2 {
+        let of = |end: f64| if median > 0.0 { (end / median - 1.0) * 100.0 } else { 0.0 };
+        format!(" {:+.1}/{:+.1} %", of(low), of(high))
+    } else {
+        String::new()
     };
     let mark = if rate.disturbed { " (disturbed)" } else { "" };
     amount(rate.amount(), rate.bytes_per_second.median == 0.0) + &interval + mark
 }
 
 /// Prints a rate with its unit.
-pub(super) fn amount(estimate: &Interval, counts_operations: bool) -> String {
+pub(super) fn amount(estimate: &Estimate, counts_operations: bool) -> String {
     match counts_operations {
         true => operations(estimate.median),
         false => units::bytes_per_second(estimate.median),

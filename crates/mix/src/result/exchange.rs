@@ -1,9 +1,8 @@
 //! What loads gain when another one is slowed. Compares phases of the same block, so that slow changes of the machine cancel
 //! out.
 
-use super::Interval;
 use crate::observation::{LoadRate, Measured, Phase};
-use crate::statistics::phases;
+use crate::statistics::{Estimate, phases};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -17,7 +16,7 @@ pub struct ExchangeResult {
     pub share: f64,
     /// What it freed: its rate together less its slowed rate, in bytes per second. Operations per second if it moves no
     /// bytes.
-    pub freed_per_second: Interval,
+    pub freed_per_second: Estimate,
     /// True if the rates of the slowed load count operations, because it moves no bytes.
     pub freed_operations: bool,
     /// What each other load gained.
@@ -31,7 +30,7 @@ pub struct GainResult {
     pub load: String,
     /// Its rate less its rate in the phase in which nobody is slowed, in bytes per second. Operations per second if it
     /// moves no bytes.
-    pub gain_per_second: Interval,
+    pub gain_per_second: Estimate,
     /// True if the gain counts operations, because the load moves no bytes.
     pub operations: bool,
     /// The gain divided by what was freed. `null` if nothing was freed.
@@ -70,10 +69,10 @@ pub(super) fn exchange(measured: &Measured) -> Vec<ExchangeResult> {
             pairs.map(|(rates, before)| mean(rates, load) - mean(before, load)).collect()
         };
         let freed: Vec<f64> = changes(slowed).into_iter().map(|change| -change).collect();
-        let freed = Interval::of(&freed)?;
+        let freed = Estimate::of(&freed)?;
         let others = (0..measured.users).filter(|load| *load != slowed);
         let gains = others.filter_map(|load| {
-            let gain = Interval::of(&changes(load))?;
+            let gain = Estimate::of(&changes(load))?;
             Some(GainResult {
                 load: measured.loads[load].name.clone(),
                 gain_per_second: gain,

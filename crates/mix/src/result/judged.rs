@@ -1,11 +1,11 @@
 //! Verdicts and predictions as parts of a result.
 
-use super::Interval;
 use crate::observation::{Measured, Phase};
 use crate::predict::{self, Accuracy, Prediction};
 use crate::solo::SoloRuns;
+use crate::statistics::Estimate;
 use crate::text;
-use crate::verdict::{self, Bottleneck, Finding, Verdict, When};
+use crate::verdict::{self, Bottleneck, Evidence, Finding, Verdict, When};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -22,8 +22,20 @@ pub struct VerdictResult {
     pub bottleneck: Option<BottleneckResult>,
     /// The share of the bottleneck's ceiling that all running loads use. `null` if none was measured.
     pub ceiling_share: Option<f64>,
-    /// What was found about the bottleneck and the next one, or about each candidate.
-    pub evidence: Vec<String>,
+    /// The bottleneck and the next possible one, or what it may be if that is not determined, the most likely one first.
+    pub candidates: Vec<CandidateResult>,
+}
+
+/// Something that may limit a load.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct CandidateResult {
+    /// What may limit the load.
+    pub bottleneck: BottleneckResult,
+    /// How much more the running loads could take of it until it is full, as a fraction of what they take. `null` for the
+    /// named bottleneck, and if no ceiling was measured.
+    pub margin_share: Option<f64>,
+    /// What was found about it.
+    pub evidence: Vec<Evidence>,
 }
 
 /// The circumstances of a verdict.
@@ -89,6 +101,12 @@ pub(super) fn verdicts(measured: &Measured) -> Vec<VerdictResult> {
             Finding::Named(named) => (Some((&named.bottleneck).into()), named.ceiling),
             Finding::NotDetermined(_) => (None, None),
         };
+        let candidates =
+            verdict.finding.candidates().into_iter().map(|(bottleneck, margin, evidence)| CandidateResult {
+                bottleneck: bottleneck.into(),
+                margin_share: margin.filter(|margin| margin.is_finite()),
+                evidence: evidence.to_vec(),
+            });
         VerdictResult {
             load: measured.loads[verdict.load].name.clone(),
             when: match verdict.when {
@@ -98,7 +116,7 @@ pub(super) fn verdicts(measured: &Measured) -> Vec<VerdictResult> {
             sentence: text::sentence(measured, verdict),
             bottleneck,
             ceiling_share: ceiling_share.filter(|share| share.is_finite()),
-            evidence: text::lines(measured, verdict),
+            candidates: candidates.collect(),
         }
     };
     verdicts.iter().map(result).collect()
@@ -127,7 +145,7 @@ pub struct PredictionResult {
     /// The rate if each resource were divided into equal parts.
     pub equal_split_per_second: f64,
     /// The measured rate. `null` if the mix was not measured.
-    pub measured_per_second: Option<Interval>,
+    pub measured_per_second: Option<Estimate>,
     /// The prediction divided by the measured rate, minus 1.
     pub residual: Option<f64>,
     /// The same for the rate without interference.
@@ -187,7 +205,7 @@ fn rows(
                 limit: of.limit.as_ref().map(text::bottleneck),
                 no_interference_per_second: of.alone,
                 equal_split_per_second: of.equal_split,
-                measured_per_second: residual.map(|residual| residual.measured.into()),
+                measured_per_second: residual.map(|residual| residual.measured),
                 residual: residual.and_then(|residual| finite(residual.predicted)),
                 no_interference_residual: residual.and_then(|residual| finite(residual.alone)),
                 equal_split_residual: residual.and_then(|residual| finite(residual.equal_split)),

@@ -2,9 +2,11 @@
 
 use crate::statistics::Estimate;
 use inlane_core::load::Resource;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// A fact and what it says about a bottleneck.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Evidence {
     /// What was measured.
     pub fact: Fact,
@@ -13,7 +15,8 @@ pub struct Evidence {
 }
 
 /// What a fact says about a bottleneck.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Says {
     /// This is the bottleneck.
     For,
@@ -49,14 +52,17 @@ impl Kind {
     }
 }
 
-/// Something that was measured.
-#[derive(Clone, Debug, PartialEq)]
+/// Something that was measured. Loads have the numbers that observations use: first those of the user, then antagonists.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Fact {
     /// The running loads use this much of the resource.
     Ceiling {
         /// Units per second that the running loads take.
+        #[serde(rename = "used_per_second")]
         used: f64,
         /// The most units per second that were measured with another mixture of loads.
+        #[serde(rename = "capacity_per_second")]
         capacity: f64,
     },
     /// How the threads of the load spent their time, as shares from 0 to 1.
@@ -75,8 +81,10 @@ pub enum Fact {
     /// The pace of the load, in operations per second.
     Pace {
         /// What the user asked for.
+        #[serde(rename = "asked_operations_per_second")]
         asked: f64,
         /// What the load reached.
+        #[serde(rename = "reached_operations_per_second")]
         reached: f64,
     },
     /// Another load was slowed.
@@ -84,13 +92,15 @@ pub enum Fact {
         /// The load that was slowed.
         slowed: usize,
         /// What it lost, in its bytes or operations per second.
+        #[serde(rename = "freed_per_second")]
         freed: f64,
         /// How much faster this load became, as a fraction of its rate.
         gain: Estimate,
         /// What this load gained for what the other one lost, in units of the resource if their uses are known, and in
-        /// bytes or operations otherwise.
+        /// bytes or operations otherwise. `null` if the other one lost nothing.
+        #[schemars(with = "Option<f64>")]
         per_unit: f64,
-        /// True if [`Fact::Exchange::per_unit`] counts units of the resource.
+        /// True if `per_unit` counts units of the resource.
         in_units: bool,
     },
     /// The load itself was slowed.
