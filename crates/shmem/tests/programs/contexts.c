@@ -69,6 +69,7 @@ static void barriers(void) {
     shmem_ctx_t contexts[20];
     for (int i = 0; i < 20; i++) {
         CHECK(shmem_ctx_create(0, &contexts[i]) == 0);
+        progress();
         shmem_ctx_long_p(contexts[i], &word, 100L * i + me, (me + 1) % n);
         shmem_barrier_all();
         CHECK(word == 100L * i + before);
@@ -85,6 +86,7 @@ static void *work(void *argument) {
     CHECK(shmem_ctx_create(SHMEM_CTX_PRIVATE, &context) == 0);
     for (int i = 0; i < ROUNDS; i++) {
         long fetched = -1, before;
+        progress();
         shmem_ctx_long_atomic_inc(context, &counts[thread], (me + i) % n);
         shmem_ctx_long_atomic_fetch_add_nbi(context, &before, &counts[thread], 1000000, (me + i) % n);
         shmem_ctx_long_get_nbi(context, &fetched, &counts[thread], 1, (me + i) % n);
@@ -98,7 +100,7 @@ static void *work(void *argument) {
 
 int main(void) {
     int provided;
-    alarm(120);
+    progress();
     shmem_init_thread(SHMEM_THREAD_MULTIPLE, &provided);
     long *heap = shmem_malloc(LONGS * sizeof(long));
     if (shmem_n_pes() > 2) stopped(heap);

@@ -11,6 +11,7 @@ static long taken; /* at PE 0; only the holder of the lock changes it */
 
 /* Adds 1 without an atomic. Another holder at the same time would destroy the sum. */
 static void hold(void) {
+    progress();
     shmem_long_p(&taken, shmem_long_g(&taken, 0) + 1, 0);
     shmem_clear_lock(&lock);
 }
@@ -45,7 +46,7 @@ static void compete(void *(*first)(void *), void *(*second)(void *)) {
 
 int main(void) {
     int provided;
-    alarm(120); /* ends the job if a thread never gets the lock */
+    progress();
     shmem_init_thread(SHMEM_THREAD_MULTIPLE, &provided);
     compete(by_set, by_set);
     compete(by_set, by_test);

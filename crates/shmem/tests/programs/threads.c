@@ -17,6 +17,7 @@ static void *collectives(void *argument) {
     if (me < 0) return NULL;
     for (int round = 0; round < ROUNDS; round++) {
         long base = 1000000L * t + 1000L * round;
+        progress();
         int count = round == ROUNDS - 1 ? LARGE : 16;
         for (int i = 0; i < count; i++) from[t][i] = base + me;
         CHECK(shmem_long_sum_reduce(team, to[t], from[t], count) == 0);
@@ -46,6 +47,7 @@ static void opposite_orders(shmem_team_t one, shmem_team_t two) {
     first = one;
     second = two;
     for (int round = 0; round < ROUNDS; round++) {
+        progress();
         if (shmem_my_pe() % 2 == 0) {
             pthread_t thread;
             pthread_create(&thread, NULL, sync_first_team, NULL);
@@ -63,6 +65,7 @@ static void opposite_orders(shmem_team_t one, shmem_team_t two) {
 static void many_teams(void) {
     int me = shmem_my_pe(), n = shmem_n_pes();
     for (int i = 0; i < MANY; i++) {
+        progress();
         CHECK(shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, n, NULL, 0, &many[i]) == 0);
         all_from = me + i;
         CHECK(shmem_long_max_reduce(many[i], &all_to, &all_from, 1) == 0 && all_to == n - 1 + i);
@@ -75,19 +78,20 @@ static void many_teams(void) {
 /* Makes teams until there is no room for another one. All PEs notice that at the same team. */
 static void too_many_teams(void) {
     int made = 0, n = shmem_n_pes();
+    progress();
     while (made < TOO_MANY && shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, n, NULL, 0, &many[made]) == 0) made++;
     CHECK(made >= 64 && (n == 1 || (made < TOO_MANY && many[made] == SHMEM_TEAM_INVALID)));
     all_from = made;
     CHECK(shmem_long_max_reduce(SHMEM_TEAM_WORLD, &all_to, &all_from, 1) == 0 && all_to == made);
     CHECK(shmem_long_sum_reduce(many[made - 1], &all_to, &all_from, 1) == 0 && all_to == (long)made * n);
     shmem_barrier_all();
-    while (made > 0) shmem_team_destroy(many[--made]);
+    while (made > 0) shmem_team_destroy(many[--made]), progress();
 }
 
 int main(int argc, char **argv) {
     int provided, numbers[THREADS];
     pthread_t threads[THREADS];
-    alarm(120); /* ends the job if a collective blocks forever */
+    progress();
     shmem_init_thread(SHMEM_THREAD_MULTIPLE, &provided);
     int n = shmem_n_pes();
     shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, n, NULL, 0, &teams[0]);
