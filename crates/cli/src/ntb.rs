@@ -10,6 +10,7 @@ mod sizes;
 pub use info::TransportInfo;
 
 use crate::fields::flag;
+use crate::signal;
 use crate::values::count;
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -24,6 +25,8 @@ use inlane_pgas::transport::windows::options::Options;
 use inlane_pgas::variables;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 const FAULTS: &str = "\
 Faults (P is a probability from 0 to 1):
@@ -63,7 +66,8 @@ Examples:
 
 Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 a device, file,
 program, right or peer is missing or in use ('inlane doctor' checks devices and rights).
-'ntb run' exits as its program does. Ctrl-C ends a measurement without a result.")]
+'ntb run' exits as its program does; Ctrl-C ends all PEs. It ends a measurement without a
+result.")]
 pub struct Ntb {
     #[command(subcommand)]
     command: NtbCommand,
@@ -179,7 +183,23 @@ impl Run {
             bind: !self.no_bind,
         };
         let (program, arguments) = self.program.split_first().context("no program given")?;
-        let (status, why) = job.run(program, arguments)?;
+        // After a signal, end all PEs and remove what they leave, before the signal ends this process, too.
+        let signalled = Arc::new(AtomicI32::new(0));
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let first = signalled.clone();
+        signal::on_signal(move |signal, before| {
+            if before > 0 {
+                signal::end_by(signal);
+            }
+            first.store(signal, Ordering::Release);
+            let _ = stop.send(128 + signal);
+        })
+        .context("cannot watch for Ctrl-C")?;
+        let (status, why) = job.run_until(stopped, program, arguments)?;
+        match signalled.load(Ordering::Acquire) {
+            0 => {}
+            signal => signal::end_by(signal),
+        }
         if let Some(why) = why {
             crate::print_to_stderr(format_args!("inlane: {why}"));
         }

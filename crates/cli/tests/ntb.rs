@@ -25,6 +25,26 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
+fn a_signal_to_the_launcher_ends_all_pes_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "trap 'touch ended.$INLANE_NTB_PE; exit' TERM; touch begun.$INLANE_NTB_PE; while :; do sleep 0.05; done";
+    let exist = |what: &str| (0..2).all(|pe| folder.path().join(format!("{what}.{pe}")).exists());
+    let mut launcher = Command::new(INLANE)
+        .args(["ntb", "run", "-n", "2", "--", "sh", "-c", script])
+        .current_dir(folder.path())
+        .spawn()
+        .unwrap();
+    while !exist("begun") {
+        assert_eq!(launcher.try_wait().unwrap(), None, "the job runs until it is ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = rustix::process::Pid::from_child(&launcher);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    assert_eq!(launcher.wait().unwrap().signal(), Some(2));
+    assert!(exist("ended"), "each PE is asked to end");
+}
+
+#[test]
 fn a_job_ends_as_its_first_failure() {
     let run = |script: &str| inlane(&["ntb", "run", "-n", "3", "--", "sh", "-c", script]);
     assert_eq!(run("exit 0").status.code(), Some(0));

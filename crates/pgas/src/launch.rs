@@ -48,7 +48,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use supervise::{JobEvent, Running, end_all, supervise};
 
 /// Default size of the symmetric heap in bytes. Untouched pages take no memory.
@@ -114,6 +114,19 @@ impl Job {
     /// [`Error::Invalid`] for an invalid job. Errors of the system if the twin bridge, the TCP server or a
     /// process cannot be created.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
+        self.run_until(channel().1, program, arguments)
+    }
+
+    /// Runs a job as [`Self::run`] does. Ends it if a status arrives through `stop`, and returns that status.
+    ///
+    /// # Errors
+    /// As for [`Self::run`].
+    pub fn run_until(
+        &self,
+        stop: Receiver<i32>,
+        program: &OsString,
+        arguments: &[OsString],
+    ) -> Result<(i32, Option<String>)> {
         self.windows.check(self.pes)?;
         if self.transport != TransportKind::Windows {
             self.windows.refuse(&self.transport.to_string())?;
@@ -129,6 +142,8 @@ impl Job {
                 seen.for_each(|(pe, seen)| drop(sender.send(JobEvent::Seen(pe, seen))));
             })?;
         }
+        let stopped = sender.clone();
+        thread(move || stop.iter().for_each(|status| drop(stopped.send(JobEvent::Stopped(status)))))?;
         let mut running = Vec::new();
         let outcome = (0..self.pes).try_for_each(|pe| {
             running.push(self.start(&*meeting, (pe, &name), program, arguments, &sender)?);

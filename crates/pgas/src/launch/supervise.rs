@@ -20,6 +20,8 @@ pub(super) enum JobEvent {
     Seen(u32, PeEvent),
     /// The process of a PE has ended.
     Ended(u32, ExitStatus),
+    /// The launcher was asked to end the job and to return this status.
+    Stopped(i32),
 }
 
 pub(super) struct Running {
@@ -60,6 +62,8 @@ fn record(running: &mut [Running], events: JobEvent) -> Option<(u32, i32)> {
         JobEvent::Seen(pe, PeEvent::Gone) => running[pe as usize].gone = true,
         JobEvent::Seen(pe, PeEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
         JobEvent::Seen(pe, PeEvent::ExitAll(status)) => return Some((pe, status)),
+        // The caller handles it.
+        JobEvent::Stopped(_) => {}
     }
     None
 }
@@ -125,6 +129,10 @@ pub(super) fn supervise(
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {
+            Ok(JobEvent::Stopped(status)) => {
+                end_all(events, running);
+                return (status, None);
+            }
             Ok(event) => {
                 if let Some((pe, status)) = record(running, event) {
                     // First ask the PEs to flush their output and to end. Later, kill those that have not
