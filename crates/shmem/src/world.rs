@@ -127,6 +127,7 @@ fn connect() -> Result<Process> {
     let job = JOB.get_or_init(|| session.membership());
     if !job.is_alone() {
         start_watching(job)?;
+        job.outlive_launcher();
     }
     let (reason, heap_bytes) = (session.reason().to_string(), session.heap_bytes());
     // SAFETY: `find` returned the span, which exists as long as the process. Programs call shmem_init before other

@@ -8,7 +8,7 @@ use compiling::{compile, compile_with};
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::windows::options::Options;
-use launching::{behind_a_shell, kill_launcher, noted, run_launcher, runs, wait};
+use launching::{Starter, behind_a_shell, kill_launcher, noted, run_launcher, run_shown, runs, wait};
 use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn run(source: &str, sizes: &[u32]) {
     let Some(program) = compile(directory.path(), source) else { return };
     for pes in sizes {
         let job = Job { pes: *pes, heap_bytes: 64 << 20, ..Job::default() };
-        assert_eq!(job.run(&program.clone().into(), &[]).unwrap(), (0, None), "{source}: {pes} PEs");
+        assert_eq!(run_shown(&job, &[], &program, &[]), (0, None), "{source}: {pes} PEs");
     }
 }
 
@@ -45,7 +45,7 @@ fn threads_call_collectives_of_different_teams() {
             windows: Options { faults: faults.into(), ..Options::default() },
             ..Job::default()
         };
-        let outcome = job.run(&program.clone().into(), &[teams.into()]).unwrap();
+        let outcome = run_shown(&job, &[], &program, &[teams]);
         assert_eq!(outcome, (0, None), "{pes} PEs, {teams} teams, faults '{faults}'");
     }
 }
@@ -269,7 +269,9 @@ fn launcher() {
 fn the_end_of_the_launcher_ends_the_job() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "leftovers.c") else { return };
-    kill_launcher(&program);
+    for starter in [Starter::Launcher, Starter::Shell] {
+        kill_launcher(&program, starter);
+    }
 }
 
 #[test]
@@ -280,7 +282,7 @@ fn programs_run_under_the_address_sanitizer() {
         Some(Err(error)) => eprintln!("SKIPPED address sanitizer: the compiler has none: {error}"),
         Some(Ok(program)) => {
             let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
-            assert_eq!(job.run(&program.into(), &[]).unwrap(), (0, None));
+            assert_eq!(run_shown(&job, &[], &program, &[]), (0, None));
         }
     }
 }

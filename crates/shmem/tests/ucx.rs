@@ -5,11 +5,11 @@ mod compiling;
 mod launching;
 mod leaving;
 
-use compiling::compile;
+use compiling::{compile, compile_with};
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::ucx::Ucx;
-use launching::{kill_launcher, run_launcher};
+use launching::{Starter, kill_launcher, run_launcher, run_shown};
 use leaving::{LEFT, check_left};
 use std::ffi::OsString;
 use std::path::Path;
@@ -34,10 +34,8 @@ const SMALL_BUFFER: &str = "tcp,self UCX_TCP_SNDBUF=16K";
 fn run(program: &Path, methods: &str, pes: u32, arguments: &[&str]) -> (i32, Option<String>) {
     let job = Job { pes, heap_bytes: 64 << 20, transport: TransportKind::Ucx, ..Job::default() };
     let variables = format!("UCX_TLS={methods}");
-    let mut all: Vec<OsString> = variables.split(' ').map(Into::into).collect();
-    all.push(program.into());
-    all.extend(arguments.iter().map(Into::into));
-    job.run(&"env".into(), &all).unwrap()
+    let variables: Vec<_> = variables.split(' ').collect();
+    run_shown(&job, &variables, program, arguments)
 }
 
 #[test]
@@ -54,6 +52,28 @@ fn programs_work_over_shared_memory_and_tcp() {
         if source == "sources.c" {
             assert_eq!(run(&program, SMALL_BUFFER, 3, &[]), (0, None), "{source} over {SMALL_BUFFER}");
         }
+    }
+}
+
+#[test]
+fn leak_checks_work_if_the_program_is_linked_to_ucx() {
+    let test = "leak_checks_work_if_the_program_is_linked_to_ucx";
+    if !has_ucx(test) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-g", "-fsanitize=address"];
+    let libraries = ["-linlane_shmem", "-Wl,--no-as-needed", "-l:libucp.so.0"];
+    let program = match compile_with(directory.path(), "checked.c", &flags, &libraries) {
+        None => return,
+        Some(Err(error)) => return eprintln!("SKIPPED {test}: {error}"),
+        Some(Ok(program)) => program,
+    };
+    let suppressions = directory.path().join("suppressions");
+    std::fs::write(&suppressions, "leak:libuc\n").unwrap();
+    for methods in ["shm,self", "tcp,self"] {
+        let variables = format!("{methods} LSAN_OPTIONS=suppressions={}", suppressions.display());
+        assert_eq!(run(&program, &variables, 2, &[]), (0, None), "{methods}");
     }
 }
 
@@ -190,12 +210,14 @@ fn the_end_of_the_launcher_leaves_no_files() {
     }
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile(directory.path(), "leftovers.c") else { return };
-    let pes = kill_launcher(&program);
-    let files = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
-    let files: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
-    for pe in pes {
-        let left = files.iter().find(|name| name.starts_with(&format!("inlane-ucx-{pe}-")));
-        assert_eq!(left, None, "the folder of process {pe}");
+    for starter in [Starter::Launcher, Starter::Shell] {
+        let pes = kill_launcher(&program, starter);
+        let files = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
+        let files: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
+        for pe in pes {
+            let left = files.iter().find(|name| name.starts_with(&format!("inlane-ucx-{pe}-")));
+            assert_eq!(left, None, "the folder of process {pe} of {starter:?}");
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Ends the processes that a job leaves behind, such as children of PEs. Such processes may have other
 //! parents and process groups by then. So they are found by an environment variable that they inherited.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -15,21 +17,29 @@ const GRACE: Duration = Duration::from_millis(500);
 /// end, and may have started other processes before. So one search is not enough.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Ends every process of this job, except the calling process. Finds them by the job's name in their
-/// environment. It therefore misses a process that removed the variable.
+/// Ends every process of this job, except the calling process, and waits until they have ended. Finds them by the job's
+/// name in their environment. It therefore misses a process that removed the variable.
 pub fn end(job: &str) {
     let begun = Instant::now();
+    // Keep the processes that were found, because a process loses its environment before it releases its locks on files.
+    let mut ending = BTreeMap::new();
     while begun.elapsed() < LIMIT {
-        let found = processes(job);
-        if found.is_empty() {
+        ending.extend(processes(job));
+        ending.retain(|_, process| !has_ended(process));
+        if ending.is_empty() {
             return;
         }
         let signal = if begun.elapsed() < GRACE { Signal::TERM } else { Signal::KILL };
-        for process in found {
+        for process in ending.values() {
             let _ = pidfd_send_signal(process, signal);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Returns true if the process of this pidfd has ended.
+fn has_ended(process: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// Calls [`end`], unless another process of the job is calling it at this moment. PEs call this function when
@@ -42,8 +52,8 @@ pub fn end_by_one(job: &str) {
     }
 }
 
-/// Returns the processes of the job, except the calling one.
-fn processes(job: &str) -> Vec<OwnedFd> {
+/// Returns the IDs and the pidfds of the job's processes, except the calling one.
+fn processes(job: &str) -> Vec<(i32, OwnedFd)> {
     let wanted = format!("{JOB}={job}");
     let own = std::process::id() as i32;
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -53,7 +63,7 @@ fn processes(job: &str) -> Vec<OwnedFd> {
         // another process that has got the same number.
         let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
         let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
-        environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()).then_some(process)
+        environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()).then_some((number, process))
     };
     numbers.filter(|number| *number != own).filter_map(process).collect()
 }

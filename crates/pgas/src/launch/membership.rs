@@ -46,6 +46,15 @@ impl Membership {
         self.owned.is_some()
     }
 
+    /// Lets this process outlive inlane's launcher, with which the system would otherwise kill it. Call it from the main
+    /// thread, once another thread waits in [`Self::wait_for_end`] and ends this process in order.
+    pub fn outlive_launcher(&self) {
+        if self.manager.is_none() {
+            // SAFETY: the call takes numbers only.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
+        }
+    }
+
     /// Blocks until this process must end. Call it from one thread only.
     pub fn wait_for_end(&self) -> End {
         match (self.control.wait_for_end(), &self.manager) {

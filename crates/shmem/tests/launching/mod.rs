@@ -9,6 +9,20 @@ use std::process::Command;
 /// The environment variable with the program and its arguments, one on each line.
 const ARGUMENTS: &str = "LAUNCHER_ARGUMENTS";
 
+/// Runs `program` with `arguments` in every PE of `job`. `variables` are assignments for the program's environment, such as
+/// `UCX_TLS=all`. Returns the status and, for a failure, the reason with what the PEs have written.
+pub fn run_shown(job: &Job, variables: &[&str], program: &Path, arguments: &[&str]) -> (i32, Option<String>) {
+    let output = tempfile::NamedTempFile::new().unwrap();
+    let line = format!(r#"exec env "$@" >>{} 2>&1"#, output.path().display());
+    let mut all: Vec<OsString> = vec!["-c".into(), line.into(), "sh".into()];
+    all.extend(variables.iter().map(Into::into));
+    all.push(program.into());
+    all.extend(arguments.iter().map(Into::into));
+    let (status, why) = job.run(&"sh".into(), &all).unwrap();
+    let written = std::fs::read_to_string(output.path()).unwrap_or_default();
+    (status, why.map(|why| format!("{why}; the PEs have written: {written}")))
+}
+
 /// Returns the process IDs of the job's processes. Each process has created a file `what`.PID in `folder`.
 pub fn noted(folder: &Path, what: &str) -> Vec<String> {
     let names =
@@ -45,11 +59,21 @@ pub fn run_launcher(transport: TransportKind) {
     let _ = job.run(&arguments[0], &arguments[1..]);
 }
 
+/// Who has started a PE: the launcher itself, or a shell that the launcher has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starter {
+    Launcher,
+    Shell,
+}
+
 /// Runs the test `launcher` of this test program in a process of its own, which starts `program` as a job. Kills that
 /// process once the PEs and their children run, and blocks until these have ended. Returns the process IDs of the PEs.
-pub fn kill_launcher(program: &Path) -> Vec<String> {
+pub fn kill_launcher(program: &Path, starter: Starter) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = [vec!["sh".into()], behind_a_shell(program, "stay", folder.path())].concat();
+    let arguments = match starter {
+        Starter::Launcher => vec![program.into(), "stay".into(), folder.path().into()],
+        Starter::Shell => [vec!["sh".into()], behind_a_shell(program, "stay", folder.path())].concat(),
+    };
     let mut launcher = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "launcher", "--ignored"])
         .env(ARGUMENTS, arguments.join(OsStr::new("\n")))

@@ -18,6 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const PARENT: &str = "/dev/shm";
 /// The start of the names of the folders.
 const NAME: &str = "inlane-ucx-";
+/// How often this process tries to remove a folder.
+const REMOVALS: u32 = 100;
 /// UCX's setting of the folder.
 const VARIABLE: &str = "UCX_POSIX_DIR";
 
@@ -43,12 +45,13 @@ impl Folder {
             return Self { path: given.into(), lock: None };
         }
         sweep();
+        let mut own = own();
         // Another process that sweeps may hold the lock of a new folder for a moment. Then try another folder.
         let made =
             (1..16).find_map(|_| make(Path::new(PARENT)).ok()).map_or_else(|| make(Path::new(PARENT)), Ok);
         match made {
             Ok((path, lock)) => {
-                own().push(path.clone());
+                own.push(path.clone());
                 Self { path, lock: Some(lock) }
             }
             Err(error) => {
@@ -97,9 +100,15 @@ pub(crate) fn sweep() {
 }
 
 /// Removes the folders of this process, with UCX's files in them. Call it right before this process ends without dropping
-/// its transports.
+/// its transports: afterwards, other threads that make or drop a folder block.
 pub(crate) fn remove_own() {
-    own().drain(..).for_each(|path| drop(std::fs::remove_dir_all(path)));
+    let mut own = own();
+    for path in own.drain(..) {
+        // Another thread may be creating a file there. If so, the folder is not empty, and is removed again.
+        let removed = |_: &u32| std::fs::remove_dir_all(&path).is_ok() || !path.exists();
+        let _ = (0..REMOVALS).find(removed);
+    }
+    std::mem::forget(own);
 }
 
 /// Makes a folder in `parent` and locks it.
