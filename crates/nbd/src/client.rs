@@ -1,21 +1,24 @@
 //! Serves one NBD client. Reads the client's requests, runs them as NVMe commands, and writes the replies.
 
+mod gate;
 mod receive;
 mod request;
 
-use super::protocol::Features;
+use super::protocol::{Features, NbdRequest};
 use super::result::Counters;
+use gate::Pass;
 use inlane_nvme::initiator::Submission;
 use inlane_nvme::initiator::{Buffer, Session};
 use inlane_nvme::input::Input;
 use inlane_nvme::{Error, Result};
 use receive::Reading;
-use request::{Active, release};
+use request::{Active, Parts, release};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, sendmsg};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -29,20 +32,21 @@ const MAX_REQUESTS: usize = 256;
 /// A limit for two numbers: the parts of replies that wait to be sent, and the NVMe commands that wait for
 /// the session. If either is above the limit, reading from the client pauses.
 const MAX_PARTS: usize = 4096;
-/// The longest sleep while the session reconnects. No socket shows the end of an attempt to reconnect.
-const RECONNECT_TICK: Duration = Duration::from_millis(5);
+/// The longest sleep while the session reconnects, or a request waits for other clients. No socket shows the end of either.
+const SHORT_TICK: Duration = Duration::from_millis(5);
 
 /// A reply or a part of a reply.
 enum Output {
     Header(Vec<u8>),
-    Data(Buffer),
+    /// A range of a buffer.
+    Data(Buffer, Range<usize>),
 }
 
 impl Output {
     fn bytes(&self) -> &[u8] {
         match self {
             Output::Header(bytes) => bytes,
-            Output::Data(buffer) => buffer.bytes(),
+            Output::Data(buffer, range) => &buffer.bytes()[range.clone()],
         }
     }
 }
@@ -53,10 +57,9 @@ pub(super) struct Client<'a> {
     session: Session,
     features: Features,
     counters: &'a Counters,
-    /// Shows a message to the user.
-    log: &'a (dyn Fn(&str) + Sync),
-    /// True once the user was told of unaligned requests.
-    unaligned: bool,
+    pass: Pass<'a>,
+    /// A request that writes, and cannot pass the gate yet. Further requests are read after it has passed.
+    blocked: Option<(NbdRequest, Parts)>,
     input: Input,
     reading: Reading,
     /// True if no further requests are read: the client disconnects, or the server stops.
@@ -80,15 +83,15 @@ impl<'a> Client<'a> {
         session: Session,
         features: Features,
         counters: &'a Counters,
-        log: &'a (dyn Fn(&str) + Sync),
+        gate: &'a Gate,
     ) -> Self {
         Self {
             stream,
             session,
             features,
             counters,
-            log,
-            unaligned: false,
+            pass: Pass::new(gate),
+            blocked: None,
             input: Input::default(),
             reading: Reading::Request,
             closing: false,
@@ -109,6 +112,10 @@ impl<'a> Client<'a> {
         loop {
             self.closing |= stop.load(Ordering::Relaxed);
             let mut moved = false;
+            if let Some((request, parts)) = self.blocked.take() {
+                self.start_write(request, parts)?;
+                moved = self.blocked.is_none();
+            }
             if !self.closing && !self.is_full() {
                 moved |= self.parse_rest()? || self.receive()?;
             }
@@ -124,7 +131,7 @@ impl<'a> Client<'a> {
                 self.completed(done);
             }
             moved |= self.send()?;
-            if self.closing && self.active.is_empty() && self.output.is_empty() {
+            if self.closing && self.blocked.is_none() && self.active.is_empty() && self.output.is_empty() {
                 self.session.close();
                 return Ok(());
             }
@@ -135,7 +142,8 @@ impl<'a> Client<'a> {
     }
 
     fn is_full(&self) -> bool {
-        self.held >= MAX_HELD
+        self.blocked.is_some()
+            || self.held >= MAX_HELD
             || self.active.len() >= MAX_REQUESTS
             || self.output.len().max(self.waiting.len()) >= MAX_PARTS
     }
@@ -166,7 +174,7 @@ impl<'a> Client<'a> {
             let flags = if *has_output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             sockets.push(PollFd::new(socket, flags));
         }
-        let tick = if queues.is_empty() { RECONNECT_TICK } else { TICK };
+        let tick = if queues.is_empty() || self.blocked.is_some() { SHORT_TICK } else { TICK };
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as _ };
         let _ = poll(&mut sockets, Some(&tick));
     }
@@ -197,7 +205,7 @@ impl<'a> Client<'a> {
                         }
                         bytes -= rest;
                         self.sent = 0;
-                        if let Some(Output::Data(buffer)) = self.output.pop_front() {
+                        if let Some(Output::Data(buffer, _)) = self.output.pop_front() {
                             self.held -= buffer.len();
                             release(&mut self.spare, buffer);
                         }
@@ -210,6 +218,8 @@ impl<'a> Client<'a> {
         Ok(moved)
     }
 }
+
+pub(super) use gate::Gate;
 
 pub(super) fn lost(source: std::io::Error) -> Error {
     Error::Os { what: "the client's connection failed".into(), source }

@@ -127,6 +127,7 @@ pub struct Server {
     /// The namespace as it was when the server started. All clients must get this one.
     namespace: NamespaceInfo,
     counters: Counters,
+    gate: client::Gate,
 }
 
 impl Server {
@@ -182,7 +183,7 @@ impl Server {
                 Listener::Unix(listener, path.clone())
             }
         };
-        Ok(Self { listener, options, namespace, counters: Counters::default() })
+        Ok(Self { listener, options, namespace, counters: Counters::default(), gate: Default::default() })
     }
 
     /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen port.
@@ -244,7 +245,7 @@ impl Server {
                 self.counters.clients.fetch_add(1, Ordering::Relaxed);
                 let serve = move || {
                     let _place = place;
-                    if let Err(error) = self.serve(stream, stop, log) {
+                    if let Err(error) = self.serve(stream, stop) {
                         log(&format!("an NBD client was disconnected: {error}"));
                     }
                 };
@@ -258,7 +259,7 @@ impl Server {
         Ok(())
     }
 
-    fn serve(&self, mut stream: File, stop: &AtomicBool, log: &(dyn Fn(&str) + Sync)) -> Result<()> {
+    fn serve(&self, mut stream: File, stop: &AtomicBool) -> Result<()> {
         let failed = |error: rustix::io::Errno| client::lost(error.into());
         ioctl_fionbio(&stream, false).map_err(failed)?;
         for direction in [Timeout::Recv, Timeout::Send] {
@@ -278,7 +279,7 @@ impl Server {
         match super::negotiation::negotiate(&mut stream, &export) {
             Ok(Some(features)) => {
                 ioctl_fionbio(&stream, true).map_err(failed)?;
-                client::Client::new(stream, session, features, &self.counters, log).serve(stop)
+                client::Client::new(stream, session, features, &self.counters, &self.gate).serve(stop)
             }
             Ok(None) => {
                 session.close();

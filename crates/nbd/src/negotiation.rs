@@ -144,9 +144,9 @@ pub(super) fn negotiate<S: Read + Write>(
                 let mut info = INFO_EXPORT.to_be_bytes().to_vec();
                 info.extend_from_slice(&export.size_and_flags(features));
                 answer(stream, option, answer::INFO, &info)?;
-                let minimum = export.namespace.block_bytes;
+                let preferred = export.namespace.block_bytes.max(4096);
                 let mut info = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
-                for size in [minimum, minimum.max(4096), MAX_DATA.max(minimum)] {
+                for size in [1, preferred, MAX_DATA.max(preferred)] {
                     info.extend_from_slice(&size.to_be_bytes());
                 }
                 answer(stream, option, answer::INFO, &info)?;

@@ -47,13 +47,14 @@ fn nbd_requests_are_answered_and_bad_ones_refused() {
     assert_eq!(request(1, 512, 1024, &block, 0).0, 0);
     assert_eq!(request(3, 0, 0, &[], 0).0, 0);
     assert_eq!(request(0, 512, 1024, &[], 1024), (0, block.clone()));
-    assert_eq!(request(0, 1, 512, &[], 512).0, EINVAL);
+    assert_eq!(request(0, 513, 512, &[], 512), (0, block[1..513].to_vec()));
     assert_eq!(request(0, 0, 0, &[], 0).0, EINVAL);
     assert_eq!(request(0, 1 << 20, 512, &[], 512).0, EINVAL);
     assert_eq!(request(0, u64::MAX - 511, 512, &[], 512).0, EINVAL);
     assert_eq!(request(0, 0, u32::MAX, &[], 0).0, EINVAL);
     assert_eq!(request(1, 1 << 20, 512, &block[..512], 0).0, ENOSPC);
-    assert_eq!(request(1, 7, 3, &[1, 2, 3], 0).0, EINVAL);
+    assert_eq!(request(1, 7, 3, &[1, 2, 3], 0).0, 0);
+    assert_eq!(request(0, 6, 5, &[], 5), (0, vec![0, 1, 2, 3, 0]));
     assert_eq!(request(99, 0, 512, &[], 0).0, EINVAL);
     assert_eq!(request(0, 512, 1024, &[], 1024), (0, block));
 }
@@ -80,6 +81,18 @@ fn qemu_copies_a_file_system_through_nbd() {
     // Expect a map that marks all blocks as data. The namespace does not report which blocks are allocated.
     let map = Command::new("qemu-img").args(["map", "-f", "raw", "--output=json", &uri]).output().unwrap();
     assert!(text(&map.stdout).contains("\"data\": true"), "{}{}", text(&map.stdout), text(&map.stderr));
+    let parts = [
+        "-c",
+        "write -P 7 1000 37",
+        "-c",
+        "read -P 7 1000 37",
+        "-c",
+        "write -z 1010 5",
+        "-c",
+        "read -P 0 1010 5",
+    ];
+    run("qemu-io", &[&["-f", "raw"], &parts[..], &[&uri]].concat());
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &uri]);
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);
     assert!(std::fs::read(image).unwrap() == std::fs::read(back).unwrap(), "the file systems differ");
 }

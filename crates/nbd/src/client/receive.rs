@@ -1,5 +1,6 @@
 //! Reads the requests of a client, and the data of its writes.
 
+use super::request::{Part, Parts};
 use super::{Client, lost};
 use crate::protocol::{NbdRequest, REQUEST, parse_request};
 use inlane_nvme::Result;
@@ -9,11 +10,11 @@ use std::io::{ErrorKind, Read};
 /// What the server reads next from the client: a request, the data of a write, or data to discard.
 pub(super) enum Reading {
     Request,
-    /// The data of a write request. It is received into `buffers`. The next byte goes to offset `at` of
-    /// buffer `part`.
+    /// The data of a write request. It is received into `buffers`, which all exist. `part` parts are complete, and `at` bytes
+    /// of the next one.
     Data {
         request: NbdRequest,
-        buffers: Vec<Buffer>,
+        buffers: Parts,
         part: usize,
         at: usize,
     },
@@ -29,7 +30,7 @@ impl Client<'_> {
             // The input buffer holds no earlier bytes, so receive directly into the buffer of the write
             // command.
             Reading::Data { buffers, part, at, .. } if self.input.bytes().is_empty() => {
-                self.stream.read(&mut buffers[*part].bytes_mut()[*at..]).inspect(|bytes| *at += bytes)
+                self.stream.read(missing(&mut buffers[*part], *at)).inspect(|bytes| *at += bytes)
             }
             _ => {
                 let result = self.stream.read(self.input.lend(usize::MAX));
@@ -87,23 +88,30 @@ impl Client<'_> {
                     self.reading = Reading::Request;
                 }
                 Reading::Data { buffers, part, at, .. } => {
-                    let buffer = &mut buffers[*part];
-                    let len = (buffer.len() - *at).min(self.input.bytes().len());
-                    buffer.bytes_mut()[*at..*at + len].copy_from_slice(&self.input.bytes()[..len]);
+                    let missing = missing(&mut buffers[*part], *at);
+                    let len = missing.len().min(self.input.bytes().len());
+                    missing[..len].copy_from_slice(&self.input.bytes()[..len]);
+                    let complete = len == missing.len();
                     self.input.consume(len);
                     *at += len;
-                    if *at < buffer.len() {
+                    if !complete {
                         return Ok(());
                     }
                     (*part, *at) = (*part + 1, 0);
                     if *part == buffers.len() {
                         let data = std::mem::replace(&mut self.reading, Reading::Request);
                         if let Reading::Data { request, buffers, .. } = data {
-                            self.write(&request, buffers);
+                            self.start_write(request, buffers)?;
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Returns the memory for the bytes of a part that have not arrived, if `at` bytes have.
+fn missing((part, buffer): &mut (Part, Option<Buffer>), at: usize) -> &mut [u8] {
+    let buffer = buffer.as_mut().expect("a buffer for the data");
+    &mut buffer.bytes_mut()[part.data.start + at..part.data.end]
 }

@@ -9,6 +9,7 @@ use inlane_nvme::Result;
 use inlane_nvme::initiator::Buffer;
 use inlane_nvme::initiator::connection::{Done, Submission};
 use inlane_nvme::wire::command::{Command, Sgl, Status, dsm, io, io_flags};
+use std::ops::Range;
 use zerocopy::IntoBytes;
 
 /// The most bytes that one NVMe command transfers. A longer request is divided into several commands.
@@ -25,9 +26,37 @@ pub(super) struct Active {
     error: u32,
     /// True for a trim with FUA: a flush must follow it, because Dataset Management has no FUA.
     flush: bool,
-    /// The data of a read, with one buffer for each command, in order of offsets. A buffer is `None` until
+    /// The bytes that were read, with one buffer for each command, in order of offsets. A buffer is `None` until
     /// its command completes.
-    data: Vec<Option<Buffer>>,
+    data: Vec<(Option<Buffer>, Range<usize>)>,
+    /// The commands of a write that contains parts of blocks. They start when these blocks were read into `data`.
+    then: Commands,
+    /// True if the request contains parts of blocks, and writes.
+    alone: bool,
+}
+
+/// Commands with their buffers, and the bytes of the buffers that belong to the request. A write's range is empty unless it
+/// writes a part of a block.
+type Commands = Vec<(Command, Option<Buffer>, Range<usize>)>;
+
+/// A part of a request: the range of one command.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// The offset of the command's first block, in bytes.
+    offset: u64,
+    /// The length of the command's blocks, in bytes.
+    length: u32,
+    /// The bytes of these blocks that belong to the request. If these are not all, the command has one block.
+    pub(super) data: Range<usize>,
+}
+
+/// The parts of a request that writes, with the data of each. A part without a buffer becomes zeros.
+pub(super) type Parts = Vec<(Part, Option<Buffer>)>;
+
+impl Part {
+    fn is_partial(&self) -> bool {
+        self.data.len() < self.length as usize
+    }
 }
 
 impl Client<'_> {
@@ -45,16 +74,6 @@ impl Client<'_> {
             RequestType::WriteZeroes if !namespace.write_zeroes => return Err(error::ENOTSUP),
             RequestType::Read | RequestType::Write if request.length > MAX_DATA => return Err(error::EINVAL),
             _ => {}
-        }
-        let unit = namespace.block_bytes;
-        if !request.length.is_multiple_of(unit) || !request.offset.is_multiple_of(unit.into()) {
-            if !std::mem::replace(&mut self.unaligned, true) {
-                (self.log)(&format!(
-                    "an NBD client ignores that requests must be aligned to {unit} bytes; put qemu-nbd between, which \
-                     aligns them"
-                ));
-            }
-            return Err(error::EINVAL);
         }
         if request.length == 0 {
             return Err(error::EINVAL);
@@ -83,49 +102,59 @@ impl Client<'_> {
                 self.output.push_back(Output::Header(header));
             }
             RequestType::Write => {
-                let buffers = self.parts(&request).map(|(_, bytes)| bytes).collect::<Vec<_>>();
-                let buffers = buffers.into_iter().map(|bytes| self.buffer(bytes)).collect::<Result<_>>()?;
+                let mut buffers = Vec::new();
+                for part in self.parts(&request, PART.min(self.session.namespace().max_transfer)) {
+                    let buffer = self.buffer(part.length)?;
+                    buffers.push((part, Some(buffer)));
+                }
                 self.reading = Reading::Data { request, buffers, part: 0, at: 0 };
             }
             RequestType::Read => {
-                let parts: Vec<_> = self.parts(&request).collect();
                 let mut commands = Vec::new();
-                for (at, bytes) in parts {
-                    commands.push((self.command(io::READ, at, bytes), Some(self.buffer(bytes)?)));
+                for part in self.parts(&request, PART.min(self.session.namespace().max_transfer)) {
+                    let command = self.command(io::READ, &part);
+                    commands.push((command, Some(self.buffer(part.length)?), part.data));
                 }
-                self.start_request(&request, commands);
+                self.start_request(&request, commands, Vec::new());
             }
-            RequestType::Flush => self.start_request(&request, vec![(Command::new(io::FLUSH, nsid), None)]),
+            RequestType::Flush => {
+                self.start_request(&request, vec![(Command::new(io::FLUSH, nsid), None, 0..0)], Vec::new())
+            }
             RequestType::Trim => {
                 let unit = u64::from(self.session.namespace().block_bytes);
+                let (first, end) =
+                    (request.offset.div_ceil(unit), (request.offset + u64::from(request.length)) / unit);
+                // Parts of blocks keep their contents, because a trim is only a hint.
+                if end <= first {
+                    self.counters.count(request.kind, 0, false);
+                    self.output.push_back(Output::Header(reply(request.cookie, 0).to_vec()));
+                    return Ok(());
+                }
                 let range = dsm::Range {
                     attributes: 0.into(),
-                    blocks: (u64::from(request.length) / unit).try_into().unwrap_or(u32::MAX).into(),
-                    lba: (request.offset / unit).into(),
+                    blocks: u32::try_from(end - first).unwrap_or(u32::MAX).into(),
+                    lba: first.into(),
                 };
                 let mut buffer = Buffer::new(size_of::<dsm::Range>())?;
                 buffer.bytes_mut().copy_from_slice(range.as_bytes());
                 self.held += buffer.len();
                 let mut command = Command::new(io::DATASET_MANAGEMENT, nsid);
                 command.cdw11 = dsm::DEALLOCATE.into();
-                self.start_request(&request, vec![(command, Some(buffer))]);
+                self.start_request(&request, vec![(command, Some(buffer), 0..0)], Vec::new());
             }
             RequestType::WriteZeroes => {
                 // A Write Zeroes command transfers no data, so it has a different size limit than reads and
                 // writes.
-                let most = self.session.namespace().max_write_zeroes;
-                let mut commands = Vec::new();
-                let (mut at, end) = (request.offset, request.offset + u64::from(request.length));
-                while at < end {
-                    let bytes = (end - at).min(most);
-                    let mut command = self.command(io::WRITE_ZEROES, at, bytes as u32);
-                    if request.flags & NO_HOLE == 0 {
-                        command.cdw12.set(command.cdw12.get() | io_flags::DEALLOCATE);
+                let most = self.session.namespace().max_write_zeroes.try_into().unwrap_or(u32::MAX);
+                let mut parts = Vec::new();
+                for part in self.parts(&request, most) {
+                    let mut buffer = None;
+                    if part.is_partial() {
+                        buffer.insert(self.buffer(part.length)?).bytes_mut().fill(0);
                     }
-                    commands.push((command, None));
-                    at += bytes;
+                    parts.push((part, buffer));
                 }
-                self.start_request(&request, commands);
+                self.start_write(request, parts)?;
             }
             RequestType::Other(_) => unreachable!("refused before"),
         }
@@ -143,27 +172,61 @@ impl Client<'_> {
         }
     }
 
-    pub(super) fn write(&mut self, request: &NbdRequest, buffers: Vec<Buffer>) {
-        let parts = self.parts(request).collect::<Vec<_>>().into_iter().zip(buffers);
-        let commands =
-            parts.map(|((at, bytes), buffer)| (self.command(io::WRITE, at, bytes), Some(buffer))).collect();
-        self.start_request(request, commands);
+    /// Starts a request that writes `parts`. A part without a buffer becomes zeros. If other writes are in progress, and the
+    /// request or one of these contains a part of a block, lets the request wait.
+    pub(super) fn start_write(&mut self, request: NbdRequest, parts: Parts) -> Result<()> {
+        let alone = parts.iter().any(|(part, _)| part.is_partial());
+        if !self.pass.enter(alone) {
+            self.blocked = Some((request, parts));
+            return Ok(());
+        }
+        let (mut reads, mut writes) = (Vec::new(), Vec::with_capacity(parts.len()));
+        for (part, buffer) in parts {
+            let mut command =
+                self.command(if buffer.is_some() { io::WRITE } else { io::WRITE_ZEROES }, &part);
+            let mut flags = if request.flags & FUA != 0 { io_flags::FUA } else { 0 };
+            if buffer.is_none() && request.flags & NO_HOLE == 0 {
+                flags |= io_flags::DEALLOCATE;
+            }
+            command.cdw12.set(command.cdw12.get() | flags);
+            let mut range = 0..0;
+            if part.is_partial() {
+                reads.push((self.command(io::READ, &part), Some(self.buffer(part.length)?), 0..0));
+                range = part.data;
+            }
+            writes.push((command, buffer, range));
+        }
+        match alone {
+            true => self.start_request(&request, reads, writes),
+            false => self.start_request(&request, writes, Vec::new()),
+        }
+        Ok(())
     }
 
-    /// Divides a request into parts, each small enough for one command. Returns the offset and the length of
-    /// each part, in bytes.
-    fn parts(&self, request: &NbdRequest) -> impl Iterator<Item = (u64, u32)> + use<> {
-        let namespace = self.session.namespace();
-        let most = (PART.min(namespace.max_transfer) / namespace.block_bytes).max(1) * namespace.block_bytes;
-        let (offset, length) = (request.offset, request.length);
-        (0..length).step_by(most as usize).map(move |at| (offset + u64::from(at), most.min(length - at)))
+    /// Divides a request into parts, each small enough for one command of at most `most` bytes. Parts of blocks are parts of
+    /// their own.
+    fn parts(&self, request: &NbdRequest, most: u32) -> impl Iterator<Item = Part> + use<> {
+        let unit = self.session.namespace().block_bytes;
+        let most = (most / unit).max(1) * unit;
+        let (mut at, end) = (request.offset, request.offset + u64::from(request.length));
+        std::iter::from_fn(move || {
+            let before = (at % u64::from(unit)) as u32;
+            let left = (end - at) as u32;
+            let (length, bytes) = match before > 0 || left < unit {
+                true => (unit, left.min(unit - before)),
+                false => ((left - left % unit).min(most), (left - left % unit).min(most)),
+            };
+            let data = before as usize..(before + bytes) as usize;
+            let part = Part { offset: at - u64::from(before), length, data };
+            at += u64::from(bytes);
+            (bytes > 0).then_some(part)
+        })
     }
 
-    fn command(&self, opcode: u8, at: u64, bytes: u32) -> Command {
+    fn command(&self, opcode: u8, part: &Part) -> Command {
         let namespace = self.session.namespace();
-        let unit = u64::from(namespace.block_bytes);
-        let blocks = (u64::from(bytes) / unit) as u32;
-        Command::blocks(opcode, namespace.nsid, at / unit, blocks, Sgl::NONE)
+        let unit = namespace.block_bytes;
+        Command::blocks(opcode, namespace.nsid, part.offset / u64::from(unit), part.length / unit, Sgl::NONE)
     }
 
     fn buffer(&mut self, bytes: u32) -> Result<Buffer> {
@@ -181,10 +244,9 @@ impl Client<'_> {
         Ok(buffer)
     }
 
-    fn start_request(&mut self, request: &NbdRequest, commands: Vec<(Command, Option<Buffer>)>) {
+    fn start_request(&mut self, request: &NbdRequest, commands: Commands, then: Commands) {
         let id = self.next_id;
         self.next_id += 1;
-        let count = commands.len();
         self.active.insert(
             id,
             Active {
@@ -192,17 +254,15 @@ impl Client<'_> {
                 offset: request.offset,
                 length: request.length,
                 kind: request.kind,
-                left: count,
+                left: commands.len(),
                 error: 0,
                 flush: request.kind == RequestType::Trim && request.flags & FUA != 0,
-                data: (0..count).map(|_| None).collect(),
+                data: commands.iter().map(|(_, _, range)| (None, range.clone())).collect(),
+                alone: !then.is_empty(),
+                then,
             },
         );
-        for ((mut command, buffer), part) in commands.into_iter().zip(0_u64..) {
-            let unit_access = matches!(command.opcode, io::WRITE | io::WRITE_ZEROES);
-            if request.flags & FUA != 0 && unit_access {
-                command.cdw12.set(command.cdw12.get() | io_flags::FUA);
-            }
+        for ((command, buffer, _), part) in commands.into_iter().zip(0_u64..) {
             self.waiting.push_back(Submission { token: id << 20 | part, command, buffer });
         }
     }
@@ -213,23 +273,42 @@ impl Client<'_> {
         if !done.status().is_success() && active.error == 0 {
             active.error = error_of(done.status());
         }
-        if active.kind == RequestType::Read {
-            active.data[part] = done.buffer;
+        if active.kind == RequestType::Read || !active.then.is_empty() {
+            active.data[part].0 = done.buffer;
         } else if let Some(buffer) = done.buffer {
             self.held -= buffer.len();
             release(&mut self.spare, buffer);
         }
         active.left -= 1;
-        if active.left == 0 && active.error == 0 && std::mem::take(&mut active.flush) {
+        if active.left > 0 {
+            return;
+        }
+        if active.error == 0 && std::mem::take(&mut active.flush) {
             active.left = 1;
             let command = Command::new(io::FLUSH, self.session.namespace().nsid);
             self.waiting.push_back(Submission { token: done.token, command, buffer: None });
             return;
         }
-        if active.left > 0 {
+        if active.error == 0 && !active.then.is_empty() {
+            let mut blocks = std::mem::take(&mut active.data).into_iter();
+            active.left = active.then.len();
+            for ((command, mut buffer, range), part) in std::mem::take(&mut active.then).into_iter().zip(0..)
+            {
+                if let Some(buffer) = buffer.as_mut().filter(|_| !range.is_empty()) {
+                    let block = blocks.next().and_then(|(block, _)| block).expect("a block that was read");
+                    let data = std::mem::replace(buffer, block);
+                    buffer.bytes_mut()[range.clone()].copy_from_slice(&data.bytes()[range]);
+                    self.held -= data.len();
+                    release(&mut self.spare, data);
+                }
+                self.waiting.push_back(Submission { token: id << 20 | part, command, buffer });
+            }
             return;
         }
         let active = self.active.remove(&id).expect("looked at before");
+        if matches!(active.kind, RequestType::Write | RequestType::WriteZeroes) {
+            self.pass.leave(active.alone);
+        }
         self.counters.count(active.kind, active.length, active.error != 0);
         let header = match active.kind {
             RequestType::Read if self.features.structured && active.error == 0 => {
@@ -238,12 +317,15 @@ impl Client<'_> {
             kind => self.status_reply(kind, active.cookie, active.error),
         };
         self.output.push_back(Output::Header(header));
-        for buffer in active.data.into_iter().flatten() {
-            if active.error == 0 {
-                self.output.push_back(Output::Data(buffer));
-            } else {
-                self.held -= buffer.len();
-                release(&mut self.spare, buffer);
+        let unused = active.then.into_iter().map(|(_, buffer, range)| (buffer, range));
+        for (buffer, range) in active.data.into_iter().chain(unused) {
+            match buffer {
+                Some(buffer) if active.error == 0 => self.output.push_back(Output::Data(buffer, range)),
+                Some(buffer) => {
+                    self.held -= buffer.len();
+                    release(&mut self.spare, buffer);
+                }
+                None => {}
             }
         }
     }

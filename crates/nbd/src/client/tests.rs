@@ -16,11 +16,15 @@ fn socket(stream: UnixStream) -> File {
 
 /// Returns a request of `length` bytes at offset 0.
 fn request(kind: u16, cookie: u64, length: u32) -> Vec<u8> {
+    request_at(kind, cookie, 0, length)
+}
+
+fn request_at(kind: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
     bytes.extend([0, 0]);
     bytes.extend(kind.to_be_bytes());
     bytes.extend(cookie.to_be_bytes());
-    bytes.extend(0_u64.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
     bytes.extend(length.to_be_bytes());
     bytes
 }
@@ -36,8 +40,8 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     let target = target("127.0.0.1:0", "memory:1M");
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
-    let counters = Counters::default();
-    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &|_| {});
+    let (counters, gate) = (Counters::default(), Gate::default());
+    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
     let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
     let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
     let mut rest = &requests[..];
@@ -92,8 +96,8 @@ fn the_server_does_not_wait_for_a_client_that_has_ended() {
     let target = target("127.0.0.1:0", "memory:1M");
     let (program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
-    let counters = Counters::default();
-    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &|_| {});
+    let (counters, gate) = (Counters::default(), Gate::default());
+    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
     assert_eq!(client.client_events(), PollFlags::IN);
     drop(program);
     assert!(client.receive().unwrap());
@@ -109,8 +113,8 @@ fn a_trim_with_fua_is_flushed() {
     let target = target("127.0.0.1:0", &format!("file:{},size=1M", folder.path().join("disk").display()));
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
-    let counters = Counters::default();
-    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &|_| {});
+    let (counters, gate) = (Counters::default(), Gate::default());
+    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
     let mut trim = request(4, 1, 4096);
     trim[5] = 1;
     program.write_all(&trim).unwrap();
@@ -127,25 +131,118 @@ fn a_trim_with_fua_is_flushed() {
     assert_eq!(target.stop().unwrap().namespaces[0].flushes, 1);
 }
 
-#[test]
-fn unaligned_requests_are_refused_and_the_user_is_told_once() {
-    let target = target("127.0.0.1:0", "memory:1M,lba=4096");
-    let (mut program, stream) = UnixStream::pair().unwrap();
-    stream.set_nonblocking(true).unwrap();
-    let (counters, told) = (Counters::default(), std::sync::Mutex::new(Vec::new()));
-    let log = |text: &str| told.lock().unwrap().push(text.to_string());
-    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &log);
-    for request in [request(0, 1, 512), request(0, 2, 6), request(0, 3, 4096), request(2, 0, 0)] {
-        program.write_all(&request).unwrap();
+/// A program that has one request in flight.
+struct Program(UnixStream);
+
+impl Program {
+    /// Sends a request and `data`. Returns the error number, and the data of a read.
+    fn call(&mut self, kind: u16, offset: u64, length: u32, data: &[u8]) -> (u32, Vec<u8>) {
+        self.0.write_all(&request_at(kind, 0, offset, length)).unwrap();
+        self.0.write_all(data).unwrap();
+        let mut header = [0; 16];
+        self.0.read_exact(&mut header).unwrap();
+        let error = u32::from_be_bytes(header[4..8].try_into().unwrap());
+        let mut read = vec![0; if kind == 0 && error == 0 { length as usize } else { 0 }];
+        self.0.read_exact(&mut read).unwrap();
+        (error, read)
     }
-    client.serve(&AtomicBool::new(false)).unwrap();
-    let mut replies = Vec::new();
-    program.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
-    replies.resize(3 * 16 + 4096, 0);
-    program.read_exact(&mut replies).unwrap();
-    let errors: Vec<u8> = (0..3).map(|index| replies[index * 16 + 7]).collect();
-    assert_eq!(errors, [22, 22, 0]);
-    let told = told.into_inner().unwrap();
-    assert!(told.len() == 1 && told[0].contains("aligned to 4096 bytes"), "{told:?}");
+}
+
+/// Runs each of `programs` with a client of its own. Returns when all have ended.
+fn run(target: &Target, programs: &[&(dyn Fn(Program) + Sync)]) {
+    let (counters, gate) = (Counters::default(), Gate::default());
+    std::thread::scope(|scope| {
+        for run in programs {
+            let (program, stream) = UnixStream::pair().unwrap();
+            program.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let client = Client::new(socket(stream), session(target), Features::default(), &counters, &gate);
+            scope.spawn(move || client.serve(&AtomicBool::new(false)).unwrap());
+            scope.spawn(move || run(Program(program)));
+        }
+    });
+}
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const TRIM: u16 = 4;
+const WRITE_ZEROES: u16 = 6;
+
+#[test]
+fn requests_of_any_alignment_have_the_effect_that_they_describe() {
+    let target = target("127.0.0.1:0", "memory:1M,lba=4096");
+    run(
+        &target,
+        &[&|mut program| {
+            let mut expected = vec![0; 1 << 20];
+            // The offset and length of each write. Some begin and end within a block, and some are longer than a command.
+            let cases = [
+                (1, 3),
+                (0, 4096),
+                (4095, 2),
+                (4000, 5000),
+                (8192, 1),
+                (511, 200_000),
+                (4096, 4097),
+                (1048575, 1),
+            ];
+            for (number, (offset, length)) in cases.into_iter().enumerate() {
+                let data: Vec<u8> = (0..length).map(|at| (at % 251 + number + 1) as u8).collect();
+                let range = offset..offset + length;
+                assert_eq!(program.call(WRITE, offset as u64, length as u32, &data).0, 0);
+                expected[range.clone()].copy_from_slice(&data);
+                assert_eq!(program.call(READ, offset as u64, length as u32, &[]), (0, data));
+                assert!(program.call(READ, 0, 1 << 20, &[]).1 == expected, "{offset}, {length}");
+            }
+            for (offset, length) in [(3000, 100), (5, 4096), (9000, 60_000)] {
+                assert_eq!(program.call(WRITE_ZEROES, offset as u64, length as u32, &[]).0, 0);
+                expected[offset..offset + length].fill(0);
+                assert!(program.call(READ, 0, 1 << 20, &[]).1 == expected, "{offset}, {length}");
+            }
+            // A trim keeps the parts of blocks at its ends. The blocks between them read as zeros.
+            assert_eq!(program.call(TRIM, 100_000, 100, &[]).0, 0);
+            assert_eq!(program.call(TRIM, 100_000, 10_000, &[]).0, 0);
+            expected[102_400..106_496].fill(0);
+            assert!(program.call(READ, 0, 1 << 20, &[]).1 == expected);
+            let (einval, enospc) = (22, 28);
+            assert_eq!(program.call(READ, (1 << 20) - 1, 2, &[]).0, einval);
+            assert_eq!(program.call(WRITE, (1 << 20) - 1, 2, &[0; 2]).0, enospc);
+            assert_eq!(program.call(READ, 5, 0, &[]).0, einval);
+        }],
+    );
+    target.stop().unwrap();
+}
+
+/// A write of a part of a block must neither lose the other parts, which others write meanwhile, nor restore old ones.
+#[test]
+fn writes_of_parts_of_a_block_do_not_disturb_each_other() {
+    const ROUNDS: u8 = 200;
+    let target = target("127.0.0.1:0", "memory:64K,lba=4096");
+    // Each program writes bytes of its own, which share a block with those of the others, and reads them back.
+    let parts = |first: u64| {
+        move |mut program: Program| {
+            for round in 1..=ROUNDS {
+                let length = if first == 0 { 4096 } else { 5 };
+                let data = vec![round; length as usize];
+                // The first program writes whole blocks: one that the second program shares only at its end.
+                let offset = if first == 0 { 4096 } else { 4096 * 2 - 5 + 5 * (first - 1) };
+                let kind = if first == 3 { WRITE_ZEROES } else { WRITE };
+                let data = if first == 3 { vec![0; 5] } else { data };
+                assert_eq!(program.call(kind, offset, length, if first == 3 { &[] } else { &data }).0, 0);
+                if first > 1 {
+                    assert_eq!(program.call(READ, offset, length, &[]), (0, data), "{first}");
+                }
+            }
+        }
+    };
+    run(&target, &[&parts(0), &parts(1), &parts(2), &parts(3), &parts(4)]);
+    run(
+        &target,
+        &[&|mut program| {
+            let read = program.call(READ, 4096, 4096 * 2, &[]).1;
+            assert!(read[..4091].iter().all(|byte| *byte == ROUNDS), "an old block has come back");
+            assert_eq!(read[4096..][..15], [[ROUNDS; 5], [0; 5], [ROUNDS; 5]].concat());
+        }],
+    );
     target.stop().unwrap();
 }
