@@ -116,6 +116,11 @@ impl Engine {
                 }
             }
         }
+        if let Some(end) = end
+            && !pair::watch_room(&self.epoll, end, key, &mut pair.awaits_room, pair.full)
+        {
+            retry = retry.or(Some(now + RETRY_NS + jitter));
+        }
         if let Some(retry) = retry {
             self.stack.arm(key, retry);
         }

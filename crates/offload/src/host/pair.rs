@@ -8,9 +8,11 @@ pub use ending::*;
 pub use filled::*;
 pub use messages::*;
 
+use crate::stack::arena::Key;
 use crate::stack::ring::Span;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketKind, SocketName, UnixAddress};
+use rustix::event::epoll;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -205,6 +207,28 @@ pub fn receive(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
 /// Errors of the system.
 pub fn cookie(end: &OwnedFd) -> io::Result<u64> {
     Ok(rustix::net::sockopt::socket_cookie(end)?)
+}
+
+/// Returns the events of a pair that epoll reports. `awaits_room` is true if room in the pair is one of them.
+pub fn events(awaits_room: bool) -> epoll::EventFlags {
+    use epoll::EventFlags as Flags;
+    let room = if awaits_room { Flags::OUT } else { Flags::empty() };
+    Flags::IN | Flags::PRI | Flags::RDHUP | Flags::ET | room
+}
+
+/// Lets epoll report room in the pair while it is `full`. At other times, epoll must not report room, because every receive of
+/// the program would then wake the engine. `awaits_room` is true if epoll reports room now. Returns false if the
+/// kernel has refused the change. Try again then.
+#[inline]
+pub fn watch_room(epoll: &OwnedFd, end: &OwnedFd, key: Key, awaits_room: &mut bool, full: bool) -> bool {
+    if *awaits_room != full {
+        let token = epoll::EventData::new_u64(key.to_u64());
+        if epoll::modify(epoll, end, token, events(full)).is_err() {
+            return false;
+        }
+        *awaits_room = full;
+    }
+    true
 }
 
 /// Returns the [`cookie`] of a descriptor that a program has sent.

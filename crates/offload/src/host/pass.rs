@@ -8,6 +8,7 @@ use super::Engine;
 use super::control::Request;
 use super::pair;
 use super::shared::{MovedSocket, PassedPacket, Shared, Task};
+use super::socket::{Attachment, Pair};
 use crate::stack::arena::Key;
 use crate::stack::network::Heard;
 use crate::stack::packet::Arrival;
@@ -162,10 +163,17 @@ impl Engine {
 
     /// Lets epoll report events of a socket's pair.
     pub(super) fn watch_pair(&self, key: Key) -> rustix::io::Result<()> {
-        use epoll::EventFlags as Flags;
-        let flags = Flags::IN | Flags::OUT | Flags::PRI | Flags::RDHUP | Flags::ET;
-        let end = self.stack.sockets.get(key).and_then(|socket| socket.attachment.end.as_ref());
-        let end = end.ok_or(rustix::io::Errno::BADF)?;
+        let Some(Attachment { pair, end: Some(end), .. }) =
+            self.stack.sockets.get(key).map(|socket| &socket.attachment)
+        else {
+            return Err(rustix::io::Errno::BADF);
+        };
+        let awaits_room = match pair {
+            Pair::Stream(pair) => pair.awaits_room,
+            Pair::Listening(pair) => pair.awaits_room,
+            Pair::Bound | Pair::Datagram(_) => false,
+        };
+        let flags = pair::events(awaits_room);
         epoll::add(&self.epoll, end, epoll::EventData::new_u64(key.to_u64()), flags)
     }
 }

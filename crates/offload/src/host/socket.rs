@@ -98,6 +98,8 @@ pub struct ListenerPair {
     /// True while the pair accepts no further connection. Either it is full of connections that the
     /// program has not accepted, or a send failed for another reason.
     pub full: bool,
+    /// True if epoll reports room in the pair. See [`pair::watch_room`].
+    pub awaits_room: bool,
     /// The number of consecutive failed attempts to send a connection to the program.
     pub failures: u32,
     /// True if epoll has reported that the program closed its end of the pair.
@@ -136,6 +138,8 @@ pub struct StreamPair {
     pub readable: bool,
     /// True if a write to the pair may succeed. If false, the engine waits until epoll reports room.
     pub writable: bool,
+    /// True if epoll reports room in the pair. See [`pair::watch_room`].
+    pub awaits_room: bool,
     /// The number of reads that still need a check: after each of the next `checked_reads` reads from the
     /// pair, the engine checks whether the program has finished sending.
     pub checked_reads: u32,

@@ -75,6 +75,9 @@ impl Engine {
                 Ok(more) => again |= more,
                 Err(Hostile) => return self.refuse_hostile(now, key),
             }
+            if let Some(end) = &end {
+                again |= !pair::watch_room(&self.epoll, end, key, &mut pair.awaits_room, !pair.writable);
+            }
         } else if fd.is_none() {
             pair.discard(stream);
         }

@@ -1,6 +1,7 @@
 //! Tests the engine with hostile frames and with hostile requests of programs.
 
 mod closing;
+mod room;
 
 use super::control::{Client, Request};
 use super::{Engine, Threads};
