@@ -72,6 +72,11 @@ fn wait_for_events(epoll: &OwnedFd, sleep: u64, events: &mut Vec<libc::epoll_eve
     }
 }
 
+/// Returns true if the event reports packets of the port. An event with EPOLLERR reports an error instead.
+fn is_rung_by_port(event: &libc::epoll_event) -> bool {
+    event.u64 == PORT && event.events & libc::EPOLLERR as u32 == 0
+}
+
 impl Engine {
     /// Runs this thread until `stop` is set. Calls `observer` at each point that a message passes.
     ///
@@ -133,7 +138,8 @@ impl Engine {
                 observer.asked(asked);
                 worked |= asked;
             }
-            if falls_asleep {
+            // After a report of the port, the sleep of its queue has ended already.
+            if falls_asleep && !events.iter().any(is_rung_by_port) {
                 self.link.rx.end_sleep();
             }
             if may_sleep {
@@ -213,9 +219,9 @@ impl Engine {
         for event in events.iter() {
             let (token, flags) = (event.u64, epoll::EventFlags::from_bits_retain(event.events));
             match token {
-                PORT if flags.contains(epoll::EventFlags::ERR) => self.link.clear_errors(),
                 // A queue may have rung late, after this thread has been woken by another event.
-                PORT => self.link.rx.end_sleep(),
+                PORT if is_rung_by_port(event) => self.link.rx.end_sleep(),
+                PORT => self.link.clear_errors(),
                 INTERFACE => self.check_interface()?,
                 INBOX => self.inbox().into_iter().for_each(Inbox::clear_wake),
                 CONTROL => self.accept_clients(),
