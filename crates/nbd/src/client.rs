@@ -108,17 +108,19 @@ impl<'a> Client<'a> {
 
     /// Serves requests until the client ends or `stop` is set. Before returning, completes the requests in
     /// flight and sends their replies.
+    ///
+    /// # Errors
+    /// If the connection to the client or the session fails.
     pub(super) fn serve(mut self, stop: &AtomicBool) -> Result<()> {
+        let mut result = Ok(());
         loop {
             self.closing |= stop.load(Ordering::Relaxed);
-            let mut moved = false;
-            if let Some((request, parts)) = self.blocked.take() {
-                self.start_write(request, parts)?;
-                moved = self.blocked.is_none();
-            }
-            if !self.closing && !self.is_full() {
-                moved |= self.parse_rest()? || self.receive()?;
-            }
+            let mut moved = self.exchange().unwrap_or_else(|error| {
+                // Requests in flight still complete, because other clients must not pass the gate while they may write.
+                (self.closing, self.gone, self.blocked) = (true, true, None);
+                result = Err(error);
+                true
+            });
             while let Some(request) = self.waiting.pop_front() {
                 if let Err(request) = self.session.submit(request) {
                     self.waiting.push_front(request);
@@ -130,15 +132,27 @@ impl<'a> Client<'a> {
                 moved = true;
                 self.completed(done);
             }
-            moved |= self.send()?;
             if self.closing && self.blocked.is_none() && self.active.is_empty() && self.output.is_empty() {
                 self.session.close();
-                return Ok(());
+                return result;
             }
             if !moved && !self.session.has_work() {
                 self.wait();
             }
         }
+    }
+
+    /// Sends replies to the client and receives its requests. Returns true if anything was sent, received or started.
+    fn exchange(&mut self) -> Result<bool> {
+        let mut moved = self.send()?;
+        if let Some((request, parts)) = self.blocked.take() {
+            self.start_write(request, parts)?;
+            moved |= self.blocked.is_none();
+        }
+        if !self.closing && !self.is_full() {
+            moved |= self.parse_rest()? || self.receive()?;
+        }
+        Ok(moved)
     }
 
     fn is_full(&self) -> bool {

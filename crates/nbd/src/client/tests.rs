@@ -246,3 +246,67 @@ fn writes_of_parts_of_a_block_do_not_disturb_each_other() {
     );
     target.stop().unwrap();
 }
+
+/// Other clients may write as soon as a client has ended. So none of its writes may be in flight then.
+#[test]
+fn the_requests_of_a_client_that_violates_the_protocol_are_completed() {
+    let target = target("127.0.0.1:0", "memory:64K,lba=4096");
+    let (mut program, stream) = UnixStream::pair().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let (counters, gate) = (Counters::default(), Gate::default());
+    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
+    let writes = [request_at(WRITE, 1, 7, 3), vec![1, 2, 3], request_at(WRITE, 2, 10, 2), vec![4, 5]];
+    program.write_all(&[writes.concat(), vec![0xEE; 28]].concat()).unwrap();
+    let error = client.serve(&AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("the client's connection failed"), "{error}");
+    run(&target, &[&|mut program| assert_eq!(program.call(READ, 6, 6, &[]), (0, vec![0, 1, 2, 3, 4, 5]))]);
+    target.stop().unwrap();
+}
+
+/// Requests of one client that overlap within a block, and are in flight together.
+#[test]
+fn writes_in_flight_that_share_blocks_all_have_their_effect() {
+    const BYTES: usize = 16 << 10;
+    let target = target("127.0.0.1:0", "memory:16K,lba=4096");
+    run(
+        &target,
+        &[&|Program(mut stream)| {
+            let (mut expected, mut random) = (vec![0; BYTES], 7_u64);
+            let mut next = |end: usize| {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (random >> 33) as usize % end
+            };
+            for _ in 0..20 {
+                // NBD lets a server execute requests in any order, so those in flight together write different bytes.
+                let (mut at, mut requests, mut count) = (0, Vec::new(), 0);
+                while at < BYTES {
+                    let most = if next(4) == 0 { 9000 } else { 300 };
+                    let length = (1 + next(most)).min(BYTES - at);
+                    match next(3) {
+                        0 => {
+                            requests.extend(request_at(WRITE_ZEROES, 0, at as u64, length as u32));
+                            expected[at..at + length].fill(0);
+                        }
+                        _ => {
+                            let data = vec![1 + next(255) as u8; length];
+                            requests.extend(request_at(WRITE, 0, at as u64, length as u32));
+                            requests.extend(&data);
+                            expected[at..at + length].copy_from_slice(&data);
+                        }
+                    }
+                    (at, count) = (at + length, count + 1);
+                }
+                let mut replies = vec![0; 16 * count];
+                std::thread::scope(|scope| {
+                    scope.spawn(|| (&stream).write_all(&requests).unwrap());
+                    (&stream).read_exact(&mut replies).unwrap();
+                });
+                assert!(replies.chunks(16).all(|reply| reply[4..8] == [0; 4]));
+                let mut program = Program(stream);
+                assert!(program.call(READ, 0, BYTES as u32, &[]).1 == expected);
+                stream = program.0;
+            }
+        }],
+    );
+    target.stop().unwrap();
+}
