@@ -4,7 +4,7 @@
 #![no_main]
 
 use inlane_rdma::*;
-use inlane_wire::roce::{self, Bth, Reth, opcode};
+use inlane_wire::roce::{self, Bth, ImmDt, Reth, opcode};
 use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
@@ -102,21 +102,22 @@ fuzz_target!(|bytes: &[u8]| {
             }
             kind => {
                 let (key, start) = keys[input.byte() as usize % keys.len()];
-                let len = input.byte() as usize;
+                // Kind 10 ends the stream, and kind 12 has an acknowledgment beside the data.
+                let len = if kind == 10 { 0 } else { input.byte() as usize };
                 let padding = len.wrapping_neg() % 4;
-                let mut packet = vec![0; roce::BTH + roce::RETH + len + padding];
-                let code = if kind == 10 { opcode::WRITE_ONLY_IMMEDIATE } else { opcode::WRITE_ONLY };
+                let acknowledges = matches!(kind, 10 | 12);
+                let code = if acknowledges { opcode::WRITE_ONLY_IMMEDIATE } else { opcode::WRITE_ONLY };
+                let mut packet = vec![0; data_headers(code).unwrap() + len + padding];
                 let psn = remote.psn + input.byte() as u32;
                 let mut bth = Bth::new(&mut packet[..]).unwrap();
                 bth.fill(code, local.queue_pair, psn, false, padding);
                 let mut reth = Reth::new(&mut packet[roce::BTH..]).unwrap();
                 reth.set_address(start.wrapping_add(input.byte() as u64 * 8));
                 reth.set_key(key ^ (kind == 11) as u32);
-                reth.set_length(if code == opcode::WRITE_ONLY { len as u32 } else { 0 });
-                if kind == 10 {
-                    packet.truncate(roce::BTH + roce::RETH);
-                    packet.extend([0; roce::IMMDT]);
-                    packet[1] = 0;
+                reth.set_length(len as u32);
+                if acknowledges {
+                    let expected = local.psn.wrapping_add(input.byte() as u32);
+                    ImmDt::new(&mut packet[roce::BTH + roce::RETH..]).unwrap().set_value(expected);
                 }
                 connection.on_packet(now, &packet, &mut memory);
             }

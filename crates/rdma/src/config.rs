@@ -37,8 +37,11 @@ pub struct Config {
     pub max_rto: u64,
     /// The connection ends after this number of timeouts in a row without a control message from the peer.
     pub retries: u32,
-    /// The longest time by which an acknowledgment is delayed. Every second packet is acknowledged at once.
+    /// How long the acknowledgment of a single packet waits for data that can carry it.
     pub ack_delay: u64,
+    /// How long the acknowledgment of two or more packets waits for further ones, since the last of them. At most 16 packets and
+    /// an eighth of the bytes that the peer may send wait. 0 acknowledges every second packet at once.
+    pub ack_gap: u64,
     /// The most bytes of the congestion window.
     pub max_window: u32,
 }
@@ -56,6 +59,7 @@ impl Default for Config {
             max_rto: 10 * SECOND,
             retries: 12,
             ack_delay: MILLISECOND,
+            ack_gap: 0,
             max_window: 64 << 20,
         }
     }
@@ -77,6 +81,7 @@ impl Config {
         range("initial_rto", self.initial_rto, MILLISECOND, self.max_rto)?;
         range("min_rto", self.min_rto, MILLISECOND, self.max_rto)?;
         range("ack_delay", self.ack_delay, 0, self.min_rto)?;
+        range("ack_gap", self.ack_gap, 0, MILLISECOND)?;
         range("retries", self.retries as u64, 1, 255)?;
         range("max_window", self.max_window as u64, 2 * self.payload as u64, 1 << 30)
     }

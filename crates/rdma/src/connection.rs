@@ -1,5 +1,6 @@
 //! The connection: both halves, the packets on the wire, and the application's indices.
 
+use crate::acknowledgment::Acknowledgment;
 use crate::config::{Config, Endpoint};
 use crate::control::{self, CONTROL, Control, Fixed, Grant, MAX_HEADERS, PROBE, RESET};
 use crate::counters::Counters;
@@ -33,6 +34,16 @@ pub struct Transmit {
     pub padding: usize,
 }
 
+/// Returns the number of bytes from the BTH to the data of a packet with this opcode. `None` if it is not that of a data
+/// packet.
+pub fn data_headers(opcode: u8) -> Option<usize> {
+    match opcode {
+        opcode::WRITE_ONLY => Some(BTH + RETH),
+        opcode::WRITE_ONLY_IMMEDIATE => Some(BTH + RETH + IMMDT),
+        _ => None,
+    }
+}
+
 /// A reliable connection between two queue pairs.
 #[derive(Debug)]
 pub struct Connection {
@@ -43,11 +54,11 @@ pub struct Connection {
     receiver: Receiver,
     counters: Counters,
     ended: Option<EndReason>,
-    /// Flags of the next control message, which is due if `acknowledge` is set.
+    /// True if a control message must be sent.
+    control: bool,
+    /// Flags of the next control message.
     flags: u8,
-    acknowledge: bool,
-    acknowledge_at: Option<u64>,
-    unacknowledged: u32,
+    acknowledgment: Acknowledgment,
 }
 
 impl Connection {
@@ -73,16 +84,24 @@ impl Connection {
             remote,
             counters: Counters::default(),
             ended: None,
+            control: true,
             flags: 0,
-            acknowledge: true,
-            acknowledge_at: None,
-            unacknowledged: 0,
+            acknowledgment: Acknowledgment::default(),
         })
     }
 
     /// Processes a packet from its BTH to the byte before its ICRC. The caller has checked the ICRC.
     pub fn on_packet(&mut self, now: u64, packet: &[u8], memory: &mut impl Memory) {
-        let Ok(bth) = Bth::new(packet) else {
+        let headers = packet.first().and_then(|&opcode| data_headers(opcode));
+        let (headers, data) = packet.split_at(headers.unwrap_or(packet.len()).min(packet.len()));
+        self.on_split_packet(now, headers, data, memory);
+    }
+
+    /// Processes a packet as [`Connection::on_packet`] does, but takes the headers of a data packet apart from its data: `headers`
+    /// has the bytes that [`data_headers`] names, and `data` the rest. The data can therefore lie in memory that the sender
+    /// may change at any time, while the headers are a copy. All of a control message belongs to `headers`.
+    pub fn on_split_packet(&mut self, now: u64, headers: &[u8], data: &[u8], memory: &mut impl Memory) {
+        let Ok(bth) = Bth::new(headers) else {
             self.counters.malformed += 1;
             return;
         };
@@ -96,7 +115,7 @@ impl Connection {
         match bth.opcode() {
             CONTROL => self.on_control(now, bth.payload()),
             opcode::WRITE_ONLY | opcode::WRITE_ONLY_IMMEDIATE if bth.version() == 0 => {
-                self.on_write(now, &bth, memory);
+                self.on_write(now, &bth, data, memory);
             }
             _ => self.counters.malformed += 1,
         }
@@ -114,26 +133,30 @@ impl Connection {
         if control.fixed.flags & RESET != 0 {
             self.end(EndReason::Reset, false);
         }
-        self.acknowledge |= control.fixed.flags & PROBE != 0;
+        self.control |= control.fixed.flags & PROBE != 0;
     }
 
-    fn on_write(&mut self, now: u64, bth: &Bth<&[u8]>, memory: &mut impl Memory) {
-        let last = bth.opcode() == opcode::WRITE_ONLY_IMMEDIATE;
-        let headers = if last { RETH + IMMDT } else { RETH };
+    fn on_write(&mut self, now: u64, bth: &Bth<&[u8]>, data: &[u8], memory: &mut impl Memory) {
+        let acknowledges = bth.opcode() == opcode::WRITE_ONLY_IMMEDIATE;
         let bytes = bth.payload();
-        let Some(data) = bytes.get(headers..).and_then(|rest| rest.len().checked_sub(bth.padding())) else {
+        let data = data.len().checked_sub(bth.padding()).map(|len| &data[..len]);
+        let (Ok(reth), Some(data)) = (Reth::new(bytes), data) else {
             self.counters.malformed += 1;
             return;
         };
-        let data = &bytes[headers..headers + data];
-        let reth = Reth::new(bytes).expect("the length was checked");
-        if reth.length() as usize != data.len() || last && !data.is_empty() {
+        let immediate = bytes.get(RETH..).and_then(|bytes| ImmDt::new(bytes).ok()).map(|view| view.value());
+        if immediate.is_none() && acknowledges {
+            self.counters.malformed += 1;
+            return;
+        }
+        if reth.length() as usize != data.len() {
             self.counters.refused_range += 1;
             return;
         }
+        let last = acknowledges && data.is_empty();
         let Some(psn) = self.receiver.accept(bth.psn(), &mut self.counters) else {
             // A duplicate means that the acknowledgment was lost, so it is sent again.
-            self.acknowledge = true;
+            self.control = true;
             return;
         };
         let counters = &mut self.counters;
@@ -146,12 +169,13 @@ impl Connection {
             Err(Refused::Ignored) => {}
             Err(Refused::Violation) => self.end(EndReason::Violation, true),
             Ok(()) => {
-                self.receiver.grant();
-                self.unacknowledged += 1;
-                if self.unacknowledged >= 2 || self.receiver.has_gap() || last {
-                    self.acknowledge = true;
-                } else if self.acknowledge_at.is_none() {
-                    self.acknowledge_at = Some(now + self.config.ack_delay);
+                self.control |= self.receiver.grant() || self.receiver.has_gap() || last;
+                self.acknowledgment.add(now, data.len() as u64, self.receiver.capacity, &self.config);
+                // Only the peer knows a key, so an acknowledgment with data needs no token.
+                if let Some(expected) = immediate.filter(|_| acknowledges)
+                    && !self.sender.on_acknowledgment(now, expected & roce::MASK, &self.config)
+                {
+                    self.counters.refused_control += 1;
                 }
             }
         }
@@ -160,7 +184,7 @@ impl Connection {
     fn end(&mut self, reason: EndReason, tell: bool) {
         if self.ended.is_none() {
             self.ended = Some(reason);
-            self.acknowledge = tell;
+            self.control = tell;
             self.flags = RESET;
         }
     }
@@ -170,7 +194,7 @@ impl Connection {
         if self.ended.is_some() {
             return None;
         }
-        [self.acknowledge_at, self.sender.deadline()].into_iter().flatten().min()
+        [self.acknowledgment.at, self.sender.deadline()].into_iter().flatten().min()
     }
 
     /// Processes the timers that have expired.
@@ -178,9 +202,8 @@ impl Connection {
         if self.ended.is_some() {
             return;
         }
-        if self.acknowledge_at.is_some_and(|at| at <= now) {
-            self.acknowledge_at = None;
-            self.acknowledge = true;
+        if self.acknowledgment.at.is_some_and(|at| at <= now) {
+            self.acknowledgment.send_now();
         }
         if self.sender.on_timer(now, &self.config) && self.sender.silent > self.config.retries {
             self.end(EndReason::TimedOut, true);
@@ -192,21 +215,24 @@ impl Connection {
     pub fn poll_transmit(&mut self, now: u64, to: &mut [u8; MAX_HEADERS]) -> Option<Transmit> {
         if std::mem::take(&mut self.sender.ask) {
             self.flags |= PROBE;
-            self.acknowledge = true;
+            self.control = true;
         }
-        if std::mem::take(&mut self.acknowledge) {
+        if self.control {
             return Some(self.control(to));
         }
         if self.ended.is_some() {
             return None;
         }
-        let (psn, packet) = self.sender.next_packet(now, &self.config)?;
-        Some(self.write(psn, &packet, to))
+        if let Some((psn, packet)) = self.sender.next_packet(now, &self.config) {
+            return Some(self.write(psn, &packet, to));
+        }
+        // No data carries the acknowledgment.
+        self.acknowledgment.due.then(|| self.control(to))
     }
 
     fn control(&mut self, to: &mut [u8; MAX_HEADERS]) -> Transmit {
-        self.acknowledge_at = None;
-        self.unacknowledged = 0;
+        self.control = false;
+        self.acknowledgment = Acknowledgment::default();
         self.receiver.grant();
         let fixed = Fixed {
             flags: std::mem::take(&mut self.flags),
@@ -220,10 +246,12 @@ impl Connection {
         Transmit { headers, payload: 0..0, padding: 0 }
     }
 
-    fn write(&self, psn: u64, packet: &Packet, to: &mut [u8; MAX_HEADERS]) -> Transmit {
-        let last = packet.len == 0;
+    fn write(&mut self, psn: u64, packet: &Packet, to: &mut [u8; MAX_HEADERS]) -> Transmit {
+        // The lost original of a retransmission may have carried an acknowledgment.
+        let acknowledges = self.acknowledgment.packets > 0 || packet.again || packet.len == 0;
+        self.acknowledgment = Acknowledgment::default();
         let padding = packet.len.wrapping_neg() as usize % 4;
-        let opcode = if last { opcode::WRITE_ONLY_IMMEDIATE } else { opcode::WRITE_ONLY };
+        let opcode = if acknowledges { opcode::WRITE_ONLY_IMMEDIATE } else { opcode::WRITE_ONLY };
         let length = "the array has room for all headers";
         let mut bth = Bth::new(&mut to[..]).expect(length);
         bth.fill(opcode, self.remote.queue_pair, psn as u32, false, padding);
@@ -231,10 +259,11 @@ impl Connection {
         reth.set_address(packet.start);
         reth.set_key(packet.key);
         reth.set_length(packet.len);
-        if last {
-            ImmDt::new(&mut to[BTH + RETH..]).expect(length).set_value(0);
+        if acknowledges {
+            let expected = self.receiver.expected as u32 & roce::MASK;
+            ImmDt::new(&mut to[BTH + RETH..]).expect(length).set_value(expected);
         }
-        let headers = BTH + RETH + if last { IMMDT } else { 0 };
+        let headers = BTH + RETH + if acknowledges { IMMDT } else { 0 };
         Transmit { headers, payload: packet.start..packet.start + packet.len as u64, padding }
     }
 
@@ -268,7 +297,7 @@ impl Connection {
             return Err(Error::Index { index: "consumed", value: index, least, most });
         }
         self.receiver.consumed = index;
-        self.acknowledge |= self.receiver.grant();
+        self.control |= self.receiver.grant();
         Ok(())
     }
 
@@ -306,7 +335,20 @@ impl Connection {
     /// information that the peer already has stays valid.
     pub fn set_receive_capacity(&mut self, bytes: u32) {
         self.receiver.capacity = bytes.min(self.config.receive_capacity) as u64;
-        self.acknowledge |= self.receiver.grant();
+        self.control |= self.receiver.grant();
+    }
+
+    /// Returns true if the acknowledgment of several packets waits for further ones. [`Connection::next_deadline`] then is
+    /// only [`Config::ack_gap`] away.
+    pub fn holds_acknowledgment(&self) -> bool {
+        self.acknowledgment.held
+    }
+
+    /// Sends the acknowledgment that is held back. Call [`Connection::poll_transmit`] afterwards.
+    pub fn release_acknowledgment(&mut self) {
+        if self.acknowledgment.held {
+            self.acknowledgment.send_now();
+        }
     }
 
     /// Returns true if packets have arrived behind a missing one, so the receive ring has bytes behind

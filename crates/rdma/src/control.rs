@@ -10,8 +10,8 @@ pub const CONTROL: u8 = roce::opcode::MANUFACTURER;
 /// The most bytes of headers that [`crate::Connection::poll_transmit`] writes.
 pub const MAX_HEADERS: usize = roce::BTH + FIXED + MAX_WORDS * 8 + MAX_GRANTS * GRANT;
 
-/// The first two bytes of a control message: the letter I and the version.
-const MAGIC: u16 = 0x4901;
+/// The first two bytes of a control message: the letter I and the version. Version 2 has acknowledgments with data.
+const MAGIC: u16 = 0x4902;
 const FIXED: usize = 28;
 const GRANT: usize = 20;
 /// The most words of the bitmap.

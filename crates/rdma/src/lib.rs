@@ -29,14 +29,18 @@
 //! # Packets
 //!
 //! Data packets are RDMA WRITE ONLY. The address in the RETH is the index of the first byte in the stream, so
-//! the memory region is zero-based. The receiver translates the address into its receive ring. The end of the
-//! stream is an RDMA WRITE ONLY WITH IMMEDIATE without data. Both use consecutive packet sequence numbers
-//! (PSNs). A retransmission has the PSN of the original.
+//! the memory region is zero-based. The receiver translates the address into its receive ring. Data packets have
+//! consecutive packet sequence numbers (PSNs). A retransmission has the PSN of the original.
+//!
+//! A data packet that also acknowledges is an RDMA WRITE ONLY WITH IMMEDIATE. Its immediate data is the next PSN that its sender
+//! expects. So traffic in both directions needs no packets for acknowledgments. Such a packet without data is the end of
+//! the stream.
 //!
 //! Control messages have the opcode [`CONTROL`], which the standard leaves to manufacturers. They need no
 //! PSN, because each one carries the complete state of the receiver: the next expected PSN, a bitmap of the
 //! PSNs received after it, and the memory information that is valid now. A lost control message is therefore
-//! replaced by the next one.
+//! replaced by the next one. They are sent if memory information is new or a packet is missing, and to acknowledge
+//! packets if there is no data to send for a while.
 //!
 //! # Reliability
 //!
@@ -52,6 +56,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acknowledgment;
 mod config;
 mod connection;
 mod control;
@@ -60,7 +65,7 @@ mod receiver;
 mod sender;
 
 pub use config::{Config, Endpoint};
-pub use connection::{Connection, EndReason, Transmit};
+pub use connection::{Connection, EndReason, Transmit, data_headers};
 pub use control::{CONTROL, MAX_HEADERS};
 pub use counters::Counters;
 pub use receiver::Memory;

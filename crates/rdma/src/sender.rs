@@ -21,7 +21,8 @@ pub struct Packet {
     first_sent_at: u64,
     sent_at: u64,
     progress: Progress,
-    again: bool,
+    /// True if the packet was sent again.
+    pub again: bool,
 }
 
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub struct Sender {
     pub backoff: u32,
     /// Timeouts in a row since the last control message.
     pub silent: u32,
-    /// True once the peer has sent a control message.
+    /// True once the peer has acknowledged something or sent a control message.
     pub answered: bool,
     timeout_at: Option<u64>,
     probe_at: Option<u64>,
@@ -192,7 +193,6 @@ impl Sender {
         if expected > sent {
             return false;
         }
-        (self.silent, self.answered) = (0, true);
         self.slots = (control.fixed.slots as u64).clamp(INITIAL_SLOTS, MAX_SLOTS);
         for grant in control.grants() {
             let end = self.grants.back().map_or(self.next, |last| last.end);
@@ -210,10 +210,36 @@ impl Sender {
             self.duplicates = control.fixed.duplicates;
             self.reordering = (self.reordering * 2).min(16);
         }
-        let (mut arrived, mut sample) = (0, None);
         let covered = expected.saturating_add(control.covered()).min(sent);
+        self.on_arrived(now, expected, covered, |offset| control.has(offset), config);
+        true
+    }
+
+    /// Processes the acknowledgment of a data packet: the next PSN that the peer expects, 24 bits. Returns false if packets
+    /// before it were not sent.
+    pub fn on_acknowledgment(&mut self, now: u64, expected: u32, config: &Config) -> bool {
+        let expected = extend(self.first, expected);
+        if expected > self.first + self.packets.len() as u64 {
+            return false;
+        }
+        self.on_arrived(now, expected, expected, |_| false, config);
+        true
+    }
+
+    /// Records that the packets before PSN `expected` have arrived, and those up to `covered` for whose distance from `expected`
+    /// `has` returns true.
+    fn on_arrived(
+        &mut self,
+        now: u64,
+        expected: u64,
+        covered: u64,
+        has: impl Fn(u64) -> bool,
+        config: &Config,
+    ) {
+        (self.silent, self.answered) = (0, true);
+        let (mut arrived, mut sample) = (0, None);
         for psn in self.first..covered {
-            if psn >= expected && !control.has(psn - expected) {
+            if psn >= expected && !has(psn - expected) {
                 continue;
             }
             let packet = &mut self.packets[(psn - self.first) as usize];
@@ -257,7 +283,6 @@ impl Sender {
             self.detect(now, config);
         }
         self.arm(now, config, arrived > 0);
-        true
     }
 
     pub fn acknowledge_all(&mut self, now: u64, config: &Config) {

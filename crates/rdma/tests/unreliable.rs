@@ -38,6 +38,7 @@ fn draw_config(random: &mut Random, payload: u16) -> Config {
         receive_capacity: (1 << (6 + random.below(13))) - random.below(30) as u32,
         payload,
         ack_delay: random.below(10) * MILLISECOND / 5,
+        ack_gap: [0, 10_000, MILLISECOND][random.below(3) as usize],
         max_rto: 2 * SECOND,
         retries: 40,
         ..Config::default()

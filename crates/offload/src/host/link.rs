@@ -112,6 +112,7 @@ impl Link {
             loopback: settings.loopback,
             partial_checksums: accepts_partial || interface.is_some_and(is_virtual),
             peer_accepts_partial_checksums: port.peer_accepts_partial_checksums(),
+            missing_icrc: accepts_partial,
         };
         let parts = ends.into_iter().zip(pools).enumerate().map(|(index, ((rx, tx), pool))| {
             // A port has either one wait descriptor for each queue, in the queues' order, or none.

@@ -82,8 +82,8 @@ impl<A> Stack<A> {
         }
     }
 
-    /// Processes a frame in memory that its sender may change at any time, if the frame is an intact TCP segment of a
-    /// connection of this thread. Copies the payload only once, to the connection's ring. Returns false, and does nothing, for
+    /// Processes a frame in memory that its sender may change at any time, if the frame is an intact TCP segment or RDMA packet of
+    /// a connection of this thread. Copies the payload only once, to the connection's ring. Returns false, and does nothing, for
     /// other frames: copy them and call [`Stack::on_frame`].
     ///
     /// # Safety
@@ -96,7 +96,8 @@ impl<A> Stack<A> {
         // SAFETY: the caller promises the bytes at `address`. The copy is a variable of this function.
         unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, head.len()) };
         let Some(Headers { flow, segment, sum, is_partial, payload }) = Headers::parse(head) else {
-            return false;
+            // SAFETY: the caller promises the same.
+            return unsafe { self.on_roce_in_place(now, head, address, len) };
         };
         let is_complete = payload.end <= len && head[..6] == self.network.mac().0;
         let Some(key) = self.flows.find(&flow).filter(|_| is_complete) else { return false };

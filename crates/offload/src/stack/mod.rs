@@ -203,7 +203,7 @@ impl<A> Stack<A> {
         if let Some(socket) = self.sockets.get_mut(key)
             && !socket.held
             && let Role::Stream(stream) = &socket.role
-            && stream.connection.holds_acknowledgment()
+            && stream.holds_acknowledgment()
         {
             socket.held = true;
             self.held.push(key);
@@ -218,7 +218,7 @@ impl<A> Stack<A> {
             if let Some(socket) = self.sockets.get_mut(key) {
                 socket.held = false;
                 if let Role::Stream(stream) = &mut socket.role {
-                    stream.connection.release_acknowledgment();
+                    stream.release_acknowledgment();
                 }
                 self.touch(key);
             }
@@ -234,9 +234,8 @@ impl<A> Stack<A> {
                 self.held.swap_remove(index);
                 continue;
             };
-            let connection = socket.stream().map(|stream| &stream.connection);
-            let waits = connection.is_some_and(|connection| {
-                connection.holds_acknowledgment() && connection.next_deadline().is_some_and(|at| now < at)
+            let waits = socket.stream().is_some_and(|stream| {
+                stream.holds_acknowledgment() && stream.next_deadline().is_some_and(|at| now < at)
             });
             if waits {
                 index += 1;

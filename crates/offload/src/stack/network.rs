@@ -2,12 +2,14 @@
 
 mod datagram;
 mod neighbours;
+mod payload;
 mod reassembly;
 mod send;
 
 pub use datagram::Datagram;
+pub use payload::{Checksum, Payload};
 pub use reassembly::{Outcome, Reassembly};
-pub use send::{Checksum, Heard, Payload};
+pub use send::Heard;
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Tx;
@@ -102,6 +104,8 @@ pub struct NetworkConfig {
     pub partial_checksums: bool,
     /// True if the other end of the port's link accepts partial checksums.
     pub peer_accepts_partial_checksums: bool,
+    /// See [`Network::accepts_missing_icrc`].
+    pub missing_icrc: bool,
 }
 
 /// The network as one thread of the engine uses it. Each thread has a transmit queue of the port.
@@ -137,6 +141,8 @@ pub struct Network {
     partial_checksums: bool,
     /// True if TCP segments may leave with partial checksums: the other end of the link has announced that it accepts them.
     peer_accepts_partial_checksums: bool,
+    /// See [`Network::accepts_missing_icrc`].
+    missing_icrc: bool,
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
     pub(crate) counters: LinkCounters,
@@ -170,6 +176,7 @@ impl Network {
             path_mtus: HashMap::new(),
             partial_checksums: config.partial_checksums,
             peer_accepts_partial_checksums: config.peer_accepts_partial_checksums,
+            missing_icrc: config.missing_icrc,
             reassembly: Reassembly::default(),
             counters: LinkCounters::default(),
         }
@@ -267,6 +274,17 @@ impl Network {
     /// and UDP datagrams.
     pub fn accepts_partial_checksums(&self) -> bool {
         self.partial_checksums
+    }
+
+    /// Returns true if the engine accepts RoCEv2 packets without an ICRC: the field is 0. This applies only to memory that two
+    /// engines share, in which nothing damages a packet. The announcement of partial checksums includes it.
+    pub fn accepts_missing_icrc(&self) -> bool {
+        self.missing_icrc
+    }
+
+    /// Returns true if RoCEv2 packets leave without an ICRC, because the other end of the link accepts that.
+    pub fn leaves_out_icrc(&self) -> bool {
+        self.peer_accepts_partial_checksums
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 const QUICK_ACK_NS: u64 = inlane_tcp::MILLISECOND / 5;
 /// How long the acknowledgment of a run of segments waits for further segments, in nanoseconds. A sender of bulk data sends a
 /// segment every few microseconds at most. Each acknowledgment is a frame, which costs a system call on most ports.
-const ACK_GAP_NS: u64 = 10_000;
+pub const ACK_GAP_NS: u64 = 10_000;
 
 /// Options of a socket. Accepted connections inherit those of the listener.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,7 @@
 use inlane_tcp::{Ecn, Flow, Segment};
 use inlane_wire::checksum::Sum;
 use inlane_wire::ethernet::{self, Frame};
-use inlane_wire::{ipv4, ipv6, tcp};
+use inlane_wire::{ipv4, ipv6, tcp, udp};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
@@ -169,6 +169,52 @@ impl<'a> Headers<'a> {
             is_partial: view.checksum() == pseudo.folded(),
             payload: payload.start + ethernet::HEADER..payload.end + ethernet::HEADER,
         })
+    }
+}
+
+/// The headers of a UDP datagram in a frame, without its payload.
+pub struct DatagramHeaders {
+    /// The source address.
+    pub source: IpAddr,
+    /// The destination address.
+    pub destination: IpAddr,
+    /// The place of the datagram's payload in the frame.
+    pub payload: Range<usize>,
+}
+
+impl DatagramHeaders {
+    /// Reads the headers at the start of a frame, of which `head` has the first bytes. Returns `None` if they are not those of a
+    /// usual datagram to `port`: the packet is a fragment, has IP options, or is malformed. Does not check the checksum of the
+    /// datagram.
+    pub fn parse(head: &[u8], port: u16) -> Option<Self> {
+        let ethertype = Frame::new(head).ok()?.ethertype();
+        let bytes = &head[ethernet::HEADER..];
+        let (source, destination, start, len): (IpAddr, IpAddr, _, _) = match ethertype {
+            ethernet::IPV4 => {
+                let packet = ipv4::Packet::new(bytes).ok()?;
+                let usual = packet.header_len() == ipv4::HEADER && packet.protocol() == ipv4::UDP;
+                if !usual || packet.is_fragment() || !packet.checksum_ok() {
+                    return None;
+                }
+                let len = usize::from(packet.total_length()).checked_sub(ipv4::HEADER)?;
+                (packet.source().into(), packet.destination().into(), ipv4::HEADER, len)
+            }
+            ethernet::IPV6 => {
+                let packet = ipv6::Packet::new(bytes).ok()?;
+                if packet.next_header() != ipv4::UDP {
+                    return None;
+                }
+                let len = usize::from(packet.payload_length());
+                (packet.source().into(), packet.destination().into(), ipv6::HEADER, len)
+            }
+            _ => return None,
+        };
+        let datagram = udp::Datagram::new(bytes.get(start..)?).ok()?;
+        if datagram.destination_port() != port || usize::from(datagram.length()) != len || len < udp::HEADER {
+            return None;
+        }
+        let start = ethernet::HEADER + start;
+        Some(Self { source, destination, payload: start + udp::HEADER..start + len })
     }
 }
 

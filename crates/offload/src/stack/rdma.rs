@@ -3,27 +3,29 @@
 //! Both engines offer RDMA in the SYN and the SYN,ACK. TCP keeps the handshake, the close and the sequence numbers, so
 //! a connection whose peer does not answer over RDMA returns to TCP without loss; see [`inlane_tcp::Connection::begin_carried`].
 
+mod input;
+mod packet;
+
 use super::Stack;
 use super::arena::Key;
-use super::input::Outcome;
-use super::network::{Network, Payload, Route};
-use super::packet::ReceivedPacket;
+use super::network::{Network, Route};
+use super::options::ACK_GAP_NS;
 use super::ring::ByteRing;
 use super::socket::{Role, Socket};
 use super::stream::Stream;
 use inlane_rdma::{Connection, Counters, EndReason, Endpoint, MAX_HEADERS, Memory};
 use inlane_tcp::EndReason::{Aborted, TimedOut};
 use inlane_tcp::{Events, Flow, Offer, ReceiveBuffer, State};
-use inlane_wire::checksum::Sum;
-use inlane_wire::{ipv4, roce, udp};
+use inlane_wire::{roce, udp};
+pub(super) use input::is_roce;
+use packet::Outgoing;
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// The bytes that a peer may write before it has memory information. Each receive ring has more.
 const FIRST_GRANT: u32 = 2048;
 /// How many bytes fewer than a TCP segment without options an RDMA packet can carry.
 const MORE_HEADERS: u16 =
-    (udp::HEADER + roce::BTH + roce::RETH + roce::ICRC - inlane_wire::tcp::HEADER) as u16;
+    (udp::HEADER + roce::BTH + roce::RETH + roce::IMMDT + roce::ICRC - inlane_wire::tcp::HEADER) as u16;
 /// A connection returns to TCP after this number of timeouts in a row without an answer.
 const RETRIES: u32 = 6;
 /// The first of the UDP source ports. The ports of the TCP connection choose one of the rest, so that switches spread the
@@ -193,43 +195,6 @@ impl Memory for ByteRing {
     }
 }
 
-/// An RDMA packet to send, from its UDP header on.
-struct Outgoing<'a> {
-    source_port: u16,
-    headers: &'a [u8],
-    ring: &'a ByteRing,
-    payload: Range<u64>,
-    padding: usize,
-}
-
-impl Payload for Outgoing<'_> {
-    const PROTOCOL: u8 = ipv4::UDP;
-
-    fn len(&self) -> usize {
-        let data = (self.payload.end - self.payload.start) as usize;
-        udp::HEADER + self.headers.len() + data + self.padding + roce::ICRC
-    }
-
-    fn write(&self, buffer: &mut [u8], _: Option<Sum>) {
-        let len = buffer.len() as u16;
-        let (header, rest) = buffer.split_at_mut(udp::HEADER);
-        header.fill(0); // The checksum stays 0, because the ICRC protects the packet.
-        let mut datagram = udp::Datagram::new(header).expect("the buffer has this length");
-        datagram.set_source_port(self.source_port);
-        datagram.set_destination_port(roce::PORT);
-        datagram.set_length(len);
-        let (headers, rest) = rest.split_at_mut(self.headers.len());
-        headers.copy_from_slice(self.headers);
-        let (data, rest) = rest.split_at_mut((self.payload.end - self.payload.start) as usize);
-        self.ring.read(self.payload.clone(), data);
-        rest.fill(0);
-    }
-
-    fn finish(&self, packet: &mut [u8]) {
-        roce::fill_icrc(packet).expect("the packet was just written");
-    }
-}
-
 impl Stream {
     /// Lets RDMA carry the data, because both sides have offered it.
     fn carry(&mut self, offers: (Offer, Offer), secret: [u8; 16]) {
@@ -241,6 +206,7 @@ impl Stream {
             first_grant: FIRST_GRANT,
             rtt: self.connection.smoothed_rtt(),
             retries: RETRIES,
+            ack_gap: ACK_GAP_NS,
             ..inlane_rdma::Config::default()
         };
         let Ok(mut connection) = Connection::new(&config, local, remote, secret) else { return };
@@ -363,7 +329,8 @@ impl Stream {
             };
             let headers = &headers[..transmit.headers];
             let (payload, padding) = (transmit.payload, transmit.padding);
-            let packet = Outgoing { source_port, headers, ring: &self.send, payload, padding };
+            let has_icrc = !network.leaves_out_icrc();
+            let packet = Outgoing { source_port, headers, ring: &self.send, payload, padding, has_icrc };
             network.send(now, self.route, local.ip(), remote.ip(), 0, &packet);
         }
         true
@@ -441,48 +408,6 @@ impl<A> Stack<A> {
         Some(sum)
     }
 
-    /// Processes a received UDP datagram to the port of RoCEv2.
-    pub(super) fn on_roce<'a>(&mut self, now: u64, packet: &ReceivedPacket<'a>) -> Outcome<'a> {
-        let Some(pairs) = &mut self.queue_pairs else { return Outcome::Done };
-        let bytes = packet.payload;
-        let whole = udp::Datagram::new(bytes).is_ok_and(|view| usize::from(view.length()) == bytes.len());
-        let body = bytes.get(udp::HEADER..bytes.len().saturating_sub(roce::ICRC)).filter(|_| whole);
-        let Some(number) = body.and_then(|body| roce::Bth::new(body).ok().map(|bth| bth.queue_pair())) else {
-            pairs.counters.malformed += 1;
-            return Outcome::Done;
-        };
-        let key = pairs.keys.get(&number).copied();
-        if key.is_none()
-            && let Some(to) = self.owners.as_ref().and_then(|owners| owners.queue_pair_thread(number))
-            && to != self.thread
-        {
-            return Outcome::Pass { to, bytes: packet.whole, arrival: packet.arrival };
-        }
-        if !roce::icrc_ok(packet.whole) {
-            pairs.counters.refused_icrc += 1;
-            return Outcome::Done;
-        }
-        let socket = key.and_then(|key| Some((key, self.sockets.get_mut(key)?)));
-        let Some((key, Socket { role: Role::Stream(stream), .. })) = socket else {
-            pairs.counters.refused_queue_pair += 1;
-            return Outcome::Done;
-        };
-        let addresses = (stream.flow.local.ip(), stream.flow.remote.ip());
-        let Transport::Rdma(carrier) = &mut stream.transport else {
-            pairs.counters.refused_queue_pair += 1;
-            return Outcome::Done;
-        };
-        if addresses != (packet.destination, packet.source) {
-            pairs.counters.refused_queue_pair += 1;
-            return Outcome::Done;
-        }
-        let body = body.unwrap_or_default();
-        carrier.connection.on_packet(now, body, &mut stream.receive);
-        let events = stream.follow(now);
-        self.after_events(now, key, events);
-        Outcome::Done
-    }
-
     /// Handles the return of the peer to TCP, and then its segment.
     pub(super) fn on_returned(&mut self, now: u64, key: Key, segment: &inlane_tcp::Segment<'_>) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
@@ -490,9 +415,4 @@ impl<A> Stack<A> {
         let events = stream.connection.on_segment(now, segment, &mut stream.receive);
         self.after_events(now, key, events);
     }
-}
-
-/// Returns true if a UDP datagram is for the port of RoCEv2.
-pub(super) fn is_roce(datagram: &[u8]) -> bool {
-    datagram.get(2..4) == Some(&roce::PORT.to_be_bytes())
 }

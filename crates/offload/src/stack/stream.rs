@@ -141,6 +141,22 @@ impl Stream {
         self.connection.next_deadline().into_iter().chain(carrier).min()
     }
 
+    /// Returns true if the acknowledgment of several packets waits for further ones. [`Stream::next_deadline`] then is only
+    /// microseconds away.
+    #[inline]
+    pub fn holds_acknowledgment(&self) -> bool {
+        self.connection.holds_acknowledgment()
+            || self.carrier().is_some_and(|carrier| carrier.connection.holds_acknowledgment())
+    }
+
+    /// Sends the acknowledgment that is held back with the next packet. Call [`Stream::transmit`] afterwards.
+    pub fn release_acknowledgment(&mut self) {
+        self.connection.release_acknowledgment();
+        if let Transport::Rdma(carrier) = &mut self.transport {
+            carrier.connection.release_acknowledgment();
+        }
+    }
+
     /// Treats the program's bytes up to index `end` as sent with MSG_MORE. Holds small segments back until more bytes
     /// follow, as TCP_CORK does.
     pub fn expect_more(&mut self, end: u64) {

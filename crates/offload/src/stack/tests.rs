@@ -1,5 +1,6 @@
 //! Tests the stack with bytes and a clock: two stacks on a link in memory, which may lose, double and reorder frames.
 
+mod cost;
 mod fairness;
 mod rdma;
 
@@ -129,6 +130,7 @@ impl Machine {
             loopback: true,
             partial_checksums: setup.accepts_partial,
             peer_accepts_partial_checksums: setup.peer_accepts_partial,
+            missing_icrc: setup.accepts_partial,
         };
         let memory = in_place.then(Vec::new);
         let tx = Box::new(Wire { pool: pool.clone(), frames: sent.clone(), capacity, in_place: memory });

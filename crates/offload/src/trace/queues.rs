@@ -22,8 +22,7 @@ pub(super) fn number(frame: &[u8]) -> Option<u32> {
         ipv4::UDP => {
             let datagram = udp::Datagram::new(packet.payload()).ok()?;
             let bth = roce::Bth::new(datagram.payload()).ok()?;
-            let data =
-                bth.payload().get(roce::RETH..).filter(|_| bth.opcode() == roce::opcode::WRITE_ONLY)?;
+            let data = datagram.payload().get(inlane_rdma::data_headers(bth.opcode())?..)?;
             <[u8; 4]>::try_from(data.strip_suffix(data.last_chunk::<{ roce::ICRC }>()?)?).ok()?
         }
         _ => return None,

@@ -21,7 +21,8 @@ fn segment(payload: &[u8]) -> Vec<u8> {
 }
 
 fn write(opcode: u8, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; udp::HEADER + roce::BTH + roce::RETH];
+    let headers = inlane_rdma::data_headers(opcode).unwrap_or(roce::BTH + roce::RETH);
+    let mut bytes = vec![0; udp::HEADER + headers];
     bytes.extend_from_slice(payload);
     bytes.extend_from_slice(&[9; roce::ICRC]);
     let len = bytes.len() as u16;
@@ -33,7 +34,9 @@ fn write(opcode: u8, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn only_frames_with_four_bytes_of_data_carry_a_message() {
     let message = 0x0102_0304u32.to_be_bytes();
-    for carries in [segment(&message), write(roce::opcode::WRITE_ONLY, &message)] {
+    let writes =
+        [roce::opcode::WRITE_ONLY, roce::opcode::WRITE_ONLY_IMMEDIATE].map(|code| write(code, &message));
+    for carries in [segment(&message)].into_iter().chain(writes) {
         assert_eq!(number(&carries), Some(0x0102_0304));
         for len in 0..carries.len() {
             assert_eq!(number(&carries[..len]), None, "cut to {len} bytes");

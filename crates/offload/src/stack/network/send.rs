@@ -2,55 +2,16 @@
 //! the transmit queue is full. Also processes ARP and neighbour discovery.
 
 use super::neighbours::{Ask, Lookup};
+use super::payload::{Checksum, Payload};
 use super::{MOST_WAITING, Network, Route, all_nodes};
 use crate::stack::packet::MOST_HEAD;
-use crate::stack::ring::ByteRing;
 use inlane_core::packet::Packet;
 use inlane_core::port::Reservation;
+use inlane_rdma::MAX_HEADERS;
 use inlane_wire::checksum::Sum;
 use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, ipv4, ipv6, ndp};
 use std::net::{IpAddr, Ipv4Addr};
-use std::ops::Range;
-
-/// The payload of an IP packet to send: everything after the IP header, such as a TCP segment.
-pub trait Payload {
-    /// The IP protocol.
-    const PROTOCOL: u8;
-
-    /// Returns the length of the payload in bytes.
-    fn len(&self) -> usize;
-
-    /// Returns the ring and the range with the last bytes of the payload, if they lie in a ring. The bytes before them
-    /// are the payload's head.
-    fn body(&self) -> Option<(&ByteRing, Range<u64>)> {
-        None
-    }
-
-    /// Writes the payload's head to `head`, which has its length. `checksum` has the sum of the pseudo header and of the body.
-    /// Only called if there is a body.
-    fn write_head(&self, head: &mut [u8], checksum: Checksum) {
-        let _ = (head, checksum);
-    }
-
-    /// Writes the payload to `buffer`, which has [`Payload::len`] bytes. Computes the payload's checksum from
-    /// `pseudo`, the sum of the pseudo header. If `pseudo` is `None`, leaves the checksum out: the receiver
-    /// does not check it.
-    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>);
-
-    /// Completes the IP packet, which has all its headers now. Most payloads have nothing to add. Not called if there is a
-    /// body.
-    fn finish(&self, _packet: &mut [u8]) {}
-}
-
-/// The checksum of a payload whose head is not written yet.
-#[derive(Clone, Copy, Debug)]
-pub enum Checksum {
-    /// The sum of the pseudo header and of the body. The head's own sum is missing.
-    Whole(Sum),
-    /// The sum of the pseudo header, which is stored instead of a checksum.
-    Partial(Sum),
-}
 
 impl Network {
     /// Sends an IP packet from `source` to `destination`. Returns false if it was dropped.
@@ -122,12 +83,13 @@ impl Network {
     ) -> bool {
         let body = payload.body();
         let body_len = body.as_ref().map_or(0, |(_, range)| (range.end - range.start) as usize);
-        let head_len = ethernet::HEADER + ip + payload.len() - body_len;
-        if head_len > MOST_HEAD {
+        let tail = if body_len > 0 { payload.tail() } else { 0 };
+        let head_len = ethernet::HEADER + ip + payload.len() - body_len - tail;
+        if head_len > MOST_LONG_HEAD {
             return false;
         }
         let Some(mac) = self.neighbours.recent(now, hop) else { return false };
-        let memory = match self.tx.reserve(head_len + body_len) {
+        let memory = match self.tx.reserve(head_len + body_len + tail) {
             Reservation::Memory(memory) => memory.as_ptr(),
             Reservation::Full => {
                 self.full = true;
@@ -136,8 +98,14 @@ impl Network {
             Reservation::Unsupported => return false,
         };
         // The headers are complete before they are copied, because the peer may change the queue's memory at any time.
-        let mut head = [0; MOST_HEAD];
-        let head = &mut head[..head_len];
+        let (mut head, mut long_head);
+        let head = if head_len <= MOST_HEAD {
+            head = [0; MOST_HEAD];
+            &mut head[..head_len]
+        } else {
+            long_head = [0; MOST_LONG_HEAD];
+            &mut long_head[..head_len]
+        };
         let ethertype = if source.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
         write_ethernet(head, self.mac, ethertype);
         head[..6].copy_from_slice(&mac.0);
@@ -153,21 +121,31 @@ impl Network {
             ring.read_summed(range, to, Sum::new())
         });
         let packet = &mut head[ethernet::HEADER..];
-        write_ip(&mut *packet, body_len, source, destination, class, P::PROTOCOL, true, |buffer, pseudo| {
-            match sum {
+        write_ip(
+            &mut *packet,
+            body_len + tail,
+            source,
+            destination,
+            class,
+            P::PROTOCOL,
+            true,
+            |buffer, pseudo| match sum {
                 Some(_) if partial => payload.write_head(buffer, Checksum::Partial(pseudo)),
                 Some(sum) => payload.write_head(buffer, Checksum::Whole(pseudo.add(sum.folded()))),
                 None => payload.write(buffer, Some(pseudo)),
-            }
-        });
+            },
+        );
         if sum.is_none() {
             payload.finish(packet);
         }
         // SAFETY: the queue has reserved the memory, outside of `head`.
-        unsafe { memory.copy_from_nonoverlapping(head.as_ptr(), head_len) };
+        unsafe {
+            memory.copy_from_nonoverlapping(head.as_ptr(), head_len);
+            memory.add(head_len + body_len).write_bytes(0, tail);
+        }
         self.tx.commit();
         self.counters.sent_packets += 1;
-        self.counters.sent_bytes += (head_len + body_len) as u64;
+        self.counters.sent_bytes += (head_len + body_len + tail) as u64;
         true
     }
 
@@ -501,6 +479,9 @@ fn write_ip(
         _ => unreachable!("both addresses of a flow have one family"),
     }
 }
+
+/// The longest packet without a body that is written in place: one with the longest control message of RDMA.
+const MOST_LONG_HEAD: usize = MOST_HEAD + MAX_HEADERS;
 
 /// The flag of IPv4 headers that forbids fragmentation.
 const DONT_FRAGMENT: u16 = 0x4000;

@@ -1,5 +1,7 @@
 //! Connections whose data RDMA carries.
 
+mod in_place;
+
 use super::*;
 use crate::stack::rdma::RdmaCounters;
 use inlane_tcp::EndReason;
@@ -39,7 +41,11 @@ struct Link {
 
 impl Link {
     fn new(rdma: [bool; 2], to_send: [Vec<u8>; 2]) -> Self {
-        let mut world = World::with_rdma(rdma);
+        Self::of(rdma.map(|rdma| Setup { rdma, ..Setup::default() }), to_send)
+    }
+
+    fn of(setups: [Setup; 2], to_send: [Vec<u8>; 2]) -> Self {
+        let mut world = World::of(setups);
         world.machines[1].listen(80);
         let remote = SocketAddr::new(world.machines[1].address(), 80);
         let client = world.machines[0].connect(world.now, remote);
