@@ -600,7 +600,7 @@ fn a_function_that_crashes_is_named() {
 
 #[test]
 fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 10] = [
         (&["--rx", "pcap:/no/such", "--tx", "null"], 3, "/no/such"),
         (&["--rx", "gen:64", "--tx", "pcap:/no/such"], 3, "/no/such"),
         (
@@ -611,6 +611,11 @@ fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
         (&["--rx", "gen:64", "--tx", "null", "--function", "/no/such.cu"], 3, "/no/such.cu"),
         (&["--rx", "gen:64", "--tx", "null", "--config", "/no/such"], 3, "/no/such"),
         (&["--rx", "gen:64", "--tx", "null", "--duration", "0s"], 2, "above zero"),
+        (
+            &["--rx", "gen:64", "--tx", "null", "--packets", "9", "--watchdog", "0s"],
+            2,
+            "--watchdog 0s: give a time above zero",
+        ),
         (&["--rx", "gen:64", "--tx", "null", "--packets", "all"], 2, "gen:64 never ends"),
         (&["--rx", "null", "--tx", "null", "--packets", "all"], 2, "null never ends"),
         (&["--rx", "gen:oran", "--tx", "check"], 2, "not those of gen:oran"),

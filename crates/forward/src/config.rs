@@ -121,9 +121,6 @@ pub struct Config {
     pub function: FunctionSpec,
     /// The packet function whose verdicts and bytes checkers expect: `None` for the reference of a built-in function.
     pub reference: Option<String>,
-    /// The longest time that the packet function may take for a burst on the CPU. After that the run cannot go on: see
-    /// [`Control::set_on_stuck`](crate::control::Control::set_on_stuck). GPUs have a setting of their own.
-    pub watchdog: Duration,
     /// The executor of the packet function.
     pub executor: Executor,
     /// Pipelines of each direction, 1 to 64. Each has a receive queue and threads of its own.
@@ -160,7 +157,6 @@ impl Config {
             route,
             function: "io".into(),
             reference: None,
-            watchdog: Duration::from_secs(2),
             executor: Executor::default(),
             pipelines: 1,
             per_pipeline: PipelineSettings::default(),
@@ -244,7 +240,7 @@ impl Config {
     /// [`Error::Config`], which names the wrong setting and what to write instead.
     pub fn check(&self) -> Result<()> {
         let range = |field: Field, value: usize, why: String| Err(Error::config(field.with(value), why));
-        let PipelineSettings { burst, slots, .. } = self.per_pipeline;
+        let PipelineSettings { burst, slots, watchdog, .. } = self.per_pipeline;
         if !(1..=64).contains(&self.pipelines) {
             return range(field::PIPELINES, self.pipelines.into(), "give 1 to 64".into());
         }
@@ -269,6 +265,9 @@ impl Config {
         if self.per_pipeline.work > MAX_WORK {
             let given = field::WORK.with(format_args!("{:?}", self.per_pipeline.work));
             return Err(Error::config(given, "give at most 1ms; with more, Ctrl-C would end a run late"));
+        }
+        if watchdog.is_zero() {
+            return Err(Error::config(field::WATCHDOG.with("0s"), "give a time above zero"));
         }
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range(field::ROOM, self.room, "give 64 to 128K".into());

@@ -59,7 +59,8 @@ pub fn run(
     prepare(&mut [&mut load], drop_privileges)?.into_iter().collect::<Result<(), _>>().map_err(own)?;
     let (run, meters, flags) = (Running::new(load.threads()), load.meters(), load.control());
     let counters = load.counters.clone();
-    let mut stuck = StuckCalls::new(config.function.name().into(), config.watchdog, load.calls());
+    let mut stuck =
+        StuckCalls::new(config.function.name().into(), config.per_pipeline.watchdog, load.calls());
     let mut next_watch = WATCH_EVERY;
     let outcomes = run_together(&mut [&mut load], &run, |_| {
         let flowed = run.start.started().map_or(Duration::ZERO, |started| started.elapsed());

@@ -51,7 +51,6 @@ impl Forward {
         let mut config = Config::new(route);
         config.function = self.function.function.as_str().into();
         config.reference = self.function.reference.clone();
-        config.watchdog = self.function.watchdog;
         if matches!(self.function.method, MethodChoice::Method(_))
             && (self.function.goal.is_some() || self.function.max_latency.is_some())
         {
@@ -66,12 +65,8 @@ impl Forward {
             MethodChoice::Auto if self.function.workers > 0 => Method::Split,
             MethodChoice::Auto => Method::Single,
         };
-        config.executor = Executor::new(
-            self.function.on,
-            method,
-            self.function.workers,
-            self.gpu.settings(self.function.watchdog)?,
-        )?;
+        config.executor =
+            Executor::new(self.function.on, method, self.function.workers, self.gpu.settings()?)?;
         config.pipelines = self.pipeline.pipelines;
         config.rate = self.ports.rate;
         let pace = self.ports.pace;
@@ -99,6 +94,7 @@ impl Forward {
             work: self.function.work,
             stages: self.experiment.stages,
             packets: u64::MAX,
+            watchdog: self.function.watchdog,
         };
         let mut whole_capture = false;
         match self.run.packets.as_deref() {
@@ -161,7 +157,7 @@ impl GpuArgs {
     ///
     /// # Errors
     /// If flags contradict each other.
-    fn settings(&self, watchdog: Duration) -> Result<gpu::Settings, inlane_forward::Error> {
+    fn settings(&self) -> Result<gpu::Settings, inlane_forward::Error> {
         let memory = match (self.memory, self.header_split) {
             (None, None) => Memory::default(),
             (Some(memory), None) => memory,
@@ -181,7 +177,6 @@ impl GpuArgs {
             graph_items: self.graph_items,
             graph_branches: self.graph_branches,
             pause: self.pause,
-            watchdog,
             high_priority: self.high_priority,
             measure_pcie: self.measure_pcie,
             ..gpu::Settings::default()

@@ -36,11 +36,12 @@ fn with_size_replaces_the_size_of_ports_that_make_packets() {
 #[test]
 fn wrong_settings_are_refused_with_the_flag() {
     type Break = fn(&mut Config);
-    let cases: [(&str, Break); 10] = [
+    let cases: [(&str, Break); 11] = [
         ("pipelines=0", |c| c.pipelines = 0),
         ("burst=0", |c| c.per_pipeline.burst = 0),
         ("slots=3", |c| c.per_pipeline.slots = 3),
         ("work=3600s", |c| c.per_pipeline.work = Duration::from_secs(3600)),
+        ("watchdog=0s", |c| c.per_pipeline.watchdog = Duration::ZERO),
         ("buffers=1", |c| c.buffers = 1),
         ("room=1048576", |c| c.room = 1 << 20),
         ("tx", |c| c.route = Route::one_way("null", []).unwrap()),

@@ -241,12 +241,12 @@ pub(super) fn wait_until_idle(lane: &Lane, streams: &[Stream]) -> Result<()> {
         loop {
             match stream.is_idle() {
                 Ok(true) => break,
-                Ok(false) if begun.elapsed() > lane.settings.watchdog => {
+                Ok(false) if begun.elapsed() > lane.watchdog => {
                     lane.loaded.gpu.abandon();
                     return Err(crate::Error::Stuck {
                         function: lane.loaded.function.name().into(),
                         item: lane.closed_at().unwrap_or(0),
-                        seconds: lane.settings.watchdog.as_secs_f64(),
+                        seconds: lane.watchdog.as_secs_f64(),
                     });
                 }
                 Ok(false) => std::thread::yield_now(),

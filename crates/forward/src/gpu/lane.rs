@@ -78,6 +78,8 @@ pub struct Lane {
     kept: Mutex<(Vec<Stretch>, Vec<Stream>, Option<Stream>)>,
     pub(super) loaded: Arc<LoadedFunction>,
     pub(super) settings: Settings,
+    /// The longest time that an item may take.
+    pub(super) watchdog: Duration,
     pub(super) ring: Arc<Ring>,
     /// The ring's dispatcher. `None` once the pipeline runs.
     pub(super) dispatcher: Option<Dispatcher>,
@@ -206,6 +208,7 @@ impl Lane {
         Ok(Self {
             loaded: loaded.clone(),
             settings: settings.clone(),
+            watchdog: pipeline.watchdog,
             ring: dispatcher.ring().clone(),
             dispatcher: Some(dispatcher),
             parameters,

@@ -83,8 +83,6 @@ pub struct Settings {
     pub graph_branches: u32,
     /// The pause of a block between two polls of the ring.
     pub pause: Duration,
-    /// The watchdog's time limit. If one item takes longer, the run is aborted.
-    pub watchdog: Duration,
     /// If true, the GPU starts the streams' blocks before waiting blocks of other jobs. If false, streams
     /// have CUDA's normal priority.
     pub high_priority: bool,
@@ -103,7 +101,6 @@ impl Default for Settings {
             graph_items: 0,
             graph_branches: 0,
             pause: Duration::ZERO,
-            watchdog: Duration::from_secs(2),
             high_priority: true,
             measure_pcie: false,
         }

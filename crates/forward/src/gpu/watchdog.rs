@@ -24,7 +24,7 @@ pub(super) fn watch_until(
     streams: &[Stream],
     control: &Control,
 ) -> Result<()> {
-    let mut watchdog = Watchdog::new(lane.settings.watchdog);
+    let mut watchdog = Watchdog::new(lane.watchdog);
     let mut count = 0;
     while ended.recv_timeout(CHECK_EVERY) == Err(RecvTimeoutError::Timeout) {
         count += 1;

@@ -73,6 +73,9 @@ pub struct PipelineSettings {
     pub stages: bool,
     /// The number of packets to receive; `u64::MAX` for no limit.
     pub packets: u64,
+    /// The longest time that the packet function may take for a burst on the CPU, and a GPU for an item. After that
+    /// the run cannot go on: see [`Control::set_on_stuck`](crate::control::Control::set_on_stuck).
+    pub watchdog: Duration,
 }
 
 impl Default for PipelineSettings {
@@ -85,6 +88,7 @@ impl Default for PipelineSettings {
             work: Duration::ZERO,
             stages: false,
             packets: u64::MAX,
+            watchdog: Duration::from_secs(2),
         }
     }
 }

@@ -229,7 +229,7 @@ fn stages(histograms: &StageHistograms) -> Stages {
 fn parameters(config: &Config) -> Parameters {
     let executor = &config.executor;
     // Every setting is named, so whether a new one is a parameter must be decided here. Sweeps set the parameters of the others.
-    let PipelineSettings { burst, flush, work, slots: _, overload: _, stages: _, packets: _ } =
+    let PipelineSettings { burst, flush, work, slots: _, overload: _, stages: _, packets: _, watchdog: _ } =
         config.per_pipeline;
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);
     let number = |number: usize| Quantity::Number(number as f64);

@@ -30,7 +30,7 @@ fn a_function_that_never_returns_is_reported_once() {
         config.cores = Some(Vec::new());
         config.function = OwnFunction::new("endless", || Endless(0)).into();
         config.executor = Executor::Cpu(method);
-        config.watchdog = Duration::from_millis(300);
+        config.per_pipeline.watchdog = Duration::from_millis(300);
         let control = Control::default();
         control.set_on_stuck(|error| {
             REPORTED.lock().unwrap().push(error.to_string());
