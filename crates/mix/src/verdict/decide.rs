@@ -146,6 +146,9 @@ impl Weighed {
     fn is_certain(&self) -> bool {
         // If there are antagonists of it, their effect is the most direct evidence.
         let lost = !self.tried || self.kinds.contains(&Kind::Antagonist) || self.leans;
+        // Memory slows loads before it is full. Without an antagonist, the most that was ever taken of it need not be its ceiling.
+        let is_host_memory = self.bottleneck == Bottleneck::Resource(Resource::HostMemory);
+        let lost = lost && (self.tried || !is_host_memory);
         self.kinds.len() >= 2 && self.interventions > 0 && self.against == 0 && lost
     }
 
@@ -165,6 +168,13 @@ impl Weighed {
         let mut against = self.evidence.iter().filter(|of| of.says == Says::Against);
         let disputed =
             as_full && self.interventions > 0 && against.all(|of| of.fact.kind() == Kind::Exchange);
+        // Slower memory makes each answer take longer, so other loads change the rate of a load that waits for answers, too.
+        let waits = named.is_memory()
+            && self.bottleneck == Bottleneck::ClosedLoop
+            && self.kinds.contains(&Kind::Threads);
+        if waits {
+            return true;
+        }
         if self.against > 0 && !disputed || behind_link {
             return false;
         }
@@ -183,12 +193,11 @@ impl Weighed {
             !parts.is_empty() && uses(case.load) && case.others().any(uses)
         };
         // Memory slows loads that are limited by their cores, long before it is full.
-        let is_memory = matches!(
-            &named.bottleneck,
-            Bottleneck::Resource(Resource::HostMemory | Resource::DeviceMemory(_))
-        );
-        let busy =
-            || is_memory && self.bottleneck == Bottleneck::OwnCores && self.kinds.contains(&Kind::Threads);
+        let busy = || {
+            named.is_memory()
+                && self.bottleneck == Bottleneck::OwnCores
+                && self.kinds.contains(&Kind::Threads)
+        };
         // The load may wait for a device of this machine, and not for an answer.
         let untested = || {
             let is_far =
@@ -196,6 +205,10 @@ impl Weighed {
             named.bottleneck == Bottleneck::ClosedLoop && !is_far && !case.parts(&self.bottleneck).is_empty()
         };
         self.interventions > 0 || by_exchange(named) && shared() || as_full || busy() || untested()
+    }
+
+    fn is_memory(&self) -> bool {
+        matches!(self.bottleneck, Bottleneck::Resource(Resource::HostMemory | Resource::DeviceMemory(_)))
     }
 
     /// Returns the share of the measured ceiling that is used.

@@ -21,6 +21,14 @@ const LARGE: f64 = 0.62;
 
 /// A load whose threads wait for a processor for this much more of the time lost it to an antagonist of another resource.
 const DISPLACED: f64 = 0.1;
+/// If the time of work falls by more than this for each part of a slow-down, the threads counted waiting as work. It falls by 1
+/// if each operation takes as long as before.
+const MOST_FALL: f64 = 1.25;
+/// An antagonist explains the effect of another one if it has at least this share of it.
+const EXPLAINED: f64 = 0.6;
+/// The loads must give up at least this share of what an antagonist takes of a resource. Otherwise the antagonist itself filled
+/// the resource: of one that was used to 94 % before, it finds 25 % of a quarter unused.
+const LEAST_PAID: f64 = 0.7;
 /// Threads that wait for a processor for at least this share of the time may be limited by it.
 const WAITED: f64 = 0.25;
 
@@ -228,6 +236,7 @@ impl Case<'_> {
                 _ if !is_core && self.is_displaced(phase) => Says::Neither,
                 _ if is_part => match self.loss(change, taken) {
                     Says::For if self.is_explained(phase, antagonist, &parts, bottleneck) => Says::Neither,
+                    Says::For if self.is_unpaid(phase, antagonist, &parts) => Says::Neither,
                     Says::Against if self.is_paid_by_others(phase, antagonist, &parts) => Says::Neither,
                     says => says,
                 },
@@ -247,16 +256,38 @@ impl Case<'_> {
     /// Returns true if other loads gave up most of what an antagonist takes of the resources `parts`. These are full then,
     /// and the load only competes better than the others.
     fn is_paid_by_others(&self, phase: Phase, antagonist: usize, parts: &[usize]) -> bool {
+        self.paid(phase, antagonist, parts, self.others()).is_some_and(|paid| paid > 0.5)
+    }
+
+    /// Returns true if all loads together gave up so little that part of the resources `parts` was unused before. A load that
+    /// competes worse than the others can lose as much as if they had been full. `false` if the use of a load that lost something is
+    /// unknown.
+    fn is_unpaid(&self, phase: Phase, antagonist: usize, parts: &[usize]) -> bool {
+        let all = || self.others().chain([self.load]);
+        let lost = |load: usize| self.change(phase, load).is_some_and(|change| -change.median > self.noise);
+        let known = |load: usize| self.per_byte(load, parts).is_some() || !lost(load);
+        all().count() > 1
+            && all().all(known)
+            && self.paid(phase, antagonist, parts, all()).is_some_and(|paid| paid < LEAST_PAID)
+    }
+
+    /// Returns what `loads` gave up of the resources `parts`, as a share of what an antagonist takes of them in `phase`.
+    fn paid(
+        &self,
+        phase: Phase,
+        antagonist: usize,
+        parts: &[usize],
+        loads: impl Iterator<Item = usize>,
+    ) -> Option<f64> {
         let rate = |load: usize| Some(statistics::rate(&self.measured.observations, phase, load)?.median);
         let units = |load: usize| self.per_byte(load, parts).unwrap_or(0.0);
-        let taken = rate(antagonist).unwrap_or(0.0) * units(antagonist);
+        let taken = rate(antagonist)? * units(antagonist);
         let lost = |load: usize| Some((self.rates[load] - rate(load)?) * units(load));
-        let paid: f64 = self.others().filter_map(lost).sum();
-        taken > 0.0 && paid > 0.5 * taken
+        (taken > 0.0).then(|| loads.filter_map(lost).sum::<f64>() / taken)
     }
 
     /// Returns true if the loss beside an antagonist may have another reason than the resources `parts`: the quota throttles
-    /// the load then, or the antagonist takes another resource, and an antagonist of that alone has the same effect.
+    /// the load then, or the antagonist takes another resource, and an antagonist of that alone has most of the effect.
     fn is_explained(
         &self,
         phase: Phase,
@@ -275,15 +306,26 @@ impl Case<'_> {
             let uses = &self.measured.loads[self.load].uses;
             !uses.is_empty() && !uses.iter().any(|used| used.resource == self.fitted.resources[*at])
         });
-        self.antagonists().into_iter().any(|(phase, other, share)| {
+        let taken = |phase: Phase, antagonist: usize, at: usize| {
+            let rate = statistics::rate(&self.measured.observations, phase, antagonist)?.median;
+            Some(rate * self.fitted.per_byte(antagonist, at)?)
+        };
+        let loss = self.change(phase, self.load).map(|change| -change.median);
+        self.antagonists().into_iter().any(|(of_other, other, share)| {
             let of = self.measured.loads[other].antagonist_of.as_ref();
             let Some(at) = of.and_then(|resource| self.fitted.index(resource)) else { return false };
             !parts.contains(&at)
                 && takes(antagonist, at)
                 && !parts.iter().any(|part| takes(other, *part))
-                && self.change(phase, self.load).is_some_and(|change| {
+                && self.change(of_other, self.load).is_some_and(|change| {
                     let loses = change.high < 0.0 && -change.median > self.noise;
-                    self.loss(change, share) == Says::For || unstated && loses
+                    let alike = || {
+                        // What the load would lose if the other antagonist took as much of its resource as this one does.
+                        let amounts = taken(phase, antagonist, at).zip(taken(of_other, other, at));
+                        let expected = amounts.map(|(here, there)| -change.median * here / there);
+                        expected.zip(loss).is_some_and(|(expected, loss)| expected > EXPLAINED * loss)
+                    };
+                    self.loss(change, share) == Says::For || loses && (unstated || alike())
                 })
         })
     }
@@ -334,7 +376,7 @@ impl Case<'_> {
             }
             // Somebody takes what it leaves, so it shares a full resource. Its threads may wait for that all the time.
             (Bottleneck::OwnCores, ..) if others_gain => Says::Neither,
-            (Bottleneck::OwnCores, Some(fall), ..) if (0.55..1.5).contains(&fall) => Says::For,
+            (Bottleneck::OwnCores, Some(fall), ..) if (0.55..MOST_FALL).contains(&fall) => Says::For,
             (Bottleneck::OwnCores, Some(fall), ..) if fall > 2.0 => Says::Against,
             (Bottleneck::Quota, _, _, Some((before, then)))
                 if before > 0.03 && before - then > 0.3 * (1.0 - rate) =>
