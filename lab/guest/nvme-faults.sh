@@ -52,13 +52,6 @@ connect() {
     await 10 test -b /dev/nvme0n1
 }
 
-says() { # TEXT COMMAND...: runs a command that must fail with this text in its output
-    text=$1
-    shift
-    refused "$@"
-    grep -qi "$text" /tmp/out || fail "'$text' is missing: $*"
-}
-
 put() { inlane nvme write $at /tmp/data --offset "$@"; }
 get() { rm -f /tmp/back; inlane nvme read $at --length 64K --offset "$@" /tmp/back; }
 

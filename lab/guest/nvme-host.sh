@@ -39,6 +39,19 @@ refused nvme connect $at --trsvcid 4420 --nqn nqn.2026-11.inlane:other
 refused nvme connect $at --trsvcid 4420 --nqn $nqn --hostnqn nqn.2026-11.inlane:stranger
 echo refusals: ok
 
+# connect-all connects to every address that discovery names. One subsystem has two paths then, and needs only one of them. The discovery
+# controller was nvme0 until then, so Linux numbers the subsystem by its first controller, nvme1.
+nvme connect-all $at --trsvcid 4421 >/tmp/out
+await 10 test -b /dev/nvme1n3
+await 10 grep -q live /sys/class/nvme/nvme2/state
+dd if=/dev/urandom of=/tmp/block bs=4096 count=1 2>/tmp/err
+dd if=/tmp/block of=/dev/nvme1n1 bs=4096 count=1 conv=fsync 2>/tmp/err
+nvme disconnect --device nvme1 >/tmp/out
+dd if=/dev/nvme1n1 bs=4096 count=1 iflag=direct 2>/tmp/err | cmp - /tmp/block
+nvme disconnect --nqn $nqn >/tmp/out
+await 10 test ! -e /sys/class/nvme/nvme2
+echo connect-all: ok
+
 for digests in "" "--hdr-digest --data-digest"; do
     connect $digests
     for n in 1 2; do
@@ -75,7 +88,23 @@ for n in 1 2; do
     nvme flush /dev/nvme0n$n >/tmp/out
     nvme read /dev/nvme0n$n $range --data /tmp/read 2>/tmp/out
     dd if=/dev/zero bs=4096 count=1 2>/tmp/err | cmp - /tmp/read
+    nvme write /dev/nvme0n$n $range --data /tmp/block 2>/tmp/out
+    nvme read /dev/nvme0n$n $range --data /tmp/read 2>/tmp/out
+    cmp /tmp/block /tmp/read
 done
+nvme id-ns /dev/nvme0n1 >/tmp/out
+grep -q "^nsze *: 0x4000$" /tmp/out && grep -q "lbads:12.*in use" /tmp/out || fail "identify namespace"
+nvme ns-descs /dev/nvme0 --namespace-id 1 >/tmp/out
+grep -q "uuid *: $(cat /sys/block/nvme0n1/uuid)" /tmp/out || fail "namespace descriptors"
+[ "$(nvme list-ns /dev/nvme0 | grep -c ":0x")" = 3 ]
+says "Invalid Namespace" nvme id-ns /dev/nvme0 --namespace-id 9
+says "Invalid Command Opcode" nvme format /dev/nvme0n1 --lbaf 0 --force
+says "Invalid Command Opcode" nvme sanitize /dev/nvme0 --sanact 2
+says "Invalid Log Page" nvme persistent-event-log /dev/nvme0 --action 0
+says "Invalid Log Page" nvme self-test-log /dev/nvme0
+nvme reset /dev/nvme0
+await 10 grep -q live /sys/class/nvme/nvme0/state
+dd if=/dev/nvme0n2 bs=4096 count=1 iflag=direct 2>/tmp/err | cmp - /tmp/block
 refused nvme resv-register /dev/nvme0n1 --nrkey 1
 nvme id-ctrl /dev/nvme0 >/tmp/out
 nvme effects-log /dev/nvme0 --csi 0 >/tmp/out

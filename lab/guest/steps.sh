@@ -19,6 +19,13 @@ refused() { # COMMAND...: runs a command that must fail
     if "$@" >/tmp/out 2>&1; then fail "the command must be refused: $*"; fi
 }
 
+says() { # TEXT COMMAND...: runs a command that must fail with this text in its output
+    text=$1
+    shift
+    refused "$@"
+    grep -qi "$text" /tmp/out || fail "'$text' is missing: $*"
+}
+
 await() { # SECONDS COMMAND...: repeats a command until it succeeds
     left=$(($1 * 10))
     shift

@@ -60,6 +60,7 @@ fn linux_uses_the_target() {
         &[
             "discovery",
             "refusals",
+            "connect-all",
             "file systems without digests",
             "file systems --hdr-digest --data-digest",
             "read-only",
