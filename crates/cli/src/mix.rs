@@ -16,6 +16,7 @@ use inlane_mix::kinds::{KINDS, OF_ALL};
 use inlane_mix::observation::{Cut, Observation};
 use inlane_mix::result::MixResult;
 use inlane_mix::scenario::LoadSpec;
+use inlane_mix::text::Loads;
 use inlane_mix::{Draft, Plan, Scenario, Session};
 use inlane_result::Document;
 use live::Live;
@@ -290,7 +291,7 @@ fn cut_short(row: &MixResult) -> Option<anyhow::Error> {
             Some(anyhow::anyhow!("the session was interrupted; its result has what was measured before"))
         }
         Cut::LoadFailed { load, error } => {
-            let name = row.name_of(*load);
+            let name = row.name(*load);
             Some(anyhow::anyhow!("load {name} failed: {error}; the result has what was measured before"))
         }
         Cut::TimeLimit => None,

@@ -2,7 +2,7 @@
 //!
 //! Other jobs may use the machine meanwhile, so tests judge the structure of results and large differences, not figures.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -64,9 +64,9 @@ fn a_session_has_a_document_and_a_text() {
     let together = row["loads"][0]["together"]["operations_per_second"]["median"].as_f64().unwrap();
     assert!(alone > 0.0 && together > 0.0, "{row}");
     assert_eq!(row["exchange"].as_array().unwrap().len(), 2);
-    let resources: Vec<&str> =
-        row["antagonists"].as_array().unwrap().iter().map(|it| it["resource"].as_str().unwrap()).collect();
-    assert_eq!(resources, ["host memory", "core 0"]);
+    let resources = row["antagonists"].as_array().unwrap().iter().map(|it| it["resource"].clone());
+    let expected = json!([{ "kind": "host_memory" }, { "kind": "core", "name": 0 }]);
+    assert_eq!(Value::Array(resources.collect()), expected);
     // Equal phases are measured twice, and all others once, unless they were disturbed.
     let together = row["observations"].as_array().unwrap().iter().filter(|it| it["phase"] == "together");
     assert!(together.count() >= 2);

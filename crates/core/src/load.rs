@@ -103,8 +103,8 @@ pub enum UseSource {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Serialize, schemars::JsonSchema),
-    serde(rename_all = "snake_case")
+    derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema),
+    serde(tag = "kind", content = "name", rename_all = "snake_case")
 )]
 pub enum Resource {
     /// Time of one processor core.

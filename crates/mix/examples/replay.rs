@@ -169,8 +169,9 @@ fn of_antagonist(name: &str, of: &Resource) -> Vec<Use> {
     }
 }
 
-fn resource(text: &Value) -> Resource {
-    let text = text.as_str().expect("a resource");
+/// Reads a resource. In documents of earlier versions it is a text.
+fn resource(of: &Value) -> Resource {
+    let Some(text) = of.as_str() else { return serde_json::from_value(of.clone()).expect("a resource") };
     let within = |before: &str, after: &str| {
         Some(text.strip_prefix(before)?.strip_suffix(after)?.to_owned()).filter(|name| !name.is_empty())
     };

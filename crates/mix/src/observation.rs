@@ -249,6 +249,11 @@ impl Measured {
 
     /// Returns true if a load has moved no bytes, so its rates count operations.
     pub fn counts_operations(&self, load: usize) -> bool {
-        self.observations.iter().all(|observation| observation.loads[load].bytes_per_second == 0.0)
+        counts_operations(&self.observations, load)
     }
+}
+
+/// Returns true if a load has moved no bytes in any observation.
+pub(crate) fn counts_operations(observations: &[Observation], load: usize) -> bool {
+    observations.iter().all(|observation| observation.loads[load].bytes_per_second == 0.0)
 }

@@ -3,16 +3,16 @@
 mod exchange;
 mod judged;
 
-use crate::observation::{Cut, Loaded, Measured, Observation, Phase, Signals};
+use crate::observation::{self, Cut, Loaded, Measured, Observation, Phase, Signals};
 use crate::scenario::Scenario;
 use crate::session::Plan;
 use crate::statistics::{self, Estimate};
 use crate::text;
 pub use exchange::{ExchangeResult, GainResult};
-use inlane_core::load::{Use, UseSource};
+use inlane_core::load::{Resource, Use, UseSource};
 pub use judged::{
-    AccuracyResult, BottleneckKind, BottleneckResult, CandidateResult, PredictionResult, VerdictResult,
-    WhenResult,
+    AccuracyResult, BottleneckKind, BottleneckResult, CandidateResult, NotDeterminedResult, PredictionResult,
+    VerdictResult, WhenResult,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ pub struct AntagonistResult {
     /// The name.
     pub name: String,
     /// The resource of which it takes part.
-    pub resource: Option<String>,
+    pub resource: Option<Resource>,
     /// What it takes from resources.
     pub uses: Vec<UseResult>,
     /// The cores that its threads are bound to. Empty if they may run on any.
@@ -137,7 +137,7 @@ pub struct BesideResult {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct UseResult {
     /// The resource.
-    pub resource: String,
+    pub resource: Resource,
     /// The units of the resource for each byte of the load, or for each operation if it moves no bytes. `null` if only a
     /// measurement can tell.
     pub units_per_byte: Option<f64>,
@@ -224,6 +224,17 @@ impl From<&Plan> for PlanResult {
     }
 }
 
+impl text::Loads for MixResult {
+    fn name(&self, load: usize) -> &str {
+        let names = self.loads.iter().map(|load| &load.name);
+        names.chain(self.antagonists.iter().map(|load| &load.name)).nth(load).map_or("", String::as_str)
+    }
+
+    fn counts_operations(&self, load: usize) -> bool {
+        observation::counts_operations(&self.observations, load)
+    }
+}
+
 /// The share of the asked rate below which a load counts as too slow.
 const REACHED: f64 = 0.97;
 /// The difference between equal phases above which the session says so.
@@ -273,13 +284,6 @@ impl MixResult {
         Self { error: Some(error), ..Self::new(scenario, plan, Measured::default()) }
     }
 
-    /// Returns the name of a load of the session by its number, which observations use: first the loads of the user, then
-    /// the antagonists.
-    pub fn name_of(&self, load: usize) -> &str {
-        let names = self.loads.iter().map(|load| &load.name);
-        names.chain(self.antagonists.iter().map(|load| &load.name)).nth(load).map_or("", String::as_str)
-    }
-
     fn add_notes(&mut self, measured: &Measured) {
         for load in &self.loads {
             let (Some(asked), Some(alone)) = (load.asked_operations_per_second, &load.alone) else {
@@ -317,7 +321,7 @@ impl MixResult {
 impl From<&Use> for UseResult {
     fn from(of: &Use) -> Self {
         Self {
-            resource: text::resource(&of.resource),
+            resource: of.resource.clone(),
             units_per_byte: of.per_byte,
             source: match of.source {
                 UseSource::Computed => UseSourceResult::Computed,
@@ -372,7 +376,7 @@ fn antagonist_result(measured: &Measured, antagonist: usize) -> AntagonistResult
     });
     AntagonistResult {
         name: loaded.name.clone(),
-        resource: loaded.antagonist_of.as_ref().map(text::resource),
+        resource: loaded.antagonist_of.clone(),
         uses: loaded.uses.iter().map(UseResult::from).collect(),
         cores: loaded.cores.clone(),
         threads: loaded.threads,

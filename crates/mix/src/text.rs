@@ -5,7 +5,6 @@ use crate::verdict::{
     Bottleneck, Evidence, Experiment, Fact, Finding, Named, NotDetermined, Reason, Says, Verdict, When,
 };
 use inlane_core::load::Resource;
-use inlane_core::units;
 
 /// The most candidates that a sentence lists.
 const LISTED: usize = 3;
@@ -40,14 +39,14 @@ pub fn bottleneck(of: &Bottleneck) -> String {
 
 /// Returns what limits a load, in one sentence without a full stop.
 pub fn sentence(measured: &Measured, verdict: &Verdict) -> String {
-    let load = name(measured, verdict.load);
+    let load = measured.name(verdict.load);
     let (when, what) = match verdict.when {
         When::Alone => ("Alone, ", "what"),
         When::Together => ("", "What"),
     };
     match &verdict.finding {
         Finding::Named(named) => {
-            let reasons = reasons(measured, named);
+            let reasons = reasons(measured, verdict.load, named);
             format!(
                 "{when}{load} is limited by {}: {}",
                 bottleneck(&named.bottleneck),
@@ -80,24 +79,39 @@ pub fn sentence(measured: &Measured, verdict: &Verdict) -> String {
 pub fn lines(measured: &Measured, verdict: &Verdict) -> Vec<String> {
     let of = |(about, _, evidence): (&Bottleneck, Option<f64>, &[Evidence])| -> Vec<String> {
         let about = bottleneck(about);
-        evidence.iter().filter_map(|of| line(&|load| name(measured, load), &about, of)).collect()
+        evidence.iter().filter_map(|of| line(measured, verdict.load, &about, of)).collect()
     };
     verdict.finding.candidates().into_iter().flat_map(of).collect()
 }
 
-/// Returns a line with a fact about the bottleneck `about`, and what it says. `None` if the fact has nothing to tell. `name`
-/// returns the name of a load by its number.
-pub fn line<'a>(name: &dyn Fn(usize) -> &'a str, about: &str, evidence: &Evidence) -> Option<String> {
+/// Returns a line with a fact about the bottleneck `about` of a load, and what it says. `None` if the fact has nothing to
+/// tell.
+pub fn line(loads: &dyn Loads, load: usize, about: &str, evidence: &Evidence) -> Option<String> {
     let says = match evidence.says {
         Says::For => "for",
         Says::Against => "against",
         Says::Neither => "neither",
     };
-    Some(format!("{about}: {} ({says})", fact(name, evidence)?))
+    Some(format!("{about}: {} ({says})", fact(loads, load, evidence)?))
 }
 
-fn name(measured: &Measured, load: usize) -> &str {
-    measured.loads.get(load).map_or("?", |load| &load.name)
+/// What the texts of a session need to know about its loads, which have the numbers that observations use.
+pub trait Loads {
+    /// Returns the name of a load.
+    fn name(&self, load: usize) -> &str;
+
+    /// Returns true if a load moves no bytes, so its rates count operations.
+    fn counts_operations(&self, load: usize) -> bool;
+}
+
+impl Loads for Measured {
+    fn name(&self, load: usize) -> &str {
+        self.loads.get(load).map_or("?", |load| &load.name)
+    }
+
+    fn counts_operations(&self, load: usize) -> bool {
+        self.counts_operations(load)
+    }
 }
 
 fn percent(share: f64) -> String {
@@ -105,8 +119,8 @@ fn percent(share: f64) -> String {
 }
 
 /// Returns the two strongest reasons for a name: an intervention and an observation, if there are both.
-fn reasons(measured: &Measured, named: &Named) -> Vec<String> {
-    let fact = |evidence| fact(&|load| name(measured, load), evidence);
+fn reasons(measured: &Measured, load: usize, named: &Named) -> Vec<String> {
+    let fact = |evidence| fact(measured, load, evidence);
     let speaking = |intervention: bool| {
         let mut speaking = named.evidence.iter().filter(move |evidence| {
             evidence.says == Says::For && evidence.fact.kind().is_intervention() == intervention
@@ -121,8 +135,8 @@ fn reasons(measured: &Measured, named: &Named) -> Vec<String> {
     reasons
 }
 
-/// Returns the text of a fact. `None` if it has nothing to tell.
-fn fact<'a>(name: &dyn Fn(usize) -> &'a str, evidence: &Evidence) -> Option<String> {
+/// Returns the text of a fact about a load. `None` if it has nothing to tell.
+fn fact(loads: &dyn Loads, load: usize, evidence: &Evidence) -> Option<String> {
     let changed = |share: f64| match share {
         _ if share.abs() < 0.01 => "did not change".to_owned(),
         _ if share < 0.0 => format!("lost {}", percent(-share)),
@@ -150,14 +164,16 @@ fn fact<'a>(name: &dyn Fn(usize) -> &'a str, evidence: &Evidence) -> Option<Stri
         }
         Fact::Pace { asked, reached } => format!("it reached {} of the pace", percent(reached / asked)),
         Fact::Exchange { slowed, gain, per_unit, in_units, .. } => {
-            let unit = match in_units {
-                true => "units of it for each unit",
-                false => "bytes for each byte",
+            let units = |load| match loads.counts_operations(load) {
+                _ if *in_units => ("units of it", "unit"),
+                true => ("operations", "operation"),
+                false => ("bytes", "byte"),
             };
+            let ((own, _), (_, other), name) = (units(load), units(*slowed), loads.name(*slowed));
             if gain.is_significant() && gain.median > 0.0 {
-                format!("it gained {per_unit:.2} {unit} that {} gave up", name(*slowed))
+                format!("it gained {per_unit:.2} {own} for each {other} that {name} gave up")
             } else {
-                format!("it gained nothing when {} was slowed", name(*slowed))
+                format!("it gained nothing when {name} was slowed")
             }
         }
         Fact::Slowed { rate, busy, blocked, throttled } => {
@@ -214,27 +230,18 @@ fn experiment(measured: &Measured, of: &Experiment) -> String {
     match of {
         Experiment::Repeat => "measure more blocks on a quieter machine".to_owned(),
         Experiment::LoadResource(of) => format!("measure beside a load that takes part of {}", resource(of)),
-        Experiment::Slow(load) => format!("measure while {} is slowed", name(measured, *load)),
+        Experiment::Slow(load) => format!("measure while {} is slowed", measured.name(*load)),
         Experiment::SeparateCores(load) => {
-            format!("measure while {} has physical cores of its own", name(measured, *load))
+            format!("measure while {} has physical cores of its own", measured.name(*load))
         }
         Experiment::WatchThreads(load) => {
             format!(
                 "measure where the kernel reports how long the threads of {} run and wait",
-                name(measured, *load)
+                measured.name(*load)
             )
         }
         Experiment::RaiseInFlight(load) => {
-            format!("measure with more operations in flight of {}", name(measured, *load))
+            format!("measure with more operations in flight of {}", measured.name(*load))
         }
     }
-}
-
-/// Returns a rate of a load with its unit.
-pub fn rate(measured: &Measured, load: usize, rate: f64) -> String {
-    let moves = measured
-        .observations
-        .iter()
-        .any(|observation| observation.loads.get(load).is_some_and(|load| load.bytes_per_second > 0.0));
-    if moves { units::bytes_per_second(rate) } else { format!("{rate:.0} operations/s") }
 }

@@ -23,6 +23,8 @@ use crate::observation::{Measured, Phase};
 use crate::solo::SoloRuns;
 use crate::statistics::{self, EqualPhases, Estimate};
 use inlane_core::load::Resource;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// What limits the loads of a session.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,7 +157,8 @@ pub struct Candidate {
 }
 
 /// Why a bottleneck was not named.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(tag = "kind", content = "by", rename_all = "snake_case")]
 pub enum Reason {
     /// There are less than two observations that count.
     TooFewRepeats,
@@ -174,7 +177,8 @@ pub enum Reason {
 }
 
 /// An experiment that would decide between candidates.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(tag = "kind", content = "of", rename_all = "snake_case")]
 pub enum Experiment {
     /// Measure more blocks on a quieter machine.
     Repeat,

@@ -5,7 +5,7 @@ use inlane_core::units;
 use inlane_mix::observation::Cut;
 use inlane_mix::result::{LoadResult, MixResult, PredictionResult, RateResult, VerdictResult, WhenResult};
 use inlane_mix::statistics::Estimate;
-use inlane_mix::text;
+use inlane_mix::text::{self, Loads};
 use inlane_mix::verdict::Says;
 use inlane_report::{Lines, grid};
 use inlane_result::Document;
@@ -74,7 +74,7 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
             antagonist.beside.iter().map(|beside| {
                 vec![
                     beside.load.clone(),
-                    antagonist.resource.clone().unwrap_or_default(),
+                    antagonist.resource.as_ref().map(text::resource).unwrap_or_default(),
                     format!("{:.0} %", beside.share * 100.0),
                     beside.antagonist.as_ref().map_or("-".into(), rate),
                     beside.rate.as_ref().map_or("-".into(), rate),
@@ -136,7 +136,7 @@ fn session(out: &mut dyn Write, row: &MixResult) -> io::Result<()> {
             lines.line("incomplete", text);
         }
         Some(Cut::LoadFailed { load, error }) => {
-            lines.line("incomplete", format!("load {} failed: {error}", row.name_of(*load)));
+            lines.line("incomplete", format!("load {} failed: {error}", row.name(*load)));
         }
     }
     row.notes.iter().for_each(|note| lines.line("note", note));
@@ -197,6 +197,7 @@ fn bars(row: &PredictionResult) -> [Vec<String>; 2] {
 /// Returns the lines about what may limit a load. Facts that speak neither for a bottleneck nor against it are in the JSON
 /// document only.
 fn evidence(row: &MixResult, verdict: &VerdictResult) -> Vec<String> {
+    let load = row.loads.iter().position(|load| load.name == verdict.load).unwrap_or_default();
     let mut lines = Vec::new();
     for (index, candidate) in verdict.candidates.iter().enumerate() {
         let about = &candidate.bottleneck.name;
@@ -207,7 +208,7 @@ fn evidence(row: &MixResult, verdict: &VerdictResult) -> Vec<String> {
             lines.push(format!("next: {about}{}", left.unwrap_or_default()));
         }
         let speaking = candidate.evidence.iter().filter(|evidence| evidence.says != Says::Neither);
-        lines.extend(speaking.filter_map(|evidence| text::line(&|load| row.name_of(load), about, evidence)));
+        lines.extend(speaking.filter_map(|evidence| text::line(row, load, about, evidence)));
     }
     lines
 }

@@ -5,7 +5,8 @@ use crate::predict::{self, Accuracy, Prediction};
 use crate::solo::SoloRuns;
 use crate::statistics::Estimate;
 use crate::text;
-use crate::verdict::{self, Bottleneck, Evidence, Finding, Verdict, When};
+use crate::verdict::{self, Bottleneck, Evidence, Experiment, Finding, NotDetermined, Reason, Verdict, When};
+use inlane_core::load::Resource;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -16,10 +17,12 @@ pub struct VerdictResult {
     pub load: String,
     /// Whether it ran alone or together with the others.
     pub when: WhenResult,
-    /// What limits it, or what would decide that, in one sentence.
+    /// What limits it, or what would decide that, in one sentence. Everything in it is in the other fields, too.
     pub sentence: String,
     /// What limits it. `null` if that is not determined.
     pub bottleneck: Option<BottleneckResult>,
+    /// Why that is not determined. `null` if there is a bottleneck.
+    pub not_determined: Option<NotDeterminedResult>,
     /// The share of the bottleneck's ceiling that all running loads use. `null` if none was measured.
     pub ceiling_share: Option<f64>,
     /// The bottleneck and the next possible one, or what it may be if that is not determined, the most likely one first.
@@ -38,6 +41,15 @@ pub struct CandidateResult {
     pub evidence: Vec<Evidence>,
 }
 
+/// Why the bottleneck of a load is not determined. Loads have the numbers that observations use.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct NotDeterminedResult {
+    /// The reason.
+    pub reason: Reason,
+    /// The experiment that would decide.
+    pub experiment: Experiment,
+}
+
 /// The circumstances of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -53,6 +65,8 @@ pub enum WhenResult {
 pub struct BottleneckResult {
     /// The kind.
     pub kind: BottleneckKind,
+    /// The resource, or both directions of the link. Empty for other kinds.
+    pub resources: Vec<Resource>,
     /// Its name in sentences, such as "the link from host memory to gpu:0".
     pub name: String,
 }
@@ -79,16 +93,19 @@ pub enum BottleneckKind {
 
 impl From<&Bottleneck> for BottleneckResult {
     fn from(of: &Bottleneck) -> Self {
-        let kind = match of {
-            Bottleneck::Resource(_) => BottleneckKind::Resource,
-            Bottleneck::BothDirections(_) => BottleneckKind::BothDirections,
-            Bottleneck::OwnCores => BottleneckKind::OwnCores,
-            Bottleneck::Quota => BottleneckKind::Quota,
-            Bottleneck::Pace => BottleneckKind::Pace,
-            Bottleneck::Source => BottleneckKind::Source,
-            Bottleneck::ClosedLoop => BottleneckKind::ClosedLoop,
+        let (kind, resources) = match of {
+            Bottleneck::Resource(resource) => (BottleneckKind::Resource, vec![resource.clone()]),
+            Bottleneck::BothDirections(device) => {
+                let directions = [Resource::LinkToDevice, Resource::LinkFromDevice];
+                (BottleneckKind::BothDirections, directions.map(|of| of(device.clone())).into())
+            }
+            Bottleneck::OwnCores => (BottleneckKind::OwnCores, Vec::new()),
+            Bottleneck::Quota => (BottleneckKind::Quota, Vec::new()),
+            Bottleneck::Pace => (BottleneckKind::Pace, Vec::new()),
+            Bottleneck::Source => (BottleneckKind::Source, Vec::new()),
+            Bottleneck::ClosedLoop => (BottleneckKind::ClosedLoop, Vec::new()),
         };
-        Self { kind, name: text::bottleneck(of) }
+        Self { kind, resources, name: text::bottleneck(of) }
     }
 }
 
@@ -97,9 +114,11 @@ pub(super) fn verdicts(measured: &Measured) -> Vec<VerdictResult> {
     let mut verdicts: Vec<Verdict> = verdict::judge(measured).verdicts;
     verdicts.sort_by_key(|verdict| verdict.when == When::Alone);
     let result = |verdict: &Verdict| {
-        let (bottleneck, ceiling_share) = match &verdict.finding {
-            Finding::Named(named) => (Some((&named.bottleneck).into()), named.ceiling),
-            Finding::NotDetermined(_) => (None, None),
+        let (bottleneck, ceiling_share, not_determined) = match &verdict.finding {
+            Finding::Named(named) => (Some((&named.bottleneck).into()), named.ceiling, None),
+            Finding::NotDetermined(NotDetermined { reason, experiment, .. }) => {
+                (None, None, Some(NotDeterminedResult { reason: *reason, experiment: experiment.clone() }))
+            }
         };
         let candidates =
             verdict.finding.candidates().into_iter().map(|(bottleneck, margin, evidence)| CandidateResult {
@@ -115,6 +134,7 @@ pub(super) fn verdicts(measured: &Measured) -> Vec<VerdictResult> {
             },
             sentence: text::sentence(measured, verdict),
             bottleneck,
+            not_determined,
             ceiling_share: ceiling_share.filter(|share| share.is_finite()),
             candidates: candidates.collect(),
         }
@@ -139,7 +159,7 @@ pub struct PredictionResult {
     /// The upper end of the interval.
     pub high_per_second: Option<f64>,
     /// What should limit the load.
-    pub limit: Option<String>,
+    pub limit: Option<BottleneckResult>,
     /// The rate without interference: that of the load alone.
     pub no_interference_per_second: f64,
     /// The rate if each resource were divided into equal parts.
@@ -202,7 +222,7 @@ fn rows(
                 predicted_per_second: of.rate,
                 low_per_second: finite(of.interval.1).map(|_| of.interval.0),
                 high_per_second: finite(of.interval.1),
-                limit: of.limit.as_ref().map(text::bottleneck),
+                limit: of.limit.as_ref().map(BottleneckResult::from),
                 no_interference_per_second: of.alone,
                 equal_split_per_second: of.equal_split,
                 measured_per_second: residual.map(|residual| residual.measured),

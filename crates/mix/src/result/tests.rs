@@ -1,6 +1,6 @@
 use super::*;
 use crate::observation::{LoadRate, Void};
-use inlane_core::load::Resource;
+use crate::verdict::{Evidence, Fact, Says};
 
 fn loaded(name: &str) -> Loaded {
     Loaded {
@@ -107,12 +107,31 @@ fn evidence_has_its_schema_also_with_open_intervals() {
         }
         let row = serde_json::to_value(result(measured)).unwrap();
         jsonschema::validate(&schema, &row).unwrap();
+        for verdict in row["verdicts"].as_array().unwrap() {
+            assert_ne!(verdict["bottleneck"].is_null(), verdict["not_determined"].is_null(), "{verdict}");
+        }
+        let link = serde_json::json!({ "kind": "link_to_device", "name": "gpu:0" });
+        assert_eq!(row["loads"][0]["uses"][0]["resource"], link);
         let candidates = row["verdicts"][0]["candidates"].as_array().unwrap();
         let facts = candidates.iter().flat_map(|candidate| candidate["evidence"].as_array().unwrap());
         let exchange = facts.map(|it| &it["fact"]).find(|fact| fact["kind"] == "exchange").expect("a fact");
         assert_eq!(exchange["gain"]["low"].is_null(), blocks == 1, "{exchange}");
         assert!(exchange["freed_per_second"].is_number(), "{exchange}");
     }
+}
+
+#[test]
+fn an_exchange_is_told_in_the_units_of_both_loads() {
+    let mut measured = on_a_link();
+    measured.observations.iter_mut().for_each(|it| it.loads[1].bytes_per_second = 0.0);
+    let gain = Estimate { median: 0.2, low: 0.1, high: 0.3, count: 6 };
+    let line = |load, slowed, in_units| {
+        let fact = Fact::Exchange { slowed, freed: 1.0, gain, per_unit: 2.0, in_units };
+        text::line(&measured, load, "x", &Evidence { fact, says: Says::For }).unwrap()
+    };
+    assert_eq!(line(0, 1, false), "x: it gained 2.00 bytes for each operation that tx gave up (for)");
+    assert_eq!(line(1, 0, false), "x: it gained 2.00 operations for each byte that dma gave up (for)");
+    assert_eq!(line(1, 0, true), "x: it gained 2.00 units of it for each unit that dma gave up (for)");
 }
 
 #[test]
