@@ -6,7 +6,7 @@ use crate::control::{self, CONTROL, Control, Fixed, Grant, MAX_HEADERS, PROBE, R
 use crate::counters::Counters;
 use crate::receiver::{Memory, Receiver, Refused};
 use crate::sender::{Packet, Sender};
-use crate::{Error, Result};
+use crate::{Error, Result, earlier};
 use inlane_wire::roce::{self, BTH, Bth, IMMDT, ImmDt, RETH, Reth, opcode};
 use std::ops::Range;
 
@@ -194,7 +194,7 @@ impl Connection {
         if self.ended.is_some() {
             return None;
         }
-        [self.acknowledgment.at, self.sender.deadline()].into_iter().flatten().min()
+        earlier(self.acknowledgment.at, self.sender.deadline())
     }
 
     /// Processes the timers that have expired.
@@ -273,6 +273,9 @@ impl Connection {
     /// [`Error::Index`] if the index decreases, exceeds the send ring, or follows [`Connection::shutdown_write`].
     pub fn set_written(&mut self, now: u64, index: u64) -> Result<()> {
         let least = self.sender.written;
+        if index == least {
+            return Ok(());
+        }
         let most = if self.sender.shutdown {
             least
         } else {
@@ -292,6 +295,9 @@ impl Connection {
     /// [`Error::Index`] if the index decreases, exceeds the received data.
     pub fn set_consumed(&mut self, index: u64) -> Result<()> {
         let least = self.receiver.consumed;
+        if index == least {
+            return Ok(());
+        }
         let most = self.receiver.published;
         if !(least..=most).contains(&index) {
             return Err(Error::Index { index: "consumed", value: index, least, most });

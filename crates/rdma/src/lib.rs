@@ -107,6 +107,14 @@ pub enum Error {
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Returns the earlier one of two deadlines.
+pub(crate) fn earlier(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        _ => one.or(other),
+    }
+}
+
 /// Returns the PSN nearest to `near` whose low 24 bits are `number`.
 pub(crate) fn extend(near: u64, number: u32) -> u64 {
     let distance = (number.wrapping_sub(near as u32) << 8) as i32 >> 8;

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, INITIAL_SLOTS, MAX_SLOTS};
 use crate::control::{Control, Grant, MAX_GRANTS};
-use crate::{MILLISECOND, extend};
+use crate::{MILLISECOND, earlier, extend};
 use std::collections::VecDeque;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl Sender {
     }
 
     pub fn deadline(&self) -> Option<u64> {
-        [self.timeout_at, self.probe_at, self.loss_at].into_iter().flatten().min()
+        earlier(earlier(self.timeout_at, self.probe_at), self.loss_at)
     }
 
     fn timeout(&self, config: &Config) -> u64 {

@@ -137,8 +137,11 @@ impl Stream {
 
     /// Returns the time of the connection's next timer, in nanoseconds.
     pub fn next_deadline(&self) -> Option<u64> {
-        let carrier = self.carrier().and_then(|carrier| carrier.connection.next_deadline());
-        self.connection.next_deadline().into_iter().chain(carrier).min()
+        let tcp = self.connection.next_deadline();
+        match self.carrier().and_then(|carrier| carrier.connection.next_deadline()) {
+            Some(rdma) => Some(tcp.map_or(rdma, |tcp| tcp.min(rdma))),
+            None => tcp,
+        }
     }
 
     /// Returns true if the acknowledgment of several packets waits for further ones. [`Stream::next_deadline`] then is only
@@ -181,8 +184,11 @@ impl Stream {
         if congested || self.carrier().is_none() {
             return congested;
         }
+        if self.transmit_carried(now, network) {
+            return true;
+        }
         // TCP sends the FIN when RDMA has sent all data.
-        self.transmit_carried(now, network) || self.transmit_segments(now, network)
+        self.connection.is_ending() && self.transmit_segments(now, network)
     }
 
     /// Sends TCP's segments. Returns true if the link was congested.

@@ -76,6 +76,12 @@ impl Connection {
         self.snd.una > self.snd.limit
     }
 
+    /// Returns true if a FIN follows the data, or the connection has ended.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        self.snd.fin || self.state == State::Closed
+    }
+
     /// Returns true if the application has closed the connection and waits for nothing.
     pub fn is_abandoned(&self) -> bool {
         self.flags.orphan
