@@ -65,6 +65,9 @@ pub enum Error {
         /// How many bytes sent to the peer are known to be delivered, and how many requests have no answer.
         lost: Lost,
     },
+    /// The launcher has ended, or PE 0 if a process manager started the job.
+    #[error("an exchange between the PEs: the launcher has ended")]
+    LauncherLost,
     /// This PE waits for a call of a PE that leaves the job.
     #[error(
         "PE {peer} has called shmem_finalize or has returned from main, but this PE still waits for it; call the same collectives at all PEs, and clear locks before shmem_finalize"

@@ -10,7 +10,8 @@ use inlane_pgas::variables;
 use inlane_pgas::world::World;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 struct Process {
@@ -29,6 +30,10 @@ static FINISHED: AtomicBool = AtomicBool::new(false);
 /// True once this process has called shmem_global_exit and therefore ends by `exit`. The thread that ends the
 /// process for the launcher then does nothing.
 static EXITING: AtomicBool = AtomicBool::new(false);
+/// The thread that runs [`watch`]. `None` before it starts, and once another thread waits for it.
+static WATCH: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
+/// True once the thread in [`WATCH`] is ending this process.
+static ENDING: AtomicBool = AtomicBool::new(false);
 /// How long a process that has lost a PE waits until it is asked to end.
 const END_LIMIT: Duration = Duration::from_millis(100);
 /// The longest time that a process waits at its end for the flush of its output streams.
@@ -96,6 +101,9 @@ pub fn fail(error: &Error) -> ! {
                 // If the other PE has ended the job, this process is asked to end, too. Nothing has failed then.
                 std::thread::sleep(END_LIMIT);
             }
+            if matches!(error, Error::LauncherLost) || ENDING.load(Ordering::Acquire) {
+                wait_for_watch();
+            }
             let function = called_function().map_or(String::new(), |name| format!(" in {name}"));
             print(&format!("PE {}{function}: {error}", job.me()));
             match error {
@@ -111,6 +119,13 @@ pub fn fail(error: &Error) -> ! {
     // End without running exit handlers, because they would call the library again. SAFETY: the call ends the
     // process and runs no other code of it.
     unsafe { libc::_exit(1) }
+}
+
+/// Waits until the watching thread has ended this process. It may be ending other processes of the job and removing files, so
+/// this process must not end before. Returns only if the watching thread has left the end to the caller.
+fn wait_for_watch() {
+    let thread = WATCH.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let _ = thread.map(JoinHandle::join);
 }
 
 /// Prints what is invalid and why, and ends the job.
@@ -146,16 +161,19 @@ fn connect() -> Result<Process> {
 /// process, unless it is already ending.
 fn watch(job: &Membership) {
     let (pe, end) = (job.me(), job.wait_for_end());
-    let status = match end {
+    match end {
         End::Asked(_) if EXITING.load(Ordering::Acquire) => return,
-        End::Asked(status) => {
-            job.leave();
-            status
-        }
         // A process manager started this job. In such a job, PE 0 has the hub or TCP server to which all PEs
         // are connected. PE 0 ends after all PEs have finished. So if this PE has finished, a closed
         // connection is no failure.
         End::FirstPeLost if FINISHED.load(Ordering::Acquire) => return,
+        _ => ENDING.store(true, Ordering::Release),
+    }
+    let status = match end {
+        End::Asked(status) => {
+            job.leave();
+            status
+        }
         End::FirstPeLost => {
             print(&format!("PE {pe}: PE 0 has ended before the others; look for the cause at PE 0"));
             1
@@ -194,7 +212,9 @@ fn start_watching(job: &'static Membership) -> Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         let thread = std::thread::Builder::new().name("shmem-watch".into()).spawn(move || watch(job));
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        thread.map(drop).map_err(|source| Error::Os { what: "starting a thread".into(), source })
+        let thread = thread.map_err(|source| Error::Os { what: "starting a thread".into(), source })?;
+        *WATCH.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
     }
 }
 

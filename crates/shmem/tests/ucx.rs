@@ -212,12 +212,34 @@ fn the_end_of_the_launcher_leaves_no_files() {
     let Some(program) = compile(directory.path(), "leftovers.c") else { return };
     for starter in [Starter::Launcher, Starter::Shell] {
         let pes = kill_launcher(&program, starter);
-        let files = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
-        let files: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
-        for pe in pes {
-            let left = files.iter().find(|name| name.starts_with(&format!("inlane-ucx-{pe}-")));
-            assert_eq!(left, None, "the folder of process {pe} of {starter:?}");
-        }
+        check_folders(&pes);
+    }
+}
+
+#[test]
+fn the_end_of_the_launcher_during_the_start_leaves_no_files() {
+    let test = "the_end_of_the_launcher_during_the_start_leaves_no_files";
+    if !has_ucx(test) {
+        return;
+    }
+    if !Path::new("/proc/sysvipc/shm").exists() {
+        return eprintln!("SKIPPED {test}: no System V shared memory here");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-rdynamic"];
+    let Some(program) = compile_with(directory.path(), "starting.c", &flags, &["-linlane_shmem"]) else {
+        return;
+    };
+    check_folders(&kill_launcher(&program.unwrap(), Starter::Launcher));
+}
+
+/// Checks that the ended processes `pes` have left no folder of UCX's files.
+fn check_folders(pes: &[String]) {
+    let files = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
+    let files: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
+    for pe in pes {
+        let left = files.iter().find(|name| name.starts_with(&format!("inlane-ucx-{pe}-")));
+        assert_eq!(left, None, "the folder of process {pe}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Jobs whose launcher is a process of its own, and the processes of jobs. The programs are `leftovers.c`.
+//! Jobs whose launcher is a process of its own, and the processes of jobs. The programs are `leftovers.c` and
+//! `starting.c`.
 
 use inlane_pgas::launch::Job;
 use inlane_pgas::transport::select::TransportKind;

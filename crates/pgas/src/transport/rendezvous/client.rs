@@ -107,10 +107,11 @@ fn connect(meeting: &Meeting) -> std::io::Result<TcpStream> {
 impl Exchange for Client {
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed =
-            |why: &str| Error::Failed { what: "an exchange between the PEs".into(), why: why.into() };
         if bytes.len() > MAX_PAYLOAD {
-            return Err(failed("an address or key of UCX is longer than 1 MiB; report this as a bug"));
+            return Err(Error::Failed {
+                what: "an exchange between the PEs".into(),
+                why: "an address or key of UCX is longer than 1 MiB; report this as a bug".into(),
+            });
         }
         let sent = self.send(&Frame::Gather(bytes.to_vec()));
         loop {
@@ -121,7 +122,7 @@ impl Exchange for Client {
                 (Ok(all), _) => return Ok(all),
                 (Err(_), Some(peer)) => return Err(Error::LinkLost { peer, lost: Lost::default() }),
                 (Err(RecvTimeoutError::Timeout), None) if sent.is_ok() => {}
-                (Err(_), None) => return Err(failed("the launcher has ended")),
+                (Err(_), None) => return Err(Error::LauncherLost),
             }
         }
     }

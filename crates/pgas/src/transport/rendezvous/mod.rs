@@ -7,10 +7,8 @@
 //!                         <--  WELCOME(number of PEs)
 //! GATHER(bytes)           -->                           once for each exchange
 //!                         <--  GATHERED(bytes of each PE)
-//! LEAVING                 -->                           the PE has begun to leave; one exchange follows
 //! FINISHED, EXIT, LOST    -->                           how the PE ends
 //!                         <--  GONE(pe)                 a PE has ended before it had finished
-//!                         <--  LEFT(pe)                 a PE has left without this PE
 //!                         <--  END(status)              the PE must end
 //! ```
 //!

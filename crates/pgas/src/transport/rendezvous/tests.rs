@@ -80,7 +80,7 @@ fn the_end_of_the_launcher_ends_an_exchange() {
     let (server, _events) = server(2);
     let client = join(&server, 0);
     drop(server);
-    assert!(matches!(client.gather(b""), Err(Error::Failed { .. })));
+    assert!(matches!(client.gather(b""), Err(Error::LauncherLost)));
     assert_eq!(client.wait_for_end(), None);
 }
 

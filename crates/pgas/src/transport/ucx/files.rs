@@ -154,9 +154,9 @@ fn sweep_in(parent: &Path) {
         for file in files.flatten() {
             let _ = unlinkat(&folder, file.file_name(), AtFlags::empty());
         }
-        let _ = std::fs::remove_dir(entry.path());
-        if let Some(process) = process_of(&entry.file_name().to_string_lossy()) {
-            remove_segments(process);
+        // Keep the folder as long as its segments cannot be removed, because only its name leads to them.
+        if process_of(&entry.file_name().to_string_lossy()).is_none_or(remove_segments) {
+            let _ = std::fs::remove_dir(entry.path());
         }
     }
 }
@@ -167,59 +167,112 @@ fn process_of(name: &str) -> Option<u32> {
 }
 
 /// Removes the segments of System V's shared memory that the ended process `process` made, and to which nobody is attached.
-/// Only segments without a key are removed, because another program could find the
-/// others by their keys.
-fn remove_segments(process: u32) {
-    if Path::new("/proc").join(process.to_string()).exists() {
-        return;
-    }
+/// Only segments without a key are removed, because another program could find the others by their keys. Returns false if
+/// there are such segments but the process has not ended: a process that is ending releases the lock of its folder first.
+fn remove_segments(process: u32) -> bool {
     let user = rustix::process::geteuid().as_raw();
     let segments = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
-    for line in segments.lines() {
+    let unattached = segments.lines().filter_map(|line| {
         let fields = line.split_whitespace().map(|field| field.parse::<i64>().ok());
-        let Some(fields) = fields.collect::<Option<Vec<_>>>() else { continue };
-        let [0, id, _, _, creator, _, 0, owner, ..] = fields[..] else { continue };
-        if creator == i64::from(process) && owner == i64::from(user) {
-            // SAFETY: the call passes no pointer. Nobody is attached to the segment.
-            unsafe { libc::shmctl(id as i32, libc::IPC_RMID, std::ptr::null_mut()) };
-        }
+        let [0, id, _, _, creator, _, 0, owner, ..] = fields.collect::<Option<Vec<_>>>()?[..] else {
+            return None;
+        };
+        (creator == i64::from(process) && owner == i64::from(user)).then_some(id as i32)
+    });
+    let found: Vec<_> = unattached.collect();
+    let removable = found.is_empty() || has_ended(process);
+    for id in found.iter().filter(|_| removable) {
+        // SAFETY: the call passes no pointer. Nobody is attached to the segment.
+        unsafe { libc::shmctl(*id, libc::IPC_RMID, std::ptr::null_mut()) };
     }
+    removable
+}
+
+/// Returns true if the process has ended, even if its parent has not waited for it yet.
+fn has_ended(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The state follows the program's name, which is in parentheses.
+    status.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['Z', 'X']))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Starts a process that makes a segment. It then ends, or stays until it is killed. Returns its ID.
+    fn segment_maker(stays: bool) -> i32 {
+        let mut made = [0; 2];
+        // SAFETY: the child only makes system calls. The parent waits until the child has made the segment.
+        unsafe {
+            assert_eq!(libc::pipe(made.as_mut_ptr()), 0);
+            let child = libc::fork();
+            if child == 0 {
+                libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
+                libc::write(made[1], [0u8].as_ptr().cast(), 1);
+                if stays {
+                    loop {
+                        libc::pause();
+                    }
+                }
+                libc::_exit(0);
+            }
+            let mut byte = [0u8];
+            assert_eq!(libc::read(made[0], byte.as_mut_ptr().cast(), 1), 1);
+            for end in made {
+                libc::close(end);
+            }
+            child
+        }
+    }
+
+    fn wait_for(child: i32) {
+        // SAFETY: null stands for no status.
+        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    }
+
+    fn has_segment(process: i32) -> bool {
+        let segments = std::fs::read_to_string("/proc/sysvipc/shm").unwrap();
+        let process = process.to_string();
+        segments.lines().any(|line| line.split_whitespace().nth(4) == Some(&process))
+    }
+
     #[test]
     fn segments_of_an_ended_process_are_removed() {
-        let make = || {
-            // SAFETY: the child only makes system calls.
-            unsafe {
-                let child = libc::fork();
-                if child == 0 {
-                    libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
-                    libc::_exit(0);
-                }
-                assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
-                child as u32
-            }
-        };
-        let exists = |process: u32| {
-            let segments = std::fs::read_to_string("/proc/sysvipc/shm").unwrap();
-            let process = process.to_string();
-            segments.lines().any(|line| line.split_whitespace().nth(4) == Some(&process))
-        };
-        let (first, second) = (make(), make());
-        if !exists(first) {
+        let (first, second) = (segment_maker(false), segment_maker(false));
+        wait_for(first);
+        wait_for(second);
+        if !has_segment(first) {
             return eprintln!(
                 "SKIPPED segments_of_an_ended_process_are_removed: no System V shared memory here"
             );
         }
-        assert_eq!(process_of(&format!("{NAME}{first}-00ff")), Some(first));
-        remove_segments(first);
-        assert!(!exists(first) && exists(second));
-        remove_segments(second);
-        assert!(!exists(second));
+        assert_eq!(process_of(&format!("{NAME}{first}-00ff")), Some(first as u32));
+        assert!(remove_segments(first as u32));
+        assert!(!has_segment(first) && has_segment(second));
+        assert!(remove_segments(second as u32));
+        assert!(!has_segment(second));
+    }
+
+    #[test]
+    fn the_folder_of_a_process_that_is_ending_leads_to_its_segments() {
+        let process = segment_maker(true);
+        if !has_segment(process) {
+            return eprintln!("SKIPPED the folder of an ending process: no System V shared memory here");
+        }
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join(format!("{NAME}{process}-00ff"));
+        std::fs::create_dir(&folder).unwrap();
+        sweep_in(parent.path());
+        assert!(folder.exists() && has_segment(process));
+        // SAFETY: the process is this one's child. The second call waits for its end and leaves it a zombie.
+        unsafe {
+            libc::kill(process, libc::SIGKILL);
+            let mut info = std::mem::zeroed();
+            libc::waitid(libc::P_PID, process as u32, &mut info, libc::WEXITED | libc::WNOWAIT);
+        }
+        sweep_in(parent.path());
+        assert!(!folder.exists() && !has_segment(process));
+        wait_for(process);
     }
 
     #[test]
