@@ -145,6 +145,75 @@ fn a_durable_write_that_fails_otherwise_ends_writing() {
     }
 }
 
+/// An error of a system call fails its command, with the status that the specification gives it, and no other command.
+#[test]
+fn each_error_of_the_storage_has_its_status() {
+    let (_directory, subsystem) = file("");
+    let (_admin, mut queue) = connected(&subsystem, Digests::default());
+    let blocks = |opcode, sgl| Command::blocks(opcode, 1, 0, 8, sgl);
+    let read = (blocks(io::READ, Sgl::transport(4096)), 0);
+    let write = (blocks(io::WRITE, Sgl::in_capsule(4096)), 4096);
+    let compare = (blocks(io::COMPARE, Sgl::in_capsule(4096)), 4096);
+    let zeroes = (blocks(io::WRITE_ZEROES, Sgl::NONE), 0);
+    let mut deallocate = Command { sgl: Sgl::in_capsule(16), ..Command::new(io::DATASET_MANAGEMENT, 1) };
+    deallocate.cdw11 = dsm::DEALLOCATE.into();
+    let range = dsm::Range { attributes: 0.into(), blocks: 8.into(), lba: 0.into() };
+    let deallocate = (deallocate, 16);
+    for ((command, bytes), error, status) in [
+        (read, libc::EIO, Status::UNRECOVERED_READ_ERROR),
+        (compare, libc::EIO, Status::UNRECOVERED_READ_ERROR),
+        (write, libc::EIO, Status::WRITE_FAULT),
+        (zeroes, libc::EIO, Status::WRITE_FAULT),
+        (deallocate, libc::EIO, Status::WRITE_FAULT),
+        (write, libc::ENOSPC, Status::CAPACITY_EXCEEDED.dnr()),
+        (zeroes, libc::EDQUOT, Status::CAPACITY_EXCEEDED.dnr()),
+        (write, libc::EFBIG, Status::CAPACITY_EXCEEDED.dnr()),
+        (write, libc::EROFS, Status::WRITE_PROTECTED.dnr()),
+        (read, libc::ENODEV, Status::NAMESPACE_NOT_READY.dnr()),
+        // Deallocation is a hint.
+        (deallocate, libc::EOPNOTSUPP, Status::SUCCESS),
+    ] {
+        let data = if bytes == 16 { range.as_bytes().to_vec() } else { vec![7; bytes] };
+        let started = start(&mut queue, command, &data);
+        assert_eq!(started.len(), 1, "{command:?}");
+        // A call that a signal interrupts is repeated.
+        assert_eq!(end(&mut queue, started[0].0, -libc::EINTR), Some(started[0].1));
+        assert_eq!(end(&mut queue, started[0].0, -error), None);
+        assert_eq!(statuses(&mut queue), [status], "error {error} of {command:?}");
+    }
+    // A disk becomes full, or a file shorter, while a command has moved a part of its data.
+    let started = start(&mut queue, write.0, &[7; 4096]);
+    assert!(matches!(end(&mut queue, started[0].0, 1024), Some(Call::Write { length: 3072, .. })));
+    assert_eq!(end(&mut queue, started[0].0, -libc::ENOSPC), None);
+    let started = start(&mut queue, read.0, &[]);
+    assert!(matches!(end(&mut queue, started[0].0, 512), Some(Call::Read { length: 3584, .. })));
+    assert_eq!(end(&mut queue, started[0].0, 0), None);
+    let expected = [Status::CAPACITY_EXCEEDED.dnr(), Status::LBA_OUT_OF_RANGE.dnr()];
+    assert_eq!(statuses(&mut queue), expected);
+    assert!(!subsystem.namespaces[0].flush_failed());
+    assert!(super::write(&mut queue, 0, &[1; 512], 512, 1).is_success());
+}
+
+/// The zeros of a file system that can neither zero nor deallocate a range are data, and FUA applies to them, too.
+#[test]
+fn durable_zeroes_are_durable_however_they_are_made() {
+    let (_directory, subsystem) = file("");
+    let (_admin, mut queue) = connected(&subsystem, Digests::default());
+    let mut command = Command::blocks(io::WRITE_ZEROES, 1, 0, 8, Sgl::NONE);
+    command.cdw12 = (command.cdw12.get() | io_flags::FUA).into();
+    let started = start(&mut queue, command, &[]);
+    let (slot, Call::Allocate { .. }) = started[0] else { panic!("{started:?}") };
+    assert!(matches!(end(&mut queue, slot, -libc::EOPNOTSUPP), Some(Call::Allocate { .. })));
+    assert!(matches!(end(&mut queue, slot, -libc::EOPNOTSUPP), Some(Call::Write { length: 4096, .. })));
+    assert!(matches!(end(&mut queue, slot, 1024), Some(Call::Write { length: 3072, offset: 1024, .. })));
+    assert_eq!(end(&mut queue, slot, 3072), Some(Call::Sync));
+    assert_eq!(statuses(&mut queue), []);
+    assert_eq!(end(&mut queue, slot, -libc::EIO), None);
+    assert_eq!(statuses(&mut queue), [Status::WRITE_FAULT.dnr()]);
+    assert!(subsystem.namespaces[0].flush_failed());
+    assert_eq!(super::write(&mut queue, 0, &[1; 512], 512, 1), Status::WRITE_FAULT.dnr());
+}
+
 #[test]
 fn a_shutdown_whose_flush_fails_is_not_complete() {
     let (_directory, subsystem) = file("");
