@@ -35,8 +35,6 @@ pub mod property {
     pub const CC: u32 = 0x14;
     /// CSTS: controller status, 4 bytes.
     pub const CSTS: u32 = 0x1C;
-    /// NSSR: subsystem reset, 4 bytes.
-    pub const NSSR: u32 = 0x20;
 }
 
 /// Bits and fields of CC.
