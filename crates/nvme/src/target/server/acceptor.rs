@@ -66,10 +66,9 @@ impl Acceptor {
             if now >= timers_at {
                 timers_at = now + TIMER;
                 for controller in self.subsystem.end_expired() {
-                    tracing::warn!(
-                        "{}: the keep-alive timer expired; its controller ends",
-                        controller.host.nqn
-                    );
+                    let host = &controller.host.nqn;
+                    self.subsystem
+                        .warn(format_args!("{host}: the keep-alive timer expired; its controller ends"));
                 }
             }
             if now >= refresh_at {
