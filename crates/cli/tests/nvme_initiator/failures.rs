@@ -165,6 +165,25 @@ fn a_target_warns_if_its_file_names_no_host() {
 }
 
 #[test]
+fn a_target_warns_of_bytes_that_it_does_not_serve() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, vec![0; 10_000]).unwrap();
+    let namespace = format!("file:{},lba=4096", path.display());
+    let (_target, line) =
+        start(&["nvme", "target", "--listen", "127.0.0.1:0", "--namespace", &namespace], "warning");
+    assert!(line.contains("the last 1808 bytes"), "{line}");
+}
+
+#[test]
+fn discovery_names_the_other_port_if_its_own_refuses() {
+    let output = inlane(&["nvme", "discover", "127.0.78.3"]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{message}");
+    assert!(message.contains("127.0.78.3:8009") && message.contains("give 127.0.78.3:4420"), "{message}");
+}
+
+#[test]
 fn wrong_usage_has_status_2() {
     let (_target, address) = target("memory:1M,ro");
     for arguments in [
