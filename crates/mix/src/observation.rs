@@ -149,7 +149,7 @@ impl LoadRate {
 pub struct Signals {
     /// The share of processor time that the hypervisor took away. `None` if the kernel does not report it.
     pub stolen: Option<f64>,
-    /// The share of the time in which a control group's quota stopped this process. `None` without a quota.
+    /// The share of the periods of a control group's quota in which it stopped this process. `None` without a quota.
     pub throttled: Option<f64>,
     /// The share of processor time that other processes used. `None` if the kernel does not report it.
     pub others: Option<f64>,

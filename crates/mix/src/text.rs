@@ -135,6 +135,9 @@ fn reasons(measured: &Measured, load: usize, named: &Named) -> Vec<String> {
     reasons
 }
 
+/// A quota, before the share of its periods.
+const STOPPED: &str = "the quota stopped the process in";
+
 /// Returns the text of a fact about a load. `None` if it has nothing to tell.
 fn fact(loads: &dyn Loads, load: usize, evidence: &Evidence) -> Option<String> {
     let changed = |share: f64| match share {
@@ -152,15 +155,17 @@ fn fact(loads: &dyn Loads, load: usize, evidence: &Evidence) -> Option<String> {
                 share("its threads had work for", busy),
                 share("waited for a full port or queue for", blocked),
                 share("waited for a processor for", queued),
-                share("the quota stopped the process for", throttled),
             ]
             .into_iter()
             .flatten()
             .collect();
-            if shares.is_empty() {
+            let times = (!shares.is_empty()).then(|| format!("{} of the time", shares.join(", ")));
+            let stopped = throttled.map(|share| format!("{STOPPED} {} of its periods", percent(share)));
+            let texts: Vec<String> = times.into_iter().chain(stopped).collect();
+            if texts.is_empty() {
                 return None;
             }
-            format!("{} of the time", shares.join(", "))
+            texts.join(", ")
         }
         Fact::Pace { asked, reached } => format!("it reached {} of the pace", percent(reached / asked)),
         Fact::Exchange { slowed, gain, per_unit, in_units, .. } => {
@@ -177,14 +182,14 @@ fn fact(loads: &dyn Loads, load: usize, evidence: &Evidence) -> Option<String> {
             }
         }
         Fact::Slowed { rate, busy, blocked, throttled } => {
-            let pair = |text: &str, pair: &Option<(f64, f64)>| {
+            let pair = |text: &str, of: &str, pair: &Option<(f64, f64)>| {
                 let (before, then) = (*pair)?;
-                Some(format!("{text} {} of the time instead of {}", percent(then), percent(before)))
+                Some(format!("{text} {} of {of} instead of {}", percent(then), percent(before)))
             };
             let shares: Vec<String> = [
-                pair("its threads had work for", busy),
-                pair("waited for a full port or queue for", blocked),
-                pair("the quota stopped the process for", throttled),
+                pair("its threads had work for", "the time", busy),
+                pair("waited for a full port or queue for", "the time", blocked),
+                pair(STOPPED, "its periods", throttled),
             ]
             .into_iter()
             .flatten()

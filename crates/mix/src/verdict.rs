@@ -16,6 +16,7 @@ mod decide;
 mod evidence;
 mod intervention;
 mod reading;
+mod times;
 
 pub use evidence::{Evidence, Fact, Kind, Says};
 

@@ -19,6 +19,8 @@ const FULL: f64 = 0.93;
 /// A resource of which at most this share is used is not full. Capacities differ with the mixture of reads, writes and sizes,
 /// so the shares between both limits say nothing.
 const NOT_FULL: f64 = 0.8;
+/// A load that reaches at least this share of its pace may be limited by it. Another resource can keep it just below.
+const REACHED: f64 = 0.985;
 /// A mixture of loads differs from another one if at least this share of the resource is taken by different loads.
 const OTHER_MIXTURE: f64 = 0.2;
 
@@ -245,9 +247,10 @@ impl<'a> Case<'a> {
         let asked = self.measured.loads[self.load].asked.filter(|asked| *asked > 0.0)?;
         let reached = self.of_load(self.base, |rate| Some(rate.operations_per_second))?;
         let says = match (bottleneck, reached / asked) {
-            (Bottleneck::Pace, share) if share >= 0.97 => Says::For,
-            (_, share) if share >= 0.97 => Says::Against,
+            (Bottleneck::Pace, share) if share >= REACHED => Says::For,
             (Bottleneck::Pace, share) if share < 0.95 => Says::Against,
+            (Bottleneck::Pace, _) => Says::Neither,
+            (_, share) if share >= 0.97 => Says::Against,
             _ => Says::Neither,
         };
         Some(Evidence { fact: Fact::Pace { asked, reached }, says })

@@ -5,6 +5,7 @@ use super::{
     Bottleneck, Candidate, Evidence, Experiment, Fact, Finding, Kind, Named, NotDetermined, Reason, RunnerUp,
     Says,
 };
+use crate::observation::Phase;
 use crate::statistics::Estimate;
 use inlane_core::load::Resource;
 use std::cmp::Reverse;
@@ -111,7 +112,10 @@ impl Weighed {
         }
         if let Some(alone) = case.alone() {
             let alone = Self::new(&alone, bottleneck.clone()).evidence;
-            evidence.extend(alone.into_iter().filter(|evidence| evidence.says == Says::Against));
+            let counts = |of: &Evidence| {
+                of.says == Says::Against || of.says == Says::For && bottleneck == Bottleneck::OwnCores
+            };
+            evidence.extend(alone.into_iter().filter(counts));
         }
         if case.is_throttled() && bottleneck != Bottleneck::Quota {
             // Whatever takes time of the processors has these effects under a quota.
@@ -126,14 +130,13 @@ impl Weighed {
         let against = evidence.iter().filter(|of| of.says == Says::Against).count();
         let interventions = kinds.iter().filter(|kind| kind.is_intervention()).count();
         let parts = case.parts(&bottleneck);
-        let of_parts = |of: &Evidence| match &of.fact {
-            Fact::Antagonist { resource, share, change, .. } => {
-                let at = case.fitted.index(resource)?;
-                parts.contains(&at).then_some(-change.median / share)
-            }
-            _ => None,
+        let of_parts = |(phase, antagonist, share): (Phase, usize, f64)| {
+            let resource = case.measured.loads[antagonist].antagonist_of.as_ref()?;
+            parts.contains(&case.fitted.index(resource)?).then_some(())?;
+            let lost = -case.change(phase, case.load)?.median / share;
+            Some(case.lost_time(phase, antagonist, share).map_or(lost, |time| time.max(lost)))
         };
-        let effects: Vec<f64> = evidence.iter().filter_map(of_parts).collect();
+        let effects: Vec<f64> = case.antagonists().into_iter().filter_map(of_parts).collect();
         let (tried, leans) = (!effects.is_empty(), effects.iter().all(|effect| *effect > LEANS));
         Self { bottleneck, evidence, kinds, interventions, against, tried, leans }
     }
@@ -182,6 +185,7 @@ impl Weighed {
         let by_exchange = |of: &Self| {
             // The kernel counts what a quota stops.
             of.bottleneck != Bottleneck::Quota
+                && !(of.tried && of.leans)
                 && !of
                     .kinds
                     .iter()

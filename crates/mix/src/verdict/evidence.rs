@@ -75,7 +75,7 @@ pub enum Fact {
         on_processor: Option<f64>,
         /// They were ready to run while other threads had the processor.
         queued: Option<f64>,
-        /// The quota stopped the process.
+        /// The quota stopped the process, as a share of its periods.
         throttled: Option<f64>,
     },
     /// The pace of the load, in operations per second.
@@ -111,7 +111,7 @@ pub enum Fact {
         busy: Option<(f64, f64)>,
         /// The share of the time in which they waited for a full port or queue.
         blocked: Option<(f64, f64)>,
-        /// The share of the time in which the quota stopped the process.
+        /// The share of the quota's periods in which it stopped the process.
         throttled: Option<(f64, f64)>,
     },
     /// An antagonist took part of a resource.

@@ -19,11 +19,9 @@ const MOST_GAINED: f64 = 1.5;
 /// An antagonist that takes a larger share than this slows loads also if the resource was not full before.
 const LARGE: f64 = 0.62;
 
-/// A load whose threads wait for a processor for this much more of the time lost it to an antagonist of another resource.
-const DISPLACED: f64 = 0.1;
 /// If the time of work falls by more than this for each part of a slow-down, the threads counted waiting as work. It falls by 1
 /// if each operation takes as long as before.
-const MOST_FALL: f64 = 1.25;
+const MOST_FALL: f64 = 1.2;
 /// An antagonist explains the effect of another one if it has at least this share of it.
 const EXPLAINED: f64 = 0.6;
 /// The loads must give up at least this share of what an antagonist takes of a resource. Otherwise the antagonist itself filled
@@ -41,7 +39,7 @@ struct Change {
 }
 
 impl Case<'_> {
-    fn change(&self, to: Phase, load: usize) -> Option<Estimate> {
+    pub fn change(&self, to: Phase, load: usize) -> Option<Estimate> {
         statistics::change(&self.measured.observations, self.base, to, load)
     }
 
@@ -59,7 +57,7 @@ impl Case<'_> {
     }
 
     /// Returns the phases with an antagonist, that antagonist, and the share of its rate alone that it reached.
-    fn antagonists(&self) -> Vec<(Phase, usize, f64)> {
+    pub fn antagonists(&self) -> Vec<(Phase, usize, f64)> {
         let phases = statistics::phases(&self.measured.observations).into_iter();
         let beside = |phase| {
             let antagonist = match phase {
@@ -170,34 +168,6 @@ impl Case<'_> {
             _ => (gained / freed, false),
         };
         Fact::Exchange { slowed: other, freed, gain, per_unit, in_units }
-    }
-
-    /// Returns the time of cores that the threads of `other` leave in `phase`, if `parts` is a core: a slowed load that polls
-    /// leaves none. `None` for other resources, or if the kernel does not report it.
-    fn freed_time(&self, parts: &[usize], phase: Phase, other: usize) -> Option<f64> {
-        let [at] = parts else { return None };
-        let cores = match self.fitted.resources[*at] {
-            Resource::Core(_) => self.measured.loads[other].cores.len().max(1),
-            Resource::Processors => 1,
-            _ => return None,
-        };
-        let time = |phase| self.signal(phase, |observation| observation.loads[other].on_processor);
-        let threads = self.measured.loads[other].threads.max(1);
-        Some((time(self.base)? - time(phase)?) * threads as f64 / cores as f64)
-    }
-
-    /// Returns the share of its cores' time that an antagonist of cores takes in `phase`. `None` for other antagonists, or if the
-    /// kernel does not report it.
-    fn time_on_core(&self, phase: Phase, antagonist: usize) -> Option<f64> {
-        let of = &self.measured.loads[antagonist];
-        let is_core = matches!(of.antagonist_of, Some(Resource::Core(_)));
-        self.signal(phase, |observation| observation.loads[antagonist].on_processor.filter(|_| is_core))
-    }
-
-    /// Returns true if the load's threads waited longer for a processor in `phase` because another load of the session had it.
-    fn is_displaced(&self, phase: Phase) -> bool {
-        let queued = |phase| self.of_load(phase, |rate| rate.queued);
-        queued(phase).zip(queued(self.base)).is_some_and(|(then, before)| then > before + DISPLACED)
     }
 
     /// Compares an effect with the least one that is expected if the resource is full and limits the load.
