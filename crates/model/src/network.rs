@@ -173,11 +173,6 @@ impl Network {
         Ok(id)
     }
 
-    /// Returns the number of resources.
-    pub fn resource_count(&self) -> usize {
-        self.resources.len()
-    }
-
     /// Returns the number of flows.
     pub fn flow_count(&self) -> usize {
         self.flows.len()

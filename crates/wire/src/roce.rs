@@ -17,14 +17,8 @@ pub const MASK: u32 = 0xff_ffff;
 
 /// Opcodes of the reliable connection (RC) service.
 pub mod opcode {
-    /// SEND of a message that fits one packet.
-    pub const SEND_ONLY: u8 = 0x04;
     /// The first packet of an RDMA WRITE. A [`super::Reth`] follows the BTH.
     pub const WRITE_FIRST: u8 = 0x06;
-    /// A middle packet of an RDMA WRITE. No header follows the BTH.
-    pub const WRITE_MIDDLE: u8 = 0x07;
-    /// The last packet of an RDMA WRITE. No header follows the BTH.
-    pub const WRITE_LAST: u8 = 0x08;
     /// The only packet of an RDMA WRITE. A [`super::Reth`] follows the BTH.
     pub const WRITE_ONLY: u8 = 0x0a;
     /// The only packet of an RDMA WRITE with immediate data. A [`super::Reth`] and an [`super::ImmDt`] follow

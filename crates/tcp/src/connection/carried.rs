@@ -29,11 +29,6 @@ impl Connection {
         self.flags.carried = true;
     }
 
-    /// Returns true if another transport carries the data.
-    pub fn is_carried(&self) -> bool {
-        self.flags.carried
-    }
-
     /// Records that the other transport has sent the stream up to `sent`, and that the peer has acknowledged it up
     /// to `acknowledged`.
     pub fn carry_sent(&mut self, now: u64, sent: u64, acknowledged: u64) -> Events {
