@@ -191,7 +191,11 @@ pub fn parse_port(text: &str) -> Result<PortSpec> {
         Some(_) => "it does not both receive and send frames of a network",
         None => "there is no such kind of port",
     };
-    let why = format!("{why}; give af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET or pci:ADDRESS");
+    // A driver's stand-in for a network moves no bytes. Such ports are for tests.
+    let named = Kind::NAMED.map(Kind::properties).into_iter();
+    let networks = named.filter(|kind| kind.is_network && kind.moves_payload).map(|kind| kind.syntax);
+    let networks: Vec<_> = networks.collect();
+    let why = format!("{why}; give one of {}", networks.join(", "));
     Err(Error::Setting { what: field::PORT.with(without_secret(text)).into(), why })
 }
 
@@ -250,5 +254,19 @@ pub fn check_interface(settings: &Settings) -> Result<()> {
             Err(Error::Setting { what, why })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refusal_of_a_port_lists_the_ports_of_networks() {
+        for text in ["null", "nul"] {
+            let why = parse_port(text).unwrap_err().to_string();
+            let ports = "af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS";
+            assert!(why.ends_with(&format!("give one of {ports}")), "{why}");
+        }
     }
 }
