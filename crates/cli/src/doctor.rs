@@ -101,7 +101,7 @@ fn fail_if_missing(checks: &[Check], required: &[Name]) -> Result<(), NotReady> 
 type CheckFunction = fn(&Machine) -> Check;
 
 /// All checks, in the order of [`Name`].
-const CHECKS: [(Name, CheckFunction); 19] = [
+const CHECKS: [(Name, CheckFunction); 20] = [
     (Name::Dpdk, ports::dpdk),
     (Name::Hugepages, memory::hugepages),
     (Name::Privileges, rights::privileges),
@@ -118,6 +118,7 @@ const CHECKS: [(Name, CheckFunction); 19] = [
     (Name::PcieLinks, devices::pcie_links),
     (Name::Numa, memory::numa),
     (Name::CpuGovernor, processor::cpu_governor),
+    (Name::CpuQuota, processor::cpu_quota),
     (Name::IsolatedCores, processor::isolated_cores),
     (Name::ClockSource, processor::clock_source),
     (Name::Lab, lab::lab),

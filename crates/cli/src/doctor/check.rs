@@ -40,6 +40,8 @@ pub enum Name {
     Numa,
     /// The kernel's policy for the clock frequency of cores (CPU governor).
     CpuGovernor,
+    /// The quota of processor time that a control group sets.
+    CpuQuota,
     /// Isolated cores: cores on which the scheduler starts no other programs.
     IsolatedCores,
     /// The clock source from which the kernel reads timestamps.

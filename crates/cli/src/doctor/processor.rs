@@ -1,5 +1,5 @@
-//! Checks settings of the processor that change latency: the frequency governor, isolated cores and the clock
-//! source.
+//! Checks settings of the processor that change latency: the frequency governor, a quota, isolated cores and the
+//! clock source.
 
 use super::Machine;
 use super::check::{Check, Name};
@@ -30,6 +30,22 @@ pub fn cpu_governor(machine: &Machine) -> Check {
     } else {
         check(listed.join(", "))
             .degraded(format!("echo performance | sudo tee {CPUS}/cpu*/cpufreq/scaling_governor"))
+    }
+}
+
+pub fn cpu_quota(machine: &Machine) -> Check {
+    let purpose =
+        "a quota stops all threads of a process until its next period, usually for tens of milliseconds";
+    let online = processors(&machine.files.text(&format!("{CPUS}/online")).unwrap_or_default()).len();
+    let check = |evidence: String| Check::ok(Name::CpuQuota, purpose, evidence);
+    match machine.trials.quota.map(|quota| quota.cores) {
+        None => check("no control group limits the processor time of this process".into()),
+        Some(cores) if online > 0 && cores >= online as f64 => {
+            check(format!("the control group may use {cores:.2} cores, and the machine has {online}"))
+        }
+        Some(cores) => check(format!("the control group may use {cores:.2} cores")).degraded(
+            "raise cpu.max of the control group (cgroup v1: cpu.cfs_quota_us), or the CPU limit of the container or service",
+        ),
     }
 }
 

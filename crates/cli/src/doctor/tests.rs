@@ -2,6 +2,7 @@
 //! system's /proc and /sys. The test also chooses the outcomes of system calls.
 
 use super::*;
+use inlane_process::cgroup::CpuQuota;
 use rustix::io::Errno;
 
 /// A fake machine: a directory of files, and chosen outcomes of system calls. A test adds the files and the
@@ -21,6 +22,7 @@ impl Fake {
                 tun: Err(Errno::NOENT),
                 memfd: Ok(()),
                 kvm: Err(Errno::NOENT),
+                quota: None,
                 dpdk: Some("DPDK 22.11".into()),
                 program: "/opt/inlane".into(),
                 programs: vec!["/usr/bin".into()],
@@ -305,6 +307,17 @@ fn cores_clocks_and_nodes() {
     };
     assert_eq!(governor("performance").state, State::Ok);
     assert_eq!(governor("powersave").state, State::Degraded);
+
+    let quota = |cores: Option<f64>| {
+        let mut fake = Fake::new(&[("sys/devices/system/cpu/online", "0-1")]);
+        fake.trials.quota = cores.map(|cores| CpuQuota { cores, periods: 0, throttled_periods: 0 });
+        fake.check(processor::cpu_quota)
+    };
+    assert_eq!(quota(None).state, State::Ok);
+    assert_eq!(quota(Some(2.0)).state, State::Ok, "as much as the machine has");
+    let small = quota(Some(0.2));
+    assert_eq!(small.state, State::Degraded);
+    assert!(small.evidence.contains("0.20 cores"), "{small:?}");
 
     let isolated = |list, online| {
         Fake::new(&[("sys/devices/system/cpu/isolated", list), ("sys/devices/system/cpu/online", online)])

@@ -2,6 +2,7 @@
 //! and sockets that a call opened.
 
 use crate::devices;
+use inlane_process::cgroup::CpuQuota;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
@@ -19,6 +20,8 @@ pub struct Trials {
     pub memfd: Result<(), Errno>,
     /// The outcome of opening `/dev/kvm`.
     pub kvm: Result<(), Errno>,
+    /// The quota of processor time of this process. `None` if there is none.
+    pub quota: Option<CpuQuota>,
     /// The release of the DPDK library in this program. `None` if the program is built without DPDK.
     pub dpdk: Option<String>,
     /// The path of this program's executable file.
@@ -41,6 +44,7 @@ impl Trials {
             tun: open("/dev/net/tun"),
             memfd: rustix::fs::memfd_create("inlane-doctor", rustix::fs::MemfdFlags::CLOEXEC).map(drop),
             kvm: open("/dev/kvm"),
+            quota: CpuQuota::of_this_process(),
             dpdk: devices::dpdk_version(),
             program: std::env::current_exe().unwrap_or_else(|_| "inlane".into()),
             programs: std::env::var_os("PATH")
