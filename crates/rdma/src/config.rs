@@ -26,6 +26,9 @@ pub struct Config {
     /// Bytes at the beginning of the stream that the peer may write before it has memory information. Their key
     /// follows from [`Endpoint::token`]. Both peers must use the same value.
     pub first_grant: u32,
+    /// True to send memory information at once. Otherwise the first acknowledgment that no data carries has it, or it is sent when
+    /// the peer has used half of `first_grant`. Without `first_grant`, it is always sent at once.
+    pub announce: bool,
     /// A sample of the round-trip time from the handshake of the two peers, if there is one. Without it, a loss
     /// at the beginning costs `initial_rto`.
     pub rtt: Option<u64>,
@@ -53,6 +56,7 @@ impl Default for Config {
             receive_capacity: 1 << 20,
             payload: 1408,
             first_grant: 0,
+            announce: true,
             rtt: None,
             initial_rto: 200 * MILLISECOND,
             min_rto: 20 * MILLISECOND,

@@ -63,7 +63,7 @@ pub struct Connection {
 
 impl Connection {
     /// Creates a connection. `secret` is random, and keys are derived from it. The first packet to send
-    /// carries memory information.
+    /// carries memory information, unless [`Config::announce`] is false.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting or an endpoint's number is out of range.
@@ -71,20 +71,17 @@ impl Connection {
         config.check()?;
         local.check()?;
         remote.check()?;
+        let first_grant = Grant::first(local.token, config.first_grant);
+        let receiver = Receiver::new(config, remote.psn, first_grant, secret);
         Ok(Self {
             sender: Sender::new(config, local.psn, Grant::first(remote.token, config.first_grant)),
-            receiver: Receiver::new(
-                config,
-                remote.psn,
-                Grant::first(local.token, config.first_grant),
-                secret,
-            ),
             config: config.clone(),
             local,
             remote,
             counters: Counters::default(),
             ended: None,
-            control: true,
+            control: !receiver.quiet,
+            receiver,
             flags: 0,
             acknowledgment: Acknowledgment::default(),
         })
@@ -233,6 +230,7 @@ impl Connection {
     fn control(&mut self, to: &mut [u8; MAX_HEADERS]) -> Transmit {
         self.control = false;
         self.acknowledgment = Acknowledgment::default();
+        self.receiver.quiet = false;
         self.receiver.grant();
         let fixed = Fixed {
             flags: std::mem::take(&mut self.flags),

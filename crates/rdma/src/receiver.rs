@@ -37,6 +37,8 @@ pub struct Receiver {
     hasher: SipHasher13,
     grants: VecDeque<Grant>,
     generation: u32,
+    /// True while the peer needs no further memory information than what it has from the beginning.
+    pub quiet: bool,
     pub granted: u64,
     /// The first PSN that is missing.
     pub expected: u64,
@@ -59,6 +61,7 @@ impl Receiver {
             hasher: SipHasher13::new_with_key(&secret),
             grants: VecDeque::with_capacity(MAX_GRANTS),
             generation: first_grant.is_some() as u32,
+            quiet: !config.announce && first_grant.is_some(),
             granted: config.first_grant as u64,
             expected: (1 << 24) + psn as u64,
             highest: (1 << 24) + psn as u64,
@@ -102,6 +105,10 @@ impl Receiver {
     /// peer has nothing else to write to.
     pub fn grant(&mut self) -> bool {
         let before = self.generation;
+        self.quiet &= 2 * self.published < self.granted;
+        if self.quiet {
+            return false;
+        }
         while self.grants.len() < MAX_GRANTS && self.end.is_none() {
             let chunk = self.capacity.div_ceil(4);
             let room = self.capacity.saturating_sub(self.granted - self.consumed);

@@ -143,3 +143,24 @@ fn an_acknowledgment_of_what_was_not_sent_is_refused() {
     }
     assert_eq!(pair.ends[0].counters().malformed, 4);
 }
+
+#[test]
+fn memory_information_waits_until_half_of_the_first_bytes_are_used() {
+    let config = Config { first_grant: 2048, announce: false, ..Config::default() };
+    let ends = [17, 18].map(|queue_pair| Endpoint { queue_pair, psn: 9, token: 3 });
+    let ends = [0, 1].map(|n| Connection::new(&config, ends[n], ends[1 - n], [7; 16]).unwrap());
+    let mut pair = Pair { ends, written: [0; 2], now: 1 };
+    assert_eq!((pair.send(0), pair.send(1)), (vec![], vec![]));
+    // A request and its response.
+    pair.write(0, 500);
+    assert_eq!(pair.send(0), [opcode::WRITE_ONLY]);
+    assert_eq!(pair.send(1), []);
+    pair.write(1, 500);
+    assert_eq!(pair.send(1), [opcode::WRITE_ONLY_IMMEDIATE]);
+    // More than the first bytes.
+    pair.write(0, 5000);
+    assert_eq!(pair.send(0).len(), 2);
+    assert_eq!(pair.send(1), [CONTROL]);
+    assert_eq!(pair.send(0).len(), 3);
+    assert_eq!((pair.ends[1].received(), pair.ends[1].counters().refused_range), (5500, 0));
+}

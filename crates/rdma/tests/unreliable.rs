@@ -39,6 +39,7 @@ fn draw_config(random: &mut Random, payload: u16) -> Config {
         payload,
         ack_delay: random.below(10) * MILLISECOND / 5,
         ack_gap: [0, 10_000, MILLISECOND][random.below(3) as usize],
+        announce: random.below(2) == 0,
         max_rto: 2 * SECOND,
         retries: 40,
         ..Config::default()

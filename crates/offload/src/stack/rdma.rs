@@ -204,6 +204,9 @@ impl Stream {
             receive_capacity: self.receive.capacity() as u32,
             payload: (self.connection.max_segment().saturating_sub(MORE_HEADERS) / 4 * 4).max(64),
             first_grant: FIRST_GRANT,
+            // The first data of the side that opens the connection arrives with the end of the handshake, so the other side can
+            // wait for it. Its answer often carries the acknowledgment, and the first bytes suffice for many requests.
+            announce: self.connected,
             rtt: self.connection.smoothed_rtt(),
             retries: RETRIES,
             ack_gap: ACK_GAP_NS,

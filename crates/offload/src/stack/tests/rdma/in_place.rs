@@ -145,3 +145,30 @@ fn bulk_data_takes_about_as_many_packets_as_by_tcp() {
     // A packet ends at the end of the range that it may write.
     assert!(rdma[0] <= tcp[0] + tcp[0] / 20 && rdma[1] <= tcp[1] + 10, "TCP {tcp:?}, RDMA {rdma:?}");
 }
+
+/// Returns the number of frames of a connection with a short request and a short response.
+fn frames_of_a_short_connection(rdma: bool) -> usize {
+    let mut link = Link::of([Setup { rdma, ..SHARED }; 2], [vec![1; 100], Vec::new()]);
+    let mut frames = 0;
+    let mut count = |_: &mut Vec<u8>| {
+        frames += 1;
+        1
+    };
+    link.run(&mut count);
+    let server = link.server.unwrap();
+    assert_eq!(link.world.machines[1].write(server, &[2; 100]), 100);
+    link.step(&mut count);
+    link.step(&mut count);
+    assert_eq!(link.received, [vec![2; 100], vec![1; 100]]);
+    link.close(count);
+    frames
+}
+
+#[test]
+fn a_short_connection_takes_at_most_three_packets_more_than_by_tcp() {
+    // The client's memory information, the end of the handshake apart from the request, and an acknowledgment of the response
+    // before the FIN.
+    let (tcp, rdma) = (frames_of_a_short_connection(false), frames_of_a_short_connection(true));
+    println!("frames of a short connection: TCP {tcp}, RDMA {rdma}");
+    assert!(rdma <= tcp + 3, "TCP {tcp}, RDMA {rdma}");
+}
