@@ -9,7 +9,7 @@
 //! | offered rate | nearly all offered packets arrived |
 //! | link | frames fill the link |
 //! | PCIe, GPU memory | the rate of a bare kernel that moves the same bytes |
-//! | sending port | the port took nothing for most of the time, or refused packets |
+//! | sending port | the port took nothing for most of the time, or refused packets, or threads slept while they sent |
 //! | source | the threads mostly found no packets, and nothing was lost |
 //! | CPU quota | the control group was throttled, and the threads did not run |
 //! | processors | threads waited for a processor |
@@ -50,6 +50,8 @@ const THROTTLED: f64 = 0.5;
 const MOSTLY: f64 = 0.5;
 /// A port is the limit of a run if it accepts nothing for at least this share of the run.
 const BLOCKED: f64 = 0.5;
+/// If sending takes at least this share of the time of bursts, blocked threads waited for the sending port.
+const SENDING: f64 = 0.8;
 /// If a port refuses at least this share of the packets, the port is the limit.
 const REFUSED: f64 = 0.05;
 /// The shortest run for which [`limit`] names a limit. In shorter runs, start-up and shutdown distort the
@@ -188,7 +190,13 @@ fn idle_source(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
     })
 }
 
-/// Finds a quota, processors or system calls as the limit, if threads waited for processors or slept in system calls.
+impl From<WorkShares> for Evidence {
+    fn from(WorkShares { receive, function, send }: WorkShares) -> Self {
+        Evidence::Work { receive_share: receive, function_share: function, send_share: send }
+    }
+}
+
+/// Finds a quota, processors, the sending port or system calls as the limit, if threads waited for processors or slept in system calls.
 fn not_running(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
@@ -216,7 +224,16 @@ fn not_running(config: &Config, outcome: &RunOutcome) -> Option<Limit> {
         (false, true) if outcome.queued_ns == 0 => {
             waited(Resource::ProcessorsOrSystemCalls, Evidence::NotRunning { share: slept, threads })
         }
-        (false, true) => waited(Resource::SystemCalls, Evidence::BlockedInCalls { share: slept, threads }),
+        (false, true) => {
+            let blocked = Evidence::BlockedInCalls { share: slept, threads };
+            let sending = outcome.work.filter(|work| work.send >= SENDING);
+            let (resource, work) = match sending {
+                Some(work) => (Resource::SendingPort, Some(Evidence::from(work))),
+                None => (Resource::SystemCalls, None),
+            };
+            let evidence = [blocked].into_iter().chain(work).collect();
+            Some(Limit { kind: LimitKind::Waited, resource, evidence })
+        }
     }
 }
 
@@ -227,11 +244,7 @@ fn threads(config: &Config, outcome: &RunOutcome) -> Limit {
     let (dispatching, most) = busy(outcome, |shares| shares.busy, Task::ReceiveAndSend);
     if most >= BUSY {
         let mut evidence = vec![dispatching];
-        evidence.extend(outcome.work.map(|WorkShares { receive, function, send }| Evidence::Work {
-            receive_share: receive,
-            function_share: function,
-            send_share: send,
-        }));
+        evidence.extend(outcome.work.map(Evidence::from));
         let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
         if let (Device::Cpu, Method::Single, Some(ceiling)) = (device, method, ceiling) {
             evidence.push(Evidence::FunctionAlone { share: result.rx.packets_per_second / ceiling });

@@ -93,6 +93,11 @@ fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut sleeping = outcome(&config, &[0.99]);
     sleeping.result.cpu_ns = 100_000_000;
     assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
+    // The calls were those that send, for example because an interface is shaped.
+    sleeping.work = Some(WorkShares { receive: 0.02, function: 0.01, send: 0.97 });
+    assert_limit(&config, &sleeping, &["sending port: ", "blocked for 95 %", "sending 97 %"]);
+    sleeping.work = Some(WorkShares { receive: 0.49, function: 0.01, send: 0.5 });
+    assert_limit(&config, &sleeping, &["system calls: "]);
     // A full sending port, with overload mode `drop`. The thread looks busy because it drops packets, but the
     // port is the limit.
     config.per_pipeline.overload = Overload::Drop;
