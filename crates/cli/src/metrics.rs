@@ -12,14 +12,11 @@ pub use forward::page as forward_page;
 pub use target::page as target_page;
 
 use crate::exit::NotReady;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::AtomicU64;
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 /// How long a request and its answer may take together.
@@ -30,13 +27,13 @@ const MOST_BYTES: usize = 8192;
 /// The labels of a sample.
 pub type Labels = Vec<(&'static str, String)>;
 
-/// A page that is being made.
-pub struct Page(Registry);
+/// A page that is being made, in Prometheus' text format 0.0.4, which every version of Prometheus and promtool reads.
+pub struct Page(String);
 
 impl Page {
     /// Creates a page with the version of this program.
     pub fn new() -> Self {
-        let mut page = Self(Registry::with_prefix("inlane"));
+        let mut page = Self(String::new());
         let labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("build_info", "The program; the value is always 1", [(labels, 1.0)]);
         page
@@ -44,61 +41,50 @@ impl Page {
 
     /// Adds a counter: `inlane_NAME_total`, with a sample for each set of labels.
     pub fn counter(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Labels, u64)>) {
-        let family = Family::<Labels, Counter>::default();
-        for (labels, value) in samples {
-            family.get_or_create(&labels).inc_by(value);
-        }
-        self.0.register(name, help, family);
+        self.family(&format!("{name}_total"), "counter", help, samples);
     }
 
     /// Adds a counter of seconds: `inlane_NAME_seconds_total`.
     pub fn seconds(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Labels, u64)>) {
-        let family = Family::<Labels, Counter<f64, AtomicU64>>::default();
-        for (labels, nanoseconds) in samples {
-            family.get_or_create(&labels).inc_by(nanoseconds as f64 / 1e9);
-        }
-        self.0.register_with_unit(name, help, prometheus_client::registry::Unit::Seconds, family);
+        let samples = samples.into_iter().map(|(labels, nanoseconds)| (labels, nanoseconds as f64 / 1e9));
+        self.family(&format!("{name}_seconds_total"), "counter", help, samples);
     }
 
     /// Adds a gauge: `inlane_NAME`.
     pub fn gauge(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Labels, f64)>) {
-        let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+        self.family(name, "gauge", help, samples);
+    }
+
+    /// Adds a family of samples. Adds up samples with the same labels, such as those of a port that a run names twice.
+    fn family<V: Display + Default + AddAssign>(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, V)>,
+    ) {
+        let mut sums: BTreeMap<Labels, V> = BTreeMap::new();
         for (labels, value) in samples {
-            family.get_or_create(&labels).set(value);
+            *sums.entry(labels).or_default() += value;
         }
-        self.0.register(name, help, family);
+        self.0 += &format!("# HELP inlane_{name} {help}.\n# TYPE inlane_{name} {kind}\n");
+        for (labels, value) in sums {
+            let labels: Vec<_> =
+                labels.iter().map(|(label, text)| format!("{label}=\"{}\"", escaped(text))).collect();
+            let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+            self.0 += &format!("inlane_{name}{labels} {value}\n");
+        }
     }
 
     /// Returns the text of the page.
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        encode(&mut text, &self.0).expect("a string takes every text");
-        classic(&text)
+    pub fn text(self) -> String {
+        self.0
     }
 }
 
-/// Translates a page from the format of OpenMetrics, in which the description of a counter lacks the suffix of its samples, to Prometheus'
-/// text format 0.0.4. Every version of Prometheus and promtool reads that format.
-fn classic(page: &str) -> String {
-    let mut text = String::with_capacity(page.len());
-    let mut help = None;
-    for line in page.lines() {
-        let words: Vec<&str> = line.splitn(4, ' ').collect();
-        match words[..] {
-            ["#", "HELP", name, about] => help = Some((name, about)),
-            ["#", "TYPE", name, kind] => {
-                let suffix = if kind == "counter" { "_total" } else { "" };
-                if let Some((_, about)) = help.take().filter(|(described, _)| *described == name) {
-                    text += &format!("# HELP {name}{suffix} {about}\n");
-                }
-                text += &format!("# TYPE {name}{suffix} {kind}\n");
-            }
-            // The unit, and the end of the page.
-            ["#", ..] => {}
-            _ => text += &format!("{line}\n"),
-        }
-    }
-    text
+/// Returns the value of a label as it stands between quotes.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Listens on `address`, and serves what `page` returns until the process ends. `page` gives a reason if it has no page now.

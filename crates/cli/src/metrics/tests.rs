@@ -2,7 +2,6 @@ use super::*;
 use inlane_core::port::Counters;
 use inlane_forward::PortCounters;
 use inlane_forward::run::Reading;
-use std::collections::BTreeMap;
 
 /// Parses a page by the rules of Prometheus' text format: each family is described before its samples, and its samples are together. Returns
 /// the values by name and labels.
@@ -85,11 +84,13 @@ fn the_page_of_forward_has_each_port_and_direction() {
     let port = |port: &str, rx, tx| PortCounters { port: port.into(), rx, tx };
     // A name of a port may have any characters.
     let hostile = "pcap:a\"b\\c\nd,e=\"f\"";
-    let ports = vec![port("gen:64", counters(10), None), port(hostile, None, counters(7))];
+    let twice = || port("null", None, counters(4));
+    let ports = vec![port("gen:64", counters(10), None), port(hostile, None, counters(7)), twice(), twice()];
     let page = forward_page(&Reading { ports, ..Reading::default() });
     let values = parse(&page);
     promtool(&page);
     assert_eq!(values["inlane_forward_packets_total{port=\"gen:64\",direction=\"rx\"}"], 10.0);
+    assert_eq!(values["inlane_forward_packets_total{port=\"null\",direction=\"tx\"}"], 8.0, "named twice");
     assert_eq!(values["inlane_forward_missed_packets_total{port=\"gen:64\",direction=\"rx\"}"], 3.0);
     let sent: Vec<_> =
         values.keys().filter(|key| key.starts_with("inlane_forward_bytes_total{port=\"pcap")).collect();
