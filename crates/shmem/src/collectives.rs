@@ -1,5 +1,5 @@
 //! Barriers and collectives, over teams and over active sets. The functions for teams return 0, or -1 if the
-//! team is invalid. An active set is described by its first PE, the logarithm of its stride, and its size.
+//! team is invalid.
 //!
 //! The caller of an unsafe function guarantees that the pointers are valid, as the OpenSHMEM specification
 //! demands.
@@ -7,28 +7,48 @@
 use crate::numbers::Combine;
 use crate::teams::{self, Team};
 use crate::world::{check, invalid, world};
+use inlane_pgas::error::Result;
 use inlane_pgas::world::{Group, Set};
 use std::ffi::{c_int, c_void};
 
-/// An active set: its first PE, the logarithm to base 2 of its stride, and its number of PEs.
-type ActiveSet = (c_int, c_int, c_int);
+/// The PEs of a collective: a team or an active set.
+pub trait Members {
+    /// What the C function returns: a status for a team, nothing for an active set.
+    type Outcome;
 
-fn active((start, log_stride, size): ActiveSet) -> Set {
-    // Convert invalid values to values that the library refuses: a negative start becomes a very large
-    // number, and a bad stride or a negative size becomes 0.
-    let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
-    let size = size.max(0) as u32;
-    Set { start: start as u32, stride, size }
+    /// Carries out a collective over these PEs.
+    fn over(self, collective: impl FnOnce(Group<'_>) -> Result<()>) -> Self::Outcome;
 }
 
-/// Carries out a collective over the team's PEs. Returns 0, or -1 if the team is invalid.
-fn over(team: Team, collective: impl FnOnce(Group<'_>) -> inlane_pgas::error::Result<()>) -> c_int {
-    match teams::state(team) {
-        Some(state) => {
-            check(collective(state.group()));
-            0
+impl Members for Team {
+    type Outcome = c_int;
+
+    /// Returns 0, or -1 if the team is invalid.
+    fn over(self, collective: impl FnOnce(Group<'_>) -> Result<()>) -> c_int {
+        match teams::state(self) {
+            Some(state) => {
+                check(collective(state.group()));
+                0
+            }
+            None => -1,
         }
-        None => -1,
+    }
+}
+
+/// An active set: its first PE, the logarithm to base 2 of its stride, and its number of PEs.
+#[derive(Clone, Copy)]
+pub struct ActiveSet(pub c_int, pub c_int, pub c_int);
+
+impl Members for ActiveSet {
+    type Outcome = ();
+
+    fn over(self, collective: impl FnOnce(Group<'_>) -> Result<()>) {
+        let ActiveSet(start, log_stride, size) = self;
+        // Convert invalid values to values that the library refuses: a negative start becomes a very large
+        // number, and a bad stride or a negative size becomes 0.
+        let stride = 1i32.checked_shl(log_stride as u32).unwrap_or(0);
+        let set = Set { start: start as u32, stride, size: size.max(0) as u32 };
+        check(collective(set.into()));
     }
 }
 
@@ -42,19 +62,14 @@ pub fn sync_all() {
     check(world().sync(world().all()));
 }
 
-/// Blocks until all PEs of the team have called this function.
-pub fn team_sync(team: Team) -> c_int {
-    over(team, |team| world().sync(team))
+/// Blocks until all members have called this function and their earlier puts are delivered.
+pub fn barrier<M: Members>(members: M) -> M::Outcome {
+    members.over(|group| world().barrier(group))
 }
 
-/// Blocks until all PEs of the set have called this function and the earlier puts of these PEs are delivered.
-pub fn barrier(set: ActiveSet) {
-    check(world().barrier(active(set)));
-}
-
-/// Blocks until all PEs of the set have called this function.
-pub fn sync(set: ActiveSet) {
-    check(world().sync(active(set)));
+/// Blocks until all members have called this function.
+pub fn sync<M: Members>(members: M) -> M::Outcome {
+    members.over(|group| world().sync(group))
 }
 
 /// Copies `bytes` bytes from the root's source to the destination of all PEs of the team, the root included.
@@ -65,7 +80,7 @@ pub unsafe fn broadcast(
     bytes: usize,
     root: c_int,
 ) -> c_int {
-    over(team, |team| {
+    team.over(|team| {
         // SAFETY: the caller's pointers are valid.
         unsafe {
             world().broadcast(team, root as u32, destination as usize, source.cast(), bytes)?;
@@ -79,122 +94,87 @@ pub unsafe fn broadcast(
 
 /// Copies `bytes` bytes from the source of the root PE to the destinations of all other PEs of the set.
 pub unsafe fn broadcast_active(
+    set: ActiveSet,
     destination: *mut c_void,
     source: *const c_void,
     bytes: usize,
     root: c_int,
-    set: ActiveSet,
 ) {
     // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().broadcast(active(set), root as u32, destination as usize, source.cast(), bytes) });
-}
-
-/// Concatenates the sources of all PEs of the team in each PE's destination. Their lengths may differ.
-pub unsafe fn collect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
-    // SAFETY: the caller's pointers are valid.
-    over(team, |team| unsafe { world().collect(team, destination as usize, source.cast(), bytes) })
-}
-
-/// Concatenates the sources of all PEs of the set in each PE's destination. Their lengths may differ.
-pub unsafe fn collect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
-    // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().collect(active(set), destination as usize, source.cast(), bytes) });
-}
-
-/// Concatenates the sources of all PEs of the team. All sources have `bytes` bytes. Stores the result in each
-/// PE's destination.
-pub unsafe fn fcollect(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
-    // SAFETY: the caller's pointers are valid.
-    over(team, |team| unsafe { world().fcollect(team, destination as usize, source.cast(), bytes) })
-}
-
-/// Concatenates the source data of all PEs of the set in the `destination` of each PE. All sources have the
-/// same length.
-pub unsafe fn fcollect_active(destination: *mut c_void, source: *const c_void, bytes: usize, set: ActiveSet) {
-    // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().fcollect(active(set), destination as usize, source.cast(), bytes) });
-}
-
-/// Sends block i of the source to PE i of the team. A block has `bytes` bytes. Each receiver stores the block
-/// in its own `destination`, at the sender's index.
-pub unsafe fn all_to_all(team: Team, destination: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
-    // SAFETY: the caller's pointers are valid.
-    over(team, |team| unsafe { world().all_to_all(team, destination as usize, source.cast(), bytes) })
-}
-
-/// Sends block i of the source to PE i of the set. A block has `bytes` bytes. The receiver stores the block
-/// in its `destination`, at the index of the sender.
-pub unsafe fn all_to_all_active(
-    destination: *mut c_void,
-    source: *const c_void,
-    bytes: usize,
-    set: ActiveSet,
-) {
-    // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().all_to_all(active(set), destination as usize, source.cast(), bytes) });
-}
-
-/// Sends elements to each PE of the team, like [`all_to_all`], but the elements are not contiguous.
-/// `elements` is the number of elements for each PE, and their width in bytes. `strides` is the distance from
-/// one element to the next, in elements, first at the destination and then at the source.
-pub unsafe fn all_to_all_strided(
-    team: Team,
-    destination: *mut c_void,
-    source: *const c_void,
-    strides: (isize, isize),
-    elements: (usize, usize),
-) -> c_int {
-    // SAFETY: the caller's pointers are valid.
-    over(team, |team| unsafe {
-        world().all_to_all_strided(team, destination as usize, source.cast(), strides, elements)
-    })
-}
-
-/// Sends strided elements to each PE of an active set. The arguments are those of [`all_to_all_strided`], but
-/// with an active set instead of a team.
-pub unsafe fn all_to_all_strided_active(
-    destination: *mut c_void,
-    source: *const c_void,
-    strides: (isize, isize),
-    elements: (usize, usize),
-    set: ActiveSet,
-) {
-    // SAFETY: the caller's pointers are valid.
-    check(unsafe {
-        world().all_to_all_strided(active(set), destination as usize, source.cast(), strides, elements)
+    set.over(|set| unsafe {
+        world().broadcast(set, root as u32, destination as usize, source.cast(), bytes)
     });
 }
 
-/// Combines the source arrays of all PEs of the team, element by element. Stores the result in each PE's
-/// destination. `elements` is the number of elements and the width of one element in bytes.
-pub unsafe fn reduce(
-    team: Team,
+/// Concatenates the sources of all members in each member's destination. Their lengths may differ.
+pub unsafe fn collect<M: Members>(
+    members: M,
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+) -> M::Outcome {
+    // SAFETY: the caller's pointers are valid.
+    members.over(|group| unsafe { world().collect(group, destination as usize, source.cast(), bytes) })
+}
+
+/// Concatenates the sources of all members in each member's destination. All sources have `bytes` bytes.
+pub unsafe fn fcollect<M: Members>(
+    members: M,
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+) -> M::Outcome {
+    // SAFETY: the caller's pointers are valid.
+    members.over(|group| unsafe { world().fcollect(group, destination as usize, source.cast(), bytes) })
+}
+
+/// Sends block i of the source to the member at index i. A block has `bytes` bytes. Each receiver stores the block in its
+/// own `destination`, at the sender's index.
+pub unsafe fn all_to_all<M: Members>(
+    members: M,
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+) -> M::Outcome {
+    // SAFETY: the caller's pointers are valid.
+    members.over(|group| unsafe { world().all_to_all(group, destination as usize, source.cast(), bytes) })
+}
+
+/// Sends elements to each member, like [`all_to_all`], but the elements are not contiguous. `elements` is the number of
+/// elements for each member, and their width in bytes. `strides` is the distance from one element to the next, in elements,
+/// first at the destination and then at the source.
+pub unsafe fn all_to_all_strided<M: Members>(
+    members: M,
+    destination: *mut c_void,
+    source: *const c_void,
+    strides: (isize, isize),
+    elements: (usize, usize),
+) -> M::Outcome {
+    // SAFETY: the caller's pointers are valid.
+    members.over(|group| unsafe {
+        world().all_to_all_strided(group, destination as usize, source.cast(), strides, elements)
+    })
+}
+
+/// Combines the source arrays of all members, element by element. Stores the result in each member's destination.
+/// `elements` is the number of elements and the width of one element in bytes.
+pub unsafe fn reduce<M: Members>(
+    members: M,
     destination: *mut c_void,
     source: *const c_void,
     elements: (usize, usize),
     combine: Combine,
-) -> c_int {
+) -> M::Outcome {
     // SAFETY: `World::reduce` passes arrays of `count` elements.
     let all = |sum: *mut u8, other: *const u8, count: usize| unsafe { combine(sum, other, count) };
     // SAFETY: the caller's pointers are valid.
-    over(team, |team| unsafe { world().reduce(team, destination as usize, source.cast(), elements, &all) })
+    members
+        .over(|group| unsafe { world().reduce(group, destination as usize, source.cast(), elements, &all) })
 }
 
-/// Combines the source arrays of all PEs of the set element by element. Stores the result in each PE's
-/// `destination`. `count` is the number of elements of an array, and `width` is the width of an element in
-/// bytes.
-pub unsafe fn to_all(
-    destination: *mut c_void,
-    source: *const c_void,
-    (count, width): (c_int, usize),
-    set: ActiveSet,
-    combine: Combine,
-) {
-    let Ok(count) = usize::try_from(count) else {
-        invalid(format!("a reduction of {count} elements"), "the number is negative; give 0 or more")
-    };
-    // SAFETY: `World::reduce` passes arrays of `count` elements.
-    let all = |sum: *mut u8, other: *const u8, count: usize| unsafe { combine(sum, other, count) };
-    // SAFETY: the caller's pointers are valid.
-    check(unsafe { world().reduce(active(set), destination as usize, source.cast(), (count, width), &all) });
+/// Returns the number of elements of a reduction over an active set. Ends the job if it is negative.
+pub fn elements(count: c_int) -> usize {
+    let negative =
+        || invalid(format!("a reduction of {count} elements"), "the number is negative; give 0 or more");
+    usize::try_from(count).unwrap_or_else(|_| negative())
 }

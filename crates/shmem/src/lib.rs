@@ -34,6 +34,7 @@ mod world;
 #[allow(missing_docs, non_snake_case, unused_variables, unused_unsafe)]
 mod exports {
     use crate::amo::Word as _;
+    use crate::collectives::{ActiveSet, elements};
     use crate::contexts::{Context, SessionConfig};
     use crate::numbers::{Complex, Logic as _, LongDouble, Ordered, Sum as _};
     use crate::rma::bytes;

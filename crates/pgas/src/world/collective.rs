@@ -200,10 +200,7 @@ impl<T: Transport> World<T> {
             for receiver in 0..receivers {
                 let (first, length) = slice(receiver);
                 // SAFETY: the slice lies inside the source, and the destination was checked.
-                unsafe {
-                    self.transport.put(pe(receiver), offset + first, source.add(first), length, AtReturn)?
-                };
-                self.notify(entered, pe(receiver))?;
+                unsafe { self.send(entered, pe(receiver), offset + first, source.add(first), length)? };
             }
             return Ok(());
         }
@@ -213,16 +210,7 @@ impl<T: Transport> World<T> {
         let others = || (1..receivers).map(|distance| pe((own + distance) % receivers));
         for other in others() {
             // SAFETY: the slice lies inside the destination, which was checked.
-            unsafe {
-                self.transport.put(
-                    other,
-                    offset + first,
-                    self.address_of(offset + first),
-                    length,
-                    AtReturn,
-                )?
-            };
-            self.notify(entered, other)?;
+            unsafe { self.send(entered, other, offset + first, self.address_of(offset + first), length)? };
         }
         others().try_for_each(|other| self.take_notification(entered, other))
     }
@@ -256,11 +244,27 @@ impl<T: Transport> World<T> {
             if relative + reach < set.size {
                 // SAFETY: at the root, the caller promises the source. At other PEs, the source is their own
                 // symmetric memory.
-                unsafe { self.transport.put(pe(relative + reach), offset, from, bytes, AtReturn)? };
-                self.notify(entered, pe(relative + reach))?;
+                unsafe { self.send(entered, pe(relative + reach), offset, from, bytes)? };
             }
         }
         Ok(())
+    }
+
+    /// Puts `bytes` bytes to `pe` at symmetric `offset`, and then notifies it.
+    ///
+    /// # Safety
+    /// `source` is readable for `bytes`, and the destination lies in symmetric memory.
+    unsafe fn send(
+        &self,
+        entered: &Entered<'_>,
+        pe: u32,
+        offset: usize,
+        source: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller keeps the promises that this call needs.
+        unsafe { self.transport.put(pe, offset, source, bytes, AtReturn)? };
+        self.notify(entered, pe)
     }
 
     /// Concatenates the `bytes` bytes at `source` of all PEs of the set, in the set's order. Stores the
@@ -454,8 +458,7 @@ impl<T: Transport> World<T> {
                     let parent = set.pe(index - distance);
                     let chunk = self.chunk(&entered, parent, self.me(), distance)?;
                     // SAFETY: `sum` has `piece` bytes.
-                    unsafe { self.transport.put(parent, chunk, sum.as_ptr().cast(), piece, AtReturn)? };
-                    self.notify(&entered, parent)?;
+                    unsafe { self.send(&entered, parent, chunk, sum.as_ptr().cast(), piece)? };
                     break;
                 }
                 if index + distance < set.size {
