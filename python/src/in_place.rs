@@ -1,13 +1,12 @@
 //! Receives packets in place: their memory as DLPack gives it to NumPy, PyTorch, JAX and others without a copy.
 
 use crate::buffer::Buffer;
-use crate::receiver::time;
+use crate::receiver::{config, time};
 use crate::{LOOK_EVERY, exception, row};
 use inlane_core::Location;
 use inlane_forward::batch::{InPlaceReceiver, NextPackets, PacketsInPlace, ReceiveSettings};
-use inlane_forward::config::{Config, Executor, Route};
+use inlane_forward::config::Executor;
 use inlane_forward::gpu::Settings;
-use inlane_ports::spec::PortSpec;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -41,13 +40,8 @@ impl PlaceReceiver {
         cores: Option<Vec<usize>>,
         room: usize,
     ) -> PyResult<Self> {
-        let rx = PortSpec::parse(port).map_err(|error| exception(&error.into()))?;
-        let mut config = Config::new(Route::OneWay { rx, tx: Vec::new() });
+        let mut config = config(port, function, duration, cores, room)?;
         config.executor = executor(on, memory).map_err(|error| exception(&error))?;
-        config.function = function.into();
-        config.duration = duration.map(|seconds| time(seconds, "duration")).transpose()?;
-        config.cores = cores;
-        config.room = room;
         let settings = ReceiveSettings { frames, wait: time(wait, "wait")? };
         let receiver = InPlaceReceiver::start(config, settings).map_err(|error| exception(&error))?;
         Ok(Self { receiver })

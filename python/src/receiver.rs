@@ -31,12 +31,7 @@ impl Receiver {
         cores: Option<Vec<usize>>,
         room: usize,
     ) -> PyResult<Self> {
-        let rx = PortSpec::parse(port).map_err(|error| exception(&error.into()))?;
-        let mut config = Config::new(Route::OneWay { rx, tx: Vec::new() });
-        config.function = function.into();
-        config.duration = duration.map(|seconds| time(seconds, "duration")).transpose()?;
-        config.cores = cores;
-        config.room = room;
+        let config = config(port, function, duration, cores, room)?;
         let settings = ReceiveSettings { frames, wait: time(wait, "wait")? };
         let receiver = BatchReceiver::start(config, settings).map_err(|error| exception(&error))?;
         Ok(Self { receiver })
@@ -65,6 +60,20 @@ impl Receiver {
     fn row(&self) -> PyResult<Option<String>> {
         self.receiver.measurement().map_or(Ok(None), row)
     }
+}
+
+/// Returns the settings of a run that receives from `port`.
+pub fn config(
+    port: &str,
+    function: &str,
+    duration: Option<f64>,
+    cores: Option<Vec<usize>>,
+    room: usize,
+) -> PyResult<Config> {
+    let rx = PortSpec::parse(port).map_err(|error| exception(&error.into()))?;
+    let duration = duration.map(|seconds| time(seconds, "duration")).transpose()?;
+    let config = Config::new(Route::OneWay { rx, tx: Vec::new() });
+    Ok(Config { function: function.into(), duration, cores, room, ..config })
 }
 
 /// Returns a time that Python gave in seconds.
