@@ -16,6 +16,8 @@ const SLOWED: f64 = 0.04;
 const GAINED_ALONE: f64 = 0.3;
 /// The most units that a load gains for each unit that another one gives up, with the errors of both uses.
 const MOST_GAINED: f64 = 1.5;
+/// The least time that a load under a quota gains for the time that another one gives up.
+const LEAST_GAINED: f64 = 0.25;
 /// An antagonist that takes a larger share than this slows loads also if the resource was not full before.
 const LARGE: f64 = 0.62;
 
@@ -118,6 +120,12 @@ impl Case<'_> {
                 match self.compare(gain.median, gain.low, gain.high, expected, 0.5, 0.3) {
                     // It gained more than the other load gave up.
                     Says::For if gained > MOST_GAINED * units => Says::Neither,
+                    // Loads that a quota stops share what another one leaves.
+                    Says::For
+                        if *bottleneck == Bottleneck::Quota && gained < LEAST_GAINED * others * freed =>
+                    {
+                        Says::Neither
+                    }
                     says => says,
                 }
             } else {

@@ -36,6 +36,8 @@ impl Case<'_> {
             Bottleneck::Resource(Resource::Core(_) | Resource::Processors) => times.shared_cores(),
             Bottleneck::Resource(resource) => times.device(self.is_sender(resource)),
             Bottleneck::BothDirections(_) => times.device(false),
+            // A load at its pace waits for the next operation to be due, and not only for ports and answers.
+            Bottleneck::Pace if blocked > Some(0.9) => Says::Against,
             Bottleneck::Pace => Says::Neither,
         };
         Some(Evidence { fact: Fact::Threads { busy, blocked, on_processor, queued, throttled }, says })

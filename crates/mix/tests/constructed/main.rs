@@ -107,6 +107,8 @@ const ONCE_WRONG: &[(u64, &str)] = &[
     (880096, "host memory, which copies in both directions cross, too"),
     (880155, "its own cores, on which memory slows it down, without an antagonist of memory"),
     (880366, "the answers to its operations, which memory makes slower"),
+    (9100542, "a target, which it waited for all the time although it reached its pace"),
+    (9100094, "a link, although a quota stopped its threads now and then"),
 ];
 
 #[test]
