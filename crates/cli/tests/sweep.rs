@@ -63,7 +63,6 @@ fn every_combination_is_run_repeatedly_and_shown_in_table_and_figure() {
             assert_eq!(result["repeats"]["packets_per_second"]["repeats"], 3);
             assert!(result["tx"]["packets"].as_u64().unwrap() > 0);
             assert_eq!(result["ports"], serde_json::json!(["null:64", "null"]));
-            assert!(result["ceiling"]["packets_per_second"].as_f64().unwrap() > 0.0);
             let parameters = &result["parameters"];
             let function = result["path"]["hops"][0][1].as_str().unwrap();
             assert!(function.contains(parameters["method"].as_str().unwrap()), "{function}");

@@ -24,7 +24,6 @@ use std::time::Duration;
 use stuck::StuckCalls;
 
 pub use load::ForwardLoad;
-pub(crate) use open::ports;
 pub use outcome::RunOutcome;
 
 /// The counters of a run up to a moment.

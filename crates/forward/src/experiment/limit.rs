@@ -245,10 +245,6 @@ fn threads(config: &Config, outcome: &RunOutcome) -> Limit {
     if most >= BUSY {
         let mut evidence = vec![dispatching];
         evidence.extend(outcome.work.map(Evidence::from));
-        let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
-        if let (Device::Cpu, Method::Single, Some(ceiling)) = (device, method, ceiling) {
-            evidence.push(Evidence::FunctionAlone { share: result.rx.packets_per_second / ceiling });
-        }
         return Limit { kind: LimitKind::Busy, resource: Resource::Thread, evidence };
     }
     if let Some(limit) = offered(config, result, NEARLY_ALL) {

@@ -9,14 +9,10 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum CeilingOf {
-    /// The time that the threads have for the packet function.
-    CoreTime(CoreTime),
     /// The slowest network link.
     Link {
         /// True if packets flow in both directions.
         both_directions: bool,
-        /// The time that the threads have for the packet function. It does not limit the ceiling.
-        core_time: CoreTime,
     },
     /// A bare kernel that moves the same bytes.
     BareKernel {
@@ -27,15 +23,6 @@ pub enum CeilingOf {
         /// The rate of the GPU's copy engine. Null if packets lie in GPU memory.
         copy_engine_bytes_per_second: Option<f64>,
     },
-}
-
-/// The time that threads have for the packet function alone, with packets in cache.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct CoreTime {
-    /// The number of threads that run the packet function.
-    pub threads: usize,
-    /// The rate at which they can run it. Null if the function does nothing.
-    pub packets_per_second: Option<f64>,
 }
 
 /// What a bare kernel moves of each packet.
@@ -52,26 +39,11 @@ pub enum Moved {
     ReadInGpuMemory,
 }
 
-impl fmt::Display for CoreTime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.packets_per_second.is_none() {
-            return f.write_str("none by core time: function io does nothing per packet");
-        }
-        let threads = units::counted(self.threads as u64, "thread");
-        write!(f, "core time of {threads} in the packet function alone, packets in cache")
-    }
-}
-
 impl fmt::Display for CeilingOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::CoreTime(time) => time.fmt(f),
-            Self::Link { both_directions, core_time } => {
-                let both = if *both_directions { ", both directions" } else { "" };
-                write!(f, "the slowest link{both}; {core_time}")?;
-                core_time
-                    .packets_per_second
-                    .map_or(Ok(()), |rate| write!(f, ": {}", units::packets_per_second(rate)))
+            Self::Link { both_directions } => {
+                write!(f, "the slowest link{}", if *both_directions { ", both directions" } else { "" })
             }
             Self::BareKernel { gpu, moved, copy_engine_bytes_per_second } => {
                 let what = match moved {

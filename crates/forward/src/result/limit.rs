@@ -178,11 +178,6 @@ pub enum Evidence {
         /// The share of sending, which includes the checker's work.
         send_share: f64,
     },
-    /// The packet function alone would take a share of the time, with packets in cache.
-    FunctionAlone {
-        /// The share.
-        share: f64,
-    },
 }
 
 /// The task of a thread.
@@ -303,9 +298,6 @@ impl Evidence {
                 percent(function_share),
                 percent(send_share)
             ),
-            Evidence::FunctionAlone { share } => {
-                format!("the packet function alone takes {}, with packets in cache", percent(share))
-            }
         }
     }
 

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 pub use crate::trial::{FailedRate, TrialFailure};
 pub use baseline::{Baseline, BaselinePorts};
-pub use ceiling::{CeilingOf, CoreTime, Moved};
+pub use ceiling::{CeilingOf, Moved};
 pub use explanation::{LaunchShape, MethodChoice, MethodReason, MethodTrial};
 pub use limit::{Evidence, Limit, LimitKind, Resource, Task};
 pub use note::{InjectedFaults, Note};

@@ -9,7 +9,7 @@ use inlane_core::{Error, HeapPool, Pool};
 #[cfg(feature = "dpdk")]
 use inlane_dpdk::MbufPool;
 use inlane_ports::check::reference::ReferenceFunction;
-pub(crate) use inlane_ports::open::OpenPorts;
+pub(super) use inlane_ports::open::OpenPorts;
 use inlane_ports::open::{self, OpenRequest};
 use inlane_ports::spec::PortSpec;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// When a port cannot be opened.
-pub(crate) fn ports(
+pub(super) fn ports(
     specs: &[PortSpec],
     config: &Config,
     reference: Option<&Arc<dyn ReferenceFunction>>,
