@@ -84,8 +84,8 @@ pub fn lines(measured: &Measured, verdict: &Verdict) -> Vec<String> {
     verdict.finding.candidates().into_iter().flat_map(of).collect()
 }
 
-/// Returns a line with a fact about the bottleneck `about` of a load, and what it says. `None` if the fact has nothing to
-/// tell.
+/// Returns a line of text about a piece of evidence for or against the bottleneck `about` of a load. `None` if the evidence has no
+/// numbers to show.
 pub fn line(loads: &dyn Loads, load: usize, about: &str, evidence: &Evidence) -> Option<String> {
     let says = match evidence.says {
         Says::For => "for",
@@ -138,7 +138,7 @@ fn reasons(measured: &Measured, load: usize, named: &Named) -> Vec<String> {
 /// A quota, before the share of its periods.
 const STOPPED: &str = "the quota stopped the process in";
 
-/// Returns the text of a fact about a load. `None` if it has nothing to tell.
+/// Returns the text of a fact about a load. `None` if the fact has no numbers to show.
 fn fact(loads: &dyn Loads, load: usize, evidence: &Evidence) -> Option<String> {
     let changed = |share: f64| match share {
         _ if share.abs() < 0.01 => "did not change".to_owned(),

@@ -37,7 +37,7 @@ pub struct Receiver {
     hasher: SipHasher13,
     grants: VecDeque<Grant>,
     generation: u32,
-    /// True while the peer needs no further memory information than what it has from the beginning.
+    /// True until the peer needs memory information beyond that of the handshake.
     pub quiet: bool,
     pub granted: u64,
     /// The first PSN that is missing.

@@ -86,7 +86,7 @@ impl<A> Stack<A> {
         let flow = (stream.flow.local.ip(), stream.flow.remote.ip());
         let Transport::Rdma(carrier) = &mut stream.transport else { return false };
         let mut icrc = MISSING_ICRC;
-        // SAFETY: the field lies in the frame, because the packet is complete and longer than a BTH.
+        // SAFETY: the field lies in the frame: it ends where the packet ends, and the headers before it are longer than it is.
         unsafe { icrc.as_mut_ptr().copy_from_nonoverlapping(address.add(end), icrc.len()) };
         let headers = data_headers(bth.opcode()).unwrap_or(end.saturating_sub(start));
         if icrc != MISSING_ICRC || flow != (destination, source) || end < start + headers {
@@ -104,8 +104,8 @@ impl<A> Stack<A> {
             None => return false,
         };
         let data = start + headers.len();
-        // SAFETY: the range lies within the frame. The sender may change these bytes meanwhile. They are only copied, so that
-        // has the effect of sending other bytes.
+        // SAFETY: the range lies within the frame. The sender may change these bytes meanwhile. They are only copied, so a change
+        // has the effect of other bytes sent.
         let data = unsafe { std::slice::from_raw_parts(address.add(data), end - data) };
         carrier.connection.on_split_packet(now, headers, data, &mut stream.receive);
         let events = stream.follow(now);

@@ -194,7 +194,7 @@ fn each_error_of_the_storage_has_its_status() {
     assert!(super::write(&mut queue, 0, &[1; 512], 512, 1).is_success());
 }
 
-/// The zeros of a file system that can neither zero nor deallocate a range are data, and FUA applies to them, too.
+/// If the file system can neither zero nor deallocate a range, the target writes zeros as data. FUA applies to this data, too.
 #[test]
 fn durable_zeroes_are_durable_however_they_are_made() {
     let (_directory, subsystem) = file("");
