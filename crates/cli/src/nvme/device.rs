@@ -157,7 +157,7 @@ impl DeviceMemory {
         Ok(DeviceSink { device: self, stage: self.stage(true)?, received: Digests::default(), largest: 0 })
     }
 
-    /// Copies `input` to the device's memory. Calls `idle` now and then, and while `input` has no data. Returns a source
+    /// Copies `input` to the device's memory. Calls `idle` before each read of `input`. Returns a source
     /// that supplies write commands with data from this memory.
     ///
     /// # Errors
@@ -176,8 +176,9 @@ impl DeviceMemory {
             // SAFETY: only this function uses the region. The last copy from or to the region has ended.
             let mut bytes = unsafe { Buffer::from_region(part.clone()) }?;
             let mut rest = bytes.bytes_mut();
-            idle()?;
             while !rest.is_empty() {
+                // Each time, because a slow pipe may have a few bytes at a time.
+                idle()?;
                 match input.read(rest) {
                     Ok(0) => {
                         let why =
@@ -185,9 +186,7 @@ impl DeviceMemory {
                         return Err(Error::Incomplete { what: "the input".into(), why });
                     }
                     Ok(count) => rest = &mut rest[count..],
-                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                        idle()?;
-                    }
+                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                     Err(source) => return Err(Error::Os { what: "cannot read the input".into(), source }),
                 }
             }

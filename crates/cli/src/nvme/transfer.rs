@@ -188,7 +188,7 @@ impl Read {
     }
 }
 
-/// Writes all bytes, however long the other side of a pipe takes. Calls `idle` while it waits.
+/// Writes all bytes, however long the other side of a pipe takes. Calls `idle` before each write.
 fn write_all(
     stream: &mut dyn io::Write,
     mut bytes: &[u8],
@@ -196,12 +196,11 @@ fn write_all(
 ) -> inlane_nvme::Result<()> {
     let failed = |source| Error::Os { what: "cannot write the data".into(), source };
     while !bytes.is_empty() {
+        idle()?;
         match stream.write(bytes) {
             Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into())),
             Ok(written) => bytes = &bytes[written..],
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                idle()?;
-            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(error) => return Err(failed(error)),
         }
     }

@@ -297,7 +297,7 @@ fn read_into_a_small_pipe(address: &str, flags: &[&str]) -> (Child, std::io::Pip
     (command.spawn().expect("inlane starts"), reader)
 }
 
-/// While a small pipe is full, the command must send keep-alives, and end at the first signal.
+/// While a small pipe is full or is read slowly, the command must send keep-alives, and end at the first signal.
 #[test]
 fn a_read_into_a_full_small_pipe_stays_connected_and_can_be_stopped() {
     let (_target, address) = target("memory:8M");
@@ -306,9 +306,17 @@ fn a_read_into_a_full_small_pipe_stays_connected_and_can_be_stopped() {
     let mut found = vec![0; 1000];
     output.read_exact(&mut found).unwrap();
     std::thread::sleep(Duration::from_secs(2));
+    // A slow reader: the pipe is never full for long.
+    let mut page = [0; 4096];
+    for _ in 0..400 {
+        output.read_exact(&mut page).unwrap();
+        found.extend(page);
+        std::thread::sleep(Duration::from_millis(5));
+    }
     output.read_to_end(&mut found).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
     assert_eq!(found.len(), 8 << 20);
-    assert!(child.wait().unwrap().success());
     for flags in [&[][..], &["--to", "twin:0"]] {
         let (mut child, mut output) = read_into_a_small_pipe(&address, flags);
         output.read_exact(&mut [0; 1000]).unwrap();

@@ -11,11 +11,15 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// The most bytes that one read or write command transfers.
 const CHUNK: u32 = 256 << 10;
 /// The most commands in flight.
 const DEPTH: usize = 16;
+/// After this time, a transfer stops to use its stream, even if the stream is ready, and lets the session progress. A
+/// stream may take a few bytes at a time.
+const TURN: Duration = Duration::from_millis(100);
 
 /// One command of a transfer.
 struct Chunk {
@@ -110,8 +114,12 @@ impl Sink for WriterSink<'_> {
     }
 
     fn store_rest(&mut self) -> Result<bool> {
+        let started = Instant::now();
         while let Some((buffer, data)) = self.waiting.front_mut() {
             while data.start < data.end {
+                if started.elapsed() >= TURN {
+                    return Ok(false);
+                }
                 match self.out.write(&buffer.bytes()[data.clone()]) {
                     Ok(0) => return Err(cannot_write(ErrorKind::WriteZero.into())),
                     Ok(written) => data.start += written,
@@ -148,7 +156,12 @@ impl Source for ReaderSource<'_> {
             (None, _) => (Buffer::new(most)?, 0),
         };
         buffer.set_len(most);
+        let started = Instant::now();
         while filled < most {
+            if started.elapsed() >= TURN {
+                self.partial = Some((buffer, filled));
+                return Ok(Supply::NotYet);
+            }
             match self.input.read(&mut buffer.bytes_mut()[filled..]) {
                 Ok(0) => break,
                 Ok(bytes) => filled += bytes,
@@ -428,6 +441,52 @@ pub fn flush(session: &mut Session, stop: &AtomicBool) -> Result<()> {
         session.progress(true)?;
         if let Some(done) = session.next_done() {
             return status(&done, "flush");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    /// A stream that is always ready, and moves one byte in 5 ms.
+    struct Slow;
+
+    impl Write for Slow {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            std::thread::sleep(Duration::from_millis(5));
+            Ok(1)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Read for Slow {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            std::thread::sleep(Duration::from_millis(5));
+            bytes[0] = 1;
+            Ok(1)
+        }
+    }
+
+    /// The session must send keep-alives while a slow stream takes its bytes.
+    #[test]
+    fn a_slow_stream_delays_the_session_for_a_short_time_only() {
+        let mut sink = WriterSink { out: &mut Slow, waiting: VecDeque::new(), spare: Vec::new() };
+        let mut buffer = Buffer::new(4096).unwrap();
+        buffer.set_len(4096);
+        sink.take(buffer, 0..4096).unwrap();
+        assert!(sink.waiting[0].1.start <= 100 / 5, "{:?}", sink.waiting[0].1);
+        assert!(!sink.store_rest().unwrap());
+
+        let mut source = ReaderSource { input: &mut Slow, partial: None, spare: Vec::new() };
+        for turn in 1..=2 {
+            assert!(matches!(source.next(4096).unwrap(), Supply::NotYet));
+            let filled = source.partial.as_ref().unwrap().1;
+            assert!(filled >= turn && filled <= turn * (100 / 5), "{filled} bytes in {turn} turns");
         }
     }
 }
