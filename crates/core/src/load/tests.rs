@@ -219,6 +219,53 @@ fn a_load_that_fails_or_panics_ends_only_itself() {
     assert!(goes_on.started.is_some());
 }
 
+/// A load whose thread takes a moment to end after the load has returned.
+struct EndsLate(Arc<AtomicBool>);
+
+/// Sets its flag when its thread ends.
+struct AtEnd(Arc<AtomicBool>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(100));
+        self.0.store(true, Relaxed);
+    }
+}
+
+thread_local! {
+    static AT_END: std::cell::OnceCell<AtEnd> = const { std::cell::OnceCell::new() };
+}
+
+impl Load for EndsLate {
+    fn name(&self) -> String {
+        "ends late".into()
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        Vec::new()
+    }
+
+    fn pace(&self) -> Arc<Pace> {
+        Arc::default()
+    }
+
+    fn threads(&self) -> usize {
+        0
+    }
+
+    fn run(&mut self, _run: &Running) -> Result<(), LoadError> {
+        AT_END.with(|cell| cell.set(AtEnd(self.0.clone())).map_err(|_| "the thread is new".into()))
+    }
+}
+
+#[test]
+fn the_threads_of_loads_have_ended_when_the_run_has() {
+    let ended = Arc::<AtomicBool>::default();
+    let outcomes = run_together(&mut [&mut EndsLate(ended.clone())], &Running::new(0), |_| Duration::MAX);
+    assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    assert!(ended.load(Relaxed), "the thread still runs");
+}
+
 #[test]
 fn privileges_are_dropped_once_and_only_if_a_load_asks() {
     let (mut one, mut two) = (Ticks::new(0), Ticks::new(0));

@@ -22,8 +22,8 @@ pub fn prepare<E>(
     Ok(loads.iter_mut().map(|load| load.prepare()).collect())
 }
 
-/// Runs prepared loads, each on a thread of its own, until all have ended. Returns the outcome of each load, in the order
-/// of `loads`. Stops none of them: `watch` does that.
+/// Runs prepared loads, each on a thread of its own, until all loads and their threads have ended. Returns the outcome of
+/// each load, in the order of `loads`. Stops none of them: `watch` does that.
 ///
 /// Calls `watch` on the calling thread whenever a load has ended, and otherwise after the time that the previous call
 /// returned. Its argument tells for each load whether it has ended.
@@ -35,16 +35,20 @@ pub fn run_together(
     let mut outcomes: Vec<Option<Result<(), LoadError>>> = loads.iter().map(|_| None).collect();
     std::thread::scope(|scope| {
         let (ends, ended) = mpsc::channel();
+        let mut threads = Vec::new();
         for (index, load) in loads.iter_mut().enumerate() {
             let ends = ends.clone();
             let thread = Builder::new().name(format!("load-{index}")).spawn_scoped(scope, move || {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load.run(run)));
                 let _ = ends.send((index, outcome.unwrap_or_else(|panic| Err(panic_error(&*panic)))));
             });
-            if let Err(error) = thread {
-                // The other loads would wait for this one at the start line.
-                run.stop();
-                outcomes[index] = Some(Err(error.into()));
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    // The other loads would wait for this one at the start line.
+                    run.stop();
+                    outcomes[index] = Some(Err(error.into()));
+                }
             }
         }
         loop {
@@ -55,6 +59,10 @@ pub fn run_together(
             if let Ok((index, outcome)) = ended.recv_timeout(watch(&ends)) {
                 outcomes[index] = Some(outcome);
             }
+        }
+        // A scope does not wait until its threads have ended, only until their closures have returned. So join the threads.
+        for thread in threads {
+            thread.join().expect("a thread of a load catches panics");
         }
     });
     outcomes.into_iter().flatten().collect()

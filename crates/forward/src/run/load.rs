@@ -262,7 +262,7 @@ impl ForwardLoad {
             // A port can be used by one thread at a time, so this thread alone has them until the pipelines have ended.
             let ask = move || counters.ask_devices(ports, &ended);
             let asked = std::thread::Builder::new().name("inlane-counters".into()).spawn_scoped(scope, ask);
-            if let Err(error) = asked {
+            if let Err(error) = &asked {
                 tracing::warn!("what devices have missed is shown at the end only: {error}");
             }
             let mut running = Vec::new();
@@ -291,6 +291,10 @@ impl ForwardLoad {
             };
             let tallies = running.into_iter().enumerate().map(join).collect();
             drop(asking);
+            // The scope would wait only until the thread's closure has returned, not until the thread has ended.
+            if let Ok(Err(panic)) = asked.map(|thread| thread.join()) {
+                std::panic::resume_unwind(panic);
+            }
             tallies
         })
     }
