@@ -301,7 +301,7 @@ fn read_into_a_small_pipe(address: &str, flags: &[&str]) -> (Child, std::io::Pip
 #[test]
 fn a_read_into_a_full_small_pipe_stays_connected_and_can_be_stopped() {
     let (_target, address) = target("memory:8M");
-    let (mut child, mut output) =
+    let (child, mut output) =
         read_into_a_small_pipe(&address, &["--keep-alive", "500ms", "--reconnect", "0"]);
     let mut found = vec![0; 1000];
     output.read_exact(&mut found).unwrap();
