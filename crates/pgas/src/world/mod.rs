@@ -11,6 +11,8 @@
 //! Any thread may use a [`World`]. Each [`Channel`] runs one collective at a time. All sets without a channel
 //! together also run only one collective at a time.
 
+#[cfg(test)]
+pub(crate) mod broadcast_tests;
 mod channel;
 mod collective;
 mod context;

@@ -25,7 +25,7 @@ pub(crate) fn run(
     run_scattered(pes, faults, completion, push_from, SCATTERED_FROM, body)
 }
 
-fn run_scattered(
+pub(super) fn run_scattered(
     pes: u32,
     faults: &str,
     completion: CompletionMode,

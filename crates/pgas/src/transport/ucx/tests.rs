@@ -8,7 +8,9 @@ use crate::transport::Transport;
 use crate::transport::bootstrap::{Exchange, JobControl};
 use crate::transport::rendezvous::{Client, Server};
 use crate::world::World;
+use crate::world::broadcast_tests::{broadcast_all, sequences};
 use crate::world::tests::{FEW, broadcasts_in_slices};
+use proptest::prelude::*;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,6 +70,19 @@ fn every_operation_gives_the_right_result() {
             check_direct_atomics(world.transport());
             world.leave().unwrap();
             eprintln!("{:?}", world.transport().capabilities());
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    #[test]
+    fn no_broadcast_is_taken_for_another(pes in 2..5u32, steps in sequences()) {
+        job("no_broadcast_is_taken_for_another", pes, None, |mut world| {
+            world.scattered_from = FEW;
+            broadcast_all(&world, &steps);
+            world.leave().unwrap();
         });
     }
 }
