@@ -137,7 +137,11 @@ fn what_is_no_result_is_refused_with_its_place() {
             2,
             "result bad.json: /host/cores is the text \"two\" instead of a whole number",
         ),
-        (with("/schema_version", json!(99)), 2, "schema_version is 99, and this version of inlane reads 5"),
+        (
+            with("/schema_version", json!(99)),
+            2,
+            "schema_version is 99, and this version of inlane reads 4 to 5",
+        ),
         ("{\"fio version\": 3}".into(), 2, "it is not a result of inlane"),
         ("[".repeat(9999), 2, "recursion limit exceeded"),
         (String::new(), 2, "it is not JSON: EOF"),

@@ -4,6 +4,10 @@
 use crate::{Build, Command, Document, Host, SCHEMA_VERSION};
 use serde_json::Value;
 
+/// The oldest version of documents that can be read. Its rows lack keys, such as the kind of a limit, that comparisons
+/// and pages can do without.
+const OLDEST_READ: u32 = 4;
+
 /// A value of a stored document, and its place in it.
 #[derive(Clone, Debug)]
 pub struct Stored<'a> {
@@ -41,9 +45,9 @@ fn without_controls(value: Value) -> Value {
 
 fn document(root: &Stored<'_>) -> Result<Document<Value>, String> {
     let version = root.get("schema_version")?.whole()?;
-    if version != u64::from(SCHEMA_VERSION) {
+    if !(OLDEST_READ.into()..=SCHEMA_VERSION.into()).contains(&version) {
         return Err(format!(
-            "schema_version is {version}, and this version of inlane reads {SCHEMA_VERSION}"
+            "schema_version is {version}, and this version of inlane reads {OLDEST_READ} to {SCHEMA_VERSION}"
         ));
     }
     let (command, host) = (root.get("command")?, root.get("host")?);
@@ -150,12 +154,17 @@ mod tests {
         let written = written();
         let read = read(&written.to_string()).unwrap();
         assert_eq!(serde_json::to_value(&read).unwrap(), written);
+        let mut older = written.clone();
+        older["schema_version"] = json!(OLDEST_READ);
+        older["command"].as_object_mut().unwrap().remove("build");
+        assert_eq!(super::read(&older.to_string()).unwrap().results.len(), 1);
     }
 
     #[test]
     fn each_wrong_value_is_named_by_its_place() {
         for (place, value, why) in [
-            ("/schema_version", json!(3), "schema_version is 3, and this version of inlane reads 5"),
+            ("/schema_version", json!(3), "schema_version is 3, and this version of inlane reads 4 to 5"),
+            ("/schema_version", json!(6), "schema_version is 6, and this version of inlane reads 4 to 5"),
             ("/command/arguments", json!(["a", 7]), "/command/arguments/1 is 7 instead of a text"),
             ("/host", json!("x".repeat(100)), "/host is the text \"xxxxxxxxxx"),
             ("/duration_ns", json!(-1), "/duration_ns is -1 instead of a whole number"),
