@@ -1,17 +1,17 @@
-//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows or UCX. Also
-//! measures and checks the two transports.
+//! `inlane ntb`: starts jobs of processing elements (PEs). Also measures and checks their transports.
 
 mod bench;
 mod check;
 mod info;
-mod info_ucx;
+mod info_network;
 mod sizes;
+mod transport;
 
 pub use info::TransportInfo;
 
 use crate::fields::flag;
 use crate::signal;
-use crate::values::count;
+use crate::values::{choice, count};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::Error;
@@ -82,7 +82,7 @@ enum NtbCommand {
     #[command(hide = true)]
     BenchPe(bench::BenchPe),
     #[command(hide = true)]
-    InfoPe(info_ucx::InfoPe),
+    InfoPe(info_network::InfoPe),
 }
 
 /// Starts a program as several PEs that access each other's symmetric memory
@@ -99,11 +99,10 @@ struct Run {
     /// SHMEM_SYMMETRIC_SIZE, else 1G]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     heap: Option<u64>,
-    /// How the PEs communicate: windows (on one machine), or ucx (UCX, which uses shared memory, TCP or RDMA)
-    /// [default: INLANE_NTB_TRANSPORT, else windows]
-    #[arg(long, value_name = "TRANSPORT")]
+    /// How the PEs communicate [default: INLANE_NTB_TRANSPORT, else windows]
+    #[arg(long, value_name = "TRANSPORT", value_parser = choice::<TransportKind>())]
     transport: Option<TransportKind>,
-    /// Over ucx: the address of this machine at which the PEs meet [default: 127.0.0.1]
+    /// The address of this machine at which the PEs meet. Windows need none [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     address: Option<IpAddr>,
     /// How waits end: poll, interrupt (sleep until woken) or adaptive (sleep for most of the expected time, then
@@ -157,12 +156,10 @@ impl Ntb {
 
 impl Run {
     fn run(self) -> anyhow::Result<()> {
-        let transport = match self.transport {
-            Some(kind) => kind,
-            None => TransportKind::asked_for()?.unwrap_or_default(),
-        };
-        if let Some(address) = self.address.filter(|_| transport == TransportKind::Windows) {
-            let why = "it applies to --transport ucx only; add --transport ucx, or leave --address out";
+        let transport = transport::chosen(self.transport)?;
+        if let Some(address) = self.address.filter(|_| transport.has_windows()) {
+            let flags = transport::flags(|kind| !kind.has_windows());
+            let why = format!("it applies to {flags} only; add {flags}, or leave --address out");
             return Err(Error::invalid(flag("address").with(address), why).into());
         }
         let job = Job {

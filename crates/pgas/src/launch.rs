@@ -70,7 +70,7 @@ pub struct Job {
     pub heap_bytes: u64,
     /// How the PEs communicate.
     pub transport: TransportKind,
-    /// This machine's address at which the job's meeting point listens for the PEs. Windows do not use it.
+    /// This machine's address at which the job's meeting point listens for the PEs, if the transport has no windows.
     pub address: IpAddr,
     /// The completion mode of waits.
     pub completion: CompletionMode,
@@ -85,7 +85,7 @@ impl Default for Job {
         Self {
             pes: 2,
             heap_bytes: HEAP,
-            transport: TransportKind::Windows,
+            transport: TransportKind::default(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             completion: CompletionMode::Adaptive,
             windows: Options::default(),
@@ -128,7 +128,7 @@ impl Job {
         arguments: &[OsString],
     ) -> Result<(i32, Option<String>)> {
         self.windows.check(self.pes)?;
-        if self.transport != TransportKind::Windows {
+        if !self.transport.has_windows() {
             self.windows.refuse(&self.transport.to_string())?;
         }
         let opening = Opening { pes: self.pes, heap_bytes: self.heap_bytes, address: self.address };

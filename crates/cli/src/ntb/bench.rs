@@ -2,11 +2,12 @@
 
 use super::info::{network_path, path};
 use super::sizes::Sizes;
+use super::transport;
 use crate::exit::NotReady;
 use crate::fields::flag;
 use crate::output::Output;
 use crate::signal;
-use crate::values::{count, time_within_an_hour};
+use crate::values::{choice, count, time_within_an_hour};
 use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::Error;
@@ -59,9 +60,8 @@ pub struct Bench {
     /// Repeats of each case, 1 to 1000; the median is shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = count::<u32>(1, 1000))]
     repeats: u32,
-    /// How the PEs communicate: windows, or ucx [default: INLANE_NTB_TRANSPORT, else windows; ucx in a job on
-    /// several machines]
-    #[arg(long, value_name = "TRANSPORT", conflicts_with = "ivshmem")]
+    /// How the PEs communicate [default: INLANE_NTB_TRANSPORT, else windows; ucx in a job on several machines]
+    #[arg(long, value_name = "TRANSPORT", value_parser = choice::<TransportKind>(), conflicts_with = "ivshmem")]
     transport: Option<TransportKind>,
     /// Also measure puts of this ucx_perftest, in turns with inlane's puts. It uses shared memory, or with
     /// --transport ucx the transports of UCX_TLS. Both of its processes run on this machine
@@ -206,20 +206,18 @@ impl Bench {
             }
             check_program(program)?;
         }
-        let kind = match self.transport {
-            Some(kind) => kind,
-            None => TransportKind::asked_for()?.unwrap_or_default(),
-        };
+        let kind = transport::chosen(self.transport)?;
         let mover = self.mover();
-        if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind == TransportKind::Windows {
+        if self.ivshmem.is_none() && self.only != Some(Part::Puts) && kind.has_windows() {
             check_mover(&mover)?;
         }
-        if kind != TransportKind::Windows && (self.only == Some(Part::Mover) || self.mover.is_some()) {
+        if !kind.has_windows() && (self.only == Some(Part::Mover) || self.mover.is_some()) {
             let what = match self.mover.is_some() {
                 true => flag("mover").to_string(),
                 false => flag("only").with("mover").into(),
             };
-            let why = format!("{kind} has no mover; leave {what} out, or choose --transport windows");
+            let windows = transport::flags(TransportKind::has_windows);
+            let why = format!("{kind} has no mover; leave {what} out, or choose {windows}");
             return Err(Error::invalid(what, why).into());
         }
         let plan = Plan {
@@ -229,7 +227,7 @@ impl Bench {
             ucx: self.ucx.clone().map(|program| UcxPerftest {
                 program,
                 repeats: self.ucx_repeats,
-                by_environment: kind == TransportKind::Ucx,
+                by_environment: kind.restricted_by().contains(&"UCX_TLS"),
             }),
             transport: self.transport,
             only: self.only,

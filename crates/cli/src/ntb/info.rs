@@ -2,12 +2,13 @@
 //!
 //! For memory windows, shows the back-end (twin or ivshmem), why it was chosen, its capabilities, and two
 //! threshold sizes. For a get of the first size or more, the PE that owns the data puts it to the caller. The data of a
-//! put of the second size or more is copied by the mover that `--mover` names. For UCX, connects two PEs and shows the transports that UCX chose
-//! ([`info_ucx`](super::info_ucx)).
+//! put of the second size or more is copied by the mover that `--mover` names. For other transports, connects two PEs and shows
+//! what carries their bytes ([`info_network`](super::info_network)).
 
-use super::info_ucx::UcxInfo;
+use super::info_network::NetworkInfo;
+use super::transport;
 use crate::output::Output;
-use crate::values::count;
+use crate::values::{choice, count};
 use clap::Args;
 use inlane_ntb::device::{Capabilities, Ntb, Ordering};
 use inlane_ntb::discover::{Bridge, BridgeKind, bridges, why_twin};
@@ -40,9 +41,9 @@ Examples:
   # a device that virtual machines share
   inlane ntb info --ivshmem 0000:00:01.0")]
 pub struct Info {
-    /// The transport to describe: windows, or ucx. To describe ucx, inlane starts two PEs on this machine
-    /// [default: INLANE_NTB_TRANSPORT, else windows]
-    #[arg(long, value_name = "TRANSPORT", conflicts_with_all = ["ivshmem", "mover"])]
+    /// The transport to describe. For all but windows, inlane starts two PEs on this machine [default:
+    /// INLANE_NTB_TRANSPORT, else windows]
+    #[arg(long, value_name = "TRANSPORT", value_parser = choice::<TransportKind>(), conflicts_with_all = ["ivshmem", "mover"])]
     transport: Option<TransportKind>,
     /// Show this ivshmem device, given by its PCI address and bound to vfio-pci [default: the twin, a
     /// software model of a PCIe bridge]
@@ -60,14 +61,14 @@ pub struct Info {
     json: Option<String>,
 }
 
-/// The result of `inlane ntb info`: describes the PCIe bridge that windows use, or UCX.
+/// The result of `inlane ntb info`: describes the PCIe bridge that windows use, or a transport through a network.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum TransportInfo {
     /// For windows.
     Windows(Box<BridgeInfo>),
-    /// For UCX.
-    Ucx(Box<UcxInfo>),
+    /// For a transport through a network, such as UCX.
+    Network(Box<NetworkInfo>),
 }
 
 impl Row for TransportInfo {
@@ -82,7 +83,7 @@ impl Row for TransportInfo {
     fn lines(&self) -> Vec<Cell> {
         match self {
             TransportInfo::Windows(bridge) => bridge.lines(),
-            TransportInfo::Ucx(ucx) => ucx.lines(),
+            TransportInfo::Network(network) => network.lines(),
         }
     }
 }
@@ -116,9 +117,7 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
         };
         Some(NotTaken { path: bridge.address.clone(), why: Reason::unavailable(why) })
     });
-    let ucx = "not requested; PEs on several machines need it: --transport ucx";
-    let not_taken =
-        not_taken.chain([NotTaken { path: "ucx".into(), why: Reason::unavailable(ucx) }]).collect();
+    let not_taken = not_taken.chain(transport::not_taken(TransportKind::Windows)).collect();
     PathExplanation {
         name: name.into(),
         hops: vec![vec!["PE 0".into(), hop.into(), "PE 1".into()]],
@@ -130,21 +129,20 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
 /// Describes the path between two PEs over `kind`, which is not windows. `carrier` names what carries the bytes, `reason` says
 /// why `kind` is used.
 pub fn network_path(kind: TransportKind, carrier: &str, reason: &str) -> PathExplanation {
-    let why = "windows join the PEs of one machine only; for them, choose --transport windows";
     PathExplanation {
         name: kind.to_string(),
         hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
         reason: format!("over {kind}, because {reason}"),
-        not_taken: vec![NotTaken { path: "windows".into(), why: Reason::unavailable(why) }],
+        not_taken: transport::not_taken(kind).collect(),
     }
 }
 
 impl Info {
-    /// Prints what jobs would use to communicate: the back-end of windows or UCX's transports. Also prints
+    /// Prints what jobs would use to communicate: the back-end of windows, or what carries the bytes of another transport. Also prints
     /// the reason and the capabilities.
     ///
     /// # Errors
-    /// If the bridge or UCX cannot be used, or an output cannot be written.
+    /// If the bridge or the transport cannot be used, or an output cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let mut document = Document::new("ntb info");
@@ -153,12 +151,12 @@ impl Info {
         let kind = self.transport.or(by_variable).unwrap_or_default();
         let asks = if self.transport.is_some() { "--transport" } else { variables::TRANSPORT };
         document.results = vec![match (kind, &*format!("{asks} asks for it")) {
-            (TransportKind::Windows, _) => {
+            (kind, _) if kind.has_windows() => {
                 let bridge = self.bridge()?;
                 document.twin = bridge.capabilities.is_twin;
                 TransportInfo::Windows(Box::new(bridge))
             }
-            (kind, reason) => TransportInfo::Ucx(Box::new(UcxInfo::find(kind, reason)?)),
+            (kind, reason) => TransportInfo::Network(Box::new(NetworkInfo::find(kind, reason)?)),
         }];
         let text = |out: &mut dyn std::io::Write, document: &Document<TransportInfo>| {
             out.write_all(inlane_report::text(document).as_bytes())

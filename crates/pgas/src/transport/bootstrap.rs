@@ -114,6 +114,11 @@ pub trait Network: Transport + Sized {
     /// True if the transport may abort a PE (SIGABRT) because another PE has ended. If false, SIGABRT is the PE's own
     /// failure.
     const MAY_ABORT: bool = false;
+    /// True if the transport has windows, so that a job can have faults and a mover. The PEs then run on one machine. Other
+    /// transports connect the PEs through a network, at [`Opening::address`].
+    const HAS_WINDOWS: bool = false;
+    /// The environment variables by which users restrict what the transport chooses from.
+    const RESTRICTED_BY: &[&str] = &[];
     /// Environment variables that the launcher sets in PEs, each with its value, unless the user has set them.
     const VARIABLES: &[(&str, &str)] = &[];
 

@@ -5,24 +5,26 @@ use super::{Atomic, Awaited, Capabilities, Check, Reuse, Statics, Transport};
 use crate::error::{Error, Result};
 use crate::field::TRANSPORT;
 use crate::variables;
+use inlane_core::setting::Choice;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Defines [`TransportKind`], [`Joined`] and [`AnyTransport`] from the list of transports: for each, its variant, its name
-/// and its type.
+/// Defines [`TransportKind`], [`Joined`] and [`AnyTransport`] from the list of transports: for each, its variant, its name,
+/// a line of help, and its type.
 macro_rules! transports {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal: $transport:ty;)+) => {
+    ($($variant:ident = $name:literal, $help:literal: $transport:ty;)+) => {
         /// A transport, as users name it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum TransportKind {
-            $($(#[$doc])* $variant,)+
+            $(#[doc = concat!($help, ".")] $variant,)+
+        }
+
+        impl Choice for TransportKind {
+            const CHOICES: &[(Self, &str, &str)] = &[$((TransportKind::$variant, $name, $help)),+];
         }
 
         impl TransportKind {
-            /// All transports, each with its name.
-            const ALL: &[(&str, TransportKind)] = &[$(($name, TransportKind::$variant)),+];
-
             /// Opens the meeting point of a job, as [`Network::meeting_point`] does.
             ///
             /// # Errors
@@ -42,6 +44,16 @@ macro_rules! transports {
             /// As for [`Network::version`].
             pub fn version(self) -> Result<String> {
                 match self { $(TransportKind::$variant => <$transport as Network>::version(),)+ }
+            }
+
+            /// Returns [`Network::HAS_WINDOWS`].
+            pub fn has_windows(self) -> bool {
+                match self { $(TransportKind::$variant => <$transport>::HAS_WINDOWS,)+ }
+            }
+
+            /// Returns [`Network::RESTRICTED_BY`].
+            pub fn restricted_by(self) -> &'static [&'static str] {
+                match self { $(TransportKind::$variant => <$transport>::RESTRICTED_BY,)+ }
             }
 
             /// Returns [`Network::MAY_ABORT`].
@@ -69,7 +81,7 @@ macro_rules! transports {
 
         /// A PE that has joined a job over one of the transports, but has not connected to the other PEs yet.
         pub enum Joined {
-            $($(#[$doc])* $variant(Arc<<$transport as Network>::Link>),)+
+            $(#[doc = concat!($help, ".")] $variant(Arc<<$transport as Network>::Link>),)+
         }
 
         impl Joined {
@@ -114,7 +126,7 @@ macro_rules! transports {
         // The larger variant is not boxed, because a pointer would cost each operation a load.
         #[allow(clippy::large_enum_variant)]
         pub enum AnyTransport {
-            $($(#[$doc])* $variant($transport),)+
+            $(#[doc = concat!($help, ".")] $variant($transport),)+
         }
 
         impl AnyTransport {
@@ -151,10 +163,9 @@ macro_rules! transports {
 }
 
 transports! {
-    /// Memory windows, for PEs on one machine or on virtual machines that share a device.
-    Windows = "windows": super::windows::Windows;
-    /// UCX, for PEs on any machines: shared memory, TCP or RDMA.
-    Ucx = "ucx": super::ucx::Ucx;
+    Windows = "windows", "Memory windows, for PEs on one machine or on virtual machines that share a device":
+        super::windows::Windows;
+    Ucx = "ucx", "UCX, for PEs on any machines: shared memory, TCP or RDMA": super::ucx::Ucx;
 }
 
 impl TransportKind {
@@ -169,7 +180,7 @@ impl TransportKind {
 
 impl Default for TransportKind {
     fn default() -> Self {
-        Self::ALL[0].1
+        Self::CHOICES[0].0
     }
 }
 
@@ -177,9 +188,8 @@ impl FromStr for TransportKind {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let found = TransportKind::ALL.iter().find(|(name, _)| *name == text);
-        found.map(|(_, kind)| *kind).ok_or_else(|| {
-            let names: Vec<_> = TransportKind::ALL.iter().map(|(name, _)| *name).collect();
+        Self::named(text).ok_or_else(|| {
+            let names: Vec<_> = Self::CHOICES.iter().map(|(_, name, _)| *name).collect();
             Error::invalid(TRANSPORT.with(text), format!("choose one of {}", names.join(", ")))
         })
     }
@@ -187,8 +197,7 @@ impl FromStr for TransportKind {
 
 impl std::fmt::Display for TransportKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let own = TransportKind::ALL.iter().find(|(_, kind)| kind == self);
-        f.write_str(own.map_or("", |(name, _)| name))
+        f.write_str(self.name())
     }
 }
 

@@ -40,6 +40,8 @@ impl JobControl for Twin {
 impl Network for Windows {
     type Link = Twin;
 
+    const HAS_WINDOWS: bool = true;
+
     fn meeting_point(opening: &Opening) -> Result<Arc<dyn MeetingPoint>> {
         Ok(Arc::new(hub::JobHub::new(opening)?))
     }

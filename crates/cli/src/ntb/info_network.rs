@@ -1,9 +1,11 @@
-//! The UCX part of `inlane ntb info`: connects two PEs on this machine. PE 0 then describes the connection.
+//! The part of `inlane ntb info` for transports through a network: connects two PEs on this machine. PE 0 then describes the
+//! connection.
 
 use super::info::network_path;
 use crate::exit::NotReady;
 use anyhow::Context;
 use clap::Args;
+use inlane_core::setting::Choice;
 use inlane_pgas::launch::{Job, Session};
 use inlane_pgas::transport::select::TransportKind;
 use inlane_pgas::transport::{Capabilities, Transport};
@@ -11,20 +13,20 @@ use inlane_pgas::world::World;
 use inlane_result::{Cell, PathExplanation};
 use std::path::PathBuf;
 
-/// Describes UCX's connection between two PEs on this machine.
+/// Describes the connection of a transport such as UCX between two PEs on this machine.
 #[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
-pub struct UcxInfo {
-    /// How two PEs reach each other, and why over UCX.
+pub struct NetworkInfo {
+    /// How two PEs reach each other, and why over this transport.
     pub path: PathExplanation,
-    /// UCX's version.
+    /// The version of the transport's library.
     pub version: String,
-    /// What the transport can do, and the transports that UCX chose.
+    /// What the transport can do, and what carries its bytes.
     pub capabilities: Capabilities,
-    /// The environment variables with which the user restricts UCX's choice, such as `UCX_TLS=tcp,self`.
+    /// The environment variables with which the user restricts the transport's choice, such as `UCX_TLS=tcp,self`.
     pub variables: Vec<String>,
 }
 
-/// Runs one of the two PEs of 'inlane ntb info' over UCX
+/// Runs one of the two PEs of 'inlane ntb info' over a network
 #[derive(Args)]
 pub struct InfoPe {
     #[arg(long)]
@@ -41,7 +43,7 @@ impl InfoPe {
         let membership = session.membership();
         // SAFETY: there are no static objects.
         let world = World::new(unsafe { session.connect(1 << 20, None)? }, 0, 0)?;
-        // Communicate with the other PE first. UCX chooses its transports only during this communication.
+        // Communicate with the other PE first, because UCX chooses what carries bytes only then.
         world.barrier_all()?;
         if world.me() == 0 {
             let found = serde_json::to_vec(&world.transport().capabilities())?;
@@ -53,7 +55,7 @@ impl InfoPe {
     }
 }
 
-impl UcxInfo {
+impl NetworkInfo {
     /// Starts two PEs that connect over `kind`, and returns what PE 0 found. `reason` says why `kind` is used.
     ///
     /// # Errors
@@ -77,7 +79,7 @@ impl UcxInfo {
         let capabilities: Capabilities = serde_json::from_slice(&found)?;
         let carrier = format!("{kind} ({})", capabilities.methods.join(", "));
         let mut variables: Vec<_> = std::env::vars()
-            .filter(|(name, _)| ["UCX_TLS", "UCX_NET_DEVICES"].contains(&name.as_str()))
+            .filter(|(name, _)| kind.restricted_by().contains(&name.as_str()))
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
         variables.sort();
@@ -91,19 +93,24 @@ impl UcxInfo {
             0 | 1 => format!("operations of {} carry all bytes", path.name),
             pes => format!("loads and stores reach the memory of all {pes} PEs"),
         };
+        let kind = TransportKind::named(&path.name);
+        let unset = kind.map_or(&[][..], TransportKind::restricted_by).join(" and ");
         vec![
             Cell::new("transport", format!("{} {version}: {}", path.name, path.reason)),
             Cell::new("carried by", capabilities.methods.join(", ")),
             Cell::new(
                 "restricted by",
                 match variables.is_empty() {
-                    true => "nothing; UCX_TLS and UCX_NET_DEVICES are not set".to_string(),
+                    true => format!("nothing; {unset} are not set"),
                     false => variables.join(" "),
                 },
             ),
             Cell::new("puts and gets", mapped),
             Cell::new("atomics", &capabilities.atomics),
-            Cell::new("measured on", "two PEs of this machine; UCX may choose others between machines"),
+            Cell::new(
+                "measured on",
+                format!("two PEs of this machine; {} may choose others between machines", path.name),
+            ),
         ]
     }
 }
