@@ -147,9 +147,12 @@ fn read_request(stream: &mut TcpStream, deadline: Instant) -> io::Result<String>
         }
         stream.set_read_timeout(Some(left))?;
         let mut some = [0; 1024];
-        match stream.read(&mut some)? {
-            0 => break,
-            count => bytes.extend_from_slice(&some[..count]),
+        match stream.read(&mut some) {
+            Ok(0) => break,
+            Ok(count) => bytes.extend_from_slice(&some[..count]),
+            // Stopping and continuing the process interrupts a read with a timeout.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(String::from_utf8_lossy(&bytes).lines().next().unwrap_or_default().to_owned())

@@ -6,7 +6,7 @@ use inlane_core::mapping::Mapping;
 use inlane_core::region::{Location, Region};
 use inlane_core::units;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -177,12 +177,10 @@ pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Resul
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0u8];
-        let got = rustix::net::recvmsg(
-            socket.as_fd(),
-            &mut [IoSliceMut::new(&mut byte)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
+        let got = retry_on_intr(|| {
+            let bytes = &mut [IoSliceMut::new(&mut byte)];
+            rustix::net::recvmsg(socket.as_fd(), bytes, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })
         .map_err(os)?;
         let before = all.len();
         for message in control.drain() {

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::transport::bootstrap::{MeetingPoint, Opening, PeEvent};
 use crate::transport::machine::machine;
 use inlane_ntb::twin::{Hub, MAX_PORTS, PortEvent};
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -196,7 +197,8 @@ fn admit(hub: &Hub, listener: &OwnedFd, pes: u32) {
 fn number(socket: &OwnedFd) -> Option<u32> {
     set_socket_timeout(socket, Timeout::Recv, Some(NUMBER_TIMEOUT)).ok()?;
     let mut bytes = [0u8; 4];
-    let (_, length) = recv(socket, &mut bytes, RecvFlags::empty()).ok()?;
+    // Stopping and continuing the process interrupts a receive with a timeout.
+    let (_, length) = retry_on_intr(|| recv(socket, &mut bytes, RecvFlags::empty())).ok()?;
     set_socket_timeout(socket, Timeout::Recv, None).ok()?;
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
