@@ -132,8 +132,8 @@ fn slow() {
         let ticket = engine.submit(&source, &destination).unwrap();
         let before = if late.is_zero() { ticket } else { Ticket(round as u64) };
         assert_eq!(engine.done().unwrap(), before);
-        let allowing = script.later(late, move |script| script.allow(round + 1));
         let began = Instant::now();
+        let allowing = script.later(late, move |script| script.allow(round + 1));
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);

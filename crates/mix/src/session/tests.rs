@@ -143,7 +143,7 @@ fn what_was_measured_before_a_load_failed_is_kept() {
     // The session must not end before the load fails, also if other programs delay the load.
     let plan = Plan { limit: Duration::from_secs(60), ..short() };
     for panics in [false, true] {
-        let measured = measure(with_failing(Duration::from_millis(900), panics, false), &plan);
+        let measured = measure(with_failing(Duration::from_secs(3), panics, false), &plan);
         let Some(Cut::LoadFailed { load: 1, error }) = &measured.cut else { panic!("{:?}", measured.cut) };
         assert_eq!(error, if panics { "it panicked" } else { "the device has gone" });
         assert!(!measured.observations.is_empty());
